@@ -1,0 +1,102 @@
+"""What is known about each GPU model that a virtual GPU can be modelled on: one TOML file a model, a source for every figure."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+
+_FILES = {"T4": "t4", "L4": "l4", "A100": "a100", "H100": "h100", "H200": "h200", "RTX 4090": "rtx4090"}
+FORMATS = ("float32", "tf32", "float16", "bfloat16", "float64", "int8")
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """One GPU model and the computer around it. Sizes in bytes, times in seconds, rates per second.
+
+    The fields up to `driver_version` are what CUDA and NVML tell; those after it are what `costs` computes with. The files beside
+    this one say for every figure whether it was measured, published or assumed.
+    """
+
+    name: str  # as torch.cuda.get_device_name prints it
+    major: int
+    minor: int
+    multiprocessors: int
+    total_memory: int
+    context_bytes: int  # device memory that a fresh CUDA context holds
+    l2_bytes: int
+    max_threads_per_multiprocessor: int
+    registers_per_multiprocessor: int
+    shared_memory_per_block_bytes: int
+    shared_memory_per_block_optin_bytes: int
+    shared_memory_per_multiprocessor_bytes: int
+    warp_size: int
+    sm_clock_khz: int
+    memory_clock_khz: int
+    memory_bus_bits: int
+    power_limit_watts: int
+    driver_version: str
+
+    memory_bytes_per_second: float
+    memory_efficiency: float  # reachable fraction of memory_bytes_per_second
+    peak_flops: Mapping[str, float]  # FLOP/s by FORMATS
+    matmul_efficiency: Mapping[str, float]  # reachable fraction of peak_flops
+    pinned_h2d_bytes_per_second: float
+    pinned_d2h_bytes_per_second: float
+    pageable_h2d_bytes_per_second: float
+    pageable_d2h_bytes_per_second: float
+    peer_access: bool  # may one GPU read another's memory, as torch.cuda.can_device_access_peer answers
+    nvlinks: int  # links between two GPUs; 0: through the host
+    p2p_bytes_per_second: float
+    p2p_latency_seconds: float
+
+    launch_seconds: float  # host time of one operator call that launches a kernel or a copy
+    allocate_seconds: float  # host time of an output tensor whose block comes from the cache
+    event_seconds: float  # host time of recording or asking an event
+    synchronize_seconds: float  # host time from the end of the work until synchronize returns
+    kernel_minimum_seconds: float  # device time of a kernel that does next to nothing
+    malloc_seconds: float  # host time of one cudaMalloc
+    free_seconds: float  # host time of one cudaFree
+    pin_latency_seconds: float
+    pin_bytes_per_second: float
+    pinned_latency_seconds: float
+    pageable_latency_seconds: float
+    staging_bytes_per_second: float
+    cpu_launch_seconds: float  # host time of a CPU operator that does next to nothing
+    cpu_flops: float
+    cpu_bytes_per_second: float
+
+
+def names() -> list[str]:
+    """The GPU models there are, by their short names."""
+    return list(_FILES)
+
+
+def load(name: str) -> Profile:
+    """The profile of a GPU model, named in short ("T4", "rtx4090") or as torch prints it ("NVIDIA H200"), in any case.
+
+    Raises ValueError, naming the choices, for a model that has no profile.
+    """
+    for short in _FILES:
+        if isinstance(name, str) and _plain(name) in (_plain(short), _plain(_read(short).name)):
+            return _read(short)
+    raise ValueError(f"no profile of a GPU named {name!r}; choose one of {', '.join(_FILES)}")
+
+
+def _plain(name: str) -> str:
+    """ "NVIDIA GeForce RTX 4090", "rtx-4090" and "RTX4090" are one name."""
+    letters = "".join(c for c in name.lower() if c.isalnum())
+    for maker in ("nvidia", "geforce", "tesla"):
+        letters = letters.removeprefix(maker)
+    return letters
+
+
+@cache
+def _read(short: str) -> Profile:
+    folder = files(__name__)
+    figures = {}
+    for file in ("host.toml", f"{_FILES[short]}.toml"):
+        figures |= tomllib.loads(folder.joinpath(file).read_text(encoding="utf-8"))
+    tables = {key: MappingProxyType(value) for key, value in figures.items() if isinstance(value, dict)}
+    return Profile(**figures | tables)
