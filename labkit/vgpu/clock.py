@@ -64,6 +64,9 @@ class Span:
 class Clock:
     """Host time and device time of one machine. Every method may be called from any thread.
 
+    Copies of one engine take turns. Kernels do so within a stream only: those of two streams run side by side, each as fast as if it
+    had the device for itself, because how they share the multiprocessors is not modelled.
+
     `host` is the host's time in seconds since the machine was put in place. Durations and overheads are in seconds, finite and
     not negative; anything else raises ValueError and changes nothing.
     """

@@ -54,7 +54,7 @@ def test_a_profile_cannot_be_changed():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_figure_has_a_source(path):
-    source = re.compile(r"#.*(\[[mdqga]\]|measured|fitted|assumed|as malloc_seconds|driver branch)")
+    source = re.compile(r"#.*(\[[mdqgap]\]|measured|fitted|assumed|as malloc_seconds|driver branch)")
     table_source = None
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
