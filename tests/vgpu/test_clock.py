@@ -153,6 +153,15 @@ def test_elapsed_time_between_two_events_is_the_work_between_them():
     assert clock.record(stream).time - before.time == 5.0
 
 
+def test_an_event_on_an_idle_stream_happens_now():
+    clock, stream = Clock(), StreamTime(0)
+    clock.launch(stream, 1.0, 0.0)
+    clock.advance_host(4.0)
+    before = clock.record(stream, 0.5)
+    clock.advance_host(2.0)
+    assert (before.time, clock.record(stream).time) == (4.0, 6.5)
+
+
 def test_only_copies_on_other_streams_overlap_with_kernels():
     clock, compute, side = Clock(), StreamTime(0), StreamTime(0, 1)
     clock.launch(compute, 4.0, 0.0)
