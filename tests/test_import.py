@@ -1,0 +1,48 @@
+"""`import labkit` is quick, loads nothing heavy, and offers its public names."""
+
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+import labkit
+
+
+def python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_import_loads_neither_torch_nor_matplotlib():
+    heavy = python("import labkit, sys; print(sorted({'torch', 'matplotlib', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules)))")
+    assert heavy == "[]"
+
+
+def test_import_takes_under_a_tenth_of_a_second():
+    code = "import time; start = time.perf_counter(); import labkit; print(time.perf_counter() - start)"
+    assert statistics.median(float(python(code)) for _ in range(5)) < 0.1
+
+
+def test_every_public_name_is_there():
+    for name in labkit.__all__:
+        assert getattr(labkit, name) is not None
+        assert name in dir(labkit)
+
+
+def test_modules_are_the_modules():
+    from labkit import plots
+
+    assert labkit.plots is plots
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'labkit' has no attribute 'fly'"):
+        _ = labkit.fly
+    with pytest.raises(ImportError, match="cannot import name 'fly'"):
+        from labkit import fly  # noqa: F401
+
+
+def test_version_is_the_installed_one():
+    from importlib.metadata import version
+
+    assert labkit.__version__ == version("labkit")
