@@ -1,0 +1,329 @@
+"""What this machine has, what the kit will run on, and what to do about anything missing: `python -m labkit doctor`."""
+
+import os
+import platform
+import re
+import sys
+import warnings
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from labkit import nvidia
+
+GIB = 1 << 30
+PYTHON = (3, 11)
+# The least version of each package that the lessons use; "" where any will do. A test holds this to pyproject.toml.
+LESSONS_NEED = {
+    "torch": "2.6",
+    "numpy": "",
+    "ipywidgets": "7.7.1",
+    "matplotlib": "",
+    "nvidia-ml-py": "",
+    "GPUtil": "",
+    "psutil": "",
+    "jupyterlab": "4.2",
+}
+TESTS_NEED = ("nbval", "pytest", "hypothesis", "ruff")
+FRONT_ENDS = ("jupyterlab", "notebook", "google-colab")  # any of them opens a lesson
+COMFORT = 2 * GIB  # bytes: a kernel takes up to 1 GiB, JupyterLab and a browser need the rest
+
+
+@dataclass(frozen=True)
+class Torch:
+    """PyTorch as this process sees it. `cuda` is the CUDA version that it was built for, "" in a CPU build."""
+
+    version: str
+    cuda: str
+    gpus: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()  # GPUs whose compute capability this build has no kernels for
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the advice depends on."""
+
+    system: str
+    python: tuple[int, ...]
+    memory: int  # bytes that this process may use: the machine's, or its container's limit
+    available: int  # bytes of it that are free now
+    limited: bool  # a container's limit holds
+    torch: Torch | None  # None: not importable
+    answers: list[nvidia.Answer]
+    packages: dict[str, str | None]  # installed versions
+    pins: dict[str, str] = field(default_factory=dict)
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES
+    virtual: bool = False  # LABKIT_VIRTUAL
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to do; `blocking` where a lesson could not run without."""
+
+    text: str
+    blocking: bool = False
+
+
+def main() -> int:
+    """Print the report; 1 if a lesson could not run here, else 0."""
+    facts = gather()
+    advice = advise(facts)
+    print(report(facts, advice))
+    return int(any(item.blocking for item in advice))
+
+
+# What there is
+
+
+def gather() -> Facts:
+    memory, available, limited = host_memory()
+    return Facts(
+        system=f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} cores",
+        python=sys.version_info[:3],
+        memory=memory,
+        available=available,
+        limited=limited,
+        torch=ask_torch(),
+        answers=nvidia.ask_all(),
+        packages={name: installed(name) for name in (*LESSONS_NEED, "notebook", "google-colab", *TESTS_NEED)},
+        pins=pinned_versions(Path(__file__).parents[1] / "constraints.txt"),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        virtual=os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0"),
+    )
+
+
+def installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def pinned_versions(constraints: Path) -> dict[str, str]:
+    """The versions that the tests ran with; none where the kit was installed without its repository."""
+    if not constraints.exists():
+        return {}
+    return dict(re.findall(r"^([\w.-]+)==([\w.]+)", constraints.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def host_memory(root: Path = Path("/")) -> tuple[int, int, bool]:
+    """Bytes that this process may use, bytes of these that are free, and whether a container's limit is what holds."""
+    try:
+        import psutil
+    except ImportError:
+        return 0, 0, False
+    machine = psutil.virtual_memory()
+    limit, used = container_memory(root)
+    if limit is None or limit >= machine.total:
+        return machine.total, machine.available, False
+    return limit, max(0, min(machine.available, limit - used)), True
+
+
+def container_memory(root: Path = Path("/")) -> tuple[int | None, int]:
+    """The memory limit of this process's control group in bytes (None: no limit) and what the group uses now without page cache.
+
+    Both versions of Linux's control groups (the kernel's Documentation/admin-guide, cgroup-v2.rst and cgroup-v1/memory.rst).
+    """
+    groups = root / "sys/fs/cgroup"
+    for folder, limit_file, usage_file in (
+        (groups, "memory.max", "memory.current"),
+        (groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            limit = (folder / limit_file).read_text().strip()
+            used = int((folder / usage_file).read_text())
+            cache = re.findall(r"^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE)
+        except (OSError, ValueError):
+            continue
+        return (None if limit == "max" else int(limit)), used - int(
+            cache[-1] if cache else 0
+        )  # version 1 lists the group alone, then in total
+    return None, 0
+
+
+def ask_torch() -> Torch | None:
+    """PyTorch's own view of the GPUs; what it warns of while it looks is its trouble."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    except OSError as error:  # a shared library of the package is missing or for another system
+        return Torch("", "", trouble=f"PyTorch is installed but does not load: {error}")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        present = torch.cuda.is_available()
+    trouble = str(said[0].message).split("\n")[0] if said else ""
+    devices = range(torch.cuda.device_count() if present else 0)
+    architectures = torch.cuda.get_arch_list() if present else []
+    return Torch(
+        version=torch.__version__,
+        cuda=torch.version.cuda or "",
+        gpus=tuple(torch.cuda.get_device_name(device) for device in devices),
+        unsupported=tuple(
+            torch.cuda.get_device_name(device)
+            for device in devices
+            if not has_kernels(torch.cuda.get_device_capability(device), architectures)
+        ),
+        trouble=trouble,
+    )
+
+
+def has_kernels(capability: tuple[int, int], architectures: list[str]) -> bool:
+    """Whether a build for `architectures` ("sm_90", "compute_90") runs on a GPU of that compute capability.
+
+    Machine code runs on the same major version from its own minor version up; PTX ("compute_") on everything newer
+    (CUDA C++ Programming Guide, "Application Compatibility").
+    """
+    for kind, major, minor in re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(architectures)):
+        built = int(major), int(minor)
+        if built <= capability and (kind == "compute" or built[0] == capability[0]):
+            return True
+    return False
+
+
+# What to do
+
+
+def advise(facts: Facts) -> list[Advice]:
+    return [*_about_python(facts), *_about_packages(facts), *_about_gpus(facts), *_about_memory(facts)]
+
+
+def _about_python(facts: Facts) -> list[Advice]:
+    if facts.python >= PYTHON:
+        return []
+    return [Advice("Python 3.11 or newer is needed: install one and run `make clean`, then `make lab`.", blocking=True)]
+
+
+def _about_packages(facts: Facts) -> list[Advice]:
+    advice = []
+    for name, least in LESSONS_NEED.items():
+        version = facts.packages.get(name)
+        if name == "jupyterlab" and version is None and any(facts.packages.get(other) for other in FRONT_ENDS):
+            continue
+        if version is None:
+            advice.append(
+                Advice(f"{name} is missing: `make lab` installs it (elsewhere: pip install '{name}{least and '>=' + least}').", True)
+            )
+        elif older(version, least):
+            advice.append(Advice(f"{name} {version} is too old: {least} or newer is needed. `make clean`, then `make lab`.", True))
+    missing = [name for name in TESTS_NEED if not facts.packages.get(name)]
+    if missing:
+        advice.append(Advice(f"To run `make test` you also need {', '.join(missing)}; `make test` installs them. Lessons run without."))
+    if facts.torch is None and facts.packages.get("torch"):
+        advice.append(Advice("PyTorch is installed but cannot be imported: `make clean`, then `make lab`.", True))
+    return advice
+
+
+def older(version: str, least: str) -> bool:
+    """Whether the release `version` comes before `least`; local parts such as +cpu do not count."""
+
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(int(number) for number in re.findall(r"\d+", text.split("+")[0])[:3])
+
+    return numbers(version) < numbers(least)
+
+
+def _about_gpus(facts: Facts) -> list[Advice]:
+    torch, nvml = facts.torch, facts.answers[0]
+    if torch is None:
+        return []
+    advice = [Advice(torch.trouble + ".", blocking=not torch.version)] if torch.trouble else []
+    if torch.unsupported:
+        advice.append(
+            Advice(
+                f"This PyTorch has no kernels for {', '.join(torch.unsupported)}: such a GPU is too old for it. "
+                "Set LABKIT_VIRTUAL=1 to learn on virtual GPUs, or install an older PyTorch (2.6 or newer will do)."
+            )
+        )
+    if not nvml.gpus or torch.gpus:
+        return advice
+    if not torch.cuda:
+        advice.append(
+            Advice("There is an NVIDIA GPU, but this PyTorch is built without CUDA: `make clean`, then `make lab` without TORCH_INDEX.")
+        )
+    elif facts.visible is not None:
+        advice.append(Advice(f"There is an NVIDIA GPU, but CUDA_VISIBLE_DEVICES={facts.visible!r} hides it: unset it to use the GPU."))
+    else:
+        driver = nvml.gpus[0].driver
+        advice.append(
+            Advice(f"There is an NVIDIA GPU, but PyTorch for CUDA {torch.cuda} cannot use it with driver {driver}: update the driver.")
+        )
+    return advice
+
+
+def _about_memory(facts: Facts) -> list[Advice]:
+    if not 0 < facts.available < COMFORT:
+        return []
+    return [Advice(f"Only {facts.available / GIB:.1f} GiB of memory are free: close other programs or notebooks if a kernel dies.")]
+
+
+# The report
+
+
+def report(facts: Facts, advice: list[Advice]) -> str:
+    sections = {
+        "This machine": _machine_rows(facts),
+        "GPUs": _gpu_rows(facts),
+        "Packages (installed, tested with)": _package_rows(facts),
+        "The kit will run on": [runs_on(facts)],
+        "What to do": [("! " if item.blocking else "- ") + item.text for item in advice] or ["Nothing: every lesson can run here."],
+    }
+    return "\n\n".join("\n".join([title, *(f"  {row}" for row in rows)]) for title, rows in sections.items())
+
+
+def runs_on(facts: Facts) -> str:
+    """In one sentence, what `labkit.use()` will take. The figures name it again in their badges."""
+    if facts.torch is None or not facts.torch.version:
+        return "nothing yet: PyTorch does not load (see below)"
+    count = len(facts.torch.gpus)
+    if count and not facts.virtual:
+        return f"{count} × {facts.torch.gpus[0]}; lessons that ask for more GPUs than {count} run on virtual ones"
+    return "virtual GPUs, modelled on NVIDIA T4, on this machine's CPU" + (" (LABKIT_VIRTUAL is set)" if count else "")
+
+
+def _machine_rows(facts: Facts) -> list[str]:
+    memory = (
+        f"{facts.memory / GIB:.1f} GiB{' (the limit of this container)' if facts.limited else ''}, {facts.available / GIB:.1f} GiB free"
+    )
+    torch = facts.torch
+    if torch is None or not torch.version:
+        build = "does not load" if torch else "not installed"
+    else:
+        build = f"{torch.version}, built {f'for CUDA {torch.cuda}' if torch.cuda else 'without CUDA'}"
+    rows = {
+        "system": facts.system,
+        "Python": ".".join(map(str, facts.python)),
+        "memory": memory if facts.memory else "unknown",
+        "PyTorch": build,
+    }
+    if facts.visible is not None:
+        rows["CUDA_VISIBLE_DEVICES"] = repr(facts.visible)
+    return _columns(list(rows.items()))
+
+
+def _gpu_rows(facts: Facts) -> list[str]:
+    rows = []
+    for answer in facts.answers:
+        rows += [(answer.source, _describe(gpu)) for gpu in answer.gpus] or [(answer.source, answer.trouble or "no GPU")]
+    names = facts.torch.gpus if facts.torch else ()
+    rows += [("PyTorch", f"{index}: {name}") for index, name in enumerate(names)] or [("PyTorch", "no GPU")]
+    return _columns(rows)
+
+
+def _describe(gpu: nvidia.Reading) -> str:
+    memory = "memory unknown" if gpu.memory is None else f"{gpu.memory / GIB:.1f} GiB"
+    used = "" if gpu.used is None else f", {gpu.used / GIB:.1f} GiB used"
+    busy = "" if gpu.utilization is None else f", {gpu.utilization:.0%} busy"
+    capability = "" if gpu.capability is None else ", compute capability {}.{}".format(*gpu.capability)
+    return f"{gpu.index}: {gpu.name}, {memory}{used}{busy}, driver {gpu.driver}{capability}"
+
+
+def _package_rows(facts: Facts) -> list[str]:
+    names = [name for name in (*LESSONS_NEED, *TESTS_NEED)]
+    return _columns([(name, facts.packages.get(name) or "missing", facts.pins.get(name, "")) for name in names])
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

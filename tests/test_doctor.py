@@ -1,0 +1,223 @@
+"""The doctor's advice for machines of every kind, and that it says what blocks a lesson and what does not."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from labkit import doctor, nvidia
+from labkit.doctor import Facts, Torch
+
+GIB = 1 << 30
+ROOT = Path(__file__).parents[1]
+H200 = nvidia.Reading(0, "NVIDIA H200", "GPU-1", 141 * GIB, 1 * GIB, 0.5, "570.1", (9, 0))
+NO_GPU = [nvidia.Answer(source, trouble="none") for source in ("NVML", "nvidia-smi", "GPUtil")]
+ONE_GPU = [nvidia.Answer(source, (H200,)) for source in ("NVML", "nvidia-smi", "GPUtil")]
+PACKAGES = {
+    "torch": "2.13.0+cpu",
+    "numpy": "2.4.6",
+    "ipywidgets": "8.1.9",
+    "matplotlib": "3.11.2",
+    "nvidia-ml-py": "13.615.71",
+    "GPUtil": "1.4.0",
+    "psutil": "7.2.2",
+    "jupyterlab": "4.6.6",
+    "nbval": "0.11.0",
+    "pytest": "9.2.0",
+    "hypothesis": "6.170.15",
+    "ruff": "0.17.5",
+}
+
+
+def facts(packages: dict[str, str | None] | None = None, **changes: object) -> Facts:
+    """A laptop without a GPU on which everything is right, changed."""
+    laptop = {
+        "system": "Linux 6.1, x86_64, 4 cores",
+        "python": (3, 12, 1),
+        "memory": 16 * GIB,
+        "available": 8 * GIB,
+        "limited": False,
+        "torch": Torch("2.13.0+cpu", ""),
+        "answers": NO_GPU,
+        "packages": PACKAGES | (packages or {}),
+    }
+    return Facts(**(laptop | changes))
+
+
+def only_advice(given: Facts) -> doctor.Advice:
+    (advice,) = doctor.advise(given)
+    return advice
+
+
+def test_nothing_to_do_on_a_good_laptop():
+    assert doctor.advise(facts()) == []
+    text = doctor.report(facts(), [])
+    assert "virtual GPUs, modelled on NVIDIA T4" in text and "Nothing: every lesson can run here." in text
+
+
+def test_nothing_to_do_on_a_gpu_machine():
+    given = facts(torch=Torch("2.13.0", "13.0", ("NVIDIA H200",)), answers=ONE_GPU)
+    assert doctor.advise(given) == []
+    text = doctor.report(given, [])
+    assert "1 × NVIDIA H200" in text
+    assert "NVML        0: NVIDIA H200, 141.0 GiB, 1.0 GiB used, 50% busy, driver 570.1, compute capability 9.0" in text
+
+
+def test_labkit_virtual_is_named_where_it_hides_a_gpu():
+    given = facts(torch=Torch("2.13.0", "13.0", ("NVIDIA H200",)), answers=ONE_GPU, virtual=True)
+    assert "virtual GPUs" in doctor.runs_on(given) and "LABKIT_VIRTUAL is set" in doctor.runs_on(given)
+
+
+@pytest.mark.parametrize("package", sorted(doctor.LESSONS_NEED))
+def test_a_missing_package_blocks(package):
+    advice = only_advice(facts({package: None}))
+    assert advice.blocking and f"{package} is missing" in advice.text
+
+
+@pytest.mark.parametrize(("package", "version"), [("torch", "2.5.1+cu124"), ("ipywidgets", "7.6.5"), ("jupyterlab", "3.6.8")])
+def test_an_old_package_blocks(package, version):
+    advice = only_advice(facts({package: version}))
+    assert advice.blocking and f"{package} {version} is too old" in advice.text
+
+
+def test_another_front_end_is_as_good():
+    assert doctor.advise(facts({"jupyterlab": None, "notebook": "6.5.7"})) == []
+
+
+def test_an_old_python_blocks():
+    advice = only_advice(facts(python=(3, 10, 4)))
+    assert advice.blocking and "Python 3.11 or newer" in advice.text
+
+
+def test_torch_that_does_not_import_blocks():
+    assert only_advice(facts(torch=None)).blocking
+    given = facts(torch=Torch("", "", trouble="PyTorch is installed but does not load: libgomp.so.1"))
+    assert only_advice(given).blocking and "libgomp" in only_advice(given).text
+    assert "nothing yet" in doctor.runs_on(given)
+
+
+def test_missing_test_tools_do_not_block():
+    advice = only_advice(facts({"nbval": None, "ruff": None}))
+    assert not advice.blocking and "nbval, ruff" in advice.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"torch": Torch("2.13.0+cpu", "")}, "built without CUDA"),
+        ({"torch": Torch("2.13.0", "13.0"), "visible": ""}, "CUDA_VISIBLE_DEVICES='' hides it"),
+        ({"torch": Torch("2.13.0", "13.0")}, "with driver 570.1: update the driver"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_use(changes, said):
+    advice = only_advice(facts(answers=ONE_GPU, **changes))
+    assert not advice.blocking and said in advice.text
+
+
+def test_a_warning_of_torch_is_passed_on():
+    given = facts(torch=Torch("2.13.0", "13.0", trouble="The NVIDIA driver on your system is too old (found version 11040)"))
+    assert not only_advice(given).blocking and "too old (found version 11040)" in only_advice(given).text
+
+
+def test_a_gpu_without_kernels():
+    given = facts(torch=Torch("2.13.0", "13.0", ("Tesla P100",), ("Tesla P100",)), answers=ONE_GPU)
+    assert "no kernels for Tesla P100" in only_advice(given).text
+
+
+def test_little_memory():
+    advice = only_advice(facts(available=GIB))
+    assert not advice.blocking and "Only 1.0 GiB" in advice.text
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], True),
+        ((8, 9), ["sm_80"], True),  # a later minor version of the same major
+        ((8, 0), ["sm_86"], False),
+        ((7, 0), ["sm_75", "sm_80", "compute_120"], False),
+        ((12, 1), ["sm_90", "compute_120"], True),  # PTX, compiled on the spot
+        ((12, 0), ["sm_90", "sm_100"], False),
+        ((9, 0), ["sm_90a"], True),
+        ((9, 0), [], False),
+    ],
+)
+def test_has_kernels(capability, architectures, runs):
+    assert doctor.has_kernels(capability, architectures) is runs
+
+
+@pytest.mark.parametrize(
+    ("version", "least", "older"), [("2.13.0+cpu", "2.6", False), ("2.5.1", "2.6", True), ("7.7.1", "7.7.1", False), ("1", "", False)]
+)
+def test_older(version, least, older):
+    assert doctor.older(version, least) is older
+
+
+# The memory of containers
+
+
+def control_group(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_memory_of_a_container(tmp_path):
+    stat = "anon 5\ninactive_file 100\nactive_file 7\n"
+    root = control_group(tmp_path, {"memory.max": f"{GIB}\n", "memory.current": "1100\n", "memory.stat": stat})
+    assert doctor.container_memory(root) == (GIB, 1000)
+    memory, available, limited = doctor.host_memory(root)
+    assert (memory, limited) == (GIB, True) and 0 < available <= GIB - 1000
+
+
+def test_memory_of_an_older_container(tmp_path):
+    stat = "cache 5\ninactive_file 3\ntotal_inactive_file 100\n"
+    files = {"memory/memory.limit_in_bytes": "2000", "memory/memory.usage_in_bytes": "1100", "memory/memory.stat": stat}
+    assert doctor.container_memory(control_group(tmp_path, files)) == (2000, 1000)
+
+
+def test_memory_without_a_limit(tmp_path):
+    assert doctor.container_memory(tmp_path) == (None, 0)
+    root = control_group(tmp_path, {"memory.max": "max", "memory.current": "10", "memory.stat": ""})
+    assert doctor.container_memory(root) == (None, 10)
+    memory, available, limited = doctor.host_memory(root)
+    assert not limited and 0 < available <= memory
+
+
+# This machine, and the files that must agree
+
+
+def test_doctor_runs_here():
+    result = subprocess.run([sys.executable, "-m", "labkit", "doctor"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout
+    assert result.stderr == ""
+    titles = [line for line in result.stdout.splitlines() if line and not line.startswith(" ")]
+    assert titles == ["This machine", "GPUs", "Packages (installed, tested with)", "The kit will run on", "What to do"]
+
+
+def test_a_blocking_advice_is_the_exit_status(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "gather", lambda: facts({"matplotlib": None}))
+    assert doctor.main() == 1
+    assert "! matplotlib is missing" in capsys.readouterr().out
+
+
+def test_needs_are_those_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["lab"]]
+    assert {re.split("[>=]+", line)[0]: "".join(re.split("[>=]+", line)[1:]) for line in declared} == doctor.LESSONS_NEED
+    tools = {re.split("[>=]+", line)[0] for line in project["optional-dependencies"]["test"]}
+    assert set(doctor.TESTS_NEED) <= tools
+    assert project["requires-python"] == ">=" + ".".join(map(str, doctor.PYTHON))
+
+
+def test_every_dependency_is_pinned():
+    pins = doctor.pinned_versions(ROOT / "constraints.txt")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    assert {re.split("[>=]+", line)[0] for line in [*project["dependencies"], *extras]} <= set(pins)
+    assert doctor.pinned_versions(ROOT / "absent.txt") == {}
