@@ -1,0 +1,93 @@
+"""What the allocator tells of itself in PyTorch's own schema: the snapshot of its segments and the history of its events.
+
+The schema is that of `torch.cuda.memory._snapshot`, so that PyTorch's viewer (`torch.cuda._memory_viz`) opens what is written here.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from .allocator_pool import ALLOCATED, PENDING, UNMAPPED, Block, Segment
+
+Frames = Callable[[], list[dict]]  # the caller's stack, innermost first: filename, line, name
+_LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
+_STATES = {ALLOCATED: "active_allocated", PENDING: "active_pending_free"}
+_DEFAULT_POOL = (0, 0)
+
+
+class History:
+    """A ring of the last `max_entries` events."""
+
+    def __init__(self, enabled: str, max_entries: int, frames: Frames | None, context: str | None, clock: Callable[[], int]) -> None:
+        if enabled not in ("state", "all"):
+            raise ValueError(f"enabled must be 'state', 'all' or None, got {enabled!r}")
+        if context not in _LEVELS:
+            raise ValueError(f"context must be 'state', 'alloc', 'all' or None, got {context!r}")
+        self.entries: deque[dict] = deque(maxlen=max_entries if enabled == "all" else 0)
+        self._frames = frames
+        self._level = _LEVELS[context] if frames is not None else 0
+        self._clock = clock
+
+    def stack(self, action: str) -> list[dict]:
+        """The caller's stack if it is to be kept for this action."""
+        allocates = action in ("alloc", "segment_alloc", "segment_map", "oom")
+        return self._frames() if self._level >= (1 if allocates else 3) else []
+
+    def add(self, action: str, address: int, size: int, stream: int, frames: list[dict] | None = None) -> None:
+        if self.entries.maxlen == 0:
+            return
+        self.entries.append(
+            {
+                "action": action,
+                "device_free" if action == "oom" else "addr": address,
+                "size": size,
+                "stream": stream,
+                "pool_id": _DEFAULT_POOL,
+                "time_us": self._clock(),
+                "compile_context": "",
+                "user_metadata": "",
+                "frames": (frames or []) if self._level >= 2 else [],
+            }
+        )
+
+
+def snapshot(device: int, segments: Iterable[Segment]) -> list[dict]:
+    """Segments by address. Of an expandable segment, each stretch that has memory behind it counts as one."""
+    listed = []
+    for segment in segments:
+        blocks: list[Block] = []
+        block: Block | None = segment.first
+        while block is not None:
+            if block.state != UNMAPPED:
+                blocks.append(block)
+            if blocks and (block.state == UNMAPPED or block.next is None):
+                listed.append(_segment(device, segment, blocks))
+                blocks = []
+            block = block.next
+    return sorted(listed, key=lambda entry: entry["address"])
+
+
+def _segment(device: int, segment: Segment, blocks: list[Block]) -> dict:
+    active = [block for block in blocks if block.state in _STATES]
+    return {
+        "device": device,
+        "address": blocks[0].address,
+        "total_size": sum(block.size for block in blocks),
+        "allocated_size": sum(block.size for block in active if block.state == ALLOCATED),
+        "active_size": sum(block.size for block in active),
+        "requested_size": sum(block.requested for block in active),
+        "stream": segment.stream,
+        "segment_type": "small" if segment.pool.small else "large",
+        "segment_pool_id": _DEFAULT_POOL,
+        "is_expandable": segment.page > 0,
+        "frames": segment.frames or [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested,
+                "state": _STATES.get(block.state, "inactive"),
+                "frames": block.frames or [],
+            }
+            for block in blocks
+        ],
+    }

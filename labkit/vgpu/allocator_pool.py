@@ -1,0 +1,129 @@
+"""The parts of the caching allocator's memory: blocks, the segments they lie in, the pools that free ones wait in."""
+
+from bisect import bisect_left, insort
+
+from .allocator_settings import MIN_BLOCK, SMALL_SIZE, UNLIMITED, Settings
+
+# The states of a block.
+ALLOCATED = 0  # a tensor's
+PENDING = 1  # freed, but other streams may still use it
+FREE = 2  # in its pool, ready for a request
+UNMAPPED = 3  # addresses of an expandable segment without memory behind them
+
+
+class Block:
+    """A stretch of a segment. `size` and `requested` are bytes; `previous` and `next` are its neighbours in the segment."""
+
+    __slots__ = ("address", "events", "frames", "next", "previous", "requested", "segment", "size", "state", "stream", "streams")
+
+    def __init__(self, address: int, size: int, segment: "Segment", state: int = FREE) -> None:
+        self.address = address
+        self.size = size
+        self.segment = segment
+        self.stream: int = segment.stream
+        self.state = state
+        self.requested = 0
+        self.previous: Block | None = None
+        self.next: Block | None = None
+        self.streams: set[int] | None = None  # other streams that use it
+        self.events = 0  # those of other streams that its free waits for
+        self.frames: list[dict] | None = None  # where it was allocated, if that is recorded
+
+    def __repr__(self) -> str:
+        state = ("allocated", "pending", "free", "unmapped")[self.state]
+        return f"Block(address={self.address:#x}, size={self.size}, requested={self.requested}, stream={self.stream}, {state})"
+
+    def split(self, size: int) -> "Block":
+        """Cuts the block at `size` bytes and returns the tail, of the same state."""
+        tail = Block(self.address + size, self.size - size, self.segment, self.state)
+        tail.previous = self
+        following = tail.next = self.next
+        if following is not None:
+            following.previous = tail
+        self.next = tail
+        self.size = size
+        return tail
+
+    def absorb_next(self) -> None:
+        """Takes over the neighbour at the next address, which is then no block any more."""
+        absorbed = self.next
+        self.size += absorbed.size
+        following = self.next = absorbed.next
+        if following is not None:
+            following.previous = self
+
+
+class Segment:
+    """A range of addresses got from the driver at once. `page` is the bytes mapped at a time, 0 where all are mapped at once.
+
+    `first` is the block at its lowest address: merging always keeps the lower block, so it never changes.
+    """
+
+    __slots__ = ("address", "first", "frames", "page", "pool", "size", "stream")
+
+    def __init__(self, address: int, size: int, stream: int, pool: "Pool", page: int = 0) -> None:
+        self.address = address
+        self.size = size
+        self.stream = stream
+        self.pool = pool
+        self.page = page
+        self.frames: list[dict] | None = None
+        self.first = Block(address, size, self, UNMAPPED if page else FREE)
+
+
+class Pool:
+    """The free blocks for small or for large requests, by stream, each stream's sorted by size and then address; and its counts.
+
+    The counts only grow, but for `pending`, `pending_bytes` and the peaks; what is current is a difference of two.
+    """
+
+    __slots__ = (
+        "completed",
+        "completed_bytes",
+        "completed_requested",
+        "free",
+        "least_tail",
+        "malloc_bytes",
+        "malloc_requested",
+        "mallocs",
+        "pending",
+        "pending_bytes",
+        "released_bytes",
+        "released_segments",
+        "reserved_bytes",
+        "segments",
+        "small",
+        "split_below",
+        "split_blocks",
+        "split_bytes",
+        "unmapped",
+        "unsplit_blocks",
+        "unsplit_bytes",
+    )
+
+    def __init__(self, small: bool) -> None:
+        self.small = small
+        self.free: dict[int, list[tuple[int, int, Block]]] = {}
+        self.unmapped: dict[int, list[tuple[int, Block]]] = {}
+        self.mallocs = self.malloc_bytes = self.malloc_requested = 0
+        self.completed = self.completed_bytes = self.completed_requested = 0  # frees
+        self.pending = self.pending_bytes = 0  # frees that wait for other streams
+        self.segments = self.released_segments = self.reserved_bytes = self.released_bytes = 0
+        self.split_blocks = self.unsplit_blocks = self.split_bytes = self.unsplit_bytes = 0
+
+    def configure(self, settings: Settings) -> None:
+        """When a block is split: from `least_tail` bytes left over on, for requests below `split_below` bytes."""
+        always = self.small or settings.expandable_segments
+        self.least_tail = MIN_BLOCK if always else SMALL_SIZE + 1
+        self.split_below = UNLIMITED if always else settings.max_split_size
+
+    def add(self, block: Block) -> None:
+        """Puts a block among the free ones of its stream."""
+        free = self.free.get(block.stream)
+        if free is None:
+            free = self.free[block.stream] = []
+        insort(free, (block.size, block.address, block))
+
+    def remove(self, block: Block) -> None:
+        free = self.free[block.stream]
+        del free[bisect_left(free, (block.size, block.address))]
