@@ -70,6 +70,7 @@ $(VENV)/installed: constraints.txt pyproject.toml
 		echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv --clear $(VENV); }
 	@echo "installing the pinned packages into $(VENV) (PyTorch is large: this takes some minutes the first time)"
 	@$(PIP_INSTALL) --editable '.[lab,test]'
+	@$(BIN)/jupyter labextension disable --level=sys_prefix '@jupyterlab/apputils-extension:announcements' >/dev/null 2>&1 # no question about news
 	@touch $@
 
 $(VENV)/installed-browser: $(VENV)/installed
