@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 # Where each public function lives.
 _FUNCTIONS = {
     "use": "labkit.machine",
-    "gpus": "labkit.machine",
+    "gpus": "labkit.inventory",
     "host_time": "labkit.machine",
     "current": "labkit.machine",
     "check": "labkit.lessons",

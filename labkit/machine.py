@@ -1,0 +1,222 @@
+"""Which GPUs a lesson runs on: the machine's own when there are enough, virtual ones otherwise."""
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+MAXIMUM = 16  # GPUs of one machine
+DEFAULT_MODEL = "T4"  # what Colab gives
+
+_current: "Machine | None" = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `use` was asked for, checked. `memory` in bytes."""
+
+    gpus: int
+    like: str | None
+    memory: int | None
+    virtual: bool
+    values: bool
+
+
+class Machine:
+    """The GPUs in use. Also a context manager: at the end of a `with` block the machine is taken away."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._entered = False
+        self._installation: Any = None
+        self._fractions: list[float] = []
+        if request.virtual:
+            self._put_virtual_in_place()
+        else:
+            self._limit_real()
+
+    def _put_virtual_in_place(self) -> None:
+        from labkit.vgpu import hardware, profiles
+        from labkit.vgpu.install import Installation
+
+        profile = profiles.load(self.request.like or DEFAULT_MODEL)
+        self._installation = Installation(hardware.Machine(profile, self.request.gpus, self.request.memory, self.request.values))
+        self.name = profile.name
+
+    def _limit_real(self) -> None:
+        import torch
+
+        self.name = torch.cuda.get_device_name(0)
+        if self.request.memory is not None:
+            for index in range(self.request.gpus):
+                self._fractions.append(torch.cuda.get_per_process_memory_fraction(index))
+                total = torch.cuda.get_device_properties(index).total_memory
+                torch.cuda.set_per_process_memory_fraction(min(1.0, self.request.memory / total), index)
+
+    @property
+    def virtual(self) -> bool:
+        return self.request.virtual
+
+    @property
+    def count(self) -> int:
+        """How many GPUs a lesson may use: the first `count`."""
+        return self.request.gpus
+
+    @property
+    def badge(self) -> str:
+        """Where a figure made on this machine comes from."""
+        name = self.name if self.name.startswith("NVIDIA") else f"NVIDIA {self.name}"
+        return f"virtual GPU, modelled on {name}" if self.virtual else f"measured on {name}"
+
+    @property
+    def banner(self) -> str:
+        some = "1 GPU" if self.count == 1 else f"{self.count} GPUs"
+        name = self.badge.rsplit(" on ", 1)[1]
+        if self.virtual:
+            return f"labkit: {some.replace('GPU', 'virtual GPU')}, modelled on {name}, {gibibytes(self._total())} each. Times are the model's, not this computer's."
+        return f"labkit: {some} of this computer: {name}, {gibibytes(self._total())} each."
+
+    def _total(self) -> int:
+        import torch
+
+        total = torch.cuda.get_device_properties(0).total_memory
+        return total if self.request.memory is None else min(total, self.request.memory)
+
+    def host_time(self) -> float:
+        """Seconds on the clock that this machine's kernels run on."""
+        return self._installation.machine.clock.host if self.virtual else time.perf_counter()
+
+    def take_away(self) -> None:
+        global _current
+        if self._installation is not None:
+            self._installation.remove()
+        for index, fraction in enumerate(self._fractions):
+            import torch
+
+            torch.cuda.set_per_process_memory_fraction(fraction, index)
+        self._installation, self._fractions = None, []
+        if _current is self:
+            _current = None
+
+    def __enter__(self) -> "Machine":
+        if self._entered or _current is not self:
+            raise RuntimeError(_IN_USE.format(self.banner if _current is self else "another machine"))
+        self._entered = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._entered = False
+        self.take_away()
+
+    def __repr__(self) -> str:
+        return f"<{self.banner}>"
+
+
+_IN_USE = "a machine is already in use ({}). Take it away first with labkit.use(None), or leave its `with` block."
+
+
+def use(
+    gpus: int | None = 1,
+    like: str | None = None,
+    memory: str | int | None = None,
+    virtual: bool | None = None,
+    values: bool = True,
+    *,
+    quiet: bool = False,
+) -> Machine | None:
+    """Give this process GPUs, print what they are, and return the machine, which is also a context manager.
+
+    Args:
+        gpus: how many, 1 to 16. None takes the machine in use away.
+        like: the GPU model that virtual GPUs are modelled on, such as "T4" or "H200". The default is "T4".
+        memory: of each GPU, in bytes or as "16GiB". On real GPUs it is the process's limit.
+        virtual: True for virtual GPUs; False for real ones, or an error; None for real ones where there are enough.
+            LABKIT_VIRTUAL=1 in the environment turns None into True.
+        values: False keeps shapes, memory, order and time on virtual GPUs, but computes nothing.
+        quiet: print nothing.
+
+    The same request again returns the machine that is in use, so a notebook's first cell can be run twice.
+
+    Raises:
+        ValueError: an argument is not one of the choices, which the message names.
+        RuntimeError: there are too few real GPUs, or another machine is in use. Nothing is changed then.
+    """
+    global _current
+    if gpus is None:
+        if _current is not None:
+            _current.take_away()
+        return None
+    request = _checked(gpus, like, memory, virtual, values)
+    if _current is not None:
+        if _current.request != request or _current._entered:
+            raise RuntimeError(_IN_USE.format(_current.banner))
+    else:
+        _current = Machine(request)
+    if not quiet:
+        print(_current.banner)
+    return _current
+
+
+def current() -> Machine | None:
+    """The machine in use."""
+    return _current
+
+
+def host_time() -> float:
+    """Seconds on the clock that the machine's kernels run on: the real clock, or a virtual machine's own."""
+    return time.perf_counter() if _current is None else _current.host_time()
+
+
+def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Request:
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MAXIMUM:
+        raise ValueError(f"gpus={gpus!r}: choose a whole number from 1 to {MAXIMUM}, or None to take the machine away")
+    for name, value, choices in (("virtual", virtual, (True, False, None)), ("values", values, (True, False))):
+        if not any(value is choice for choice in choices):
+            raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
+    if like is not None:
+        from labkit.vgpu import profiles
+
+        profiles.load(like)
+    limit = None if memory is None else parse_bytes(memory)
+    if virtual is None:
+        virtual = os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0") or like is not None or not values or real_gpus() < gpus
+    if not virtual:
+        if (there := real_gpus()) < gpus:
+            raise RuntimeError(f"virtual=False asks for {gpus} real CUDA GPU(s), and PyTorch sees {there}. Choose virtual=True or virtual=None for virtual ones.")
+        if like is not None or not values:
+            raise ValueError("like= and values= describe virtual GPUs; with virtual=False leave them out")
+    if virtual and limit is not None:
+        _check_virtual_memory(limit)
+    return Request(gpus, like, limit, virtual, values)
+
+
+def _check_virtual_memory(limit: int) -> None:
+    least = 1 << 30
+    if limit < least:
+        raise ValueError(f"memory={limit} bytes: a virtual GPU has at least {gibibytes(least)}, of which its CUDA context takes some")
+
+
+def real_gpus() -> int:
+    """How many CUDA GPUs PyTorch sees on this computer, the virtual ones aside."""
+    if _current is not None and _current.virtual:
+        return _current._installation.real_gpus
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of "16GiB", "500 MB" or a plain number. Raises ValueError naming the units."""
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text) if isinstance(text, str) else None
+    if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:
+        raise ValueError(f"memory={text!r}: give a positive number of bytes, or a size such as '16GiB' (units: KiB, MiB, GiB, KB, MB, GB)")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def gibibytes(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB"

@@ -1,0 +1,205 @@
+"""The virtual GPUs of one machine: their memory, streams and random generators, and what each thread has selected."""
+
+import os
+import threading
+from collections import deque
+from typing import Any
+
+import torch
+
+from labkit.vgpu import costs
+from labkit.vgpu.allocator import Block, CachingAllocator, OutOfMemory
+from labkit.vgpu.clock import Clock, StreamTime
+from labkit.vgpu.profiles import Profile
+
+# Values of device tensors are kept while they stay under this: a lesson that fills 16 GiB of GPU must run in 1 GiB of RAM.
+HOST_BUDGET = int(os.environ.get("LABKIT_HOST_BUDGET", 512 << 20))
+POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
+
+
+class Memory:
+    """What a storage holds on a GPU. It hangs on the storage's Python object, so it dies with the last view of the storage.
+
+    `kept` is the number of bytes of values on the host; a storage without values (`kept` is None) is called hollow.
+    """
+
+    __slots__ = ("block", "gpu", "kept")
+
+    def __init__(self, gpu: "Gpu", block: Block | None, kept: int | None) -> None:
+        self.gpu = gpu
+        self.block = block
+        self.kept = kept
+        gpu.machine.keep(kept)
+
+    def __del__(self) -> None:
+        self.gpu.machine.keep(self.kept, -1)
+        if self.block is not None:
+            self.gpu.release(self.block)
+
+
+class Gpu:
+    """One virtual GPU."""
+
+    def __init__(self, machine: "Machine", index: int) -> None:
+        self.machine = machine
+        self.index = index
+        self.device = torch.device("cuda", index)
+        self.profile = machine.profile
+        self.allocator = CachingAllocator(index, machine.total_memory, others=lambda: self.profile.context_bytes)
+        self.default_stream = StreamTime(index, 0)
+        self.streams = {0: self.default_stream}
+        self.next_stream = {0: 0, -1: 0}  # by priority
+        self.generator: Any = None  # set by labkit.vgpu.random
+        self._lock = threading.Lock()
+        self._freed: deque[Block] = deque()
+
+    @property
+    def stream(self) -> StreamTime:
+        """The calling thread's current stream on this GPU."""
+        return self.machine.selected.streams.get(self.index, self.default_stream)
+
+    def pool_stream(self, priority: int) -> StreamTime:
+        """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
+        high = -1 if priority < 0 else 0
+        number = self.next_stream[high] = self.next_stream[high] % POOL_STREAMS + 1
+        identity = number << 5 | (3 if high else 1)
+        return self.streams.setdefault(identity, StreamTime(self.index, identity))
+
+    # memory
+
+    def allocate(self, nbytes: int) -> Block | None:
+        """A block for the calling thread's current stream; None for no bytes. Raises torch.OutOfMemoryError."""
+        self.machine.require_alive()
+        if not nbytes:
+            return None
+        self._complete_frees()
+        allocator = self.allocator
+        segments = allocator.reserved
+        try:
+            with self._lock:
+                block = allocator.malloc(nbytes, self.stream.stream_id)
+        except OutOfMemory as error:
+            raise torch.OutOfMemoryError(error.message) from None
+        if allocator.reserved > segments:
+            self.machine.clock.advance_host(self.profile.malloc_seconds)
+        return block
+
+    def release(self, block: Block) -> None:
+        """Give a block back. The garbage collector may come here in the middle of an allocation, so the work may have to wait."""
+        self._freed.append(block)
+        self._complete_frees()
+
+    def _complete_frees(self) -> None:
+        while self._freed and self._lock.acquire(blocking=False):
+            try:
+                while self._freed:
+                    self.allocator.free(self._freed.popleft())
+            finally:
+                self._lock.release()
+
+    # time
+
+    def launch(self, bytes_moved: int, flops: float = 0, format: str = "float32", outputs: int = 0) -> None:
+        """Queue a kernel on the calling thread's current stream."""
+        profile = self.profile
+        seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=outputs > 0, outputs=outputs)
+        self.machine.clock.launch(self.stream, seconds, profile.launch_seconds)
+
+    def copy(self, kind: costs.CopyKind, nbytes: int, pinned: bool = False, blocking: bool = True) -> None:
+        """Queue a copy on the calling thread's current stream."""
+        profile = self.profile
+        seconds = costs.copy_seconds(profile, kind, nbytes, pinned)
+        if kind == "d2d":
+            self.machine.clock.launch(self.stream, seconds, profile.launch_seconds, "copy")
+        else:
+            self.machine.clock.copy(self.stream, kind, seconds, profile.launch_seconds, blocking)
+
+    def synchronize(self) -> None:
+        self.machine.clock.synchronize_device(self.index, self.profile.synchronize_seconds)
+
+
+class Selected(threading.local):
+    """What one thread has selected: the current device, and the current stream of each device."""
+
+    def __init__(self) -> None:
+        self.device = 0
+        self.streams: dict[int, StreamTime] = {}
+        self.gpu: Gpu | None = None  # where the last operator on a device tensor ran,
+        self.instruction: tuple[int, int] | None = None  # and the Python instruction that called it
+
+
+class Machine:
+    """Several virtual GPUs of one model, their host, and one clock."""
+
+    def __init__(self, profile: Profile, count: int, total_memory: int | None = None, values: bool = True) -> None:
+        self.profile = profile
+        self.total_memory = total_memory or profile.total_memory
+        self.values = values
+        self.alive = True
+        self.clock = Clock()
+        self.selected = Selected()
+        self.kept_bytes = 0
+        self.hollow = 0  # storages without values that are alive
+        self.gpus = [Gpu(self, index) for index in range(count)]
+
+    @property
+    def current(self) -> Gpu:
+        return self.gpus[self.selected.device]
+
+    def gpu(self, device: "torch.device | int | str | None") -> Gpu | None:
+        """The GPU that a device names, the current one for "cuda"; None for the CPU. Raises RuntimeError for a bad ordinal."""
+        if device is None:
+            return self.current
+        if not isinstance(device, int):
+            if not isinstance(device, torch.device):
+                device = torch.device(device)
+            if device.type == "cpu":
+                return None
+            if device.type != "cuda":
+                raise RuntimeError(f"the virtual machine has the devices cpu and cuda, not {device.type!r}")
+            if device.index is None:
+                return self.current
+            device = device.index
+        if not 0 <= device < len(self.gpus):
+            raise invalid_ordinal()
+        return self.gpus[device]
+
+    def may_keep(self, nbytes: int) -> bool:
+        """Is there room on the host for the values of one more tensor?"""
+        return self.values and self.kept_bytes + nbytes <= HOST_BUDGET
+
+    def keep(self, kept: int | None, sign: int = 1) -> None:
+        if kept is None:
+            self.hollow += sign
+        else:
+            self.kept_bytes += sign * kept
+
+    def require_alive(self) -> None:
+        if not self.alive:
+            raise RuntimeError("this virtual GPU is gone: the machine was taken away, by labkit.use(None) or at the end of a `with` block")
+
+
+def invalid_ordinal() -> Exception:
+    """CUDA's error for a device that is not there, in the words of the installed torch."""
+    return torch.AcceleratorError(
+        "CUDA error: invalid device ordinal\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\n"
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+
+
+_in_place: Machine | None = None
+
+
+def put_in_place(machine: Machine | None) -> None:
+    """Make this the machine that "cuda" means."""
+    global _in_place
+    _in_place = machine
+
+
+def machine() -> Machine:
+    """The machine in place. Raises RuntimeError when there is none."""
+    if _in_place is None:
+        raise RuntimeError("no virtual GPU is in use: labkit.use(gpus=1) puts one in place")
+    return _in_place

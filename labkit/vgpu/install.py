@@ -1,0 +1,134 @@
+"""Puts a virtual machine in place of CUDA, and takes it away again without a trace."""
+
+import gc
+import importlib
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.accelerator
+import torch.cuda.nccl
+import torch.nn.parallel
+import torch.utils._device
+
+from labkit.vgpu import driver, factories, generators, hardware, moves, streams
+from labkit.vgpu.hardware import Machine
+from labkit.vgpu.host import HostOperators
+from labkit.vgpu.tensor import VirtualTensor
+
+_ABSENT = object()
+
+
+class Installation:
+    """All that is changed in the process while a machine is in place. `remove` undoes it, in reverse order."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.real_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        self._originals: list[tuple[Any, str, Any]] = []
+        self._library: torch.library.Library | None = None
+        self._mode = HostOperators(machine)
+        for gpu in machine.gpus:
+            gpu.generator = generators.VirtualGenerator(gpu.device)
+            gpu.generator.manual_seed(torch.initial_seed() & (1 << 63) - 1)
+        try:
+            hardware.put_in_place(machine)
+            self._replace_names()
+            self._register_kernels()
+            self._mode.__enter__()
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Take the machine away. What still lies on its GPUs raises an error when it is used."""
+        self.machine.alive = False
+        if self._mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+            self._mode.__exit__(None, None, None)
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+        while self._originals:
+            owner, name, original = self._originals.pop()
+            if original is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+        torch.cuda.device_count.cache_clear() if hasattr(torch.cuda.device_count, "cache_clear") else None
+        hardware.put_in_place(None)
+        gc.collect()  # what only cycles hold is freed while its machine can still be asked
+
+    def _replace(self, owner: Any, **names: Any) -> None:
+        for name, value in names.items():
+            # vars, not getattr: an inherited attribute is uncovered again by deleting ours
+            self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))
+            setattr(owner, name, value)
+
+    def _replace_names(self) -> None:
+        machine = self.machine
+        answers = driver.answers(machine)
+        self._replace(torch._C, **answers, _has_cuda=True)
+        self._replace(
+            torch.cuda,
+            _initialized=False,
+            _queued_calls=list(torch.cuda._queued_calls),
+            _cached_device_count=None,
+            _device_count_nvml=lambda: -1,
+            _cudart=driver.runtime(machine),
+            _exchange_device=answers["_cuda_exchangeDevice"],
+            _maybe_exchange_device=answers["_cuda_maybeExchangeDevice"],
+            _is_in_bad_fork=answers["_cuda_isInBadFork"],
+            _get_device_properties=lambda index: driver.properties(machine.profile, machine.total_memory, index),
+            default_generators=tuple(gpu.generator for gpu in machine.gpus),
+            Stream=streams.Stream,
+            Event=streams.Event,
+            **factories.legacy_types(),
+        )
+        self._replace(torch.cuda.streams, Stream=streams.Stream, Event=streams.Event)
+        self._replace(torch.version, cuda=driver.CUDA_VERSION)
+        self._replace(
+            torch.Tensor,
+            to=moves.to,
+            cuda=moves.cuda,
+            cpu=moves.cpu,
+            data=property(moves.get_data, moves.set_data),
+            pin_memory=moves.pin_memory,
+            is_pinned=moves.answer_is_pinned,
+            new_tensor=factories.new_tensor,
+        )
+        torch.utils._device._device_constructors()  # it remembers torch's own functions at its first call: not ours
+        makers = {name: factories.with_any_device(getattr(torch, name)) for name in factories.FACTORIES if hasattr(torch, name)}
+        self._replace(torch, **makers, tensor=factories.tensor, as_tensor=factories.as_tensor)
+        self._replace(torch, device=factories.Device, Generator=generators.Generator)
+        for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
+            module = importlib.import_module(name)  # torch.optim hides its submodule
+            if types := getattr(module, "_foreach_supported_types", None):
+                self._replace(module, _foreach_supported_types=[*types, VirtualTensor])
+        self._replace(threading.Thread, start=_start_with(self._mode, threading.Thread.start))
+
+    def _register_kernels(self) -> None:
+        self._library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on a build with CUDA: that these kernels stand in for its own
+            self._library.impl("empty.memory_format", factories.cuda_empty, "CUDA")
+            self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
+
+
+def _start_with(mode: HostOperators, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """`Thread.start` for threads whose operators the machine sees too: modes belong to one thread."""
+
+    def run_with_mode(run: Callable[[], None]) -> None:
+        if not mode.machine.alive:
+            return run()
+        with mode:
+            return run()
+
+    def start_with_mode(self: threading.Thread) -> None:
+        self.run = partial(run_with_mode, self.run)  # type: ignore[method-assign]
+        start(self)
+
+    return start_with_mode

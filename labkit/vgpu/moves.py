@@ -1,0 +1,143 @@
+"""Tensor methods that change the device, with autograd: `to`, `cuda`, `cpu`, `data`, `pin_memory`.
+
+C++ takes every copy here for CPU to CPU, and would leave the gradient where it is; so a copy is an autograd Function of its own.
+"""
+
+from typing import Any
+
+import torch
+
+from labkit.vgpu import costs, hardware
+from labkit.vgpu.hardware import Gpu
+from labkit.vgpu.host import is_pinned, pinned
+from labkit.vgpu.operators import move
+from labkit.vgpu.tensor import VirtualTensor
+
+_to = torch.Tensor.to
+_data = torch.Tensor.data
+_swap = torch._C._swap_tensor_impl
+
+
+class Move(torch.autograd.Function):
+    """A copy to another device, and the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, gpu: Gpu | None, dtype: Any, non_blocking: bool, memory_format: Any) -> torch.Tensor:
+        ctx.back = gpu_of(source), source.dtype
+        return move(source, gpu, dtype, non_blocking, memory_format)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        gpu, dtype = ctx.back
+        return to_device(gradient, gpu, dtype), None, None, None, None
+
+
+def gpu_of(tensor: torch.Tensor) -> Gpu | None:
+    """The virtual GPU a tensor is on; None for the CPU."""
+    return tensor._gpu if type(tensor) is VirtualTensor else None
+
+
+def to_device(
+    tensor: torch.Tensor, gpu: Gpu | None, dtype: Any = None, non_blocking: bool = False, copy: bool = False, memory_format: Any = None
+) -> torch.Tensor:
+    if gpu is gpu_of(tensor):
+        if gpu is not None:
+            gpu.machine.require_alive()
+        form = {} if memory_format is None else {"memory_format": memory_format}
+        return _to(tensor, tensor.dtype if dtype is None else dtype, non_blocking, copy, **form)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return Move.apply(tensor, gpu, dtype, non_blocking, memory_format)
+    return move(tensor, gpu, dtype, non_blocking, memory_format)
+
+
+def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`Tensor.to` in all its forms: (dtype), (device), (device, dtype), (other), each with non_blocking, copy and memory_format."""
+    machine = hardware.machine()
+    kwargs = dict(kwargs)
+    other = args[0] if args and isinstance(args[0], torch.Tensor) else kwargs.pop("other", None)
+    if other is not None:
+        device, dtype, rest = other.device, other.dtype, args[1:]
+    else:
+        device, dtype, rest = kwargs.pop("device", None), kwargs.pop("dtype", None), args
+        if rest and (rest[0] is None or isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool)):
+            device, rest = rest[0], rest[1:]
+        if rest and isinstance(rest[0], torch.dtype):
+            dtype, rest = rest[0], rest[1:]
+    if isinstance(device, (str, int)):
+        device = torch.device(device)
+    if device is not None and device.type not in ("cpu", "cuda"):
+        return _to(self, *args, **kwargs | ({"device": device} if "device" in kwargs else {}))
+    options = dict(zip(("non_blocking", "copy"), rest, strict=False)) | kwargs
+    unknown = set(options) - {"non_blocking", "copy", "memory_format"}
+    if unknown or len(rest) > 2:
+        return _to(self, *args, **kwargs)  # let PyTorch say what is wrong
+    return to_device(self, gpu_of(self) if device is None else machine.gpu(device), dtype, **options)
+
+
+def cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> torch.Tensor:
+    gpu = hardware.machine().gpu(device)
+    if gpu is None:
+        raise RuntimeError("Invalid device, must be cuda device")
+    return to_device(self, gpu, non_blocking=non_blocking, memory_format=memory_format)
+
+
+def cpu(self: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
+    return to_device(self, None, memory_format=memory_format)
+
+
+# tensor.data
+
+
+def get_data(self: torch.Tensor) -> torch.Tensor:
+    return _data.__get__(self)
+
+
+def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+    """`parameter.data = …`, which `Module.to` uses: the tensor object stays the same, its content may change device."""
+    if (type(self) is VirtualTensor) == (type(value) is VirtualTensor):
+        _data.__set__(self, value)
+    else:
+        _exchange(self, value)
+    if type(value) is VirtualTensor:
+        self._gpu = value._gpu
+
+
+def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a plain tensor's object a virtual content, or the other way round.
+
+    C++ marks what is virtual on the content, so the contents of two objects are exchanged. Graphs that hold the old content keep it.
+    """
+    content = value.detach()
+    if content.dtype.is_floating_point or content.dtype.is_complex:
+        content.requires_grad_(tensor.requires_grad)
+    gradient, hooks = tensor.grad if tensor.is_leaf else None, tensor._backward_hooks
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    _swap(tensor, content)
+    if type(value) is VirtualTensor:
+        content.__class__, tensor.__class__ = torch.Tensor, VirtualTensor
+        if is_parameter:
+            tensor._is_param = True
+    else:
+        tensor.__class__ = torch.nn.Parameter if is_parameter else torch.Tensor
+        tensor.__dict__.pop("_gpu", None)
+        tensor.__dict__.pop("_is_param", None)
+    if gradient is not None:
+        tensor.grad = gradient
+    if hooks:
+        tensor._backward_hooks = hooks
+
+
+# Pinned memory
+
+
+def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """A copy in page-locked memory. What is pinned here is a mark: copies then take the time of pinned ones."""
+    if is_pinned(self):
+        return self
+    machine = hardware.machine()
+    machine.clock.advance_host(costs.pin_seconds(machine.profile, self.numel() * self.itemsize))
+    return pinned(self.clone())
+
+
+def answer_is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    return is_pinned(self)

@@ -1,0 +1,256 @@
+"""The tensor of a virtual GPU, and what one operator call does.
+
+C++ sees a CPU tensor whose storage holds the values, so autograd, views, version counters and every CPU kernel work as they are.
+Python sees a tensor on cuda:k. What makes it one is the `Memory` that hangs on its storage: all views share the storage, and so
+the block of the allocator, which goes back when the storage dies.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+
+from labkit.vgpu import hardware
+from labkit.vgpu.hardware import Gpu, Memory
+
+_make_subclass = torch.Tensor._make_subclass
+_make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+_storage_of = torch.Tensor.untyped_storage
+HANDLERS: dict[Any, Callable[[Any, tuple, dict], Any]] = {}  # filled by `operators.handler`, an operator at its first call
+INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
+
+
+class VirtualStorage(torch.UntypedStorage):
+    """A storage on a virtual GPU: the class that a storage gets when memory of a GPU is hung on it."""
+
+    memory: Memory
+
+    def __new__(cls, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or not args or not isinstance(args[0], int):
+            return super().__new__(cls, *args, **kwargs)
+        storage = torch.UntypedStorage(args[0])
+        if (gpu := hardware.machine().gpu(device)) is not None:
+            place(storage, gpu)
+        return storage
+
+    @property
+    def device(self) -> torch.device:
+        return self.memory.gpu.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    def get_device(self) -> int:
+        return self.memory.gpu.index
+
+    def clone(self) -> "VirtualStorage":
+        return VirtualStorage(self.nbytes(), device=self.device).copy_(self)
+
+    def cpu(self) -> torch.UntypedStorage:
+        require_values(self.memory)
+        return torch.UntypedStorage(self.nbytes()).copy_(self)
+
+
+class VirtualTensor(torch.Tensor):
+    """A tensor on a virtual GPU."""
+
+    _gpu: Gpu
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        handler = HANDLERS.get(func)
+        if handler is None:
+            from labkit.vgpu import operators  # it needs this module, and is needed from the first operator on
+
+            handler = HANDLERS[func] = operators.handler(func)
+        return handler(func, args, kwargs or {})
+
+    @property
+    def device(self) -> torch.device:
+        return self._gpu.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    @property
+    def is_cpu(self) -> bool:
+        return False
+
+    def get_device(self) -> int:
+        return self._gpu.index
+
+    def data_ptr(self) -> int:
+        """The address on the virtual GPU: the same in every run."""
+        block = memory_of(self).block
+        return 0 if block is None else block.address + self.storage_offset() * self.itemsize
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """As PyTorch prints a CUDA tensor; it would name the subclass, whose name is as long as "tensor"."""
+        text = torch._tensor_str._str(self, tensor_contents=tensor_contents)
+        if text.startswith("Parameter("):
+            return "Parameter containing:\nt" + text.removeprefix("Parameter(T")[:-1]
+        return "t" + text[1:]
+
+    def __format__(self, specification: str) -> str:
+        return format(self.item(), specification) if self.dim() == 0 else object.__format__(self, specification)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if force:
+            return self.detach().cpu().resolve_conj().resolve_neg().numpy()
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numpy()
+
+    def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        """The legacy name, such as "torch.cuda.FloatTensor", or a copy of that type."""
+        if dtype is None:
+            return torch.Tensor.type(self).replace("torch.", "torch.cuda.", 1)
+        if isinstance(dtype, torch.dtype):
+            return self.to(dtype, non_blocking=non_blocking)
+        name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+        example = torch.empty(0).type(name.replace("torch.cuda.", "torch."))
+        return self.to(self.device if ".cuda." in name else "cpu", example.dtype, non_blocking=non_blocking)
+
+    def type_as(self, other: torch.Tensor) -> torch.Tensor:
+        return self.to(other)
+
+    def is_shared(self) -> bool:
+        return True  # as CUDA tensors answer
+
+    def share_memory_(self) -> "VirtualTensor":
+        return self
+
+    def is_pinned(self, device: Any = None) -> bool:
+        return False
+
+    def pin_memory(self, device: Any = None) -> Any:
+        raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+
+    def record_stream(self, stream: Any) -> None:
+        if (block := memory_of(self).block) is not None:
+            self._gpu.allocator.record_stream(block, stream.stream_id)
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        """As PyTorch writes a CUDA tensor, so that the file opens on any machine."""
+        hooks: dict = {}
+        storage = torch.storage.TypedStorage(wrap_storage=_storage_of(self), dtype=self.dtype, _internal=True)
+        whole = (storage, self.storage_offset(), tuple(self.size()), self.stride(), self.requires_grad, hooks)
+        if getattr(self, "_is_param", False):
+            return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, hooks)
+        return torch._utils._rebuild_tensor_v2, whole
+
+    def __deepcopy__(self, memo: dict) -> "VirtualTensor":
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.  "
+                "If you were attempting to deepcopy a module, this may be because of a torch.nn.utils.weight_norm usage, see "
+                "https://github.com/pytorch/pytorch/pull/103001"
+            )
+        with torch.no_grad():
+            # Views of one storage stay views of one storage, as they do on CUDA.
+            storage = memo.setdefault(_storage_of(self)._cdata, None) or _storage_of(self).clone()
+            memo[_storage_of(self)._cdata] = storage
+            copy = self.new_empty([]).set_(storage, self.storage_offset(), self.size(), self.stride())
+        copy.__dict__.update({key: value for key, value in self.__dict__.items() if key != "_gpu"})
+        copy.requires_grad_(self.requires_grad)
+        memo[id(self)] = copy
+        if self.grad is not None:
+            copy.grad = self.grad.__deepcopy__(memo)
+        return copy
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        raise unsupported("__cuda_array_interface__ (another library cannot read a virtual GPU's memory)")
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        raise unsupported("DLPack (another library cannot read a virtual GPU's memory)")
+
+
+# A learner who asks for the type of a CUDA tensor is told this.
+VirtualTensor.__module__, VirtualTensor.__name__, VirtualTensor.__qualname__ = "torch", "Tensor", "Tensor"
+
+
+def unsupported(what: str) -> Exception:
+    return NotImplementedError(f"{what} is not served by the virtual GPU. It works on a real one: labkit.use(virtual=False)")
+
+
+def require_values(memory: Memory) -> None:
+    """Raises RuntimeError for a storage whose values were not kept."""
+    if memory.kept is None:
+        gpu = memory.gpu
+        why = "host memory ran short" if gpu.machine.values else "the machine was made with values=False"
+        raise RuntimeError(
+            f"the values of this tensor on {gpu.device} were not kept, because {why}: only its shape and its memory are known. "
+            "Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for the values of all device tensors) before labkit starts."
+        )
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    return _storage_of(tensor).memory
+
+
+def place(storage: torch.UntypedStorage, gpu: Gpu, kept: bool = True) -> Memory:
+    """Hang a new block of the GPU's memory on a storage."""
+    nbytes = storage.nbytes()
+    memory = Memory(gpu, gpu.allocate(nbytes), nbytes if kept else None)
+    storage.__class__ = VirtualStorage
+    storage.memory = memory
+    return memory
+
+
+def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
+    """The virtual tensor over a plain one: on the memory of its storage if it is a view, else on new memory of the GPU."""
+    if plain.layout is torch.strided:
+        storage = _storage_of(plain)
+        memory = storage.__dict__.get("memory")
+        if memory is None:
+            place(storage, gpu)
+        else:
+            gpu = memory.gpu
+    tensor = _make_subclass(VirtualTensor, plain)
+    tensor._gpu = gpu
+    return tensor
+
+
+def wrap_all(result: Any, gpu: Gpu) -> Any:
+    """The same for whatever an operator returns."""
+    kind = type(result)
+    if kind is torch.Tensor:
+        return wrap(result, gpu)
+    if kind is tuple or kind is list:
+        return kind(wrap_all(x, gpu) for x in result)
+    return result
+
+
+def hollow(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, offset: int = 0, nbytes: int | None = None) -> VirtualTensor:
+    """A tensor with a shape and memory, but without values."""
+    if nbytes is None:
+        reach = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else 0
+        nbytes = reach * dtype.itemsize
+    tensor = _make_wrapper_subclass(
+        VirtualTensor, size, strides=stride, storage_offset=offset, dtype=dtype, layout=torch.strided, device="cpu", storage_size=nbytes
+    )
+    place(_storage_of(tensor), gpu, kept=False)
+    tensor._gpu = gpu
+    return tensor
+
+
+def empty(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype) -> VirtualTensor:
+    """Uninitialised memory on a GPU, as `torch.empty_strided`, with values while the host has room for them."""
+    reach = sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else 0
+    if not gpu.machine.may_keep(reach * dtype.itemsize):
+        return hollow(gpu, size, stride, dtype)
+    with _DisableTorchDispatch():
+        return wrap(torch.empty_strided(size, stride, dtype=dtype), gpu)

@@ -1,0 +1,135 @@
+"""Which GPUs a lesson runs on, and what bad input is told."""
+
+import pytest
+import torch
+
+import labkit
+from labkit import machine
+
+
+@pytest.fixture(autouse=True)
+def none_left(monkeypatch):
+    monkeypatch.delenv("LABKIT_VIRTUAL", raising=False)
+    yield
+    labkit.use(None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gpus": 0}, "gpus=0: choose a whole number from 1 to 16"),
+        ({"gpus": -1}, "gpus=-1: choose a whole number from 1 to 16"),
+        ({"gpus": 2.0}, "gpus=2.0"),
+        ({"gpus": True}, "gpus=True"),
+        ({"gpus": 17}, "gpus=17"),
+        ({"like": "T5"}, "choose one of T4, L4, A100, H100, H200, RTX 4090"),
+        ({"like": 4}, "choose one of T4"),
+        ({"memory": "banana"}, "memory='banana': give a positive number of bytes, or a size such as '16GiB'"),
+        ({"memory": "-1GiB"}, "memory='-1GiB'"),
+        ({"memory": 0}, "memory=0"),
+        ({"memory": "10MiB", "virtual": True}, "at least 1.0 GiB"),
+        ({"virtual": "yes"}, "virtual='yes': choose one of True, False, None"),
+        ({"values": None}, "values=None: choose one of True, False"),
+    ],
+)
+def test_bad_input_names_the_choices_and_changes_nothing(arguments, message):
+    names = set(vars(torch._C))
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        labkit.use(**arguments)
+    assert labkit.current() is None
+    assert set(vars(torch._C)) == names
+
+
+def test_too_few_real_gpus():
+    with pytest.raises(RuntimeError, match="virtual=False asks for 16 real CUDA GPU"):
+        labkit.use(gpus=16, virtual=False)
+    assert labkit.current() is None
+
+
+def test_the_same_request_again_is_a_cell_run_twice():
+    first = labkit.use(gpus=2, virtual=True, quiet=True)
+    x = torch.ones(3, device="cuda:1")
+    assert labkit.use(gpus=2, virtual=True, quiet=True) is first
+    assert (x + 1).sum().item() == 6
+
+
+def test_another_request_is_refused_and_leaves_the_first_machine():
+    first = labkit.use(gpus=2, virtual=True, quiet=True)
+    with pytest.raises(RuntimeError, match=r"a machine is already in use .*2 virtual GPUs.*labkit.use\(None\)"):
+        labkit.use(gpus=4, virtual=True, quiet=True)
+    assert labkit.current() is first
+    assert torch.cuda.device_count() == 2
+
+
+def test_a_machine_inside_another_is_refused():
+    with labkit.use(gpus=1, virtual=True, quiet=True) as outer:
+        with pytest.raises(RuntimeError, match="already in use"), labkit.use(gpus=1, virtual=True, quiet=True):
+            pass
+        assert labkit.current() is outer
+        assert torch.ones(2, device="cuda").sum().item() == 2
+    assert labkit.current() is None
+
+
+def test_none_takes_the_machine_away_and_may_be_said_twice():
+    labkit.use(gpus=1, virtual=True, quiet=True)
+    assert labkit.use(None) is None
+    assert labkit.use(None) is None
+    assert labkit.current() is None
+
+
+def test_banner_is_one_line_that_says_what_the_lesson_runs_on(capsys):
+    labkit.use(gpus=2, like="h200", memory="16GiB", virtual=True)
+    said = capsys.readouterr().out
+    assert said == "labkit: 2 virtual GPUs, modelled on NVIDIA H200, 16.0 GiB each. Times are the model's, not this computer's.\n"
+
+
+def test_environment_forces_virtual_gpus(monkeypatch):
+    monkeypatch.setenv("LABKIT_VIRTUAL", "1")
+    used = labkit.use(quiet=True)
+    assert used.virtual
+    assert used.badge == "virtual GPU, modelled on NVIDIA Tesla T4"
+
+
+def test_memory_is_that_of_each_gpu():
+    with labkit.use(gpus=2, memory="2GiB", virtual=True, quiet=True):
+        assert torch.cuda.get_device_properties(1).total_memory == 2 << 30
+        with pytest.raises(torch.OutOfMemoryError, match="total capacity of 2.00 GiB"):
+            torch.empty(3 << 30, dtype=torch.uint8, device="cuda:1")
+
+
+def test_host_time_runs_on_the_machines_clock():
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        start = labkit.host_time()
+        torch.ones(1000, device="cuda").sum()
+        assert 0 < labkit.host_time() - start < 1e-3
+
+
+def test_gpus_says_where_figures_come_from():
+    assert "No GPUs are in use" in repr(labkit.gpus())
+    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+        table = labkit.gpus()
+        assert "cuda:1" in repr(table) and "NVIDIA H200" in repr(table) and "labkit's profile of the model" in repr(table)
+        assert table._repr_html_().count("<tr>") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("16GiB", 16 << 30), ("1.5 GiB", 3 << 29), ("500MB", 500_000_000), (4096, 4096), ("2kib", 2048), ("7", 7)]
+)
+def test_parse_bytes(text, nbytes):
+    assert machine.parse_bytes(text) == nbytes
+
+
+@pytest.mark.gpu
+def test_real_gpus_are_taken_when_there_are_enough():
+    with labkit.use(gpus=1, quiet=True) as used:
+        assert not used.virtual
+        assert used.badge.startswith("measured on NVIDIA")
+        assert not hasattr(torch.ones(1, device="cuda"), "_gpu")
+
+
+@pytest.mark.gpu
+def test_memory_on_a_real_gpu_is_the_process_limit():
+    before = torch.cuda.get_per_process_memory_fraction(0)
+    with labkit.use(gpus=1, memory="1GiB", quiet=True), pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.get_per_process_memory_fraction(0) == before

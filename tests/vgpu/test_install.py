@@ -1,0 +1,119 @@
+"""A virtual machine is put in place and taken away without a trace."""
+
+import importlib
+import threading
+
+import pytest
+import torch
+import torch.accelerator
+import torch.cuda.nccl
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import labkit
+from labkit.vgpu import driver
+
+WATCHED = (
+    torch,
+    torch._C,
+    torch.Tensor,
+    torch.cuda,
+    torch.cuda.memory,
+    torch.cuda.streams,
+    torch.cuda.nccl,
+    torch.accelerator,
+    torch.version,
+    torch.storage,
+    torch.serialization,
+    importlib.import_module("torch.optim.optimizer"),
+    importlib.import_module("torch.utils._foreach_utils"),
+    torch.nn.functional,
+    torch.random,
+    threading.Thread,
+)
+KERNELS = ("empty.memory_format", "empty_strided", "dropout", "scaled_dot_product_attention", "one_hot", "mm", "add.Tensor")
+
+
+def fingerprint() -> dict[str, object]:
+    """Every attribute of the watched places by identity, and the dispatcher's tables of the operators that could be changed."""
+    found: dict[str, object] = {}
+    for owner in WATCHED:
+        for name, value in vars(owner).items():
+            found[f"{owner.__name__}.{name}"] = tuple(map(id, value)) if isinstance(value, list) else id(value)
+    for name in KERNELS:
+        found[f"dispatch {name}"] = torch._C._dispatch_dump(f"aten::{name}")
+    found["modes"] = len(_get_current_dispatch_mode_stack())
+    return found
+
+
+def changed(before: dict[str, object], after: dict[str, object]) -> set[str]:
+    return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """What torch itself remembers at a first use (caches, lazily imported submodules) is not ours: let it happen before."""
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        torch.ones(2, device="cuda").sum().item()
+
+
+def work() -> None:
+    model = torch.nn.Linear(3, 2).cuda(1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, 3, device="cuda:1")).sum().backward()
+    optimizer.step()
+    torch.cuda.manual_seed_all(3)
+    torch.cuda.synchronize()
+
+
+def test_no_trace_after_a_with_block():
+    before = fingerprint()
+    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+        assert changed(before, fingerprint())
+        work()
+    assert not changed(before, fingerprint())
+
+
+def test_no_trace_after_an_exception():
+    before = fingerprint()
+    with pytest.raises(KeyError), labkit.use(gpus=2, virtual=True, quiet=True):
+        work()
+        raise KeyError("mine")
+    assert not changed(before, fingerprint())
+
+
+def test_no_trace_after_a_failed_installation(monkeypatch):
+    before = fingerprint()
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no kernels today"):
+        patch.setattr(torch.library, "Library", lambda *args: (_ for _ in ()).throw(RuntimeError("no kernels today")))
+        labkit.use(gpus=1, virtual=True, quiet=True)
+    assert not changed(before, fingerprint())
+    assert labkit.current() is None
+
+
+def test_every_name_of_the_driver_is_served_or_refused_by_name():
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        missing = [name for name in driver.names_in_torch() if not hasattr(torch._C, name)]
+        assert not missing
+        with pytest.raises(NotImplementedError, match="_cuda_tunableop_is_enabled is not served by the virtual GPU"):
+            torch.cuda.tunable.is_enabled()
+
+
+def test_a_tensor_of_a_machine_that_is_gone_raises():
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        x = torch.ones(3, device="cuda")
+    with pytest.raises(RuntimeError, match="this virtual GPU is gone"):
+        x + 1
+    with pytest.raises(RuntimeError, match="this virtual GPU is gone"):
+        x.sum()
+
+
+def test_plain_tensors_and_threads_work_after_it():
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        x = torch.ones(3).cuda().cpu()
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append((x + 1).tolist()))
+    thread.start()
+    thread.join()
+    assert seen == [[2.0, 2.0, 2.0]]
+    assert type(x) is torch.Tensor
+    assert torch.cuda.is_available() is (torch.cuda.device_count() > 0)
