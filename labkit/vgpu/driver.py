@@ -8,7 +8,6 @@ import hashlib
 import inspect
 import os
 import re
-import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -25,10 +25,12 @@ LEGACY = {
 }  # fmt: skip
 
 
-# The CUDA dispatch key: all factories end in these two, in any thread
+# The CUDA dispatch key: all factories end in these, in any thread
 
 
-def cuda_empty(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Any:
+def cuda_empty(
+    size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None
+) -> Any:
     dtype = dtype or torch.get_default_dtype()
     gpu = hardware.machine().gpu(device)
     if memory_format in (None, torch.contiguous_format):
@@ -43,6 +45,10 @@ def cuda_empty(size: Any, *, dtype: Any = None, layout: Any = None, device: Any 
 
 def cuda_empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
     return empty(hardware.machine().gpu(device), size, stride, dtype or torch.get_default_dtype())
+
+
+def cuda_zeros(size: Any, **options: Any) -> Any:
+    return cuda_empty(size, **options).zero_()
 
 
 # Makers that read Python data
@@ -67,7 +73,11 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
 
 def new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> torch.Tensor:
     if isinstance(data, torch.Tensor):
-        return data.detach().to(device=self.device if device is None else device, dtype=dtype or data.dtype, copy=True).requires_grad_(requires_grad)
+        return (
+            data.detach()
+            .to(device=self.device if device is None else device, dtype=dtype or data.dtype, copy=True)
+            .requires_grad_(requires_grad)
+        )
     return tensor(data, dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad)
 
 
@@ -119,10 +129,13 @@ class _LegacyType(type):
     def __call__(cls, *args: Any) -> torch.Tensor:
         if len(args) == 1 and not isinstance(args[0], int):
             data = args[0]
-            return torch.empty(data, dtype=cls.dtype, device="cuda") if isinstance(data, torch.Size) else tensor(data, dtype=cls.dtype, device="cuda")
+            return (
+                torch.empty(data, dtype=cls.dtype, device="cuda")
+                if isinstance(data, torch.Size)
+                else tensor(data, dtype=cls.dtype, device="cuda")
+            )
         return torch.empty(args, dtype=cls.dtype, device="cuda")
 
 
 def legacy_types() -> dict[str, type]:
     return {name: _LegacyType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}) for name, dtype in LEGACY.items()}
-

@@ -126,6 +126,7 @@ class Selected(threading.local):
         self.streams: dict[int, StreamTime] = {}
         self.gpu: Gpu | None = None  # where the last operator on a device tensor ran,
         self.instruction: tuple[int, int] | None = None  # and the Python instruction that called it
+        self.waiting: tuple[int, int] | None = None  # the instruction for which C++ made tensors on the CPU
 
 
 class Machine:

@@ -2,7 +2,6 @@
 
 import gc
 import importlib
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -13,12 +12,13 @@ import torch
 import torch.accelerator
 import torch.cuda.nccl
 import torch.nn.parallel
+import torch.serialization
 import torch.utils._device
 
 from labkit.vgpu import driver, factories, generators, hardware, moves, streams
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.host import HostOperators
-from labkit.vgpu.tensor import VirtualTensor
+from labkit.vgpu.tensor import VirtualTensor, place
 
 _ABSENT = object()
 
@@ -103,11 +103,13 @@ class Installation:
         torch.utils._device._device_constructors()  # it remembers torch's own functions at its first call: not ours
         makers = {name: factories.with_any_device(getattr(torch, name)) for name in factories.FACTORIES if hasattr(torch, name)}
         self._replace(torch, **makers, tensor=factories.tensor, as_tensor=factories.as_tensor)
-        self._replace(torch, device=factories.Device, Generator=generators.Generator)
+        self._replace(torch, device=factories.Device, Generator=generators.Generator, get_device=moves.get_device)
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
             module = importlib.import_module(name)  # torch.optim hides its submodule
             if types := getattr(module, "_foreach_supported_types", None):
                 self._replace(module, _foreach_supported_types=[*types, VirtualTensor])
+        registry = torch.serialization._package_registry
+        self._replace(torch.serialization, _package_registry=[(0, lambda storage: None, restore), *registry])
         self._replace(threading.Thread, start=_start_with(self._mode, threading.Thread.start))
 
     def _register_kernels(self) -> None:
@@ -116,6 +118,16 @@ class Installation:
             warnings.simplefilter("ignore")  # on a build with CUDA: that these kernels stand in for its own
             self._library.impl("empty.memory_format", factories.cuda_empty, "CUDA")
             self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
+            self._library.impl("_efficientzerotensor", factories.cuda_zeros, "CUDA")
+
+
+def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """`torch.load`: what was saved on a GPU goes to the virtual one of that number. None for another place."""
+    if not location.startswith("cuda"):
+        return None
+    torch.serialization._validate_device(location, "cuda")
+    place(storage, hardware.machine().gpu(location))
+    return storage
 
 
 def _start_with(mode: HostOperators, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:

@@ -11,7 +11,7 @@ from labkit.vgpu import costs, hardware
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.host import is_pinned, pinned
 from labkit.vgpu.operators import move
-from labkit.vgpu.tensor import VirtualTensor
+from labkit.vgpu.tensor import VirtualTensor, hollow
 
 _to = torch.Tensor.to
 _data = torch.Tensor.data
@@ -59,10 +59,10 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         device, dtype, rest = other.device, other.dtype, args[1:]
     else:
         device, dtype, rest = kwargs.pop("device", None), kwargs.pop("dtype", None), args
-        if rest and (rest[0] is None or isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool)):
+        if rest and (rest[0] is None or (isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool))):
             device, rest = rest[0], rest[1:]
-        if rest and isinstance(rest[0], torch.dtype):
-            dtype, rest = rest[0], rest[1:]
+        if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
+            dtype, rest = rest[0] or dtype, rest[1:]
     if isinstance(device, (str, int)):
         device = torch.device(device)
     if device is not None and device.type not in ("cpu", "cuda"):
@@ -72,6 +72,10 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if unknown or len(rest) > 2:
         return _to(self, *args, **kwargs)  # let PyTorch say what is wrong
     return to_device(self, gpu_of(self) if device is None else machine.gpu(device), dtype, **options)
+
+
+def get_device(tensor: torch.Tensor) -> int:
+    return tensor.get_device()
 
 
 def cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> torch.Tensor:
@@ -122,9 +126,20 @@ def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
         tensor.__dict__.pop("_gpu", None)
         tensor.__dict__.pop("_is_param", None)
     if gradient is not None:
-        tensor.grad = gradient
+        tensor.grad = _shell(gradient, value)
     if hooks:
         tensor._backward_hooks = hooks
+
+
+def _shell(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A gradient of the kind of its parameter's new content, without memory of its own.
+
+    `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its kind then.
+    """
+    if type(value) is not VirtualTensor:
+        with torch._C._DisableTorchDispatch():
+            return gradient.detach() if type(gradient) is torch.Tensor else torch.Tensor._make_subclass(torch.Tensor, gradient)
+    return hollow(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
 
 
 # Pinned memory

@@ -32,11 +32,24 @@ LIKE = {
     "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided",
 }  # fmt: skip
 # Operators that take CPU tensors beside CUDA ones: indices, and what CUDA's own kernels read on the host.
-MIXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put", "_pack_padded_sequence", "_cudnn_rnn"}
+MIXED = {
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_unsafe_index",
+    "_unsafe_index_put",
+    "_pack_padded_sequence",
+    "_cudnn_rnn",
+}
 # Matrix products: the argument positions of the two factors.
-PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "baddbmm_": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1), "vdot": (0, 1)}  # fmt: skip
-# The name that CUDA gives the kernel it does not have for integers, by operator.
-INTEGER_PRODUCT = {"mm": "addmm_cuda", "addmm": "addmm_cuda", "addmm_": "addmm_cuda", "bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "dot": "dot", "vdot": "vdot"}  # fmt: skip
+PRODUCTS = {
+    "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "vdot": (0, 1),
+    "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "baddbmm_": (1, 2), "addmv": (1, 2), "addmv_": (1, 2),
+}  # fmt: skip
+# The names that CUDA gives the kernels it does not have for integers.
+INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "dot": "dot", "vdot": "vdot"}
+INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
 FORMATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 Handler = Callable[[Any, tuple, dict], Any]
 
@@ -152,9 +165,9 @@ def product(func: Any, args: tuple, kwargs: dict) -> Any:
     gpu, moved = common_gpu(args, kwargs)
     dtype = args[0].dtype
     if not (dtype.is_floating_point or dtype.is_complex):
-        kernel = INTEGER_PRODUCT[func._schema.name.removeprefix("aten::")]
+        kernel = INTEGER_PRODUCT.get(func._schema.name.removeprefix("aten::"), "addmm_cuda")
         scalar = torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
-        raise NotImplementedError(f'"{kernel}" not implemented for \'{scalar}\'')
+        raise NotImplementedError(f"\"{kernel}\" not implemented for '{scalar}'")
     work = matrix_work(func, args)
     flops, outputs = work if work is not None else (0, 0)
     format = FORMATS.get(dtype, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32")
@@ -344,7 +357,10 @@ def set_storage(func: Any, args: tuple, kwargs: dict) -> Any:
         result = func(*args, **kwargs)
     memory = getattr(result.untyped_storage(), "memory", None)
     if memory is None and result.untyped_storage().nbytes():
-        raise RuntimeError(f"Attempted to set the storage of a tensor on device \"{args[0].device}\" to a storage on different device \"cpu\".  This is no longer allowed; the devices must match.")
+        raise RuntimeError(
+            f'Attempted to set the storage of a tensor on device "{args[0].device}" to a storage on different device "cpu".  '
+            "This is no longer allowed; the devices must match."
+        )
     if memory is None:
         memory = place(result.untyped_storage(), args[0]._gpu)
     result._gpu = memory.gpu

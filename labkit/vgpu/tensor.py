@@ -193,7 +193,7 @@ def require_values(memory: Memory) -> None:
         why = "host memory ran short" if gpu.machine.values else "the machine was made with values=False"
         raise RuntimeError(
             f"the values of this tensor on {gpu.device} were not kept, because {why}: only its shape and its memory are known. "
-            "Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for the values of all device tensors) before labkit starts."
+            "Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) before labkit starts."
         )
 
 
@@ -201,10 +201,10 @@ def memory_of(tensor: torch.Tensor) -> Memory:
     return _storage_of(tensor).memory
 
 
-def place(storage: torch.UntypedStorage, gpu: Gpu, kept: bool = True) -> Memory:
+def place(storage: torch.UntypedStorage, gpu: Gpu, kept: bool = True, allocated: bool = True) -> Memory:
     """Hang a new block of the GPU's memory on a storage."""
     nbytes = storage.nbytes()
-    memory = Memory(gpu, gpu.allocate(nbytes), nbytes if kept else None)
+    memory = Memory(gpu, gpu.allocate(nbytes) if allocated else None, nbytes if kept else None)
     storage.__class__ = VirtualStorage
     storage.memory = memory
     return memory
@@ -234,23 +234,24 @@ def wrap_all(result: Any, gpu: Gpu) -> Any:
     return result
 
 
-def hollow(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, offset: int = 0, nbytes: int | None = None) -> VirtualTensor:
+def span_bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
+    """Bytes of the smallest storage that holds a tensor of this size and stride."""
+    return (sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else 0) * dtype.itemsize
+
+
+def hollow(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, allocated: bool = True) -> VirtualTensor:
     """A tensor with a shape and memory, but without values."""
-    if nbytes is None:
-        reach = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else 0
-        nbytes = reach * dtype.itemsize
     tensor = _make_wrapper_subclass(
-        VirtualTensor, size, strides=stride, storage_offset=offset, dtype=dtype, layout=torch.strided, device="cpu", storage_size=nbytes
+        VirtualTensor, size, strides=stride, dtype=dtype, layout=torch.strided, device="cpu", storage_size=span_bytes(size, stride, dtype)
     )
-    place(_storage_of(tensor), gpu, kept=False)
+    place(_storage_of(tensor), gpu, kept=False, allocated=allocated)
     tensor._gpu = gpu
     return tensor
 
 
 def empty(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype) -> VirtualTensor:
     """Uninitialised memory on a GPU, as `torch.empty_strided`, with values while the host has room for them."""
-    reach = sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else 0
-    if not gpu.machine.may_keep(reach * dtype.itemsize):
+    if not gpu.machine.may_keep(span_bytes(size, stride, dtype)):
         return hollow(gpu, size, stride, dtype)
     with _DisableTorchDispatch():
         return wrap(torch.empty_strided(size, stride, dtype=dtype), gpu)

@@ -49,13 +49,6 @@ def changed(before: dict[str, object], after: dict[str, object]) -> set[str]:
     return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """What torch itself remembers at a first use (caches, lazily imported submodules) is not ours: let it happen before."""
-    with labkit.use(gpus=1, virtual=True, quiet=True):
-        torch.ones(2, device="cuda").sum().item()
-
-
 def work() -> None:
     model = torch.nn.Linear(3, 2).cuda(1)
     optimizer = torch.optim.Adam(model.parameters())
@@ -63,6 +56,13 @@ def work() -> None:
     optimizer.step()
     torch.cuda.manual_seed_all(3)
     torch.cuda.synchronize()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """What torch itself remembers at a first use (caches, lazily imported submodules) is not ours: let it happen before."""
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        work()
 
 
 def test_no_trace_after_a_with_block():
