@@ -15,14 +15,22 @@ _DEFAULT_POOL = (0, 0)
 
 
 class History:
-    """A ring of the last `max_entries` events."""
+    """A ring of the last `max_entries` events; with `enabled` "state" only of the last one, as in PyTorch."""
 
-    def __init__(self, enabled: str, max_entries: int, frames: Frames | None, context: str | None, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        enabled: str,
+        max_entries: int,
+        frames: Frames | None,
+        context: str | None,
+        clock: Callable[[], int],
+        entries: Iterable[dict] = (),
+    ) -> None:
         if enabled not in ("state", "all"):
             raise ValueError(f"enabled must be 'state', 'all' or None, got {enabled!r}")
         if context not in _LEVELS:
             raise ValueError(f"context must be 'state', 'alloc', 'all' or None, got {context!r}")
-        self.entries: deque[dict] = deque(maxlen=max_entries if enabled == "all" else 0)
+        self.entries: deque[dict] = deque(entries, maxlen=max_entries if enabled == "all" else 1)
         self._frames = frames
         self._level = _LEVELS[context] if frames is not None else 0
         self._clock = clock
@@ -33,21 +41,20 @@ class History:
         return self._frames() if self._level >= (1 if allocates else 3) else []
 
     def add(self, action: str, address: int, size: int, stream: int, frames: list[dict] | None = None) -> None:
-        if self.entries.maxlen == 0:
-            return
-        self.entries.append(
-            {
-                "action": action,
-                "device_free" if action == "oom" else "addr": address,
-                "size": size,
-                "stream": stream,
-                "pool_id": _DEFAULT_POOL,
-                "time_us": self._clock(),
-                "compile_context": "",
-                "user_metadata": "",
-                "frames": (frames or []) if self._level >= 2 else [],
-            }
-        )
+        """Notes an event; of an `oom` the address is the device's free bytes."""
+        entry = {
+            "action": action,
+            "device_free" if action == "oom" else "addr": address,
+            "size": size,
+            "stream": stream,
+            "pool_id": _DEFAULT_POOL,
+            "time_us": self._clock(),
+            "compile_context": "N/A",
+            "user_metadata": "",
+        }
+        if self._level >= _LEVELS["alloc"] and frames:
+            entry["frames"] = frames
+        self.entries.append(entry)
 
 
 def snapshot(device: int, segments: Iterable[Segment]) -> list[dict]:

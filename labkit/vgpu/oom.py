@@ -82,8 +82,14 @@ def oom_text(
     )
 
 
+def minor_version(version: str) -> tuple[int, int]:
+    """(2, 13) of "2.13.0+cpu"."""
+    major, minor = version.split("+")[0].split(".")[:2]
+    return int(major), int(minor)
+
+
 def _wording(version: str) -> tuple[str, str]:
-    """The variable and the page that a PyTorch version's message names."""
-    minor = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    """The variable and the page that a PyTorch version's message names: 2.10 from published logs, 2.11 recorded, 2.13 in its library."""
+    minor = minor_version(version)
     variable = "PYTORCH_ALLOC_CONF" if minor == (2, 10) else "PYTORCH_CUDA_ALLOC_CONF"
     return variable, _DOCUMENTATION if minor >= (2, 11) else _OLD_DOCUMENTATION

@@ -1,0 +1,332 @@
+"""The rules by which PyTorch's caching allocator finds, splits, merges and releases blocks.
+
+They follow c10/cuda/CUDACachingAllocator.cpp: best fit within a stream's pool, segments of 2 MiB, 20 MiB or more, frees that wait
+for other streams, and the retries before an out-of-memory error. There is no memory behind it: blocks are addresses and sizes.
+"""
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable
+from math import floor
+
+from .address_space import AddressSpace
+from .allocator_events import DeferredFrees, EventSource
+from .allocator_expandable import ExpandableSegments
+from .allocator_history import History
+from .allocator_pool import ALLOCATED, FREE, Block, Pool, Segment
+from .allocator_settings import SMALL_SIZE, UNLIMITED, Settings
+from .allocator_stats import Stats
+from .oom import TOO_LARGE, OutOfMemory, minor_version, oom_text
+
+Listener = Callable[[str, Block, int], None]
+_LARGEST = 1 << 60  # bytes; a request of this size or more is refused without a look
+
+
+class AllocatorRules:
+    """What one device's allocator holds and how it changes; one call at a time. `CachingAllocator` is its face."""
+
+    def __init__(
+        self,
+        index: int,
+        total: int,
+        settings: Settings,
+        others: Callable[[], int],
+        events: EventSource | None,
+        processes: Callable[[], list[tuple[int, int]]],
+        version: str,
+        first_address: int,
+    ) -> None:
+        self.index = index
+        self.total = total
+        self.version = version
+        self._others = others
+        self._processes = processes
+        self._small = Pool(small=True)
+        self._large = Pool(small=False)
+        self._stats = Stats(self._small, self._large)
+        self._segments: dict[int, Segment] = {}  # by address
+        self._addresses = AddressSpace(first_address)
+        self._expandable: ExpandableSegments | None = None  # made when they are first switched on
+        self._deferred = DeferredFrees(events)
+        self._risen = False  # a peak may have been passed since peaks were last noted
+        self._listener: Listener | None = None
+        self._history: History | None = None
+        self._watched = False  # there is a listener or a history
+        self._configure(settings)
+        self._limit(settings.per_process_memory_fraction)
+
+    # Limits
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in blocks that tensors hold."""
+        return self._stats.allocated
+
+    @property
+    def reserved(self) -> int:
+        """Bytes held from the device."""
+        return self._stats.reserved
+
+    def free_bytes(self) -> int:
+        """Bytes of the device that nobody holds."""
+        return max(self.total - self.reserved - self._others(), 0)
+
+    def _configure(self, settings: Settings) -> None:
+        self.settings = settings
+        self._rounds_to_512 = not any(settings.divisions)
+        self._max_split = settings.max_split_size
+        self._small.configure(settings)
+        self._large.configure(settings)
+        if settings.expandable_segments and self._expandable is None:
+            self._expandable = ExpandableSegments(self)
+
+    def _limit(self, fraction: float) -> None:
+        """PyTorch rounds the limit to whole bytes from 2.12 on; before, it cut it off."""
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"the memory fraction must lie between 0 and 1, got {fraction}")
+        self.memory_fraction = fraction
+        self.allowed = None if fraction == 1 else floor(fraction * self.total + (0.5 if minor_version(self.version) >= (2, 12) else 0))
+
+    # A request: search, split, hand out
+
+    def _malloc(self, nbytes: int, stream: int) -> Block:
+        if self._deferred.waiting:
+            self._complete_deferred(wait=False)
+        size = (nbytes + 511) & -512 if self._rounds_to_512 else self.settings.round_size(nbytes)
+        pool = self._small if size <= SMALL_SIZE else self._large
+        block = self._best_fit(pool, size, stream)
+        if block is None:
+            block = self._obtain(pool, size, stream, nbytes)
+        self._hand_out(block, pool, size, nbytes)
+        return block
+
+    def _best_fit(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """The smallest free block of the stream that suffices, the lowest address among equals, out of its pool."""
+        free = pool.free.get(stream)
+        if not free:
+            return None
+        i = bisect_left(free, (size,))
+        if i < len(free) and self._expandable is not None:
+            i = self._expandable.choose(free, i)
+        if i == len(free):
+            return None
+        block = free[i][2]
+        if block.size >= self._max_split and (
+            size < self._max_split or block.size >= size + self.settings.max_non_split_rounding
+        ):  # an oversize block serves no small request, and no large one that would waste too much of it
+            return None
+        del free[i]
+        return block
+
+    def _obtain(self, pool: Pool, size: int, stream: int, nbytes: int) -> Block:
+        """A block from the device, if need be after giving it back what is cached. The pool is not searched again."""
+        if nbytes >= _LARGEST:
+            raise self._out_of_memory(TOO_LARGE, nbytes, nbytes)
+        wanted = self.settings.segment_size(size)
+        block = self._grow(pool, size, wanted, stream)
+        if block is None and self._release_oversize(pool, size, stream):
+            block = self._grow(pool, size, wanted, stream)
+        if block is None:
+            self._release_cached()
+            self._stats.num_alloc_retries += 1
+            block = self._grow(pool, size, wanted, stream)
+        if block is None:
+            self._stats.num_ooms += 1
+            if self._history is not None:
+                self._history.add("oom", self.free_bytes(), size, stream, self._history.stack("oom"))
+            raise self._out_of_memory(None, nbytes, wanted)
+        return block
+
+    def _grow(self, pool: Pool, size: int, wanted: int, stream: int) -> Block | None:
+        """A block of at least `size` bytes in memory got from the device, or None where the device or the limit has no room."""
+        if self.allowed is not None and self.reserved + wanted > self.allowed:
+            return None
+        if self.settings.expandable_segments:
+            return self._expandable.obtain(pool, size, stream)
+        if wanted > self.free_bytes():
+            return None
+        segment = Segment(self._addresses.take(wanted), wanted, stream, pool)
+        self._segments[segment.address] = segment
+        pool.segments += 1
+        self._count_reserved(pool, wanted)
+        if wanted >= self._max_split:
+            self._stats.oversize_segments.change(1)
+        if self._watched:
+            self._tell("segment_alloc", segment.first, segment.address, wanted)
+        return segment.first
+
+    def _hand_out(self, block: Block, pool: Pool, size: int, nbytes: int) -> None:
+        """Cuts the block to size if the rest is worth keeping, and counts it as allocated."""
+        counted = block.segment.page == 0  # inactive_split leaves expandable segments out
+        was_split = block.previous is not None or block.next is not None
+        if block.size - size >= pool.least_tail and size < pool.split_below:
+            tail = block.split(size)
+            pool.add(tail)
+            if counted and was_split:
+                pool.unsplit_bytes += size
+            elif counted:
+                pool.split_blocks += 1
+                pool.split_bytes += tail.size
+                self._stats.note_split()
+        elif was_split and counted:
+            pool.unsplit_blocks += 1
+            pool.unsplit_bytes += block.size
+        block.state = ALLOCATED
+        block.requested = nbytes
+        pool.mallocs += 1
+        pool.malloc_bytes += block.size
+        pool.malloc_requested += nbytes
+        self._risen = True
+        if block.size >= self._max_split:
+            self._stats.oversize_allocations.change(1)
+        if self._watched:
+            self._tell("alloc", block, block.address, nbytes)
+
+    # A free
+
+    def _free(self, block: Block) -> None:
+        if self._risen:
+            self._stats.note_use()
+            self._risen = False
+        if self._watched:
+            self._tell("free_requested", block, block.address, block.requested)
+        if block.size >= self._max_split:
+            self._stats.oversize_allocations.change(-1)
+        if block.streams:
+            self._defer(block)
+        else:
+            self._complete_free(block)
+
+    def _complete_free(self, block: Block) -> None:
+        """Puts the block back into its pool, as one with its free neighbours."""
+        if self._watched:
+            self._tell("free_completed", block, block.address, block.requested)
+        pool = block.segment.pool
+        pool.completed += 1
+        pool.completed_bytes += block.size
+        pool.completed_requested += block.requested
+        block.state = FREE
+        block.requested = 0
+        block.frames = None
+        blocks = nbytes = 0  # by how much inactive_split changes
+        previous = block.previous
+        if previous is not None and previous.state == FREE:
+            pool.remove(previous)
+            blocks, nbytes = -1, -previous.size
+            previous.absorb_next()
+            block = previous
+        following = block.next
+        if following is not None and following.state == FREE:
+            pool.remove(following)
+            blocks -= 1
+            nbytes -= following.size
+            block.absorb_next()
+        pool.add(block)
+        if block.segment.page:
+            return
+        if block.previous is not None or block.next is not None:
+            blocks += 1
+            nbytes += block.size
+        pool.split_blocks += max(blocks, 0)
+        pool.unsplit_blocks += max(-blocks, 0)
+        if nbytes > 0:
+            pool.split_bytes += nbytes
+            self._stats.note_split()
+        else:
+            pool.unsplit_bytes -= nbytes
+
+    def _defer(self, block: Block) -> None:
+        """Lets the block wait for all that the other streams have to do by now."""
+        self._stats.note_deferred()
+        pool = block.segment.pool
+        pool.pending += 1
+        pool.pending_bytes += block.size
+        self._deferred.add(block)
+
+    def _complete_deferred(self, wait: bool) -> None:
+        """Completes the deferred frees whose streams are done, or with `wait` all of them."""
+        if self._risen:
+            self._stats.note_use()
+            self._risen = False
+        for block in self._deferred.completed(wait):
+            pool = block.segment.pool
+            pool.pending -= 1
+            pool.pending_bytes -= block.size
+            self._complete_free(block)
+
+    # Giving memory back to the device
+
+    def _release_cached(self) -> None:
+        """Returns every wholly free segment, after waiting for all deferred frees."""
+        self._stats.num_sync_all_streams += 1
+        self._complete_deferred(wait=True)
+        for pool in (self._large, self._small):
+            for stream in sorted(pool.free):
+                for _, _, block in list(pool.free[stream]):
+                    if not block.segment.page and block.size == block.segment.size:
+                        self._release(block)
+        if self._expandable is not None:
+            self._expandable.release()
+
+    def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
+        """With a max_split_size: returns one sufficient free oversize block of the stream, or the largest until they suffice."""
+        if self._max_split == UNLIMITED:
+            return False
+        wanted = max(size, self._max_split)
+        oversize = [block for _, _, block in pool.free.get(stream, ()) if block.size >= self._max_split and not block.segment.page]
+        for block in oversize:
+            if block.size >= wanted:
+                self._release(block)
+                return True
+        released = 0
+        while oversize and released < wanted:
+            released += oversize[-1].size
+            self._release(oversize.pop())
+        return released >= wanted
+
+    def _release(self, block: Block) -> None:
+        """Returns the segment that the free block fills."""
+        segment = block.segment
+        pool = segment.pool
+        pool.remove(block)
+        del self._segments[segment.address]
+        self._addresses.give_back(segment.address, segment.size)
+        pool.released_segments += 1
+        pool.released_bytes += segment.size
+        self._stats.num_device_free += 1
+        if segment.size >= self._max_split:
+            self._stats.oversize_segments.change(-1)
+        if self._watched:
+            self._tell("segment_free", block, segment.address, segment.size)
+
+    # Small parts
+
+    def _count_reserved(self, pool: Pool, nbytes: int) -> None:
+        pool.reserved_bytes += nbytes
+        self._stats.num_device_alloc += 1
+        self._stats.note_reserved()
+
+    def _tell(self, action: str, block: Block, address: int, size: int) -> None:
+        """Tells listener and history of an event."""
+        if self._history is not None:
+            frames = self._history.stack(action)
+            if action == "alloc":
+                block.frames = frames
+            elif action == "segment_alloc":
+                block.segment.frames = frames
+            self._history.add(action, address, size, block.stream, frames)
+        if self._listener is not None:
+            self._listener(action, block, size)
+
+    def _out_of_memory(self, message: str | None, nbytes: int, wanted: int) -> OutOfMemory:
+        figures = {
+            "segment_size": wanted,
+            "total": self.total,
+            "free": self.free_bytes(),
+            "allowed": self.allowed,
+            "allocated": self.allocated,
+            "reserved": self.reserved,
+        }
+        if message is None:
+            message = oom_text(index=self.index, processes=self._processes(), version=self.version, own_pid=os.getpid(), **figures)
+        return OutOfMemory(message, requested=nbytes, **figures)
