@@ -185,7 +185,9 @@ def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Re
         virtual = os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0") or like is not None or not values or real_gpus() < gpus
     if not virtual:
         if (there := real_gpus()) < gpus:
-            raise RuntimeError(f"virtual=False asks for {gpus} real CUDA GPU(s), and PyTorch sees {there}. Choose virtual=True or virtual=None for virtual ones.")
+            raise RuntimeError(
+                f"virtual=False asks for {gpus} real CUDA GPU(s), and PyTorch sees {there}. Choose virtual=True or virtual=None for virtual ones."
+            )
         if like is not None or not values:
             raise ValueError("like= and values= describe virtual GPUs; with virtual=False leave them out")
     if virtual and limit is not None:

@@ -22,7 +22,9 @@ def answers(machine: Machine) -> dict[str, Any]:
             target.copy_(tensor, non_blocking=True)
         return list(out)
 
-    def broadcast_coalesced(tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int = BUFFER_BYTES) -> list[list[torch.Tensor]]:
+    def broadcast_coalesced(
+        tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int = BUFFER_BYTES
+    ) -> list[list[torch.Tensor]]:
         """Every tensor on every device. Small ones travel in one flat buffer, of which the receivers keep views."""
         if any(gpu_of(tensor) is not machine.gpus[devices[0]] for tensor in tensors):
             raise RuntimeError("All tensors must be on devices[0]: " + str(devices[0]))

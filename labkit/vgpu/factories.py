@@ -25,7 +25,7 @@ LEGACY = {
 }  # fmt: skip
 
 
-# The CUDA dispatch key: all factories end in these, in any thread
+# The CUDA dispatch key: all factories end in these two, in any thread
 
 
 def cuda_empty(
@@ -45,10 +45,6 @@ def cuda_empty(
 
 def cuda_empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
     return empty(hardware.machine().gpu(device), size, stride, dtype or torch.get_default_dtype())
-
-
-def cuda_zeros(size: Any, **options: Any) -> Any:
-    return cuda_empty(size, **options).zero_()
 
 
 # Makers that read Python data

@@ -12,6 +12,10 @@ from labkit.vgpu.operators import matrix_work, move, tensors
 from labkit.vgpu.tensor import VirtualTensor
 
 
+# PyTorch's own operators fail or crash on symbolic zeros where a mode watches: real zeros serve as well.
+_SYMBOLIC_ZEROS, _ZEROS = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
+
+
 class HostOperators(TorchDispatchMode):
     """Sees every operator of the threads of a machine: those on CPU tensors take host time, and C++ may make tensors for a GPU.
 
@@ -30,6 +34,8 @@ class HostOperators(TorchDispatchMode):
         return False  # torch would wrap __torch_dispatch__ against torch.compile, which costs and hides the calling frame
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is _SYMBOLIC_ZEROS:
+            func = _ZEROS
         machine = self.machine
         selected = machine.selected
         frame = sys._getframe(1)

@@ -118,7 +118,6 @@ class Installation:
             warnings.simplefilter("ignore")  # on a build with CUDA: that these kernels stand in for its own
             self._library.impl("empty.memory_format", factories.cuda_empty, "CUDA")
             self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
-            self._library.impl("_efficientzerotensor", factories.cuda_zeros, "CUDA")
 
 
 def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:

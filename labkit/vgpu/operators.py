@@ -232,11 +232,12 @@ def on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
 
 def infer(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> Any:
     """What the operator returns, without values."""
-    if _writes(func):
-        for x in _written(func, args, kwargs):
-            forget(x)
-        if len(func._schema.returns) == 1:
-            return _written(func, args, kwargs)[0]
+    written = _written(func, args, kwargs)
+    for x in written:
+        forget(x)
+    returns = func._schema.returns
+    if all(r.alias_info is not None for r in returns):  # all that it does is to write
+        return None if not returns else written[0] if len(returns) == 1 else tuple(written)
     shapes = on_meta(func, args, kwargs)
     if shapes is None:
         raise RuntimeError(f"{func._schema.name}: the shape of its result depends on values, and these were not kept")
@@ -249,10 +250,6 @@ def infer(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> Any:
         return x
 
     return place_shape(shapes)
-
-
-def _writes(func: Any) -> bool:
-    return any(argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments)
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
@@ -397,6 +394,10 @@ def shape_from_values(func: Any, args: tuple, kwargs: dict) -> Any:
 def copy_into(func: Any, args: tuple, kwargs: dict) -> Any:
     """`copy_`: between any two devices."""
     target, source = args[0], args[1]
+    waiting = getattr(target.untyped_storage(), "waiting", None) if type(target) is torch.Tensor else None
+    if waiting is not None and waiting == hardware.machine().selected.waiting:
+        # C++ made the result on the CPU before it had looked at any device tensor: it would come back on the wrong device
+        raise unsupported("an operator whose result PyTorch's C++ makes on the CPU (such as torch.linalg.matrix_rank)")
     transfer(source, target, non_blocking=bool(args[2]) if len(args) > 2 else kwargs.get("non_blocking", False))
     return target
 

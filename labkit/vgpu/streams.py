@@ -15,7 +15,13 @@ class Stream:
     """A queue of work on a GPU. Named by `stream_id` and `device_index`, as torch.cuda asks for one that exists, or new."""
 
     def __init__(
-        self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, device_index: int | None = None, device_type: int = CUDA
+        self,
+        device: Any = None,
+        priority: int = 0,
+        *,
+        stream_id: int | None = None,
+        device_index: int | None = None,
+        device_type: int = CUDA,
     ) -> None:
         machine = hardware.machine()
         gpu = machine.gpu(device if device_index is None else device_index)
