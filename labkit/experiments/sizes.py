@@ -1,0 +1,60 @@
+"""From which size on a GPU is worth its launches: a training step of a small network on the CPU and on the GPU."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from labkit import machine
+from labkit.experiments.result import Result, Row, Run, badge, checked_count, checked_sizes
+
+WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+WIDEST = 16384
+COLUMNS = {"width": "neurons", "device": "", "seconds": "seconds"}
+
+
+def host_and_device(widths: Sequence[int] = WIDTHS, batch: int = 64, repeats: int = 5) -> Run:
+    """Seconds of one training step of a network of two linear layers, by their `widths`, on the "cpu" and on "cuda".
+
+    A step is forward, backward and SGD on `batch` rows; the mean of `repeats` steps in a row, after two that do not count. On the
+    virtual machine the host's clock counts the CPU's operators, as its profile has them.
+
+    Raises ValueError for widths outside 1 to 16384, RuntimeError when no GPU is in use.
+    """
+    widths = checked_sizes("widths", widths, WIDEST)
+    parameters = {"widths": widths, "batch": checked_count("batch", batch), "repeats": checked_count("repeats", repeats)}
+    return Run("host_and_device", parameters, COLUMNS, badge(), 2 * len(widths), _points(widths, batch, repeats))
+
+
+def gpu_gain(result: Result) -> dict[int, float]:
+    """How many times faster the GPU does the step than the CPU, by width, where both were measured."""
+    cpu, gpu = (
+        dict(zip(result.column("width", device=device), result.column("seconds", device=device), strict=True)) for device in ("cpu", "cuda")
+    )
+    return {width: cpu[width] / seconds for width, seconds in gpu.items() if width in cpu}
+
+
+def _points(widths: Sequence[int], batch: int, repeats: int) -> Iterator[Row]:
+    for width in widths:
+        for device in ("cpu", "cuda"):
+            yield {"width": width, "device": device, "seconds": _step_seconds(width, batch, device, repeats)}
+
+
+def _step_seconds(width: int, batch: int, device: str, repeats: int) -> float:
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs, targets = torch.zeros(batch, width, device=device), torch.ones(batch, width, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+
+    step()
+    step()
+    torch.cuda.synchronize()
+    start = machine.host_time()
+    for _ in range(repeats):
+        step()
+    torch.cuda.synchronize()
+    return (machine.host_time() - start) / repeats

@@ -1,0 +1,208 @@
+"""What all labs share: first a prediction, then a run that can be stopped, then both in one figure.
+
+Works with ipywidgets 7.7 and 8. Values are shown by HTML widgets only: Output widgets leave no stable text in a stored notebook.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from html import escape
+from math import isfinite
+from typing import Any
+
+import ipywidgets as widgets
+
+from labkit.experiments import Result, Run
+from labkit.plots import Figure
+
+LARGEST_PREDICTION = 1000.0
+_WRAP = widgets.Layout(flex_flow="row wrap", align_items="center")
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of the kernel that runs this cell; None outside a notebook."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class Panel(widgets.VBox):
+    """A box of widgets whose text in a stored notebook is always the same.
+
+    Its buttons' actions run on the kernel's event loop, in the main thread: JupyterLab hands clicks to another thread, and Colab
+    drops what other threads draw.
+    """
+
+    def __init__(self, children: list[widgets.Widget]) -> None:
+        self._loop = running_loop()
+        super().__init__(children=children)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def _when_clicked(self, button: widgets.Button, action: Callable[[], None]) -> None:
+        button.on_click(lambda _: self._on_main_thread(action))
+
+    def _on_main_thread(self, action: Callable[[], None]) -> None:
+        """Outside a notebook, where no loop runs, the action is done at once."""
+        if self._loop is None or not self._loop.is_running():
+            action()
+        else:
+            self._loop.call_soon_threadsafe(action)
+
+
+class Lab(Panel):
+    """An experiment with a question. A subclass gives `question`, `unit` and the four methods below."""
+
+    question: str
+    unit: str
+
+    def experiment(self) -> Run:
+        """The experiment, not yet begun."""
+        raise NotImplementedError
+
+    def point(self, row: dict[str, Any]) -> str:
+        """The point just measured, in a few words."""
+        raise NotImplementedError
+
+    def draw(self, result: Result, prediction: float | None) -> Figure:
+        """Result, recording and prediction in one figure."""
+        raise NotImplementedError
+
+    def verdict(self, result: Result, prediction: float) -> str:
+        """How far the prediction was off, in a sentence."""
+        raise NotImplementedError
+
+    def __init__(self) -> None:
+        self.prediction: float | None = None
+        self.result: Result | None = None
+        self.task: asyncio.Task | None = None
+        self._stopping = False
+        self.answer = widgets.Text(
+            description="Your prediction:",
+            placeholder="a number",
+            style={"description_width": "initial"},
+            layout=widgets.Layout(width="16em"),
+        )
+        self.predict_button = widgets.Button(description="Predict", icon="check", tooltip="Take the number as your prediction")
+        self.run_button = widgets.Button(description="Run", icon="play", tooltip="Run the experiment", disabled=True)
+        self.stop_button = widgets.Button(description="Stop", icon="stop", tooltip="Stop the experiment", disabled=True)
+        self.progress = widgets.IntProgress(min=0, max=1, layout=widgets.Layout(width="16em"))
+        self.message = widgets.HTML("<p>First predict, then run.</p>")
+        self.picture = widgets.HTML()
+        self._when_clicked(self.predict_button, self._predict)
+        self._when_clicked(self.run_button, self._start)
+        self._when_clicked(self.stop_button, self._stop)
+        self.answer.on_msg(self._on_answer_message)
+        super().__init__(
+            [
+                widgets.HTML(f"<p><b>{escape(self.question)}</b></p>"),
+                widgets.HBox([self.answer, widgets.Label(self.unit), self.predict_button], layout=_WRAP),
+                widgets.HBox([self.run_button, self.stop_button, self.progress], layout=_WRAP),
+                self.message,
+                self.picture,
+            ]
+        )
+
+    def figure(self) -> Figure:
+        """The figure of the last run; before the first, that of a whole run made now, without a prediction."""
+        if self.result is not None:
+            return self.draw(self.result, self.prediction)
+        from labkit.experiments import collect
+
+        return self.draw(collect(self.experiment()), None)
+
+    def _on_answer_message(self, _: widgets.Widget, content: Any, buffers: Any) -> None:
+        if isinstance(content, dict) and content.get("event") == "submit":  # the Enter key
+            self._on_main_thread(self._predict)
+
+    def _predict(self) -> None:
+        if self.running:
+            return
+        try:
+            self.prediction = parse_prediction(self.answer.value)
+        except ValueError as error:
+            self.prediction = None
+            self._say(str(error), alert=True)
+        else:
+            self._say(f"You predict: {self.prediction:g} {self.unit}. Now press Run.")
+        self._set_buttons(running=False)
+
+    @property
+    def running(self) -> bool:
+        return not self.stop_button.disabled
+
+    def _start(self) -> None:
+        if self.running or self.prediction is None:
+            return
+        self._stopping = False
+        try:
+            run = self.experiment()
+        except Exception as error:  # whatever it is, the learner must see it
+            self._fail(error)
+            return
+        self.picture.value = ""
+        self.progress.value, self.progress.max = 0, run.total
+        self._set_buttons(running=True)
+        if self._loop is None or not self._loop.is_running():
+            for _ in self._steps(run):
+                pass
+        else:
+            self.task = self._loop.create_task(self._run(run))
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    async def _run(self, run: Run) -> None:
+        """Step the experiment on the event loop, which hears of clicks between two points."""
+        with closing(self._steps(run)) as steps:
+            for _ in steps:
+                await asyncio.sleep(0)
+
+    def _steps(self, run: Run) -> Iterator[None]:
+        """Measure point by point, yielding after each, and show what came of it."""
+        try:
+            with closing(run):
+                for row in run:
+                    self.progress.value = len(run.rows)
+                    self._say(f"Point {len(run.rows)} of {run.total}: {self.point(row)}")
+                    yield
+                    if self._stopping:
+                        break
+            self._show(run)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._set_buttons(running=False)
+
+    def _show(self, run: Run) -> None:
+        self.result = run.result()
+        self.picture.value = self.draw(self.result, self.prediction).html
+        stopped = f"Stopped after {len(run.rows)} of {run.total} points. " if len(run.rows) < run.total else ""
+        self._say(stopped + self.verdict(self.result, self.prediction))
+
+    def _fail(self, error: Exception) -> None:
+        self.picture.value = ""
+        self._say(f"The experiment failed. {type(error).__name__}: {error}", alert=True)
+
+    def _set_buttons(self, running: bool) -> None:
+        self.predict_button.disabled = self.answer.disabled = running
+        self.run_button.disabled = running or self.prediction is None
+        self.stop_button.disabled = not running
+
+    def _say(self, text: str, alert: bool = False) -> None:
+        """Show a message, which a screen reader reads out."""
+        self.message.value = f'<p role="{"alert" if alert else "status"}">{"⚠ " * alert}{escape(text)}</p>'
+
+
+def parse_prediction(text: str) -> float:
+    """The number that a learner typed. Raises ValueError saying what is allowed."""
+    try:
+        number = float(text.strip())
+    except ValueError:
+        number = float("nan")
+    if not isfinite(number) or not 0 < number <= LARGEST_PREDICTION:
+        typed = f"“{text.strip()}” is not a prediction" if text.strip() else "There is no prediction yet"
+        raise ValueError(f"{typed}: type a number greater than 0 and up to {LARGEST_PREDICTION:g}, such as 1.5, and press Predict.")
+    return number

@@ -1,0 +1,48 @@
+"""The lab of copy speed: how much faster does the GPU's copy engine read page-locked memory?"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from labkit import plots
+from labkit.experiments import Result, Run, copy_speed, units
+from labkit.experiments.copies import PREDICTED_SIZE, SIZES, pinned_gain
+from labkit.widgets.base import Lab
+
+GOOD = 1.15  # a prediction within this factor is called good
+
+
+class CopySpeedLab(Lab):
+    """Predict how many times faster 16 MiB are copied to the GPU from pinned than from pageable memory; then measure it.
+
+    `sizes` and `repeats` are those of `labkit.experiments.copy_speed`.
+    """
+
+    question = (
+        f"How many times faster is a copy of {units.byte_text(PREDICTED_SIZE)} to the GPU from pinned memory than from pageable memory?"
+    )
+    unit = "times"
+
+    def __init__(self, sizes: Sequence[int] = SIZES, repeats: int = 5) -> None:
+        self.sizes, self.repeats = sizes, repeats
+        super().__init__()
+
+    def experiment(self) -> Run:
+        return copy_speed(self.sizes, self.repeats)
+
+    def point(self, row: dict[str, Any]) -> str:
+        way = "to the GPU" if row["direction"] == "h2d" else "to the host"
+        return f"{units.byte_text(row['size'])}, {row['memory']}, {way}: {units.time_text(row['seconds'])}"
+
+    def draw(self, result: Result, prediction: float | None) -> plots.Figure:
+        return plots.copy_speed(result, result.recorded(), prediction)
+
+    def verdict(self, result: Result, prediction: float) -> str:
+        gain = pinned_gain(result).get(PREDICTED_SIZE)
+        size = units.byte_text(PREDICTED_SIZE)
+        if gain is None:
+            return f"Copies of {size} were not measured, so your prediction of {prediction:g} stays open. Press Run to try again."
+        was = f"From pinned memory {size} were copied {gain:.1f} times faster; you predicted {prediction:g}"
+        off = prediction / gain
+        if 1 / GOOD <= off <= GOOD:
+            return f"{was}. A good prediction!"
+        return f"{was}, which is {off:.1f} times too high." if off > 1 else f"{was}, which is {1 / off:.1f} times too low."
