@@ -106,7 +106,8 @@ def run(steps):
         rows.append([stats[key] for key in KEYS] + [failed])
     last = torch.cuda.memory_stats_as_nested_dict()
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
-    events = [[e["action"], e.get("addr", 0), e["size"]] for e in trace if e["action"] != "snapshot"]
+    first = min(e["addr"] for e in trace if e["action"].startswith("segment"))  # only distances are kept
+    events = [[e["action"], e.get("addr", first) - first, e["size"]] for e in trace if e["action"] != "snapshot"]
     return {"rows": rows, "stats": {key: value for key, value in last.items() if not isinstance(key, tuple)}, "events": events}
 
 
@@ -128,7 +129,13 @@ def main():
             continue
         recorded[name] = {"settings": settings, "steps": program(seed, streams, limit), **json.loads(lines[0][7:])}
         print(name, len(recorded[name]["rows"]), "steps,", recorded[name]["rows"][-1])
-    whole = {"gpu": properties.name, "torch": torch.__version__, "total_memory": properties.total_memory, "keys": KEYS}
+    whole = {
+        "gpu": properties.name,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "total_memory": properties.total_memory,
+        "keys": KEYS,
+    }
     with open(sys.argv[1], "w") as file:
         json.dump({**whole, "programs": recorded}, file, separators=(",", ":"))
 
