@@ -25,6 +25,14 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+# The indicator says idle before the front end has the kernel's description; cells run in between are lost, all but the first.
+READY = """async () => {
+    const session = window.jupyterapp.shell.currentWidget.sessionContext;
+    await session.ready;
+    await session.session.kernel.info;
+    await session.session.kernel.requestKernelInfo();
+}"""
+SHUT_DOWN = "() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()"
 DONE = "every cell has run"
 SECONDS = 1000  # Playwright counts in milliseconds
 
@@ -50,9 +58,7 @@ def lab(folder) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = folder / "jupyterlab.log"
-    command = (
-        f"jupyterlab --no-browser --allow-root --ip=127.0.0.1 --port={port} --ServerApp.port_retries=0 --IdentityProvider.token={TOKEN}"
-    )
+    command = f"jupyterlab --no-browser --allow-root --LabApp.expose_app_in_browser=True --ip=127.0.0.1 --port={port} --ServerApp.port_retries=0 --IdentityProvider.token={TOKEN}"
     with log.open("w") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", *command.split(), f"--ServerApp.root_dir={folder}"],
@@ -92,7 +98,7 @@ def browser() -> Iterator[object]:
 
 
 @pytest.fixture
-def open_lesson(lab, browser) -> Iterator[Callable[[str], object]]:
+def open_lesson(lab, browser, tmp_path) -> Iterator[Callable[[str], object]]:
     """A function that opens a lesson, runs all its cells and returns the page; no page may have had a JavaScript error."""
     pages, errors = [], []
 
@@ -103,12 +109,19 @@ def open_lesson(lab, browser) -> Iterator[Callable[[str], object]]:
         page.goto(f"{lab}/lab/tree/{name}?reset&token={TOKEN}")
         page.locator(".jp-Notebook").wait_for(timeout=60 * SECONDS)
         page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").wait_for(timeout=60 * SECONDS)
+        page.evaluate(READY)
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
-        page.locator(".jp-OutputArea-output", has_text=DONE).wait_for(timeout=120 * SECONDS)
+        try:
+            page.locator(".jp-OutputArea-output", has_text=DONE).wait_for(timeout=120 * SECONDS)
+        except Exception:
+            picture = tmp_path / "page.png"
+            page.screenshot(path=picture)
+            pytest.fail(f"not all cells of {name} have run after 120 s; the page: {picture}")
         return page
 
     yield open_and_run
     for page in pages:
+        page.evaluate(SHUT_DOWN)
         page.close()
     assert errors == []
