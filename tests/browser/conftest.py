@@ -58,10 +58,10 @@ def lab(folder) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = folder / "jupyterlab.log"
-    command = f"jupyterlab --no-browser --allow-root --LabApp.expose_app_in_browser=True --ip=127.0.0.1 --port={port} --ServerApp.port_retries=0 --IdentityProvider.token={TOKEN}"
+    options = f"--no-browser --allow-root --ip=127.0.0.1 --port={port} --ServerApp.port_retries=0 --IdentityProvider.token={TOKEN}"
     with log.open("w") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", *command.split(), f"--ServerApp.root_dir={folder}"],
+            [sys.executable, "-m", "jupyterlab", *options.split(), "--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={folder}"],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ | {"LABKIT_VIRTUAL": "1"},
