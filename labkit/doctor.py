@@ -275,7 +275,7 @@ def report(facts: Facts, advice: list[Advice]) -> str:
 def runs_on(facts: Facts) -> str:
     """In one sentence, what `labkit.use()` will take. The figures name it again in their badges."""
     if facts.torch is None or not facts.torch.version:
-        return "nothing yet: PyTorch does not load (see below)"
+        return "nothing yet: PyTorch is missing or does not load (see below)"
     count = len(facts.torch.gpus)
     if count and not facts.virtual:
         return f"{count} × {facts.torch.gpus[0]}; lessons that ask for more GPUs than {count} run on virtual ones"
