@@ -157,6 +157,20 @@ def test_one_small_block_keeps_its_segment():
     assert memory.reserved == 2 * MiB
 
 
+def test_oversize_blocks_serve_only_oversize_requests_near_their_size():
+    memory = allocator(conf="max_split_size_mb:26")
+    memory.free(memory.malloc(26 * MiB))  # a block of just the limit is oversize
+    assert figure(memory, "oversize_segments.current") == 1
+    memory.malloc(24 * MiB)
+    assert memory.reserved == 50 * MiB
+    memory = allocator(conf="max_split_size_mb:26")
+    memory.free(memory.malloc(60 * MiB))
+    memory.malloc(40 * MiB)  # 20 MiB would be wasted: too much by one byte
+    assert memory.reserved == 100 * MiB
+    memory.malloc(40 * MiB + 1)
+    assert memory.reserved == 100 * MiB
+
+
 # Other streams
 
 
@@ -176,6 +190,25 @@ def test_a_block_that_another_stream_uses_waits_for_it():
     assert figure(memory, "active_bytes.all.current") == 512
     memory.free(small)
     assert figure(memory, "active_bytes.all.peak") == 4 * MiB
+
+
+def test_a_peak_just_before_a_deferred_free_completes_is_noted():
+    memory = allocator()
+    block = memory.malloc(4 * MiB)
+    memory.record_stream(block, 7)
+    memory.free(block)
+    memory.reset_peak_stats()
+    assert figure(memory, "active_bytes.all.peak") == 4 * MiB
+    events = Tickets()
+    memory = allocator(events=events)
+    block = memory.malloc(4 * MiB)
+    memory.record_stream(block, 7)
+    memory.free(block)
+    memory.malloc(30 * MiB)
+    events.done_tickets = {1}
+    memory.malloc(2 * MiB)
+    assert figure(memory, "active_bytes.all.current") == 32 * MiB
+    assert figure(memory, "active_bytes.all.peak") == 34 * MiB
 
 
 def test_frees_of_one_stream_complete_in_order():

@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+from datetime import date
 
 MiB = 1 << 20
 SIZES = {
@@ -134,6 +135,7 @@ def main():
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "total_memory": properties.total_memory,
+        "made": f"{date.today()} by record_allocator.py on one GPU",
         "keys": KEYS,
     }
     with open(sys.argv[1], "w") as file:
