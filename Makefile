@@ -33,7 +33,7 @@ NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests
 
 # JupyterLab refuses to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed
-	$(BIN)/jupyter lab notebooks/00_start_here.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	$(BIN)/python -m jupyterlab notebooks/00_start_here.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: lint unit notebooks
 
