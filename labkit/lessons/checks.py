@@ -1,0 +1,141 @@
+"""How a check works: fresh inputs are drawn, the answer is observed with them, and what was observed is judged.
+
+Inputs and observations are plain data (numbers, strings, lists, dicts), so that `observe` can run beside the learner's code and `judge`
+somewhere else, in a process that the learner's code never reaches.
+"""
+
+import dis
+import gc
+import random
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from labkit import machine
+from labkit.lessons.verdict import Verdict, not_attempted, not_yet
+
+Plain = Any  # numbers, strings, None, and lists and dicts of them
+
+
+@dataclass(frozen=True)
+class Check:
+    """One exercise's check.
+
+    Attributes:
+        number: of the exercise, such as "01.2".
+        draw: makes the inputs of one try.
+        observe: gives the answer those inputs and returns what it did. An exception in it is the answer's.
+        judge: says what to make of it. Pure.
+        gpus: how many the check needs.
+    """
+
+    number: str
+    draw: Callable[[random.Random], Plain]
+    observe: Callable[[Any, Plain], Plain]
+    judge: Callable[[Plain, Plain], Verdict]
+    gpus: int = 1
+
+
+def run(check: Check, answer: Any, seed: int | None = None) -> Verdict:
+    """Draw, observe and judge, here and now. `seed` repeats a draw; without it, each call draws anew."""
+    inputs = check.draw(random.Random(seed))
+    return judge(check, observe(check, answer, inputs), inputs)
+
+
+def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
+    """What `answer` does with `inputs`: {"observed": …}, {"raised": …} or {"attempted": False}.
+
+    Leaves the GPUs as they were: the current device, and the memory in use.
+    """
+    _require_gpus(check)
+    if is_stub(answer):
+        return {"attempted": False}
+    with undisturbed():
+        try:
+            return {"observed": check.observe(answer, inputs)}
+        except Exception as error:
+            return {"raised": quote(error)}
+
+
+def judge(check: Check, observation: Plain, inputs: Plain) -> Verdict:
+    """The verdict on what `observe` returned. Runs none of the learner's code."""
+    if "observed" in observation:
+        verdict = check.judge(observation["observed"], inputs)
+    elif "raised" in observation:
+        verdict = not_yet(f"your answer raised {observation['raised']}")
+    else:
+        verdict = not_attempted()
+    return replace(verdict, exercise=check.number)
+
+
+def _require_gpus(check: Check) -> None:
+    used = machine.current()
+    if used is None or used.count < check.gpus:
+        raise RuntimeError(
+            f"the check of {check.number} needs {check.gpus} GPU(s) in use, and there are {used.count if used else 0}: "
+            "run the lesson's first cell, which calls labkit.use"
+        )
+
+
+# What a function whose body is `...`, `pass` or a docstring compiles to, in Python 3.11 to 3.14.
+_EMPTY = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE"}
+
+
+def is_stub(answer: Any) -> bool:
+    """Whether `answer` is still what the exercise cell holds: nothing, or a function that does nothing."""
+    if not isinstance(answer, types.FunctionType):
+        return answer is None or answer is ...
+    instructions = list(dis.get_instructions(answer))
+    does_nothing = all(instruction.opname in _EMPTY for instruction in instructions)
+    return does_nothing and all(i.argval is None for i in instructions if i.opname in ("LOAD_CONST", "RETURN_CONST"))
+
+
+@contextmanager
+def during(what: str) -> Iterator[None]:
+    """Say in an exception raised in the block what the answer was given: `with during("a tensor on cuda:1"):`."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what)
+        raise
+
+
+def quote(error: BaseException) -> str:
+    """An exception in one sentence: its class, the first line of its message, and what `during` said."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    notes = getattr(error, "__notes__", [])
+    return f"{text} (given {notes[-1]})" if notes else text
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Put the current device back and give back what the block made the GPUs hold."""
+    current = torch.cuda.current_device()
+    allocated, reserved = _memory()
+    try:
+        yield
+    finally:
+        torch.cuda.set_device(current)
+        if _memory()[0] > allocated:
+            gc.collect()  # an exception and its frames hold each other, and the tensors in them
+        if _memory()[1] > reserved:
+            torch.cuda.empty_cache()
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes allocated and reserved on all GPUs."""
+    indices = range(torch.cuda.device_count())
+    return sum(map(torch.cuda.memory_allocated, indices)), sum(map(torch.cuda.memory_reserved, indices))
+
+
+def describe(value: Any) -> Plain:
+    """A tensor as plain data: device, dtype, shape and values in one list. Of anything else, the name of its type."""
+    if not isinstance(value, torch.Tensor):
+        return {"type": type(value).__name__}
+    flat = value.detach().cpu().flatten().tolist()
+    return {"type": "Tensor", "device": str(value.device), "dtype": str(value.dtype), "shape": list(value.shape), "values": flat}

@@ -1,0 +1,138 @@
+"""The lessons keep to one form: section order, short cells, few words, exercises with a stub, a check and a solution."""
+
+import ast
+import re
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import nbformat
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+LESSONS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
+INTRODUCTION = "00"
+MOST_LINES = 15
+FIRST = ["What you will be able to do", "Set-up"]
+LAST = ["Exercises", "What to remember", "References"]
+AVOIDED = re.compile(r"\b(simply|just|obviously)\b", re.IGNORECASE)
+
+lessons = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+full_lessons = pytest.mark.parametrize("path", [p for p in LESSONS if not p.name.startswith(INTRODUCTION)], ids=lambda path: path.stem)
+
+
+def cells(path: Path) -> list[nbformat.NotebookNode]:
+    return nbformat.read(path, as_version=4).cells
+
+
+def tags(cell: nbformat.NotebookNode) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def prose(path: Path) -> str:
+    """What a learner reads: the Markdown, without code in fences, addresses of links, and the folded solutions."""
+    text = "\n".join(cell.source for cell in cells(path) if cell.cell_type == "markdown" and "solution" not in tags(cell))
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def words(path: Path) -> int:
+    return len(re.findall(r"\w[\w'’.:_/-]*", prose(path)))
+
+
+def teaching_cells(path: Path) -> list[nbformat.NotebookNode]:
+    """The code cells besides those of exercises and their checks."""
+    code = [cell for cell in cells(path) if cell.cell_type == "code"]
+    return [cell for cell in code if "exercise" not in tags(cell) and not cell.source.startswith("labkit.check(")]
+
+
+def lines(cell: nbformat.NotebookNode) -> int:
+    return sum(bool(line.strip()) for line in cell.source.splitlines())
+
+
+@lessons
+def test_sections_stand_in_the_usual_order(path):
+    sections = re.findall(r"^## (.+)$", prose(path), re.MULTILINE)
+    assert sections[:2] == FIRST
+    assert sections[-3:] == LAST
+    assert len(sections) > len(FIRST + LAST)
+
+
+@lessons
+def test_first_code_cell_says_what_the_lesson_runs_on(path):
+    first = teaching_cells(path)[0]
+    assert "import torch" in first.source and "labkit.use(gpus=" in first.source
+    assert any("virtual GPU" in output.get("text", "") for output in first.outputs)
+
+
+@lessons
+def test_code_cells_are_short(path):
+    assert {cell.id: lines(cell) for cell in teaching_cells(path) if lines(cell) > MOST_LINES} == {}
+
+
+@full_lessons
+def test_a_lesson_has_15_to_25_code_cells_of_about_four_lines(path):
+    sizes = [lines(cell) for cell in teaching_cells(path)]
+    assert 15 <= len(sizes) <= 25
+    assert 3 <= median(sizes) <= 5
+
+
+@full_lessons
+def test_a_lesson_has_1000_to_1500_words(path):
+    assert 1000 <= words(path) <= 1500
+
+
+def test_the_introduction_is_short():
+    assert 400 <= words(LESSONS[0]) <= 700
+
+
+@lessons
+def test_text_stands_before_every_code_cell_that_shows_something(path):
+    """Two code cells may only follow each other where the first prints nothing."""
+    all_cells = cells(path)
+    for before, cell in pairwise(all_cells):
+        if before.cell_type == cell.cell_type == "code" and not cell.source.startswith("labkit.check("):
+            assert before.outputs == [], cell.source
+
+
+@lessons
+def test_prose_avoids_belittling_words(path):
+    assert AVOIDED.findall(prose(path)) == []
+
+
+@full_lessons
+def test_results_are_predicted_first(path):
+    assert len(re.findall(r"\*Predict[:*]", prose(path))) >= len(teaching_cells(path)) / 2
+
+
+@lessons
+def test_exercises_have_a_stub_a_check_and_a_folded_solution(path):
+    all_cells = cells(path)
+    stubs = [index for index, cell in enumerate(all_cells) if "exercise" in tags(cell)]
+    assert len(stubs) >= (1 if path.name.startswith(INTRODUCTION) else 4)
+    for number, index in enumerate(stubs, start=1):
+        statement, stub, check, solution = all_cells[index - 1 : index + 3]
+        exercise = f"{path.name[:2]}.{number}"
+        name = re.match(r"def (\w+)\(", stub.source)[1]
+        assert f"**{exercise}**" in statement.source and name in statement.source
+        assert stub.outputs == []
+        assert check.source == f'labkit.check("{exercise}", {name})'
+        assert check.outputs[0]["data"]["text/plain"] == f"{exercise} not attempted"
+        assert "solution" in tags(solution)
+        assert solution.source.startswith("<details>") and solution.source.endswith("</details>")
+        assert f"def {name}(" in solution.source
+
+
+@lessons
+def test_cells_that_print_are_stored_with_their_output(path):
+    """Comparing runs with stored outputs is worth something only where there are outputs."""
+    for cell in teaching_cells(path):
+        assert bool(cell.outputs) or not shows(cell.source), cell.source
+
+
+def shows(source: str) -> bool:
+    """Whether running the cell shows something: it ends in a value, or prints outside its functions."""
+    statements = [node for node in ast.parse(source).body if not isinstance(node, ast.FunctionDef)]
+    calls = [node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    prints = any(isinstance(call.func, ast.Name) and call.func.id in ("print", "attempt") for call in calls)
+    return prints or (bool(statements) and isinstance(statements[-1], ast.Expr) and not isinstance(statements[-1].value, ast.Constant))

@@ -1,0 +1,65 @@
+"""Run notebooks from top to bottom on virtual GPUs and store their outputs, the same bytes each time.
+
+    python tools/execute_notebooks.py [NOTEBOOK …]        (default: all in notebooks/)
+
+What only one machine or one run has is left out: times of execution, the kernel's version, the identity of a widget's model. A stored
+widget cannot be drawn without its kernel, so its text stands for it. A cell that raises without the tag `raises-exception` stops
+everything, and that notebook stays as it was.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+SECONDS = 120  # a cell's limit
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def main(arguments: list[str]) -> None:
+    os.environ["LABKIT_VIRTUAL"] = "1"  # the kernels inherit it
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    for path in [Path(name) for name in arguments] or sorted(NOTEBOOKS.glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        client = NotebookClient(
+            notebook,
+            kernel_name="python3",
+            timeout=SECONDS,
+            record_timing=False,
+            store_widget_state=False,
+            resources={"metadata": {"path": str(path.parent)}},
+        )
+        nbformat.write(normal(client.execute()), path)
+        print(f"{path}: {sum(cell.cell_type == 'code' for cell in notebook.cells)} code cells executed")
+
+
+def normal(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook without what belongs to one run; cells keep their tags, and their other metadata with a meaning."""
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
+            for output in cell.outputs:
+                output.get("data", {}).pop(WIDGET, None)
+    return notebook
+
+
+def joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Outputs with neighbouring pieces of the same stream in one: how a stream is cut up depends on timing."""
+    together: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        last = together[-1] if together else None
+        if last is not None and output.output_type == last.output_type == "stream" and output.name == last.name:
+            last.text += output.text
+        else:
+            together.append(output)
+    return together
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
