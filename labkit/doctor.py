@@ -25,7 +25,7 @@ LESSONS_NEED = {
     "jupyterlab": "4.2",
 }
 TESTS_NEED = ("nbval", "pytest", "hypothesis", "ruff")
-FRONT_ENDS = ("jupyterlab", "notebook", "google-colab")  # any of them opens a lesson
+OTHER_FRONT_ENDS = ("notebook", "google-colab")  # they open a lesson as well as JupyterLab
 COMFORT = 2 * GIB  # bytes: a kernel takes up to 1 GiB, JupyterLab and a browser need the rest
 
 
@@ -86,7 +86,7 @@ def gather() -> Facts:
         limited=limited,
         torch=ask_torch(),
         answers=nvidia.ask_all(),
-        packages={name: installed(name) for name in (*LESSONS_NEED, "notebook", "google-colab", *TESTS_NEED)},
+        packages={name: installed(name) for name in (*LESSONS_NEED, *OTHER_FRONT_ENDS, "ipykernel", *TESTS_NEED)},
         pins=pinned_versions(Path(__file__).parents[1] / "constraints.txt"),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         virtual=os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0"),
@@ -199,7 +199,10 @@ def _about_packages(facts: Facts) -> list[Advice]:
     advice = []
     for name, least in LESSONS_NEED.items():
         version = facts.packages.get(name)
-        if name == "jupyterlab" and version is None and any(facts.packages.get(other) for other in FRONT_ENDS):
+        if name == "jupyterlab" and version is None and any(facts.packages.get(other) for other in OTHER_FRONT_ENDS):
+            continue
+        if name == "jupyterlab" and version is None and facts.packages.get("ipykernel"):
+            advice.append(Advice("jupyterlab is missing: `make lab` installs it. An editor that opens notebooks itself does without."))
             continue
         if version is None:
             advice.append(

@@ -87,6 +87,11 @@ def test_another_front_end_is_as_good():
     assert doctor.advise(facts({"jupyterlab": None, "notebook": "6.5.7"})) == []
 
 
+def test_a_kernel_alone_serves_an_editor():
+    advice = only_advice(facts({"jupyterlab": None, "ipykernel": "7.4.0"}))
+    assert not advice.blocking and "jupyterlab is missing" in advice.text
+
+
 def test_an_old_python_blocks():
     advice = only_advice(facts(python=(3, 10, 4)))
     assert advice.blocking and "Python 3.11 or newer" in advice.text
