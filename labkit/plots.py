@@ -206,12 +206,9 @@ def _speed_proof(result: Result | None, direction: str) -> str:
     pinned, pageable = (
         result.column("bytes_per_second", size=largest, memory=memory, direction=direction)[0] for memory in ("pinned", "pageable")
     )
-    numbers = (
-        f"{units.byte_text(largest)} copies at {units.rate_text(pinned)} from pinned, {units.rate_text(pageable)} from pageable memory."
-    )
-    if direction == "d2h":
-        numbers = numbers.replace(" from ", " to ")
-    return _told(result, numbers)
+    word = "from" if direction == "h2d" else "to"
+    speeds = f"{units.rate_text(pinned)} {word} pinned, {units.rate_text(pageable)} {word} pageable memory"
+    return _told(result, f"{units.byte_text(largest)} copies at {speeds}.")
 
 
 def _step_proof(result: Result | None) -> str:

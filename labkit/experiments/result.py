@@ -52,15 +52,15 @@ class Result:
         return Table(header, rows, self.badge)
 
     def recorded(self, gpu: str = "H200") -> "Result | None":
-        """What a real GPU gave for the same parameters, at those points that this result has too; None if that was not recorded."""
+        """What a real GPU gave for the same parameters, at those points that were asked for here; None if that was not recorded."""
         from labkit import recordings
 
         recording = recordings.load(self.name, gpu)
         if recording is None or _fixed(recording.parameters) != _fixed(self.parameters):
             return None
         varied = next(iter(self.columns))
-        here = set(self.column(varied))
-        rows = [row for row in recording.rows if row[varied] in here]
+        asked = {point for value in self.parameters.values() if isinstance(value, list) for point in value}
+        rows = [row for row in recording.rows if row[varied] in asked]
         return Result(self.name, recording.parameters, recording.columns, rows, recording.badge, recording.origin) if rows else None
 
     def to_json(self) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 from labkit import machine
 from labkit.experiments.result import Result, Row, Run, badge, checked_count, checked_sizes
 
-WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+WIDTHS = (16, 32, 64, 128, 256, 512, 1024)
 WIDEST = 16384
 COLUMNS = {"width": "neurons", "device": "", "seconds": "seconds"}
 

@@ -17,9 +17,7 @@ class CopySpeedLab(Lab):
     `sizes` and `repeats` are those of `labkit.experiments.copy_speed`.
     """
 
-    question = (
-        f"How many times faster is a copy of {units.byte_text(PREDICTED_SIZE)} to the GPU from pinned memory than from pageable memory?"
-    )
+    question = f"How many times faster is it to copy {units.byte_text(PREDICTED_SIZE)} to the GPU from pinned than from pageable memory?"
     unit = "times"
 
     def __init__(self, sizes: Sequence[int] = SIZES, repeats: int = 5) -> None:

@@ -23,7 +23,9 @@ SECONDS = 1000
 
 @pytest.fixture
 def page(folder, open_lesson):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
     nbformat.write(notebook, folder / "widgets.ipynb")
     page = open_lesson("widgets.ipynb")
     yield page
@@ -40,7 +42,7 @@ def test_a_learner_predicts_runs_stops_and_runs_again(page):
     from playwright.sync_api import expect
 
     answer = page.get_by_label("Your prediction:")
-    predict, run, stop = (page.get_by_role("button", name=name, exact=True).first for name in ("Predict", "Run", "Stop"))
+    predict, run, stop = (page.locator(".jupyter-button", has_text=name).first for name in ("Predict", "Run", "Stop"))
     message = page.locator(".widget-html-content p[role]").first
     expect(run).to_be_disabled()
 
