@@ -15,7 +15,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from labkit.experiments import units
 from labkit.experiments.copies import PREDICTED_SIZE, pinned_gain
@@ -29,9 +29,8 @@ DOTS_PER_INCH = 144
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so figures look the same everywhere
     "font.size": 9.5,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
+    "figure.titlesize": 11,
+    "figure.titleweight": "bold",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -53,7 +52,7 @@ class Figure:
     """
 
     def __init__(self, canvas: Canvas, alt: str) -> None:
-        self.title = canvas.axes[0].get_title(loc="left")
+        self.title = canvas.get_suptitle()
         self.alt = alt
         picture = io.BytesIO()
         canvas.savefig(picture, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None, "Description": alt})
@@ -104,11 +103,11 @@ def copy_speed(result: Result, recorded: Result | None = None, prediction: float
                 labels += _line(axes, sizes, speeds, colour, dashes, label)
         sentence = _predicted_speed(axes, result, direction, prediction)
         way = "host to device" if direction == "h2d" else "device to host"
-        _binary_scale(axes, f"bytes copied, {way}", units.byte_text, every=2)
+        _binary_scale(axes, f"bytes copied, {way}", units.byte_text, most=7)
         _decimal_scale(axes, "copy speed", units.rate_text)
         _label_ends(axes, labels)
         _badge(canvas, result, recorded)
-        return Figure(canvas, _words(axes, _speed_proof(result, direction), sentence, _speed_proof(recorded, direction), result.badge))
+        return Figure(canvas, _words(canvas, _speed_proof(result, direction), sentence, _speed_proof(recorded, direction), result.badge))
 
 
 def host_and_device(result: Result, recorded: Result | None = None) -> Figure:
@@ -121,11 +120,11 @@ def host_and_device(result: Result, recorded: Result | None = None) -> Figure:
                 label = name if source is result else f"{name}, recorded"
                 widths, seconds = source.column("width", device=device), source.column("seconds", device=device)
                 labels += _line(axes, widths, seconds, colour, dashes, label)
-        _binary_scale(axes, "width of the network, in neurons", lambda width: f"{width:g}", every=1)
+        _binary_scale(axes, "width of the network, in neurons", lambda width: f"{width:g}", most=10)
         _decimal_scale(axes, "time of one training step", units.time_text)
         _label_ends(axes, labels)
         _badge(canvas, result, recorded)
-        return Figure(canvas, _words(axes, _step_proof(result), _step_proof(recorded), result.badge))
+        return Figure(canvas, _words(canvas, _step_proof(result), _step_proof(recorded), result.badge))
 
 
 def memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure:
@@ -148,13 +147,15 @@ def memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure:
                 heights = [getattr(sample, name) / size for sample in mine]
                 axes.step(times, [*heights, heights[-1]], where="post", color=colour, linewidth=width)
                 labels.append((times[-1], heights[-1], "used on the device" if name == "used" else name, colour))
-            axes.set(ylim=(0, None), ylabel=f"{'memory' if len(devices) == 1 else f'cuda:{device}'}, {unit}")
+            axes.set(ylim=(0, None), ylabel="memory" if len(devices) == 1 else f"cuda:{device}")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} {unit}")
+            axes.yaxis.set_major_locator(MaxNLocator(max(2, 6 // len(devices))))
             axes.margins(x=0)
             _label_ends(axes, labels)
         panels[-1].set_xlabel(f"time since the start, {short}")
         _badge(canvas, None, None, badge)
         used = f"All processes together use at most {units.byte_text(peaks['used'])} of a device."
-        return Figure(canvas, _words(panels[0], used, f"{len(devices)} GPU{'s' * (len(devices) > 1)}, {len(samples)} samples.", badge))
+        return Figure(canvas, _words(canvas, used, f"{len(devices)} GPU{'s' * (len(devices) > 1)}, {len(samples)} samples.", badge))
 
 
 # What they find
@@ -193,10 +194,10 @@ def _winner_finding(gain: dict[int, float]) -> str:
     widths = sorted(gain)
     lost = [width for width in widths if gain[width] < 1]
     if not lost:
-        return f"The GPU wins at every width, {gain[widths[-1]]:.1f} times at {widths[-1]}"
+        return f"The GPU wins at every width; at {widths[-1]} it is {gain[widths[-1]]:.3g} times faster"
     if len(lost) == len(widths):
         return f"The CPU wins at every width up to {widths[-1]}"
-    return f"The CPU wins up to a width of {max(lost)}, the GPU is {gain[widths[-1]]:.1f} times faster at {widths[-1]}"
+    return f"The CPU wins up to a width of {max(lost)}; at {widths[-1]} the GPU is {gain[widths[-1]]:.3g} times faster"
 
 
 def _speed_proof(result: Result | None, direction: str) -> str:
@@ -226,9 +227,9 @@ def _told(result: Result, numbers: str) -> str:
     return f"{result.badge[0].upper()}{result.badge[1:]}: {numbers}" if result.origin else f"{numbers[0].upper()}{numbers[1:]}"
 
 
-def _words(axes: Axes, *sentences: str) -> str:
+def _words(canvas: Canvas, *sentences: str) -> str:
     """The alternative text: the finding, then the numbers that prove it."""
-    parts = [axes.get_title(loc="left"), *(sentence for sentence in sentences if sentence)]
+    parts = [canvas.get_suptitle(), *(sentence for sentence in sentences if sentence)]
     return " ".join(part if part.endswith(".") else f"{part}." for part in (p[0].upper() + p[1:] for p in parts))
 
 
@@ -237,9 +238,11 @@ def _words(axes: Axes, *sentences: str) -> str:
 
 def _canvas(title: str, rows: int = 1) -> list[Any]:
     """A white figure with the finding above its axes, and the axes, one below the other."""
-    canvas = Canvas(figsize=SIZE, facecolor="white", layout="constrained")
-    axes = canvas.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
-    axes[0].set_title(title, pad=10)
+    canvas = Canvas(figsize=SIZE, facecolor="white")
+    # Room for ticks with units on the left, for the names of the lines on the right, for the badge below.
+    margins = {"left": 0.14, "right": 0.78, "bottom": 0.19, "top": 0.89, "hspace": 0.25}
+    axes = canvas.subplots(rows, 1, sharex=True, squeeze=False, gridspec_kw=margins)[:, 0]
+    canvas.suptitle(title, x=0.02, y=0.975, ha="left", va="top")
     return [canvas, *axes]
 
 
@@ -270,12 +273,15 @@ def _predicted_speed(axes: Axes, result: Result, direction: str, prediction: flo
     return f"Predicted at {units.byte_text(PREDICTED_SIZE)}: {prediction:g} times faster."
 
 
-def _binary_scale(axes: Axes, label: str, text: Callable[[float], str], every: int) -> None:
-    """A logarithmic x axis with a tick at every second, or every, power of two: 4 KiB, 16 KiB."""
+def _binary_scale(axes: Axes, label: str, text: Callable[[float], str], most: int) -> None:
+    """A logarithmic x axis with ticks at powers of two, at most `most` of them: 4 KiB, 64 KiB, 1 MiB."""
     axes.set_xscale("log", base=2)
-    low, high = axes.get_xlim()
-    powers = range(every * math.ceil(math.log2(low) / every), math.floor(math.log2(high)) + 1, every)
-    axes.set_xticks([2**power for power in powers], [text(2**power) for power in powers], minor=False)
+    low, high = (math.log2(limit) for limit in axes.get_xlim())
+    for every in (1, 2, 4, 8, 16):
+        powers = range(every * math.ceil(low / every), math.floor(high) + 1, every)
+        if len(powers) <= most:
+            break
+    axes.set_xticks([2**power for power in powers], [text(2**power) for power in powers])
     axes.set_xlabel(label)
 
 
@@ -292,7 +298,6 @@ def _decimal_scale(axes: Axes, label: str, text: Callable[[float], str]) -> None
 
 def _label_ends(axes: Axes, labels: list[tuple[float, float, str, str]]) -> None:
     """Names at the right ends of the lines, moved apart where they would overlap."""
-    axes.figure.draw_without_rendering()
     least = 13 * axes.figure.dpi / 72  # pixels between two lines of text
     placed: list[float] = []
     for x, y, text, colour in sorted(labels, key=lambda label: label[1]):
@@ -314,4 +319,4 @@ def _badge(canvas: Canvas, result: Result | None, recorded: Result | None, badge
     text = badge or result.badge
     if recorded is not None:
         text += f"  ·  dashed: {recorded.badge}"
-    canvas.supxlabel(text, x=0.99, ha="right", fontsize=9, color="#444444", style="italic")
+    canvas.text(0.98, 0.03, text, ha="right", fontsize=9, color="#444444", style="italic")

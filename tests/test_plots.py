@@ -1,6 +1,7 @@
 """Figures: their findings, words, colours and sizes."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_solid_is_measured_dashed_is_recorded_hollow_is_predicted(monkeypatch):
     ]  # fmt: skip
     texts = [text.get_text() for text in canvas.axes[0].texts]
     assert {"pinned", "pageable", "pinned, recorded", "pageable, recorded", "predicted: 5 times"} == set(texts)
-    assert "measured on paper" in canvas.get_supxlabel()
+    assert any("measured on paper" in text.get_text() for text in canvas.texts)
     assert min(text.get_fontsize() for text in canvas.findobj(plots.matplotlib.text.Text)) >= 9
 
 
@@ -114,7 +115,7 @@ def test_labels_at_the_ends_of_lines_do_not_overlap(monkeypatch):
     canvas.draw_without_rendering()
     boxes = sorted((text.get_window_extent() for text in canvas.axes[0].texts), key=lambda box: box.y0)
     assert len(boxes) == 4
-    assert all(below.y1 <= above.y0 + 1 for below, above in zip(boxes, boxes[1:], strict=False))
+    assert all(below.y1 <= above.y0 + 1 for below, above in itertools.pairwise(boxes))
 
 
 def test_a_notebook_shows_the_picture_and_the_words():
@@ -140,9 +141,9 @@ def steps(seconds):
 @pytest.mark.parametrize(
     ("seconds", "title"),
     [
-        ({16: (1e-4, 4e-4), 512: (1e-3, 4e-4)}, "The CPU wins up to a width of 16, the GPU is 2.5 times faster at 512"),
+        ({16: (1e-4, 4e-4), 512: (1e-3, 4e-4)}, "The CPU wins up to a width of 16; at 512 the GPU is 2.5 times faster"),
         ({16: (1e-4, 4e-4)}, "The CPU wins at every width up to 16"),
-        ({16: (1e-3, 4e-4)}, "The GPU wins at every width, 2.5 times at 16"),
+        ({16: (1e-3, 4e-4)}, "The GPU wins at every width; at 16 it is 2.5 times faster"),
         ({}, "Not measured yet: CPU and GPU at one width"),
     ],
 )
@@ -170,7 +171,7 @@ def test_each_gpu_has_a_panel(monkeypatch):
     drawn = {}
     monkeypatch.setattr(plots, "Figure", lambda canvas, alt: drawn.setdefault("canvas", canvas))
     plots.memory_over_time(memory(0) + memory(1), "measured on paper")
-    assert [axes.get_ylabel() for axes in drawn["canvas"].axes] == ["cuda:0, MiB", "cuda:1, MiB"]
+    assert [axes.get_ylabel() for axes in drawn["canvas"].axes] == ["cuda:0", "cuda:1"]
 
 
 def test_one_sample_is_enough_and_none_is_refused():
