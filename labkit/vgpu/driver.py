@@ -11,12 +11,13 @@ import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from labkit.vgpu import comm, hardware
+from labkit.vgpu import comm, hardware, history
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.profiles import Profile
 from labkit.vgpu.streams import CUDA, Stream
@@ -86,7 +87,8 @@ def properties(profile: Profile, total_memory: int, index: int) -> DevicePropert
     )
 
 
-def names_in_torch() -> set[str]:
+@cache
+def names_in_torch() -> frozenset[str]:
     """The driver's names that the installed torch's own source uses."""
     import torch.accelerator.memory
     import torch.cuda.nccl
@@ -94,12 +96,12 @@ def names_in_torch() -> set[str]:
 
     modules = (torch.cuda, torch.cuda.memory, torch.cuda.streams, torch.cuda.nccl, torch.cuda.graphs, torch.cuda.tunable)
     modules += (torch.accelerator, torch.accelerator.memory)
-    return {name for module in modules for name in NAMES.findall(inspect.getsource(module))}
+    return frozenset(name for module in modules for name in NAMES.findall(inspect.getsource(module)))
 
 
 def answers(machine: Machine) -> dict[str, Any]:
     """What stands in `torch._C` while the machine is in place: every name of the driver, served or refused."""
-    served = device_answers(machine) | stream_answers(machine) | memory_answers(machine) | comm.answers(machine)
+    served = device_answers(machine) | stream_answers(machine) | memory_answers(machine) | history.answers(machine) | comm.answers(machine)
     refused = {name: refuse(name) for name in names_in_torch() - served.keys()}
     return refused | served
 
@@ -223,7 +225,7 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
 
     def raw_free(address: int) -> None:
         gpu, block = raw.pop(address)
-        gpu.release(block)
+        gpu.allocator.free(block)
 
     def information(index: int) -> tuple[int, int]:
         return gpus[index].allocator.free_bytes(), machine.total_memory

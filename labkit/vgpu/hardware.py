@@ -2,14 +2,14 @@
 
 import os
 import threading
-from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from labkit.vgpu import costs
-from labkit.vgpu.allocator import Block, CachingAllocator, OutOfMemory
-from labkit.vgpu.clock import Clock, StreamTime
+from labkit.vgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
+from labkit.vgpu.clock import Clock, EventTime, StreamTime
 from labkit.vgpu.profiles import Profile
 
 # Values of device tensors are kept while they stay under this: a lesson that fills 16 GiB of GPU must run in 1 GiB of RAM.
@@ -34,7 +34,23 @@ class Memory:
     def __del__(self) -> None:
         self.gpu.machine.keep(self.kept, -1)
         if self.block is not None:
-            self.gpu.release(self.block)
+            self.gpu.allocator.free(self.block)
+
+
+class StreamEvents:
+    """Tells the allocator when the work on a stream of its GPU is done."""
+
+    def __init__(self, gpu: "Gpu") -> None:
+        self._gpu = gpu
+
+    def record(self, stream: int) -> EventTime:
+        return self._gpu.machine.clock.record(self._gpu.streams[stream])
+
+    def done(self, event: EventTime) -> bool:
+        return event.time <= self._gpu.machine.clock.host
+
+    def wait(self, event: EventTime) -> None:
+        self._gpu.machine.clock.synchronize_event(event, 0.0)
 
 
 class Gpu:
@@ -45,13 +61,20 @@ class Gpu:
         self.index = index
         self.device = torch.device("cuda", index)
         self.profile = machine.profile
-        self.allocator = CachingAllocator(index, machine.total_memory, others=lambda: self.profile.context_bytes)
+        self.allocator = CachingAllocator(
+            index,
+            machine.total_memory,
+            settings=Settings.from_environment(os.environ),
+            others=lambda: self.profile.context_bytes,
+            events=StreamEvents(self),
+            processes=lambda: [(os.getpid(), self.profile.context_bytes + self.allocator.reserved)],
+            version=torch.__version__,
+            driver=self._driver_call,
+        )
         self.default_stream = StreamTime(index, 0)
         self.streams = {0: self.default_stream}
         self.next_stream = {0: 0, -1: 0}  # by priority
         self.generator: Any = None  # set by labkit.vgpu.random
-        self._lock = threading.Lock()
-        self._freed: deque[Block] = deque()
 
     @property
     def stream(self) -> StreamTime:
@@ -72,30 +95,27 @@ class Gpu:
         self.machine.require_alive()
         if not nbytes:
             return None
-        self._complete_frees()
-        allocator = self.allocator
-        segments = allocator.reserved
         try:
-            with self._lock:
-                block = allocator.malloc(nbytes, self.stream.stream_id)
+            return self.allocator.malloc(nbytes, self.stream.stream_id)
         except OutOfMemory as error:
             raise torch.OutOfMemoryError(error.message) from None
-        if allocator.reserved > segments:
-            self.machine.clock.advance_host(self.profile.malloc_seconds)
-        return block
 
-    def release(self, block: Block) -> None:
-        """Give a block back. The garbage collector may come here in the middle of an allocation, so the work may have to wait."""
-        self._freed.append(block)
-        self._complete_frees()
+    def scratch(self, sizes: Iterable[int]) -> None:
+        """Allocate these many bytes one after the other, and give them back in reverse: what a kernel needs while it is launched."""
+        blocks = [self.allocate(nbytes) for nbytes in sizes]
+        for block in reversed(blocks):
+            if block is not None:
+                self.allocator.free(block)
 
-    def _complete_frees(self) -> None:
-        while self._freed and self._lock.acquire(blocking=False):
-            try:
-                while self._freed:
-                    self.allocator.free(self._freed.popleft())
-            finally:
-                self._lock.release()
+    def _driver_call(self, action: str, stream: int) -> None:
+        """What the allocator asks of the driver takes host time, and freeing waits for the device."""
+        clock = self.machine.clock
+        if action in ("segment_alloc", "segment_map"):
+            clock.advance_host(self.profile.malloc_seconds)
+        elif action == "segment_free":
+            clock.synchronize_device(self.index, self.profile.free_seconds)
+        elif action == "segment_unmap":
+            clock.synchronize_stream(self.streams[stream], self.profile.free_seconds)
 
     # time
 

@@ -11,7 +11,6 @@ from labkit.vgpu.hardware import Machine
 from labkit.vgpu.operators import matrix_work, move, tensors
 from labkit.vgpu.tensor import VirtualTensor
 
-
 # PyTorch's own operators fail or crash on symbolic zeros where a mode watches: real zeros serve as well.
 _SYMBOLIC_ZEROS, _ZEROS = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
 

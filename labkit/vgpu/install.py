@@ -15,9 +15,10 @@ import torch.nn.parallel
 import torch.serialization
 import torch.utils._device
 
-from labkit.vgpu import driver, factories, generators, hardware, moves, streams
+from labkit.vgpu import driver, factories, footprint, generators, hardware, moves, streams
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.host import HostOperators
+from labkit.vgpu.operators import tensors
 from labkit.vgpu.tensor import VirtualTensor, place
 
 _ABSENT = object()
@@ -118,6 +119,23 @@ class Installation:
             warnings.simplefilter("ignore")  # on a build with CUDA: that these kernels stand in for its own
             self._library.impl("empty.memory_format", factories.cuda_empty, "CUDA")
             self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
+            for name, function in footprint.COMPOSITES.items():
+                kernel = _above_autograd(name, function)
+                for key in ("AutogradCPU", "CPU"):
+                    self._library.impl(name, kernel, key)
+
+
+def _above_autograd(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of a composite operator: as on CUDA if a device tensor is among the arguments, as it was otherwise."""
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if any(type(x) is VirtualTensor for x in tensors(args)):
+            return function(*args, **kwargs)
+        return operator.decompose(*args, **kwargs)
+
+    return kernel
 
 
 def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import hardware
+from labkit.vgpu import footprint, hardware
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.tensor import (
     INFER_FROM,
@@ -57,6 +57,8 @@ Handler = Callable[[Any, tuple, dict], Any]
 def handler(func: Any) -> Handler:
     """The function that runs this operator."""
     name = func._schema.name.removeprefix("aten::")
+    if name in footprint.HANDLERS:
+        return footprint.HANDLERS[name]
     if name in _NAMED:
         return _NAMED[name]
     if name in LIKE:
@@ -145,6 +147,9 @@ def run(func: Any, args: tuple, kwargs: dict, gpu: Gpu, moved: int, flops: float
         with _DisableTorchDispatch():
             result = func(*args, **kwargs)
         result = wrap_all(result, gpu)
+    rule = footprint.TEMPORARIES.get(func._schema.name[6:])
+    if rule is not None:
+        gpu.scratch(rule(func, args, kwargs, result))
     for x in tensors(result):
         moved += x.numel() * x.itemsize
     gpu.launch(moved, flops, format, outputs)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from labkit.vgpu.allocator import CachingAllocator, OutOfMemory, Settings
-from labkit.vgpu.oom import size_text
+from labkit.vgpu.allocator.oom import size_text
 
 RECORDINGS = Path(__file__).parent / "recordings"
 MiB = 1 << 20

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labkit.vgpu.address_space import AddressSpace
 from labkit.vgpu.allocator import CachingAllocator, OutOfMemory, Settings
+from labkit.vgpu.allocator.address_space import AddressSpace
 
 MiB = 1 << 20
 TOTAL = 256 * MiB

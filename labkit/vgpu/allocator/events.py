@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from .allocator_pool import PENDING, Block
+from .pool import PENDING, Block
 
 
 class EventSource(Protocol):

@@ -4,8 +4,8 @@ from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
 from .address_space import AddressSpace
-from .allocator_pool import FREE, UNMAPPED, Block, Pool, Segment
-from .allocator_settings import SMALL_SEGMENT
+from .pool import FREE, UNMAPPED, Block, Pool, Segment
+from .settings import SMALL_SEGMENT
 
 if TYPE_CHECKING:
     from .allocator import CachingAllocator
@@ -95,6 +95,7 @@ class ExpandableSegments:
         block = _merge(block)
         pool.add(block)
         allocator._count_reserved(pool, size)
+        allocator._driver("segment_map", block.stream)
         if allocator._watched:
             allocator._tell("segment_map", block, address, size)
         return block
@@ -118,6 +119,7 @@ class ExpandableSegments:
         _add_unmapped(block)
         pool.released_bytes += end - start
         allocator._stats.num_device_free += 1
+        allocator._driver("segment_unmap", block.stream)
         if allocator._watched:
             allocator._tell("segment_unmap", block, start, end - start)
         if block.size == segment.size:

@@ -6,7 +6,7 @@ The schema is that of `torch.cuda.memory._snapshot`, so that PyTorch's viewer (`
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from .allocator_pool import ALLOCATED, PENDING, UNMAPPED, Block, Segment
+from .pool import ALLOCATED, PENDING, UNMAPPED, Block, Segment
 
 Frames = Callable[[], list[dict]]  # the caller's stack, innermost first: filename, line, name
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}

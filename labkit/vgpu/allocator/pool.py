@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 
-from .allocator_settings import MIN_BLOCK, SMALL_SIZE, UNLIMITED, Settings
+from .settings import MIN_BLOCK, SMALL_SIZE, UNLIMITED, Settings
 
 # The states of a block.
 ALLOCATED = 0  # a tensor's

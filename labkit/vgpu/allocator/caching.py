@@ -5,14 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 
-from .allocator_events import EventSource
-from .allocator_history import Frames, History, snapshot
-from .allocator_pool import ALLOCATED, Block
-from .allocator_rules import AllocatorRules, Listener
-from .allocator_settings import UNLIMITED, Settings
-from .oom import OutOfMemory
-
-__all__ = ["Block", "CachingAllocator", "EventSource", "OutOfMemory", "Settings"]
+from .events import EventSource
+from .history import Frames, History, snapshot
+from .pool import ALLOCATED, Block
+from .rules import AllocatorRules, Listener
+from .settings import UNLIMITED, Settings
 
 _REENTERED = "the allocator was called from a finalizer or a listener while it was at work"
 
@@ -22,7 +19,8 @@ class CachingAllocator(AllocatorRules):
 
     `others()` gives the bytes of the device that are held outside this allocator. `events` tells when streams are done;
     without it they always are. `processes()` lists (pid, bytes) of the processes on the device, for the text of an
-    out-of-memory error, which is worded as PyTorch `version` words it.
+    out-of-memory error, which is worded as PyTorch `version` words it. `driver(action, stream)` is called at every `segment_*`:
+    on a real GPU these take time, `segment_free` waits for the device and `segment_unmap` for the stream.
     """
 
     def __init__(
@@ -36,10 +34,11 @@ class CachingAllocator(AllocatorRules):
         processes: Callable[[], list[tuple[int, int]]] = list,
         version: str = "2.13",
         first_address: int | None = None,
+        driver: Callable[[str, int], None] = lambda action, stream: None,
     ) -> None:
         if first_address is None:
             first_address = 0x7F0000000000 + index * (1 << 40)
-        super().__init__(index, total, settings or Settings(), others, events, processes, version, first_address)
+        super().__init__(index, total, settings or Settings(), others, events, processes, version, first_address, driver)
         self._lock = RLock()
         self._busy = False  # a call is under way
         self._late: list[Block] = []  # freed by a finalizer that ran during a call
@@ -138,9 +137,7 @@ class CachingAllocator(AllocatorRules):
     def listen(self, listener: Listener | None) -> None:
         """Calls `listener(action, block, size)` at every `alloc`, `free_requested`, `free_completed` and `segment_*`; None ends it.
 
-        The listener runs in the midst of the call: it must not allocate, and what it frees is freed when the call is over. On a
-        real GPU `segment_free` waits for all work of the device and `segment_unmap` for that of the block's stream; who keeps the
-        time can do so here.
+        The listener runs in the midst of the call: it must not allocate, and what it frees is freed when the call is over.
         """
         with self._lock:
             self._listener = listener

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from math import floor
 
 from .address_space import AddressSpace
-from .allocator_events import DeferredFrees, EventSource
-from .allocator_expandable import ExpandableSegments
-from .allocator_history import History
-from .allocator_pool import ALLOCATED, FREE, Block, Pool, Segment
-from .allocator_settings import SMALL_SIZE, UNLIMITED, Settings
-from .allocator_stats import Stats
+from .events import DeferredFrees, EventSource
+from .expandable import ExpandableSegments
+from .history import History
 from .oom import TOO_LARGE, OutOfMemory, minor_version, oom_text
+from .pool import ALLOCATED, FREE, Block, Pool, Segment
+from .settings import SMALL_SIZE, UNLIMITED, Settings
+from .stats import Stats
 
 Listener = Callable[[str, Block, int], None]
 _LARGEST = 1 << 60  # bytes; a request of this size or more is refused without a look
@@ -35,12 +35,14 @@ class AllocatorRules:
         processes: Callable[[], list[tuple[int, int]]],
         version: str,
         first_address: int,
+        driver: Callable[[str, int], None],
     ) -> None:
         self.index = index
         self.total = total
         self.version = version
         self._others = others
         self._processes = processes
+        self._driver = driver
         self._small = Pool(small=True)
         self._large = Pool(small=False)
         self._stats = Stats(self._small, self._large)
@@ -151,6 +153,7 @@ class AllocatorRules:
         self._count_reserved(pool, wanted)
         if wanted >= self._max_split:
             self._stats.oversize_segments.change(1)
+        self._driver("segment_alloc", stream)
         if self._watched:
             self._tell("segment_alloc", segment.first, segment.address, wanted)
         return segment.first
@@ -296,6 +299,7 @@ class AllocatorRules:
         self._stats.num_device_free += 1
         if segment.size >= self._max_split:
             self._stats.oversize_segments.change(-1)
+        self._driver("segment_free", block.stream)
         if self._watched:
             self._tell("segment_free", block, segment.address, segment.size)
 

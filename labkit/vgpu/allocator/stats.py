@@ -4,7 +4,7 @@ A malloc adds to three counters of its pool and a completed free to three others
 asked for; only peaks must be noted on the way, before a figure falls.
 """
 
-from .allocator_pool import Pool
+from .pool import Pool
 
 # Each statistic of a pool is a difference of lifetime sums: what rose, and what fell.
 _SUMS = {
