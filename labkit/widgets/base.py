@@ -78,7 +78,7 @@ class Lab(Panel):
         self.prediction: float | None = None
         self.result: Result | None = None
         self.task: asyncio.Task | None = None
-        self._stopping = False
+        self.running = self._stopping = False
         self.answer = widgets.Text(
             description="Your prediction:",
             placeholder="a number",
@@ -129,10 +129,6 @@ class Lab(Panel):
             self._say(f"You predict: {self.prediction:g} {self.unit}. Now press Run.")
         self._set_buttons(running=False)
 
-    @property
-    def running(self) -> bool:
-        return not self.stop_button.disabled
-
     def _start(self) -> None:
         if self.running or self.prediction is None:
             return
@@ -153,6 +149,8 @@ class Lab(Panel):
 
     def _stop(self) -> None:
         self._stopping = True
+        if hasattr(self.run_button, "focus"):  # ipywidgets 8: the keyboard goes on from Run when Stop is disabled
+            self.run_button.focus()
 
     async def _run(self, run: Run) -> None:
         """Step the experiment on the event loop, which hears of clicks between two points."""
@@ -187,8 +185,11 @@ class Lab(Panel):
         self._say(f"The experiment failed. {type(error).__name__}: {error}", alert=True)
 
     def _set_buttons(self, running: bool) -> None:
+        """While the experiment runs, only Stop does something. Run stays as it is: a disabled button loses the keyboard's place."""
+        self.running = running
         self.predict_button.disabled = self.answer.disabled = running
-        self.run_button.disabled = running or self.prediction is None
+        self.run_button.disabled = self.prediction is None
+        self.run_button.description = "Running…" if running else "Run"
         self.stop_button.disabled = not running
 
     def _say(self, text: str, alert: bool = False) -> None:

@@ -65,9 +65,10 @@ def test_a_learner_predicts_runs_stops_and_runs_again(page):
     expect(run).to_be_enabled()
     look(page, "stopped")
 
-    run.focus()
+    expect(run).to_be_focused()
     page.keyboard.press("Space")
     expect(message).to_contain_text("you predicted 5, which is", timeout=60 * SECONDS)
+    expect(run).to_be_focused()
     picture = page.locator(".widget-html-content img").first
     expect(picture).to_have_attribute("alt", re.compile("Pinned memory copies .* times faster .*Predicted at 16 MiB: 5 times faster"))
     assert picture.evaluate("image => image.complete && image.naturalWidth > 0")

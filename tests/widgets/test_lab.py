@@ -136,16 +136,21 @@ def test_it_runs_again_after_a_stop():
     assert "Stopped" not in text(lab)
 
 
-def test_while_it_runs_only_stop_can_be_pressed():
+def test_while_it_runs_only_stop_does_something():
     lab = FakeLab()
     seen = []
-    lab.before[1] = lambda: seen.append((buttons(lab), lab.answer.disabled, text(lab)))
+    lab.before[1] = lambda: seen.append((buttons(lab), lab.run_button.description, lab.answer.disabled, text(lab)))
+    lab.before[2] = lab.run_button.click  # does nothing
+    lab.before[3] = lambda: lab.answer._handle_custom_msg({"event": "submit"}, [])  # nor does Enter
     predict(lab, "2")
     lab.run_button.click()
-    (can, disabled, message) = seen[0]
-    assert can == (False, False, True)
+    (can, run, disabled, message) = seen[0]
+    assert can == (False, True, True)
+    assert run == "Running…"
     assert disabled
     assert "Point 1 of 6: pageable" in message
+    assert lab.run_button.description == "Run"
+    assert lab.closed == 1
 
 
 def fail():
@@ -194,7 +199,7 @@ def test_on_an_event_loop_clicks_are_heard_between_two_points():
         assert lab.progress.value == 0
         while lab.progress.value < 2:
             await asyncio.sleep(0)
-        assert buttons(lab) == (False, False, True)
+        assert buttons(lab) == (False, True, True)
         lab.stop_button.click()
         await lab.task
         return lab
