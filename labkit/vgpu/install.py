@@ -15,7 +15,7 @@ import torch.nn.parallel
 import torch.serialization
 import torch.utils._device
 
-from labkit.vgpu import driver, factories, footprint, generators, hardware, moves, streams
+from labkit.vgpu import autocast, driver, factories, footprint, generators, hardware, moves, streams
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.host import HostOperators
 from labkit.vgpu.operators import tensors
@@ -48,6 +48,7 @@ class Installation:
     def remove(self) -> None:
         """Take the machine away. What still lies on its GPUs raises an error when it is used."""
         self.machine.alive = False
+        autocast.remove()
         if self._mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
             self._mode.__exit__(None, None, None)
         if self._library is not None:
@@ -100,18 +101,39 @@ class Installation:
             pin_memory=moves.pin_memory,
             is_pinned=moves.answer_is_pinned,
             new_tensor=factories.new_tensor,
+            type=moves.type_,
+            **{name: factories.with_any_device(getattr(torch.Tensor, name)) for name in factories.METHODS},
         )
+        self._replace(torch.UntypedStorage, to=moves.storage_to, cuda=moves.storage_cuda)
         torch.utils._device._device_constructors()  # it remembers torch's own functions at its first call: not ours
         makers = {name: factories.with_any_device(getattr(torch, name)) for name in factories.FACTORIES if hasattr(torch, name)}
-        self._replace(torch, **makers, tensor=factories.tensor, as_tensor=factories.as_tensor)
+        moved = {name: factories.made_on_host(getattr(torch, name)) for name in factories.MOVED}
+        self._replace(torch, **makers, **moved, tensor=factories.tensor, as_tensor=factories.as_tensor)
+        self._replace(torch, Stream=streams.GenericStream, Event=streams.GenericEvent)
+        self._refuse_by_name()
         self._replace(torch, device=factories.Device, Generator=generators.Generator, get_device=moves.get_device)
+        self._replace(torch, **autocast.replacements())
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
             module = importlib.import_module(name)  # torch.optim hides its submodule
             if types := getattr(module, "_foreach_supported_types", None):
                 self._replace(module, _foreach_supported_types=[*types, VirtualTensor])
         registry = torch.serialization._package_registry
         self._replace(torch.serialization, _package_registry=[(0, lambda storage: None, restore), *registry])
+        self._replace(
+            torch.backends.cudnn,
+            is_available=lambda: True,
+            version=lambda: driver.CUDNN_VERSION,
+            is_acceptable=lambda tensor: tensor.is_cuda and tensor.dtype.is_floating_point,
+        )
         self._replace(threading.Thread, start=_start_with(self._mode, threading.Thread.start))
+
+    def _refuse_by_name(self) -> None:
+        """What a virtual GPU cannot do says so, at its first use."""
+        cuda = ("CUDAGraph", "ExternalStream", "MemPool", "graph", "make_graphed_callables", "use_mem_pool")
+        self._replace(torch.cuda, **{name: driver.refuse(f"torch.cuda.{name}") for name in cuda if hasattr(torch.cuda, name)})
+        self._replace(torch, compile=driver.refuse("torch.compile"))
+        self._replace(torch.cuda, is_current_stream_capturing=lambda: False)
+        self._replace(torch.cuda.graphs, is_current_stream_capturing=lambda: False)
 
     def _register_kernels(self) -> None:
         self._library = torch.library.Library("aten", "IMPL")
@@ -119,6 +141,8 @@ class Installation:
             warnings.simplefilter("ignore")  # on a build with CUDA: that these kernels stand in for its own
             self._library.impl("empty.memory_format", factories.cuda_empty, "CUDA")
             self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
+            for name, kernel in autocast.kernels():
+                self._library.impl(name, kernel, autocast.KEY)
             for name, function in footprint.COMPOSITES.items():
                 kernel = _above_autograd(name, function)
                 for key in ("AutogradCPU", "CPU"):
