@@ -258,11 +258,16 @@ def undisturbed(gpus):
     """A check leaves the current device and the memory of the GPUs as they were, whatever the answer."""
     torch.zeros(1, device="cuda:1")
     torch.cuda.set_device(1)
-    before = [(torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index)) for index in range(2)]
+    allocated, reserved = memory()
     yield
     assert torch.cuda.current_device() == 1
-    after = [(torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index)) for index in range(2)]
-    assert all(now[0] <= then[0] and now[1] <= then[1] for now, then in zip(after, before, strict=True))
+    assert memory()[0] == allocated
+    assert all(now <= before for now, before in zip(memory()[1], reserved, strict=True))
+
+
+def memory() -> tuple[list[int], list[int]]:
+    """Bytes allocated and reserved on each GPU."""
+    return [torch.cuda.memory_allocated(index) for index in range(2)], [torch.cuda.memory_reserved(index) for index in range(2)]
 
 
 def test_notebooks_and_checks_have_the_same_exercises():
