@@ -11,6 +11,8 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from labkit.vgpu import footprint, hardware
+from labkit.vgpu.generators import is_virtual
+from labkit.vgpu.half import KERNELS
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.tensor import (
     INFER_FROM,
@@ -74,8 +76,8 @@ def handler(func: Any) -> Handler:
         return view
     if torch.Tag.dynamic_output_shape in func.tags:
         return shape_from_values
-    if any(argument.kwarg_only and argument.alias_info is not None for argument in func._schema.arguments):
-        return into_given
+    if any(argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments):
+        return into_given if name not in MIXED else mixed
     return mixed if name in MIXED else compute
 
 
@@ -145,7 +147,7 @@ def run(func: Any, args: tuple, kwargs: dict, gpu: Gpu, moved: int, flops: float
         result = infer(func, args, kwargs, gpu)
     else:
         with _DisableTorchDispatch():
-            result = func(*args, **kwargs)
+            result = KERNELS.get(func, func)(*args, **kwargs)
         result = wrap_all(result, gpu)
     rule = footprint.TEMPORARIES.get(func._schema.name[6:])
     if rule is not None:
@@ -313,7 +315,7 @@ def draw(func: Any, args: tuple, kwargs: dict) -> Any:
     gpu, moved = common_gpu(args, kwargs)
     position = [argument.name for argument in func._schema.arguments].index("generator")
     given = args[position] if position < len(args) else kwargs.get("generator")
-    if given is not None and given.device.type != "cuda":
+    if given is not None and not is_virtual(given):
         raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{given.device.type}'")
     if given is None:
         kwargs = kwargs | {"generator": gpu.generator}
@@ -329,7 +331,11 @@ def draw_from_default(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def into_given(func: Any, args: tuple, kwargs: dict) -> Any:
-    """An operator with `out=`: its output may have to grow."""
+    """An operator that writes into arguments, by `out=` or in place: an output on the CPU is never admitted, and it may grow."""
+    for x in _written(func, args, kwargs):
+        if type(x) is not VirtualTensor:
+            refuse_waiting(x)
+            raise different_devices(args, kwargs)
     return refit(compute(func, args, kwargs))
 
 
@@ -358,9 +364,10 @@ def set_storage(func: Any, args: tuple, kwargs: dict) -> Any:
     with _DisableTorchDispatch():
         result = func(*args, **kwargs)
     memory = getattr(result.untyped_storage(), "memory", None)
-    if memory is None and result.untyped_storage().nbytes():
+    if (memory is None and result.untyped_storage().nbytes()) or (memory is not None and memory.gpu is not args[0]._gpu):
+        there = "cpu" if memory is None else memory.gpu.device
         raise RuntimeError(
-            f'Attempted to set the storage of a tensor on device "{args[0].device}" to a storage on different device "cpu".  '
+            f'Attempted to set the storage of a tensor on device "{args[0].device}" to a storage on different device "{there}".  '
             "This is no longer allowed; the devices must match."
         )
     if memory is None:
@@ -389,6 +396,11 @@ def compare(func: Any, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)
 
 
+def all_close(func: Any, args: tuple, kwargs: dict) -> bool:
+    """`allclose` is made of other operators, the last of which is read."""
+    return bool(torch.isclose(*args, **kwargs).all().item())
+
+
 def shape_from_values(func: Any, args: tuple, kwargs: dict) -> Any:
     """An operator whose output's shape depends on values: the host waits to learn it."""
     result = mixed(func, args, kwargs)
@@ -399,12 +411,16 @@ def shape_from_values(func: Any, args: tuple, kwargs: dict) -> Any:
 def copy_into(func: Any, args: tuple, kwargs: dict) -> Any:
     """`copy_`: between any two devices."""
     target, source = args[0], args[1]
-    waiting = getattr(target.untyped_storage(), "waiting", None) if type(target) is torch.Tensor else None
-    if waiting is not None and waiting == hardware.machine().selected.waiting:
-        # C++ made the result on the CPU before it had looked at any device tensor: it would come back on the wrong device
-        raise unsupported("an operator whose result PyTorch's C++ makes on the CPU (such as torch.linalg.matrix_rank)")
+    refuse_waiting(target)
     transfer(source, target, non_blocking=bool(args[2]) if len(args) > 2 else kwargs.get("non_blocking", False))
     return target
+
+
+def refuse_waiting(target: torch.Tensor) -> None:
+    """C++ made this tensor on the CPU before it had looked at any device tensor: the result would come back on the wrong device."""
+    waiting = getattr(target.untyped_storage(), "waiting", None) if type(target) is torch.Tensor else None
+    if waiting is not None and waiting == hardware.machine().selected.waiting:
+        raise unsupported("an operator whose result PyTorch's C++ makes on the CPU, such as torch.linalg.matrix_rank,")
 
 
 def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> None:
@@ -484,6 +500,7 @@ _NAMED: dict[str, Handler] = {
     "_to_copy": to_copy,
     "_local_scalar_dense": read_scalar,
     "equal": compare,
+    "allclose": all_close,
     "set_": set_storage,
     "resize_": resize,
 }
