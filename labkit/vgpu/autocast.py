@@ -21,15 +21,20 @@ _key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 _to = torch.Tensor.to
 _set_enabled, _clear_cache = torch.set_autocast_enabled, torch.clear_autocast_cache
 
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 # In the region's lower precision: matrix products, convolutions, recurrent cells, attention.
-LOWER_PRECISION = """
+LOWER_PRECISION = words("""
     _convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input
     convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
     baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
     _scaled_dot_product_flash_attention scaled_dot_product_attention
-""".split()
+""")
 # In float32: what overflows or loses too much in half precision.
-FLOAT32 = """
+FLOAT32 = words("""
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus
     layer_norm native_layer_norm rms_norm group_norm frobenius_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
     poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss
@@ -37,18 +42,18 @@ FLOAT32 = """
     dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d
     upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
     upsample_bicubic2d _upsample_bicubic2d_aa
-""".split()
+""")
 # Told to give float32, unless the caller names a dtype.
-FLOAT32_RESULT = """
+FLOAT32_RESULT = words("""
     prod prod.dim_int prod.dim_Dimname softmax.int softmax.Dimname log_softmax.int log_softmax.Dimname cumprod cumprod.dimname cumsum
     cumsum.dimname linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList sum.dim_DimnameList
-""".split()
+""")
 # The overload that takes a dtype, in place of one that does not.
 APPEND_FLOAT32 = {
     "norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype", "norm.names_ScalarOpt_dim": "names_ScalarOpt_dim_dtype",
 }  # fmt: skip
 # In the widest type among the arguments.
-PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+PROMOTE = words("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 
 
 class WeightCache:

@@ -11,8 +11,8 @@ import torch
 HALF = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
 PRODUCTS = (
-    aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_, aten.addmv, aten.addmv_, aten.addr,
-    aten.addbmm, aten._addmm_activation, aten.convolution, aten.convolution_overrideable, aten.convolution_backward,
+    aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_, aten.addmv, aten.addmv_,
+    aten.addr, aten.addbmm, aten._addmm_activation, aten.convolution, aten.convolution_overrideable, aten.convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward,
 )  # fmt: skip
 # Outputs that are float32 whatever the inputs are: the logarithm of the sums of a softmax.
@@ -51,6 +51,4 @@ def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
     return kernel
 
 
-KERNELS = {
-    func: in_float32(packet, func) for packet in PRODUCTS for func in (getattr(packet, overload) for overload in packet.overloads())
-}
+KERNELS = {func: in_float32(packet, func) for packet in PRODUCTS for func in (getattr(packet, overload) for overload in packet.overloads())}
