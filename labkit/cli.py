@@ -47,7 +47,15 @@ def _run(options: argparse.Namespace) -> int:
         return _refuse(f"no such script: {options.script}")
     try:
         # Until the process ends: the script's threads and atexit functions may outlive its last line.
-        machine.use(options.gpus, like=options.like, memory=options.memory, virtual=True, values=not options.no_values, quiet=True)
+        machine.use(
+            options.gpus,
+            like=options.like,
+            memory=options.memory,
+            virtual=True,
+            values=not options.no_values,
+            quiet=True,
+            heeds_environment=True,
+        )
     except (ValueError, TypeError, RuntimeError) as error:
         return _refuse(str(error))
     run_script(options.script, options.arguments)

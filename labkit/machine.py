@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ class Request:
     memory: int | None
     virtual: bool
     values: bool
+    heeds_environment: bool = False
 
 
 class Machine:
@@ -43,7 +44,10 @@ class Machine:
         from labkit.vgpu.install import Installation
 
         profile = profiles.load(self.request.like or DEFAULT_MODEL)
-        self._installation = Installation(hardware.Machine(profile, self.request.gpus, self.request.memory, self.request.values))
+        request = self.request
+        self._installation = Installation(
+            hardware.Machine(profile, request.gpus, request.memory, request.values, request.heeds_environment)
+        )
         self.name = profile.name
 
     def _limit_real(self) -> None:
@@ -76,7 +80,8 @@ class Machine:
         some = "1 GPU" if self.count == 1 else f"{self.count} GPUs"
         name = self.badge.rsplit(" on ", 1)[1]
         if self.virtual:
-            return f"labkit: {some.replace('GPU', 'virtual GPU')}, modelled on {name}, {gibibytes(self._total())} each. Times are the model's, not this computer's."
+            some = some.replace("GPU", "virtual GPU")
+            return f"labkit: {some}, modelled on {name}, {gibibytes(self._total())} each. Times are the model's, not this computer's."
         return f"labkit: {some} of this computer: {name}, {gibibytes(self._total())} each."
 
     def _total(self) -> int:
@@ -126,6 +131,7 @@ def use(
     values: bool = True,
     *,
     quiet: bool = False,
+    heeds_environment: bool = False,
 ) -> Machine | None:
     """Give this process GPUs, print what they are, and return the machine, which is also a context manager.
 
@@ -137,6 +143,8 @@ def use(
             LABKIT_VIRTUAL=1 in the environment turns None into True.
         values: False keeps shapes, memory, order and time on virtual GPUs, but computes nothing.
         quiet: print nothing.
+        heeds_environment: let CUDA_VISIBLE_DEVICES hide virtual GPUs, as it hides real ones. `labkit run` asks for it; in a notebook
+            the variable speaks of the computer's own.
 
     The same request again returns the machine that is in use, so a notebook's first cell can be run twice.
 
@@ -149,7 +157,7 @@ def use(
         if _current is not None:
             _current.take_away()
         return None
-    request = _checked(gpus, like, memory, virtual, values)
+    request = replace(_checked(gpus, like, memory, virtual, values), heeds_environment=heeds_environment)
     if _current is not None:
         if _current.request != request or _current._entered:
             raise RuntimeError(_IN_USE.format(_current.banner))
@@ -186,7 +194,7 @@ def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Re
     if not virtual:
         if (there := real_gpus()) < gpus:
             raise RuntimeError(
-                f"virtual=False asks for {gpus} real CUDA GPU(s), and PyTorch sees {there}. Choose virtual=True or virtual=None for virtual ones."
+                f"virtual=False asks for {gpus} real CUDA GPU(s), and PyTorch sees {there}. virtual=True or virtual=None gives virtual ones."
             )
         if like is not None or not values:
             raise ValueError("like= and values= describe virtual GPUs; with virtual=False leave them out")

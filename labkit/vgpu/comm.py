@@ -15,7 +15,9 @@ BUFFER_BYTES = 10 << 20  # broadcast_coalesced: tensors travel together until a 
 def answers(machine: Machine) -> dict[str, Any]:
     def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
         """The tensor on each device; where it lies already, itself."""
-        return [to_device(tensor, machine.gpus[index], non_blocking=True) for index in devices]
+        if gpu_of(tensor) is not None and machine.gpu(devices[0]) is not gpu_of(tensor):
+            raise RuntimeError("Expected first device to be the device of the tensor to broadcast")
+        return [to_device(tensor, machine.gpu(index), non_blocking=True) for index in devices]
 
     def broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for target in out:
@@ -47,11 +49,17 @@ def answers(machine: Machine) -> dict[str, Any]:
         tensor: torch.Tensor, devices: Sequence[int], chunk_sizes: Sequence[int] | None = None, dim: int = 0, streams: Any = None
     ) -> tuple[torch.Tensor, ...]:
         """Parts of the tensor along `dim`, one a device; a part that stays on its device is a view."""
+        if chunk_sizes and len(chunk_sizes) != len(devices):
+            raise RuntimeError(
+                "Expected devices and chunk_sizes to be of same length, but got "
+                f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(chunk_sizes)}"
+            )
         chunks = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
-        return tuple(to_device(chunk, machine.gpus[index], non_blocking=True) for chunk, index in zip(chunks, devices, strict=False))
+        return tuple(to_device(chunk, machine.gpu(index), non_blocking=True) for chunk, index in zip(chunks, devices, strict=False))
 
     def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
         """All tensors, one after the other along `dim`, on one device (None: the current one, -1: the CPU)."""
+        _check_gather(tensors, dim)
         shape = list(tensors[0].shape)
         shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
         device = "cpu" if destination == -1 else machine.gpu(destination).device
@@ -83,6 +91,25 @@ def answers(machine: Machine) -> dict[str, Any]:
         "_nccl_version": lambda: 22807,
         "_nccl_version_suffix": lambda: b"",
     }
+
+
+def _check_gather(tensors: Sequence[torch.Tensor], dim: int) -> None:
+    """Raises RuntimeError, as gather does, for tensors that do not fit together."""
+    if not tensors:
+        raise RuntimeError("Expected at least one tensor to gather from")
+    first = tensors[0]
+    for position, tensor in enumerate(tensors):
+        if gpu_of(tensor) is None:
+            raise RuntimeError(f"Expected all input tensors to be CUDA tensors, but tensor at index {position} has device 'cpu'")
+        if tensor.dtype is not first.dtype or tensor.dim() != first.dim():
+            raise RuntimeError(
+                f"Expected all input tensors to have the same type and number of dimensions, but tensor at index {position} has "
+                f"{tensor.dim()} dimensions of {tensor.dtype}, expected {first.dim()} of {first.dtype}"
+            )
+        if any(a != b for at, (a, b) in enumerate(zip(tensor.shape, first.shape, strict=True)) if at != dim % first.dim()):
+            raise RuntimeError(
+                f"Gather input tensor at index {position} has invalid shape {list(tensor.shape)}, first is {list(first.shape)}"
+            )
 
 
 def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]]:

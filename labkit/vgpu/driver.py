@@ -6,7 +6,6 @@ memory_stats and its summary, snapshots, streams. A name that torch uses and tha
 
 import hashlib
 import inspect
-import os
 import re
 import uuid
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from labkit.vgpu.tensor import unsupported
 MIB = 1 << 20
 # Names that torch's own Python uses for the driver, as they stand in its source.
 NAMES = re.compile(r"\b_C\.(_cuda_\w+|_accelerator_\w+|_nccl_\w+)")
-CUDA_VERSION = "13.0"  # of the recordings that the virtual GPU is held against
+CUDA_VERSION, CUDNN_VERSION = "13.0", 91900  # of the recordings that the virtual GPU is held against
 
 
 @dataclass(frozen=True)
@@ -102,24 +101,43 @@ def names_in_torch() -> frozenset[str]:
 def answers(machine: Machine) -> dict[str, Any]:
     """What stands in `torch._C` while the machine is in place: every name of the driver, served or refused."""
     served = device_answers(machine) | stream_answers(machine) | memory_answers(machine) | history.answers(machine) | comm.answers(machine)
-    refused = {name: refuse(name) for name in names_in_torch() - served.keys()}
+    refused = {name: refuse(f"torch._C.{name}") for name in names_in_torch() - served.keys()}
     return refused | served
+
+
+def one_gpu(machine: Machine, index: int) -> hardware.Gpu:
+    """The GPU of this number. Raises RuntimeError as the allocator does for a number that is not there."""
+    if not 0 <= index < len(machine.gpus):
+        raise RuntimeError(f"Invalid device argument {index}: did you call init?")
+    return machine.gpus[index]
+
+
+def group_tensors(lists: list[list[torch.Tensor | None]], with_indices: bool = False) -> dict[Any, Any]:
+    """Lists of tensors, one entry a parameter, cut up by the device and dtype of the first list's: foreach optimizers ask for it."""
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]] = {}
+    if any(x and len(x) != len(lists[0]) for x in lists):
+        raise RuntimeError("the lists of tensors differ in length")
+    filled = [x or [None] * len(lists[0]) for x in lists]  # an empty list among the others stands for "none of these"
+    for position, entry in enumerate(zip(*filled, strict=True)):
+        members, indices = groups.setdefault((entry[0].device, entry[0].dtype), ([[] for _ in lists], []))
+        for member, tensor, whole in zip(members, entry, lists, strict=True):
+            if whole:
+                member.append(tensor)
+        if with_indices:
+            indices.append(position)
+    return groups
 
 
 def refuse(name: str) -> Callable[..., Any]:
     def refused(*args: Any, **kwargs: Any) -> Any:
-        raise unsupported(f"torch._C.{name}")
+        raise unsupported(name)
 
     return refused
 
 
 def device_answers(machine: Machine) -> dict[str, Any]:
     selected = machine.selected
-    process = os.getpid()
     sync_debug = {"mode": 0}
-
-    def count() -> int:
-        return len(machine.gpus)
 
     def checked(index: int) -> int:
         machine.require_alive()
@@ -145,27 +163,25 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         gpu = machine.current
         gpu.machine.clock.launch(gpu.stream, cycles / (gpu.profile.sm_clock_khz * 1e3), gpu.profile.launch_seconds, "sleep")
 
-    def in_bad_fork() -> bool:
-        return os.getpid() != process
-
     def capability(index: int) -> dict[str, Any]:
         return {"supported_dtypes": set(), "major": machine.profile.major, "minor": machine.profile.minor}
 
     answers = {
-        "_cuda_init": lambda: None,
-        "_cuda_getDeviceCount": count,
+        "_cuda_init": machine.initialise,
+        "_cuda_getDeviceCount": machine.visible,
         "_cuda_getDevice": lambda: selected.device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
         "_cuda_maybeExchangeDevice": exchange,
         "_cuda_synchronize": synchronize,
         "_cuda_sleep": sleep,
-        "_cuda_isInBadFork": in_bad_fork,
+        "_cuda_isInBadFork": lambda: machine.forked,
         "_cuda_canDeviceAccessPeer": lambda a, b: a != b and machine.profile.peer_access,
         "_cuda_getArchFlags": lambda: f"sm_{machine.profile.major}{machine.profile.minor}",
         "_cuda_get_sync_debug_mode": lambda: sync_debug["mode"],
         "_cuda_set_sync_debug_mode": lambda mode: sync_debug.update(mode=mode),
         "_cuda_ipc_collect": lambda: None,
+        "_group_tensors_by_device_and_dtype": group_tensors,
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_getDeviceIndex": lambda: selected.device,
         "_accelerator_setDeviceIndex": set_device,
@@ -179,7 +195,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
 
 def stream_answers(machine: Machine) -> dict[str, Any]:
     def current(index: int) -> tuple[int, int, int]:
-        return machine.gpus[index].stream.stream_id, index, CUDA
+        return one_gpu(machine, index).stream.stream_id, index, CUDA
 
     def set_stream(stream_id: int, device_index: int, device_type: int = CUDA) -> None:
         gpu = machine.gpus[device_index]
@@ -212,10 +228,10 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         return call
 
     def of_one(method: str) -> Callable[[int], Any]:
-        return lambda index: getattr(gpus[index].allocator, method)()
+        return lambda index: getattr(one_gpu(machine, index).allocator, method)()
 
     def set_fraction(fraction: float, index: int) -> None:
-        gpus[index].allocator.set_memory_fraction(fraction)
+        one_gpu(machine, index).allocator.set_memory_fraction(fraction)
 
     def raw_allocate(size: int, stream: int) -> int:
         gpu = machine.current
@@ -228,14 +244,14 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         gpu.allocator.free(block)
 
     def information(index: int) -> tuple[int, int]:
-        return gpus[index].allocator.free_bytes(), machine.total_memory
+        return one_gpu(machine, index).allocator.free_bytes(), machine.total_memory
 
     return {
         "_cuda_memoryStats": of_one("stats"),
         "_cuda_resetPeakMemoryStats": of_one("reset_peak_stats"),
         "_cuda_resetAccumulatedMemoryStats": of_one("reset_accumulated_stats"),
         "_cuda_setMemoryFraction": set_fraction,
-        "_cuda_getMemoryFraction": lambda index: gpus[index].allocator.memory_fraction,
+        "_cuda_getMemoryFraction": lambda index: one_gpu(machine, index).allocator.memory_fraction,
         "_cuda_emptyCache": every("empty_cache"),
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_cudaCachingAllocator_raw_alloc": raw_allocate,
@@ -255,7 +271,8 @@ def runtime(machine: Machine) -> SimpleNamespace:
     success = 0
 
     def memory_information(index: int) -> tuple[int, int]:
-        return machine.gpus[index].allocator.free_bytes(), machine.total_memory
+        gpu = machine.gpu(index)
+        return gpu.allocator.free_bytes(), machine.total_memory
 
     return SimpleNamespace(
         cudaError=SimpleNamespace(success=success),

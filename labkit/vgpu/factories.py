@@ -1,5 +1,6 @@
 """How tensors come to be on a virtual GPU: two kernels of the CUDA dispatch key, and the few makers that ask C++ for more."""
 
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -9,20 +10,31 @@ import torch
 from labkit.vgpu import hardware
 from labkit.vgpu.host import pinned
 from labkit.vgpu.moves import to_device
-from labkit.vgpu.tensor import empty
+from labkit.vgpu.tensor import VirtualTensor, empty
 
 _device = torch.device
 _tensor, _as_tensor, _new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
 # torch functions that take a device: C++ understands a bare number there only where it was built with CUDA.
 FACTORIES = (
-    "arange", "asarray", "empty", "empty_like", "empty_strided", "eye", "from_file", "full", "full_like", "linspace", "logspace", "ones",
+    "arange", "empty", "empty_like", "empty_strided", "eye", "from_file", "full", "full_like", "linspace", "logspace", "ones",
     "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "zeros", "zeros_like",
+    "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window", "empty_permuted", "normal", "scalar_tensor",
 )  # fmt: skip
+# Tensor methods of the same kind.
+METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
+# Those that C++ can only make on the CPU, for want of a guard for CUDA devices: made there, and moved.
+MOVED = ("asarray", "range", "sparse_coo_tensor", "tril_indices", "triu_indices")
 LEGACY = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16, "BFloat16Tensor": torch.bfloat16,
     "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16, "CharTensor": torch.int8, "ByteTensor": torch.uint8,
     "BoolTensor": torch.bool,
 }  # fmt: skip
+
+
+_COPY_CONSTRUCT = (
+    "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+    "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor)."
+)
 
 
 # The CUDA dispatch key: all factories end in these two, in any thread
@@ -52,10 +64,17 @@ def cuda_empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any
 
 def _chosen_device(device: Any) -> Any:
     """The device asked for, or the default one of `with torch.device(...)` and `torch.set_default_device`."""
-    return torch.get_default_device() if device is None else device
+    if device is not None:
+        return device
+    modes = map(torch._C._get_function_stack_at, reversed(range(torch._C._len_torch_function_stack())))
+    return next((mode.device for mode in modes if isinstance(mode, torch.utils._device.DeviceContext)), "cpu")
 
 
 def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> torch.Tensor:
+    if type(data) is VirtualTensor:
+        warnings.warn(_COPY_CONSTRUCT, stacklevel=2)
+        gpu = data._gpu if device is None else hardware.machine().gpu(device)
+        return to_device(data.detach(), gpu, dtype, copy=True).requires_grad_(requires_grad)
     made = _tensor(data, dtype=dtype, device="cpu")
     made = to_device(pinned(made) if pin_memory else made, hardware.machine().gpu(_chosen_device(device)))
     return made.requires_grad_(requires_grad)
@@ -89,6 +108,19 @@ def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
                 raise RuntimeError("Only dense CPU tensors can be pinned")
             return pinned(factory(*args, **kwargs))
         return factory(*args, **kwargs)
+
+    return make
+
+
+def made_on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A factory whose result is made on the CPU and moved to the device that was asked for."""
+
+    @wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        device = _chosen_device(kwargs.pop("device", None))
+        if any(type(x) is VirtualTensor for x in args):
+            return factory(*args, **kwargs)
+        return to_device(factory(*args, device="cpu", **kwargs), hardware.machine().gpu(device))
 
     return make
 

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
-from torch._C import _DisableTorchDispatch
 
 from labkit.vgpu import hardware
 
 _Generator = torch.Generator
+_virtual: WeakValueDictionary[int, "VirtualGenerator"] = WeakValueDictionary()  # by C++'s address: it makes new objects for old ones
 
 
 class VirtualGenerator(_Generator):
@@ -18,6 +19,7 @@ class VirtualGenerator(_Generator):
     def __new__(cls, device: torch.device) -> "VirtualGenerator":
         self = super().__new__(cls)
         self._device = device
+        _virtual[self._cdata] = self
         return self
 
     @property
@@ -41,10 +43,10 @@ class VirtualGenerator(_Generator):
             self.set_state(default.get_state())
             default.set_state(before)
 
-    def lend(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Call an operator with this generator as the default one."""
-        with self.as_default(), _DisableTorchDispatch():
-            return func(*args, **kwargs)
+
+def is_virtual(generator: torch.Generator) -> bool:
+    """Is it a GPU's, though C++ may have put it into another object?"""
+    return generator._cdata in _virtual
 
 
 class _AnyGenerator(type):

@@ -75,6 +75,7 @@ class Gpu:
         self.streams = {0: self.default_stream}
         self.next_stream = {0: 0, -1: 0}  # by priority
         self.generator: Any = None  # set by labkit.vgpu.random
+        self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (labkit.vgpu.footprint)
 
     @property
     def stream(self) -> StreamTime:
@@ -145,18 +146,31 @@ class Selected(threading.local):
         self.device = 0
         self.streams: dict[int, StreamTime] = {}
         self.gpu: Gpu | None = None  # where the last operator on a device tensor ran,
-        self.instruction: tuple[int, int] | None = None  # and the Python instruction that called it
-        self.waiting: tuple[int, int] | None = None  # the instruction for which C++ made tensors on the CPU
+        self.call: tuple | None = None  # and which call it belonged to: see labkit.vgpu.host
+        self.waiting: tuple | None = None  # the call for which C++ made tensors on the CPU
+        self.task = -1  # the backward under way,
+        self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
+
+    def visit(self, task: int, *places: "Gpu | None") -> None:
+        """Note that the backward `task` has operators in these places."""
+        if self.task != task:
+            self.task, self.places = task, set()
+        self.places.update(places)
 
 
 class Machine:
     """Several virtual GPUs of one model, their host, and one clock."""
 
-    def __init__(self, profile: Profile, count: int, total_memory: int | None = None, values: bool = True) -> None:
+    def __init__(
+        self, profile: Profile, count: int, total_memory: int | None = None, values: bool = True, heeds_environment: bool = False
+    ) -> None:
         self.profile = profile
         self.total_memory = total_memory or profile.total_memory
         self.values = values
         self.alive = True
+        self.initialised = False  # what torch.cuda.init() does has been done
+        self.forked = False  # this is a child process that was forked after that
+        self.heeds_environment = heeds_environment
         self.clock = Clock()
         self.selected = Selected()
         self.kept_bytes = 0
@@ -167,15 +181,39 @@ class Machine:
     def current(self) -> Gpu:
         return self.gpus[self.selected.device]
 
+    def visible(self) -> int:
+        """How many GPUs a program sees: until CUDA is initialised, CUDA_VISIBLE_DEVICES may still hide some.
+
+        A lesson's machine does not heed it, for there it speaks of the computer's real GPUs.
+        """
+        if self.initialised or not self.heeds_environment or "CUDA_VISIBLE_DEVICES" not in os.environ:
+            return len(self.gpus)
+        seen: list[int] = []
+        for entry in torch.cuda._parse_visible_devices():
+            if entry not in range(len(self.gpus)):
+                break  # as CUDA does: what follows the first invalid entry is ignored
+            seen.append(entry)
+        return len(seen)
+
+    def initialise(self) -> None:
+        """What `cuInit` does. Raises RuntimeError if no GPU is visible."""
+        if not self.visible():
+            raise RuntimeError("No CUDA GPUs are available")
+        del self.gpus[self.visible() :]
+        self.initialised = True
+
     def gpu(self, device: "torch.device | int | str | None") -> Gpu | None:
         """The GPU that a device names, the current one for "cuda"; None for the CPU. Raises RuntimeError for a bad ordinal."""
-        if device is None:
-            return self.current
-        if not isinstance(device, int):
+        if device is not None and not isinstance(device, int):
             if not isinstance(device, torch.device):
                 device = torch.device(device)
             if device.type == "cpu":
                 return None
+        if not self.initialised or self.forked:
+            torch.cuda._lazy_init()  # so that the first tensor initialises CUDA, and a forked child is told that it cannot
+        if device is None:
+            return self.current
+        if not isinstance(device, int):
             if device.type != "cuda":
                 raise RuntimeError(f"the virtual machine has the devices cpu and cuda, not {device.type!r}")
             if device.index is None:
@@ -196,6 +234,8 @@ class Machine:
             self.kept_bytes += sign * kept
 
     def require_alive(self) -> None:
+        if self.forked:
+            torch.cuda._lazy_init()
         if not self.alive:
             raise RuntimeError("this virtual GPU is gone: the machine was taken away, by labkit.use(None) or at the end of a `with` block")
 
@@ -211,6 +251,14 @@ def invalid_ordinal() -> Exception:
 
 
 _in_place: Machine | None = None
+
+
+def _mark_forked() -> None:
+    if _in_place is not None and _in_place.initialised:
+        _in_place.forked = True
+
+
+os.register_at_fork(after_in_child=_mark_forked)
 
 
 def put_in_place(machine: Machine | None) -> None:

@@ -7,12 +7,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.vgpu import costs
-from labkit.vgpu.hardware import Machine
+from labkit.vgpu.hardware import Gpu, Machine
 from labkit.vgpu.operators import matrix_work, move, tensors
 from labkit.vgpu.tensor import VirtualTensor
 
 # PyTorch's own operators fail or crash on symbolic zeros where a mode watches: real zeros serve as well.
 _SYMBOLIC_ZEROS, _ZEROS = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
+_graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
 
 
 class HostOperators(TorchDispatchMode):
@@ -20,8 +21,9 @@ class HostOperators(TorchDispatchMode):
 
     A composite operator in C++ makes its temporaries on the device that it believes its inputs to be on: the CPU. What Python
     creates always says `pin_memory`; what C++ creates never does. So a factory without it belongs to the GPU of the operator that
-    ran just before, if that came from the same Python instruction. Where none did yet, its results wait on the CPU, and move to
-    the GPU of the first device tensor that they meet in that instruction.
+    ran before it in the same call: the same Python instruction, or the same node of a backward. Where none did yet, its results
+    wait on the CPU, and move to the GPU of the first device tensor that they meet in that call. In a backward that has been on one
+    GPU alone they need not wait.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -33,47 +35,75 @@ class HostOperators(TorchDispatchMode):
         return False  # torch would wrap __torch_dispatch__ against torch.compile, which costs and hides the calling frame
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func is _SYMBOLIC_ZEROS:
-            func = _ZEROS
-        machine = self.machine
-        selected = machine.selected
-        frame = sys._getframe(1)
-        instruction = id(frame), frame.f_lasti
-        if VirtualTensor in types:
-            selected.instruction = instruction
-            if selected.waiting == instruction:
-                args = adopt(args)
-            return VirtualTensor.__torch_dispatch__(func, types, args, kwargs)
-        kwargs = kwargs or {}
-        waits = selected.waiting == instruction
-        if "device" in kwargs and not types:
-            if "pin_memory" in kwargs:
-                selected.instruction = None
-                if kwargs["pin_memory"]:
-                    return pinned(func(*args, **(kwargs | {"pin_memory": False})))
-            elif kwargs["device"].type == "cpu":
-                if selected.instruction == instruction:
-                    return func(*args, **(kwargs | {"device": selected.gpu.device}))
-                selected.waiting = instruction
-                waits = True
+        selected = self.machine.selected
+        task = _graph_task()
+        if task == -1:
+            frame = sys._getframe(1)
+            call: tuple = (id(frame), frame.f_lasti)
         else:
-            selected.instruction = None
+            node = _node()
+            call = (task, node._sequence_nr(), node.name())
+            selected.visit(task)
+        if VirtualTensor in types:
+            selected.call = call
+            if selected.waiting == call:
+                args = adopt(args)
+            result = VirtualTensor.__torch_dispatch__(func, types, args, kwargs)
+            if task != -1:
+                selected.places.add(selected.gpu)
+            return result
+        return self._on_host(_ZEROS if func is _SYMBOLIC_ZEROS else func, types, args, kwargs or {}, call)
+
+    def _on_host(self, func: Any, types: Any, args: tuple, kwargs: dict, call: tuple) -> Any:
+        """An operator without device tensors: on the CPU, or a factory."""
+        selected = self.machine.selected
+        waits = selected.waiting == call
+        if "device" in kwargs and not types and "pin_memory" not in kwargs and kwargs["device"].type == "cpu":
+            gpu = selected.gpu if selected.call == call else self._only_place(call)
+            if gpu is not None:
+                return func(*args, **(kwargs | {"device": gpu.device}))
+            selected.waiting = call
+            waits = True
+        else:
+            selected.call = None
+            if len(call) == 3 and types:
+                selected.places.add(None)
+        if kwargs.get("pin_memory") and (device := kwargs.get("device")) is not None and device.type == "cpu":
+            return pinned(func(*args, **(kwargs | {"pin_memory": False})))
+        if getattr(kwargs.get("generator"), "device", None) is not None:
+            refuse_device_generator(kwargs["generator"])
         result = func(*args, **kwargs)
         if type(result) is VirtualTensor:
             return result  # a factory on a GPU: its own operators have taken their time
         if waits and type(result) is torch.Tensor and result.layout is torch.strided:
-            result.untyped_storage().waiting = instruction
-        moved = sum(x.numel() * x.itemsize for x in (*args, result) if isinstance(x, torch.Tensor))
-        machine.clock.advance_host(costs.cpu_seconds(machine.profile, moved, host_flops(func, args)))
+            result.untyped_storage().waiting = call
+        self._take_time(func, args, result)
         return result
+
+    def _only_place(self, call: tuple) -> Gpu | None:
+        """The one GPU that a backward has been on so far; None for several places, for the CPU, and outside a backward."""
+        places = self.machine.selected.places
+        return next(iter(places)) if len(call) == 3 and len(places) == 1 else None
+
+    def _take_time(self, func: Any, args: tuple, result: Any) -> None:
+        moved = 0
+        for x in (*args, result):
+            if isinstance(x, torch.Tensor):
+                if x.is_meta:
+                    return  # shapes alone
+                moved += x.numel() * x.itemsize
+        work = matrix_work(func, args)
+        self.machine.clock.advance_host(costs.cpu_seconds(self.machine.profile, moved, 0 if work is None else work[0]))
 
 
 def adopt(args: tuple) -> tuple:
-    """The arguments with those that C++ made on the CPU for this instruction moved to the GPU of the others."""
+    """The arguments with those that C++ made on the CPU for this call moved to the GPU of the others."""
     gpu = next(x._gpu for x in tensors(args) if type(x) is VirtualTensor)
     waiting = gpu.machine.selected.waiting
 
     def moved(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return type(x)(moved(y) for y in x)
         if type(x) is torch.Tensor and x.dim() and getattr(x.untyped_storage(), "waiting", None) == waiting:
             return move(x, gpu, None, True)
         return x
@@ -81,9 +111,12 @@ def adopt(args: tuple) -> tuple:
     return tuple(moved(x) for x in args)
 
 
-def host_flops(func: Any, args: tuple) -> int:
-    work = matrix_work(func, args)
-    return 0 if work is None else work[0]
+def refuse_device_generator(generator: torch.Generator) -> None:
+    """Raises RuntimeError, as CUDA does, if a GPU's generator is to draw on the CPU."""
+    from labkit.vgpu.generators import is_virtual
+
+    if is_virtual(generator):
+        raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
@@ -93,4 +126,4 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    return getattr(tensor.untyped_storage(), "pinned", False)
+    return tensor.layout is torch.strided and getattr(tensor.untyped_storage(), "pinned", False)

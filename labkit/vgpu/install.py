@@ -102,13 +102,17 @@ class Installation:
             is_pinned=moves.answer_is_pinned,
             new_tensor=factories.new_tensor,
             type=moves.type_,
+            type_as=moves.type_as,
             **{name: factories.with_any_device(getattr(torch.Tensor, name)) for name in factories.METHODS},
         )
+        self._replace(torch._C._nn, _parse_to=moves.parse_to)
+        self._replace(torch.nn.parameter.UninitializedTensorMixin, materialize=moves.materialize)
         self._replace(torch.UntypedStorage, to=moves.storage_to, cuda=moves.storage_cuda)
         torch.utils._device._device_constructors()  # it remembers torch's own functions at its first call: not ours
         makers = {name: factories.with_any_device(getattr(torch, name)) for name in factories.FACTORIES if hasattr(torch, name)}
         moved = {name: factories.made_on_host(getattr(torch, name)) for name in factories.MOVED}
         self._replace(torch, **makers, **moved, tensor=factories.tensor, as_tensor=factories.as_tensor)
+        self._replace(torch.fft, **{name: factories.with_any_device(getattr(torch.fft, name)) for name in ("fftfreq", "rfftfreq")})
         self._replace(torch, Stream=streams.GenericStream, Event=streams.GenericEvent)
         self._refuse_by_name()
         self._replace(torch, device=factories.Device, Generator=generators.Generator, get_device=moves.get_device)

@@ -6,15 +6,19 @@ C++ takes every copy here for CPU to CPU, and would leave the gradient where it 
 from typing import Any
 
 import torch
+from torch._C import _DisableTorchDispatch
+from torch.nn.parameter import UninitializedTensorMixin
 
 from labkit.vgpu import costs, hardware
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.host import is_pinned, pinned
 from labkit.vgpu.operators import move
-from labkit.vgpu.tensor import VirtualTensor, hollow
+from labkit.vgpu.tensor import VirtualStorage, VirtualTensor, hollow
 
 _to = torch.Tensor.to
 _data = torch.Tensor.data
+_type = torch.Tensor.type
+_parse_to = torch._C._nn._parse_to
 _swap = torch._C._swap_tensor_impl
 
 
@@ -29,6 +33,7 @@ class Move(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         gpu, dtype = ctx.back
+        hardware.machine().selected.visit(torch._C._current_graph_task_id(), gpu, gpu_of(gradient))
         return to_device(gradient, gpu, dtype), None, None, None, None
 
 
@@ -40,6 +45,9 @@ def gpu_of(tensor: torch.Tensor) -> Gpu | None:
 def to_device(
     tensor: torch.Tensor, gpu: Gpu | None, dtype: Any = None, non_blocking: bool = False, copy: bool = False, memory_format: Any = None
 ) -> torch.Tensor:
+    if isinstance(tensor, UninitializedTensorMixin):
+        tensor._destination = "cpu" if gpu is None else gpu.device
+        return tensor
     if gpu is gpu_of(tensor):
         if gpu is not None:
             gpu.machine.require_alive()
@@ -65,6 +73,8 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             dtype, rest = rest[0] or dtype, rest[1:]
     if isinstance(device, (str, int)):
         device = torch.device(device)
+    if device is not None and device.type == "meta":
+        return torch.empty_strided(self.size(), self.stride(), dtype=dtype or self.dtype, device="meta")
     if device is not None and device.type not in ("cpu", "cuda"):
         return _to(self, *args, **kwargs | ({"device": device} if "device" in kwargs else {}))
     options = dict(zip(("non_blocking", "copy"), rest, strict=False)) | kwargs
@@ -104,6 +114,10 @@ def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
         _exchange(self, value)
     if type(value) is VirtualTensor:
         self._gpu = value._gpu
+    if (replaced := self.__dict__.pop("_stands_for", None)) is not None:
+        _swap(self, replaced)
+        self.__class__, replaced.__class__ = replaced.__class__, self.__class__
+        self.__dict__, replaced.__dict__ = replaced.__dict__, self.__dict__
 
 
 def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -114,7 +128,7 @@ def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
     content = value.detach()
     if content.dtype.is_floating_point or content.dtype.is_complex:
         content.requires_grad_(tensor.requires_grad)
-    gradient, hooks = tensor.grad if tensor.is_leaf else None, tensor._backward_hooks
+    gradient, hooks = tensor.grad if tensor.is_leaf else None, (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     _swap(tensor, content)
     if type(value) is VirtualTensor:
@@ -122,13 +136,24 @@ def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
         if is_parameter:
             tensor._is_param = True
     else:
-        tensor.__class__ = torch.nn.Parameter if is_parameter else torch.Tensor
-        tensor.__dict__.pop("_gpu", None)
+        content.__class__, tensor.__class__ = VirtualTensor, torch.nn.Parameter if is_parameter else torch.Tensor
+        content._gpu = tensor.__dict__.pop("_gpu")
         tensor.__dict__.pop("_is_param", None)
     if gradient is not None:
         tensor.grad = _shell(gradient, value)
-    if hooks:
-        tensor._backward_hooks = hooks
+    if hooks[0]:
+        tensor._backward_hooks = hooks[0]
+    if hooks[1]:
+        tensor._post_accumulate_grad_hooks = hooks[1]
+    if content.requires_grad and content.is_leaf:
+        # A graph that was made before would accumulate into the old content, where nobody looks.
+        torch.autograd.graph.get_gradient_edge(content).node.register_prehook(_refuse_gradient)
+
+
+def _refuse_gradient(gradients: Any) -> None:
+    raise RuntimeError(
+        "Expected all tensors to be on the same device, but the parameter of this gradient has been moved to another one since the forward."
+    )
 
 
 def _shell(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -136,10 +161,58 @@ def _shell(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
     `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its kind then.
     """
-    if type(value) is not VirtualTensor:
-        with torch._C._DisableTorchDispatch():
-            return gradient.detach() if type(gradient) is torch.Tensor else torch.Tensor._make_subclass(torch.Tensor, gradient)
-    return hollow(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
+    if type(value) is VirtualTensor:
+        shell = hollow(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
+    else:
+        shell = torch.empty_strided(gradient.size(), gradient.stride(), dtype=gradient.dtype)
+    shell._stands_for = gradient  # its object takes the shell's place once the shell has got its content
+    return shell
+
+
+def materialize(self: UninitializedTensorMixin, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    """A lazy module's parameter gets its shape, where the module has been moved meanwhile."""
+    data = torch.empty(shape, device=device or getattr(self, "_destination", "cpu"), dtype=dtype or self.data.dtype)
+    self.__class__ = self.cls_to_become
+    self.data = data
+
+
+def parse_to(*args: Any, **kwargs: Any) -> Any:
+    """What `Module.to` makes of its arguments: a device may be a bare number, or another tensor's."""
+    if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+        args = (torch.device(args[0]), *args[1:])
+    if isinstance(kwargs.get("device"), int):
+        kwargs["device"] = torch.device(kwargs["device"])
+    other = args[0] if args and isinstance(args[0], torch.Tensor) else kwargs.pop("tensor", None)
+    if other is not None:
+        return other.device, other.dtype, *_parse_to(*args[1:], **kwargs)[2:]
+    return _parse_to(*args, **kwargs)
+
+
+def type_as(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return to(self, other)
+
+
+# Legacy conversions
+
+
+def storage_to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+    """`UntypedStorage.to` and, through it, `cuda`: checkpoints are mapped by them."""
+    gpu = hardware.machine().gpu(device)
+    if gpu is None:
+        return self.cpu()
+    return self if gpu.device == self.device else VirtualStorage(self.nbytes(), device=gpu.device).copy_(self)
+
+
+def storage_cuda(self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> torch.UntypedStorage:
+    return storage_to(self, device="cuda" if device is None else device)
+
+
+def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    """`Tensor.type`: the name of a CUDA type moves a CPU tensor to the GPU."""
+    name = dtype if isinstance(dtype, str) else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
+    if name.startswith("torch.cuda."):
+        return to(self, "cuda", _type(torch.empty(0), name.replace(".cuda", "")).dtype, non_blocking)
+    return _type(self, dtype, non_blocking, **kwargs)
 
 
 # Pinned memory
@@ -151,7 +224,8 @@ def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
         return self
     machine = hardware.machine()
     machine.clock.advance_host(costs.pin_seconds(machine.profile, self.numel() * self.itemsize))
-    return pinned(self.clone())
+    with _DisableTorchDispatch():  # the time is taken already
+        return pinned(self.clone())
 
 
 def answer_is_pinned(self: torch.Tensor, device: Any = None) -> bool:

@@ -122,6 +122,8 @@ def common_gpu(args: tuple, kwargs: dict) -> tuple[Gpu, int]:
 def different_devices(args: tuple, kwargs: dict) -> RuntimeError:
     """CUDA's error, with the first two devices in the order of the arguments, CUDA ones first."""
     found = dict.fromkeys(str(x.device) for x in tensors(args, kwargs) if x.dim() or x.device.type != "cpu")
+    if len(found) < 2:  # a CPU scalar stood where it is not admitted
+        found = dict.fromkeys(str(x.device) for x in tensors(args, kwargs))
     first, second = sorted(found, key=lambda name: name == "cpu")[:2]
     return RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!")
 
@@ -300,14 +302,25 @@ def like(func: Any, args: tuple, kwargs: dict) -> Any:
     if not gpu.machine.may_keep(nbytes):
         shape = on_meta(func, args, kwargs)
         result = hollow(gpu, shape.size(), shape.stride(), shape.dtype)
-    elif torch.Tag.nondeterministic_seeded in func.tags:
-        result = wrap(gpu.generator.lend(func, args, kwargs), gpu)
+    elif name in _FILLED:
+        with _DisableTorchDispatch():
+            result = wrap(
+                torch.empty_like(model, dtype=kwargs.get("dtype"), memory_format=kwargs.get("memory_format", torch.preserve_format)), gpu
+            )
+            _FILLED[name](result, *args[1:], generator=gpu.generator)
     else:
         with _DisableTorchDispatch():
             result = wrap(func(*args, **kwargs), gpu)
     if "empty" not in name:
         gpu.launch(nbytes)
     return result
+
+
+_FILLED: dict[str, Callable[..., Any]] = {
+    "rand_like": torch.Tensor.uniform_,
+    "randn_like": torch.Tensor.normal_,
+    "randint_like": lambda x, *limits, generator: x.random_(*(limits if len(limits) == 2 else (0, *limits)), generator=generator),
+}
 
 
 def draw(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -492,7 +505,7 @@ def move_sparse(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None
     if source.layout is not torch.sparse_coo:
         raise unsupported(f"a copy of a tensor of layout {source.layout} between devices")
     indices, values = (move(part, gpu, kind, non_blocking) for part, kind in ((source._indices(), None), (source._values(), dtype)))
-    return torch.sparse_coo_tensor(indices, values, source.size(), is_coalesced=source.is_coalesced())
+    return torch.sparse_coo_tensor(indices, values, source.size(), is_coalesced=source.is_coalesced(), check_invariants=False)
 
 
 _NAMED: dict[str, Handler] = {

@@ -55,6 +55,11 @@ class Stream:
     def wait_stream(self, stream: "Stream") -> None:
         self.wait_event(stream.record_event())
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The lowest and the highest priority, as on an H200."""
+        return 0, -5
+
     def is_capturing(self) -> bool:
         return False
 
@@ -118,7 +123,7 @@ class Event:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         clock = self._gpu.machine.clock
         if max(self._recorded.time, end._recorded.time) > clock.host:
-            raise RuntimeError("CUDA error: device not ready")
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return (end._recorded.time - self._recorded.time) * 1e3
 
     def ipc_handle(self) -> Any:
@@ -126,3 +131,27 @@ class Event:
 
     def __repr__(self) -> str:
         return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {id(self):#x}>"
+
+
+class _Generic(type):
+    """`torch.Stream` and `torch.Event`, which make CUDA's own and know them as theirs."""
+
+    original: type
+    cuda: type
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, (cls.original, cls.cuda))
+
+
+class GenericStream(metaclass=_Generic):
+    original, cuda = torch.Stream, Stream
+
+    def __new__(cls, device: Any = None, *, priority: int = 0, **identity: Any) -> Any:
+        return Stream(device, priority, **identity)
+
+
+class GenericEvent(metaclass=_Generic):
+    original, cuda = torch.Event, Event
+
+    def __new__(cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
+        return Event(enable_timing, blocking, interprocess)

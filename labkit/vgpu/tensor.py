@@ -6,6 +6,7 @@ the block of the allocator, which goes back when the storage dies.
 """
 
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -45,8 +46,21 @@ class VirtualStorage(torch.UntypedStorage):
     def get_device(self) -> int:
         return self.memory.gpu.index
 
+    def data_ptr(self) -> int:
+        return 0 if self.memory.block is None else self.memory.block.address
+
     def clone(self) -> "VirtualStorage":
-        return VirtualStorage(self.nbytes(), device=self.device).copy_(self)
+        gpu = self.memory.gpu
+        if self.memory.kept is None:
+            return _storage_of(hollow(gpu, (self.nbytes(),), (1,), torch.uint8))
+        return VirtualStorage(self.nbytes(), device=gpu.device).copy_(self)
+
+    def resize_(self, nbytes: int) -> "VirtualStorage":
+        require_values(self.memory)
+        gpu = self.memory.gpu
+        super().resize_(nbytes)
+        self.memory = Memory(gpu, gpu.allocate(nbytes), nbytes)
+        return self
 
     def cpu(self) -> torch.UntypedStorage:
         require_values(self.memory)
@@ -90,6 +104,8 @@ class VirtualTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """As PyTorch prints a CUDA tensor; it would name the subclass, whose name is as long as "tensor"."""
+        if tensor_contents is None and self.layout is torch.strided and memory_of(self).kept is None:
+            tensor_contents = f"<values not kept>, size={tuple(self.shape)}"
         text = torch._tensor_str._str(self, tensor_contents=tensor_contents)
         if text.startswith("Parameter("):
             return "Parameter containing:\nt" + text.removeprefix("Parameter(T")[:-1]
@@ -136,6 +152,14 @@ class VirtualTensor(torch.Tensor):
     def pin_memory(self, device: Any = None) -> Any:
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
 
+    def new(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The legacy constructor: of a size, of data, or empty."""
+        if self.layout is torch.sparse_coo and len(args) > 1:
+            return torch.sparse_coo_tensor(*args, check_invariants=False)
+        if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
+            return self.new_tensor(args[0])
+        return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args or (0,))
+
     def record_stream(self, stream: Any) -> None:
         if (block := memory_of(self).block) is not None:
             self._gpu.allocator.record_stream(block, stream.stream_id)
@@ -180,6 +204,13 @@ class VirtualTensor(torch.Tensor):
 
 # A learner who asks for the type of a CUDA tensor is told this.
 VirtualTensor.__module__, VirtualTensor.__name__, VirtualTensor.__qualname__ = "torch", "Tensor", "Tensor"
+
+
+def _refuse_to_send(tensor: VirtualTensor) -> Any:
+    raise unsupported("sending a CUDA tensor to another process")
+
+
+ForkingPickler.register(VirtualTensor, _refuse_to_send)
 
 
 def unsupported(what: str) -> Exception:

@@ -46,3 +46,10 @@ def composes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return function
 
     return register
+
+
+from labkit.vgpu.footprint import composites  # noqa: E402, F401 (each fills the tables)
+
+
+from labkit.vgpu.footprint import blas as blas  # noqa: E402 (the families use the tables)
+from labkit.vgpu.footprint import reductions as reductions  # noqa: E402

@@ -1,0 +1,29 @@
+"""Composite operators whose C++ makes its result before it looks at any device tensor, and so on the CPU: made here of others."""
+
+import torch
+
+from labkit.vgpu.footprint import composes
+
+
+@composes("vander")
+def vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> torch.Tensor:
+    powers = torch.arange(x.shape[0] if N is None else N, device=x.device)
+    return x.unsqueeze(-1) ** (powers if increasing else powers.flip(0))
+
+
+@composes("linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.atol_rtol_float")
+def matrix_rank(x: torch.Tensor, *, atol=None, rtol=None, hermitian: bool = False) -> torch.Tensor:
+    """The number of singular values above a tolerance (documentation of torch.linalg.matrix_rank)."""
+    values = torch.linalg.eigvalsh(x).abs() if hermitian else torch.linalg.svdvals(x)
+    if rtol is None:
+        rtol = torch.finfo(x.dtype).eps * max(x.shape[-2:]) if atol is None else 0.0
+    largest = values.amax(-1, keepdim=True) if values.shape[-1] else values.new_zeros(*values.shape[:-1], 1)
+    limit = largest * (rtol.unsqueeze(-1) if isinstance(rtol, torch.Tensor) and rtol.dim() else rtol)
+    if atol is not None:
+        limit = torch.maximum(limit, torch.as_tensor(atol, dtype=limit.dtype, device=limit.device).unsqueeze(-1))
+    return (values > limit).sum(-1)
+
+
+@composes("linalg_matrix_rank.tol_tensor", "linalg_matrix_rank")
+def matrix_rank_of_tolerance(x: torch.Tensor, tol, hermitian: bool = False) -> torch.Tensor:
+    return matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian)
