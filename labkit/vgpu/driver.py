@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from labkit.vgpu import comm, hardware, history
+from labkit.vgpu import comm, errors, hardware, history
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.profiles import Profile
 from labkit.vgpu.streams import CUDA, Stream
@@ -142,7 +142,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
     def checked(index: int) -> int:
         machine.require_alive()
         if not 0 <= index < len(machine.gpus):
-            raise hardware.invalid_ordinal()
+            raise errors.invalid_ordinal()
         return index
 
     def set_device(index: int) -> None:
@@ -227,6 +227,11 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
 
         return call
 
+    def empty_cache() -> None:
+        for gpu in gpus:
+            gpu.notice(waits=True)
+            gpu.allocator.empty_cache()
+
     def of_one(method: str) -> Callable[[int], Any]:
         return lambda index: getattr(one_gpu(machine, index).allocator, method)()
 
@@ -252,13 +257,13 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_resetAccumulatedMemoryStats": of_one("reset_accumulated_stats"),
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": lambda index: one_gpu(machine, index).allocator.memory_fraction,
-        "_cuda_emptyCache": every("empty_cache"),
+        "_cuda_emptyCache": empty_cache,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_cudaCachingAllocator_raw_alloc": raw_allocate,
         "_cuda_cudaCachingAllocator_raw_delete": raw_free,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_emptyCache": every("empty_cache"),
+        "_accelerator_emptyCache": empty_cache,
         "_accelerator_getDeviceStats": of_one("stats"),
         "_accelerator_resetPeakStats": of_one("reset_peak_stats"),
         "_accelerator_resetAccumulatedStats": of_one("reset_accumulated_stats"),

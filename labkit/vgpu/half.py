@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from labkit.vgpu.errors import require_floating_convolution
+
 HALF = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
 PRODUCTS = (
@@ -38,6 +40,8 @@ def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = next((x.dtype for x in args if isinstance(x, torch.Tensor)), None)
+        if packet is aten.convolution:
+            require_floating_convolution(dtype)
         if dtype not in HALF:
             return func(*args, **kwargs)
         out = kwargs.pop("out", None)

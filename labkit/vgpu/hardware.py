@@ -3,14 +3,17 @@
 import os
 import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from labkit.vgpu import costs
+from labkit.vgpu import costs, errors
 from labkit.vgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
 from labkit.vgpu.clock import Clock, EventTime, StreamTime
 from labkit.vgpu.profiles import Profile
+
+if TYPE_CHECKING:
+    from labkit.vgpu.faults import Fault
 
 # Values of device tensors are kept while they stay under this: a lesson that fills 16 GiB of GPU must run in 1 GiB of RAM.
 HOST_BUDGET = int(os.environ.get("LABKIT_HOST_BUDGET", 512 << 20))
@@ -74,6 +77,7 @@ class Gpu:
         self.default_stream = StreamTime(index, 0)
         self.streams = {0: self.default_stream}
         self.next_stream = {0: 0, -1: 0}  # by priority
+        self.fault: Fault | None = None  # the device-side assert that stopped it
         self.generator: Any = None  # set by labkit.vgpu.random
         self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (labkit.vgpu.footprint)
 
@@ -122,12 +126,16 @@ class Gpu:
 
     def launch(self, bytes_moved: int, flops: float = 0, format: str = "float32", outputs: int = 0) -> None:
         """Queue a kernel on the calling thread's current stream."""
+        if self.fault is not None:
+            self.notice()
         profile = self.profile
         seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=outputs > 0, outputs=outputs)
         self.machine.clock.launch(self.stream, seconds, profile.launch_seconds)
 
     def copy(self, kind: costs.CopyKind, nbytes: int, pinned: bool = False, blocking: bool = True) -> None:
         """Queue a copy on the calling thread's current stream."""
+        if self.fault is not None:
+            self.notice(waits=blocking and kind != "d2d")
         profile = self.profile
         seconds = costs.copy_seconds(profile, kind, nbytes, pinned)
         if kind == "d2d":
@@ -136,7 +144,15 @@ class Gpu:
             self.machine.clock.copy(self.stream, kind, seconds, profile.launch_seconds, blocking)
 
     def synchronize(self) -> None:
+        if self.fault is not None:
+            self.notice(waits=True)
         self.machine.clock.synchronize_device(self.index, self.profile.synchronize_seconds)
+
+    def notice(self, waits: bool = False) -> None:
+        """Raises AcceleratorError if an assert has failed on this GPU, once the GPU has got there or the host waits for it."""
+        fault = self.fault
+        if fault is not None and (waits or fault.known or fault.time <= self.machine.clock.host + self.profile.launch_seconds):
+            fault.surface()
 
 
 class Selected(threading.local):
@@ -220,7 +236,7 @@ class Machine:
                 return self.current
             device = device.index
         if not 0 <= device < len(self.gpus):
-            raise invalid_ordinal()
+            raise errors.invalid_ordinal()
         return self.gpus[device]
 
     def may_keep(self, nbytes: int) -> bool:
@@ -238,16 +254,6 @@ class Machine:
             torch.cuda._lazy_init()
         if not self.alive:
             raise RuntimeError("this virtual GPU is gone: the machine was taken away, by labkit.use(None) or at the end of a `with` block")
-
-
-def invalid_ordinal() -> Exception:
-    """CUDA's error for a device that is not there, in the words of the installed torch."""
-    return torch.AcceleratorError(
-        "CUDA error: invalid device ordinal\n"
-        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\n"
-        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-    )
 
 
 _in_place: Machine | None = None

@@ -15,7 +15,7 @@ import torch.nn.parallel
 import torch.serialization
 import torch.utils._device
 
-from labkit.vgpu import autocast, driver, factories, footprint, generators, hardware, moves, streams
+from labkit.vgpu import autocast, driver, errors, factories, footprint, generators, hardware, moves, streams
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.host import HostOperators
 from labkit.vgpu.operators import tensors
@@ -101,6 +101,7 @@ class Installation:
             pin_memory=moves.pin_memory,
             is_pinned=moves.answer_is_pinned,
             new_tensor=factories.new_tensor,
+            grad=property(torch.Tensor.grad.__get__, errors.assign_gradient(torch.Tensor.grad.__set__), torch.Tensor.grad.__delete__),
             type=moves.type_,
             type_as=moves.type_as,
             **{name: factories.with_any_device(getattr(torch.Tensor, name)) for name in factories.METHODS},
@@ -117,6 +118,7 @@ class Installation:
         self._refuse_by_name()
         self._replace(torch, device=factories.Device, Generator=generators.Generator, get_device=moves.get_device)
         self._replace(torch, **autocast.replacements())
+        self._replace(torch.autograd, _make_grads=errors.make_gradients(torch.autograd._make_grads))
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
             module = importlib.import_module(name)  # torch.optim hides its submodule
             if types := getattr(module, "_foreach_supported_types", None):
@@ -147,20 +149,24 @@ class Installation:
             self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
             for name, kernel in autocast.kernels():
                 self._library.impl(name, kernel, autocast.KEY)
-            for name, function in footprint.COMPOSITES.items():
-                kernel = _above_autograd(name, function)
+            for name in errors.CHECKS.keys() | footprint.COMPOSITES.keys():
+                kernel = _above_autograd(name, footprint.COMPOSITES.get(name))
                 for key in ("AutogradCPU", "CPU"):
                     self._library.impl(name, kernel, key)
 
 
-def _above_autograd(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[..., Any]:
     """The kernel of a composite operator: as on CUDA if a device tensor is among the arguments, as it was otherwise."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    check = errors.CHECKS.get(name)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if any(type(x) is VirtualTensor for x in tensors(args)):
-            return function(*args, **kwargs)
+            if check is not None:
+                check(args, kwargs)
+            if function is not None:
+                return function(*args, **kwargs)
         return operator.decompose(*args, **kwargs)
 
     return kernel

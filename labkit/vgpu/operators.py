@@ -11,6 +11,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from labkit.vgpu import footprint, hardware
+from labkit.vgpu.errors import different_devices
 from labkit.vgpu.generators import is_virtual
 from labkit.vgpu.half import KERNELS
 from labkit.vgpu.hardware import Gpu
@@ -119,15 +120,6 @@ def common_gpu(args: tuple, kwargs: dict) -> tuple[Gpu, int]:
     return gpu, moved
 
 
-def different_devices(args: tuple, kwargs: dict) -> RuntimeError:
-    """CUDA's error, with the first two devices in the order of the arguments, CUDA ones first."""
-    found = dict.fromkeys(str(x.device) for x in tensors(args, kwargs) if x.dim() or x.device.type != "cpu")
-    if len(found) < 2:  # a CPU scalar stood where it is not admitted
-        found = dict.fromkeys(str(x.device) for x in tensors(args, kwargs))
-    first, second = sorted(found, key=lambda name: name == "cpu")[:2]
-    return RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!")
-
-
 # Computing
 
 
@@ -140,6 +132,8 @@ def compute(func: Any, args: tuple, kwargs: dict) -> Any:
 def mixed(func: Any, args: tuple, kwargs: dict) -> Any:
     """The same where CPU tensors may stand among the arguments."""
     found = [x for x in tensors(args, kwargs) if type(x) is VirtualTensor]
+    if type(args[0]) is not VirtualTensor and isinstance(args[0], torch.Tensor):
+        raise different_devices(args, kwargs)
     gpu, moved = common_gpu(tuple(found), {})
     return run(func, args, kwargs, gpu, moved)
 

@@ -37,10 +37,12 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait until all that is queued on the stream is done."""
+        self._gpu.notice(waits=True)
         self._gpu.machine.clock.synchronize_stream(self._time, self._gpu.profile.synchronize_seconds)
 
     def query(self) -> bool:
         """Is all that was queued on the stream done?"""
+        self._gpu.notice()
         clock = self._gpu.machine.clock
         return clock.query(clock.record(self._time))
 
@@ -100,6 +102,7 @@ class Event:
         if self._gpu is not None and self._gpu is not stream._gpu:
             raise RuntimeError(f"Event device {self._gpu.index} does not match recording stream's device {stream._gpu.index}.")
         self._gpu = stream._gpu
+        self._gpu.notice()
         self._recorded = self._gpu.machine.clock.record(stream._time, self._gpu.profile.event_seconds)
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -109,10 +112,13 @@ class Event:
             stream._gpu.machine.clock.wait(stream._time, self._recorded)
 
     def query(self) -> bool:
+        if self._gpu is not None:
+            self._gpu.notice()
         return self._recorded is None or self._gpu.machine.clock.query(self._recorded, self._gpu.profile.event_seconds)
 
     def synchronize(self) -> None:
         if self._recorded is not None:
+            self._gpu.notice(waits=True)
             self._gpu.machine.clock.synchronize_event(self._recorded, self._gpu.profile.synchronize_seconds)
 
     def elapsed_time(self, end: "Event") -> float:

@@ -80,7 +80,12 @@ class VirtualTensor(torch.Tensor):
             from labkit.vgpu import operators  # it needs this module, and is needed from the first operator on
 
             handler = HANDLERS[func] = operators.handler(func)
-        return handler(func, args, kwargs or {})
+        try:
+            return handler(func, args, kwargs or {})
+        except (IndexError, RuntimeError) as error:
+            from labkit.vgpu import faults
+
+            return faults.survive(func, args, kwargs or {}, error)
 
     @property
     def device(self) -> torch.device:
