@@ -1,0 +1,120 @@
+"""Copies and sums over several virtual GPUs, as torch.nn.parallel asks for them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import comm
+
+
+@pytest.fixture(autouse=True)
+def used(machine):
+    return machine
+
+
+def table() -> torch.Tensor:
+    return torch.arange(10.0, device="cuda").reshape(5, 2)
+
+
+def places(tensors) -> list[int]:
+    return [x.get_device() for x in tensors]
+
+
+def test_broadcast_leaves_the_first_where_it_is():
+    x = table()
+    copies = comm.broadcast(x, [0, 1, 2])
+    assert places(copies) == [0, 1, 2] and copies[0].data_ptr() == x.data_ptr()
+    assert all(torch.equal(copy.cpu(), x.cpu()) for copy in copies)
+    out = [torch.empty(5, 2, device=f"cuda:{k}") for k in (1, 3)]
+    assert torch.equal(comm.broadcast(x, out=out)[1].cpu(), x.cpu())
+
+
+def test_broadcast_coalesced_keeps_order_and_dtypes():
+    tensors = [table(), table().half(), table() + 1, torch.empty(0, device="cuda"), torch.tensor(3, device="cuda")]
+    rows = comm.broadcast_coalesced(tensors, [0, 3])
+    assert [places(row) for row in rows] == [[0] * 5, [3] * 5]
+    for got, sent in zip(rows[1], tensors, strict=True):
+        assert got.dtype == sent.dtype and torch.equal(got.cpu(), sent.cpu())
+
+
+@pytest.mark.parametrize(("sizes", "rows"), [(None, [2, 2, 1]), ([1, 3, 1], [1, 3, 1])])
+@pytest.mark.parametrize("source", ["cpu", "cuda:0", "cuda:3"])
+def test_scatter(sizes, rows, source):
+    x = table().to(source)
+    parts = comm.scatter(x, [0, 1, 2], sizes)
+    assert places(parts) == [0, 1, 2] and [len(part) for part in parts] == rows
+    assert torch.equal(torch.cat([part.cpu() for part in parts]), x.cpu())
+
+
+def test_scatter_of_fewer_rows_than_devices_and_along_columns():
+    assert places(comm.scatter(table()[:1], [0, 1])) == [0]
+    assert [part.shape for part in comm.scatter(table(), [0, 1], dim=1)] == [(5, 1), (5, 1)]
+
+
+@pytest.mark.parametrize(("destination", "place"), [("cpu", "cpu"), (None, "cuda:0"), (2, "cuda:2"), (torch.device("cuda:1"), "cuda:1")])
+def test_gather(destination, place):
+    gathered = comm.gather([table(), table().cuda(1) + 1], 0, destination)
+    assert (gathered.device, gathered.shape) == (torch.device(place), (10, 2))
+    assert torch.equal(gathered.cpu(), torch.cat([table().cpu(), table().cpu() + 1]))
+
+
+def test_reduce_add():
+    parts = [table(), table().cuda(1), table().cuda(2)]
+    total = comm.reduce_add(parts, 1)
+    assert total.device == torch.device("cuda:1") and torch.equal(total.cpu(), 3 * table().cpu())
+    assert torch.equal(parts[1].cpu(), table().cpu())
+    rows = [[table(), table()[:2]], [table().cuda(1), table()[:2].cuda(1)]]
+    assert [x.sum().item() for x in comm.reduce_add_coalesced(rows)] == [90, 12]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        (lambda x: comm.scatter(x, [0, 1], [1, 1]), "(?i)siz"),
+        (lambda x: comm.scatter(x, [0, 1], [1, 1, 3]), "(?i)siz|device"),
+        (lambda x: comm.broadcast(x, [1, 0]), "(?i)device"),
+        (lambda x: comm.broadcast(x, [0, 9]), "(?i)device"),
+        (lambda x: comm.broadcast_coalesced([x.cpu()], [0, 1]), "must be on devices"),
+        (lambda x: comm.gather([x, torch.ones(3, 3, device="cuda:1")]), "(?i)siz|shape"),
+        (lambda x: comm.gather([x.cpu(), x]), "(?i)gpu|cuda|device"),
+        (lambda x: comm.gather([x, x.half()]), "(?i)type"),
+    ],
+)
+def test_mistakes(mistake, text):
+    with pytest.raises(RuntimeError, match=text):
+        mistake(table())
+
+
+def test_gradients_through_scatter_and_gather():
+    x = torch.ones(4, 2, device="cuda", requires_grad=True)
+    parts = nn.parallel.scatter(x, [0, 1])
+    nn.parallel.gather([part * (k + 2) for k, part in enumerate(parts)], 1).sum().backward()
+    assert x.grad.cpu()[:, 0].tolist() == [2, 2, 3, 3]
+
+
+class Pair(nn.Module):
+    def forward(self, batch: dict, scale: float = 1.0) -> dict:
+        return {"y": batch["x"] * scale, "device": torch.full((1,), float(batch["x"].get_device()), device=batch["x"].device)}
+
+
+def test_data_parallel_takes_dicts_and_keywords_and_uses_all_devices():
+    out = nn.DataParallel(Pair())({"x": torch.ones(8, 2)}, scale=3.0)
+    assert out["y"].sum().item() == 48 and out["device"].tolist() == [0, 1, 2, 3]
+
+
+def test_data_parallel_on_chosen_devices():
+    model = nn.DataParallel(nn.Linear(2, 2).cuda(2), device_ids=[2, 3], output_device=1)
+    assert model(torch.ones(4, 2)).device == torch.device("cuda:1")
+
+
+class Broken(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("mine")
+
+
+def test_data_parallel_says_what_went_wrong_and_where():
+    with pytest.raises(ValueError, match="Caught ValueError in replica 0 on device 0"):
+        nn.DataParallel(Broken(2, 2).cuda())(torch.ones(8, 2))
+    with pytest.raises(
+        RuntimeError, match=r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\) but found one"
+    ):
+        nn.DataParallel(nn.Linear(2, 2))(torch.ones(4, 2))

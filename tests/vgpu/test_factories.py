@@ -1,0 +1,154 @@
+"""How tensors come to be on a virtual GPU: every maker, every way to name the device."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def used(machine):
+    return machine
+
+
+MAKERS = {
+    "zeros": lambda d: torch.zeros(2, device=d), "ones": lambda d: torch.ones(2, device=d), "empty": lambda d: torch.empty(2, device=d),
+    "full": lambda d: torch.full((2,), 3, device=d), "arange": lambda d: torch.arange(3, device=d), "eye": lambda d: torch.eye(2, device=d),
+    "linspace": lambda d: torch.linspace(0, 1, 4, device=d), "logspace": lambda d: torch.logspace(0, 1, 4, device=d),
+    "range of floats": lambda d: torch.arange(0, 1, 0.25, device=d), "rand": lambda d: torch.rand(2, device=d),
+    "randn": lambda d: torch.randn(2, device=d), "randint": lambda d: torch.randint(5, (2,), device=d),
+    "randperm": lambda d: torch.randperm(5, device=d), "normal": lambda d: torch.normal(0.0, 1.0, (2,), device=d),
+    "empty_strided": lambda d: torch.empty_strided((2, 2), (1, 2), device=d),
+    "zeros_like": lambda d: torch.zeros_like(torch.ones(2), device=d),
+    "empty_permuted": lambda d: torch.empty_permuted((2, 3), (1, 0), device=d), "scalar_tensor": lambda d: torch.scalar_tensor(3, device=d),
+    "tensor": lambda d: torch.tensor([1, 2], device=d), "as_tensor": lambda d: torch.as_tensor([1, 2], device=d),
+    "as_tensor of numpy": lambda d: torch.as_tensor(np.ones(2), device=d), "asarray": lambda d: torch.asarray([1, 2], device=d),
+    "new_zeros": lambda d: torch.ones(2).new_zeros(2, device=d), "new_tensor": lambda d: torch.ones(2).new_tensor([1], device=d),
+    "hann_window": lambda d: torch.hann_window(4, device=d), "fftfreq": lambda d: torch.fft.fftfreq(4, device=d),
+    "tril_indices": lambda d: torch.tril_indices(3, 3, device=d), "triu_indices": lambda d: torch.triu_indices(3, 3, device=d),
+    "sparse_coo_tensor": lambda d: torch.sparse_coo_tensor([[0], [0]], [1.0], (2, 2), device=d, check_invariants=True),
+    "Linear": lambda d: nn.Linear(2, 2, device=d).weight, "LSTM": lambda d: nn.LSTM(2, 2, device=d).weight_ih_l0,
+    "skip_init": lambda d: nn.utils.skip_init(nn.Linear, 2, 2, device=d).weight,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cuda:1", torch.device("cuda", 1), 1], ids=["text", "device", "number"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_device_may_be_named_in_every_way(name, device):
+    if isinstance(device, int) and name == "skip_init":
+        device = torch.device(device)
+    made = MAKERS[name](device)
+    assert made.device == torch.device("cuda:1")
+    like = MAKERS[name]("cpu")
+    assert (made.shape, made.dtype, made.stride() if made.layout is torch.strided else 0) == (
+        like.shape, like.dtype, like.stride() if like.layout is torch.strided else 0,
+    )  # fmt: skip
+
+
+RANDOM = {"rand", "randn", "randint", "randperm", "normal", "empty", "empty_strided", "empty_permuted", "Linear", "LSTM", "skip_init"}
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS.keys() - RANDOM))
+def test_values_are_those_of_the_cpu(name):
+    assert torch.equal(MAKERS[name]("cuda").cpu().to_dense(), MAKERS[name]("cpu").to_dense())
+
+
+@pytest.mark.parametrize("choose", ["with a device", "set_default_device", "with a number"])
+def test_default_device(choose):
+    if choose == "set_default_device":
+        torch.set_default_device("cuda:2")
+    try:
+        with torch.device("cpu") if choose == "set_default_device" else torch.device(2 if "number" in choose else "cuda:2") as chosen:
+            inside = [torch.zeros(2), torch.tensor([1.0]), nn.Linear(2, 2).weight, torch.as_tensor([1]), torch.randn(2), torch.arange(3)]
+            assert {x.device for x in inside} == {chosen}
+            if choose != "set_default_device":
+                with torch.device("cpu"):
+                    assert torch.tensor([1.0]).device == torch.ones(1).device == torch.device("cpu")
+        if choose == "set_default_device":
+            assert torch.tensor([1]).device == torch.ones(1).device == torch.device("cuda:2")
+    finally:
+        torch.set_default_device(None)
+    assert torch.tensor([1.0]).device == torch.ones(1).device == torch.device("cpu")
+
+
+def test_the_current_device_is_meant_by_cuda():
+    with torch.cuda.device(3):
+        assert torch.ones(1, device="cuda").device == torch.tensor([1], device="cuda").device == torch.device("cuda:3")
+        assert torch.ones(1, device="cuda:1").device == torch.device("cuda:1")
+    assert torch.ones(1, device="cuda").device == torch.device("cuda:0")
+
+
+def test_torch_device_in_all_its_forms():
+    assert torch.device(1) == torch.device("cuda:1") == torch.device("cuda", 1) == torch.device(type="cuda", index=1)
+    assert repr(torch.device(1)) == "device(type='cuda', index=1)"
+    assert isinstance(torch.device(1), torch.device) and isinstance(torch.ones(1).device, torch.device)
+    assert torch.device("cuda").index is None and torch.device("cuda") != torch.device("cuda:0")
+    assert {torch.device("cuda:1"): "found"}[torch.device(1)] == "found"
+    with pytest.raises(RuntimeError, match="Invalid device string"):
+        torch.device("cuda:one")
+
+
+def test_new_tensors_stay_with_their_model():
+    x = torch.ones(2, device="cuda:1", dtype=torch.half)
+    for made in (
+        x.new_tensor([1]),
+        x.new_zeros(2),
+        x.new_empty((2,)),
+        x.new_full((1,), 2),
+        x.new_ones(2),
+        torch.zeros_like(x),
+        x.new([1.0]),
+        x.new(3),
+    ):
+        assert (made.device, made.dtype) == (x.device, x.dtype)
+    assert x.new_zeros(2, device="cpu").device.type == "cpu"
+    assert x.new_zeros(2, device="cuda:2").device == torch.device("cuda:2")
+    assert torch.rand_like(x, device="cpu").device.type == "cpu"
+    assert x.new_tensor(torch.ones(1)).device == x.device
+
+
+def test_tensor_of_a_tensor_copies_it_where_it_is():
+    with pytest.warns(UserWarning, match="To copy construct from a tensor"):
+        assert torch.tensor(torch.ones(2, device="cuda:1")).device == torch.device("cuda:1")
+    x = torch.ones(2, device="cuda:1")
+    assert torch.as_tensor(x) is x
+    assert torch.as_tensor(x, device="cuda:2").device == torch.device("cuda:2")
+    assert torch.tensor([x[0], x[1]]).device.type == "cpu"
+
+
+def test_leaves_may_require_gradients():
+    for made in (torch.ones(2, device="cuda", requires_grad=True), torch.tensor([1.0], device="cuda", requires_grad=True)):
+        assert made.is_leaf and made.requires_grad
+        made.sum().backward()
+        assert made.grad.device == made.device
+
+
+def test_legacy_constructors():
+    assert torch.cuda.FloatTensor([1.0, 2.0]).tolist() == [1, 2]
+    assert torch.cuda.LongTensor(2, 3).shape == (2, 3)
+    assert torch.cuda.HalfTensor([1]).dtype == torch.half
+    assert isinstance(torch.ones(1, device="cuda"), torch.cuda.FloatTensor)
+    assert not isinstance(torch.ones(1), torch.cuda.FloatTensor)
+    for name in ("torch.cuda.HalfTensor", torch.cuda.HalfTensor):
+        made = torch.ones(1).type(name)
+        assert (made.type(), made.device) == ("torch.cuda.HalfTensor", torch.device("cuda:0"))
+    assert torch.ones(1, device="cuda").type("torch.FloatTensor").device.type == "cpu"
+    with pytest.raises(RuntimeError, match="legacy constructor expects device type: cpu but device type: cuda was passed"):
+        torch.Tensor([1.0, 2.0], device="cuda")
+
+
+def test_factories_on_the_cpu_are_untouched():
+    assert type(torch.ones(2)) is torch.Tensor and type(torch.tensor([1])) is torch.Tensor
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_composites_of_c_keep_to_their_inputs_device():
+    """What C++ makes on the way belongs to the device of the operator, also when the same line ran for another device before."""
+    for device in ("cuda:1", "cpu", "cuda:0", "cpu"):
+        x = torch.arange(4.0, device=device)
+        made = (
+            torch.combinations(x), torch.cartesian_prod(x, x), torch.block_diag(x, x), torch.trapezoid(x), torch.vander(x), torch.cov(x),
+            nn.functional.one_hot(x.long()), nn.functional.pdist(x[:, None]), torch.linalg.matrix_rank(x[:, None]), *torch.gradient(x),
+        )  # fmt: skip
+        assert {str(y.device) for y in made} == {device}
+        assert torch.equal(torch.vander(x).cpu(), torch.vander(torch.arange(4.0)))
