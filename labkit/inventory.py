@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from html import escape
 
-from labkit import machine
+from labkit import machine, nvidia
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,7 @@ def _virtual_source() -> tuple[str, str]:
 
 
 def _real_source() -> tuple[str, str]:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlSystemGetDriverVersion(), "CUDA; driver: NVML"
-    except pynvml.NVMLError as error:
-        return f"unknown ({error})", "CUDA"
+    answer = nvidia.ask_nvml()
+    if answer.gpus:
+        return answer.gpus[0].driver, "CUDA; driver: NVML"
+    return f"unknown ({answer.trouble})", "CUDA"

@@ -63,6 +63,7 @@ class MemoryRecorder:
         if used.virtual:
             self._listen()
         else:
+            self._look(used.count)
             self._ended.clear()
             self._thread = threading.Thread(target=self._watch, args=(used.count,), name="labkit memory", daemon=True)
             self._thread.start()
@@ -74,11 +75,13 @@ class MemoryRecorder:
             _watching = None
         for allocator in self._allocators:
             allocator.listen(None)
+        count = 0 if self.machine is None else self.machine.count
         self._allocators, self.machine = [], None
         if self._thread is not None:
             self._ended.set()
             self._thread.join()
             self._thread = None
+            self._look(count)
 
     def _listen(self) -> None:
         from labkit.vgpu import hardware
@@ -98,14 +101,17 @@ class MemoryRecorder:
         return listen
 
     def _watch(self, count: int) -> None:
+        while not self._ended.wait(PERIOD):
+            self._look(count)
+
+    def _look(self, count: int) -> None:
         import torch
 
-        while not self._ended.wait(PERIOD):
-            if not torch.cuda.is_initialized():  # to look would create the CUDA context that the learner's first tensor creates
-                continue
-            for index in range(count):
-                free, total = torch.cuda.mem_get_info(index)
-                self._add(index, torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index), total - free)
+        if not torch.cuda.is_initialized():  # to look would create the CUDA context that the learner's first tensor creates
+            return
+        for index in range(count):
+            free, total = torch.cuda.mem_get_info(index)
+            self._add(index, torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index), total - free)
 
     def _add(self, device: int, allocated: int, reserved: int, used: int) -> None:
         kept = self._kept.setdefault(device, [])

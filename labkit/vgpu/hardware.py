@@ -26,11 +26,12 @@ class Memory:
     `kept` is the number of bytes of values on the host; a storage without values (`kept` is None) is called hollow.
     """
 
-    __slots__ = ("block", "gpu", "kept")
+    __slots__ = ("block", "born", "gpu", "kept")
 
     def __init__(self, gpu: "Gpu", block: Block | None, kept: int | None) -> None:
         self.gpu = gpu
         self.block = block
+        self.born = gpu.machine.selected.call  # the call that made it: a Python instruction or a node of a backward
         self.kept = kept
         gpu.machine.keep(kept)
 
@@ -129,8 +130,11 @@ class Gpu:
         if self.fault is not None:
             self.notice()
         profile = self.profile
+        overhead = profile.launch_seconds + (profile.product_seconds if outputs else 0.0)
+        if torch._C._current_graph_task_id() != -1:
+            overhead += profile.backward_seconds
         seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=outputs > 0, outputs=outputs)
-        self.machine.clock.launch(self.stream, seconds, profile.launch_seconds)
+        self.machine.clock.launch(self.stream, seconds, overhead)
 
     def copy(self, kind: costs.CopyKind, nbytes: int, pinned: bool = False, blocking: bool = True) -> None:
         """Queue a copy on the calling thread's current stream."""

@@ -70,7 +70,7 @@ class HostOperators(TorchDispatchMode):
                 selected.places.add(None)
         if kwargs.get("pin_memory") and (device := kwargs.get("device")) is not None and device.type == "cpu":
             return pinned(func(*args, **(kwargs | {"pin_memory": False})))
-        if getattr(kwargs.get("generator"), "device", None) is not None:
+        if kwargs.get("generator") is not None and ("device" not in kwargs or kwargs["device"].type == "cpu"):
             refuse_device_generator(kwargs["generator"])
         result = func(*args, **kwargs)
         if type(result) is VirtualTensor:

@@ -97,7 +97,7 @@ class Installation:
             to=moves.to,
             cuda=moves.cuda,
             cpu=moves.cpu,
-            data=property(moves.get_data, moves.set_data),
+            data=moves.DataAttribute(moves.get_data, moves.set_data),
             pin_memory=moves.pin_memory,
             is_pinned=moves.answer_is_pinned,
             new_tensor=factories.new_tensor,
@@ -137,6 +137,7 @@ class Installation:
         """What a virtual GPU cannot do says so, at its first use."""
         cuda = ("CUDAGraph", "ExternalStream", "MemPool", "graph", "make_graphed_callables", "use_mem_pool")
         self._replace(torch.cuda, **{name: driver.refuse(f"torch.cuda.{name}") for name in cuda if hasattr(torch.cuda, name)})
+        self._replace(torch, _use_cudnn_rnn_flatten_weight=lambda: False)  # an operator of CUDA's alone, where C++ has it
         self._replace(torch, compile=driver.refuse("torch.compile"))
         self._replace(torch.cuda, is_current_stream_capturing=lambda: False)
         self._replace(torch.cuda.graphs, is_current_stream_capturing=lambda: False)

@@ -106,6 +106,12 @@ def get_data(self: torch.Tensor) -> torch.Tensor:
     return _data.__get__(self)
 
 
+class DataAttribute(property):
+    """torch looks up whose attribute a getter is, as C's attributes tell it."""
+
+    __objclass__ = torch._C.TensorBase
+
+
 def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
     """`parameter.data = …`, which `Module.to` uses: the tensor object stays the same, its content may change device."""
     if (type(self) is VirtualTensor) == (type(value) is VirtualTensor):

@@ -52,6 +52,8 @@ class Profile:
     p2p_latency_seconds: float
 
     launch_seconds: float  # host time of one operator call that launches a kernel or a copy
+    backward_seconds: float  # host time that a launch costs more in a backward: its node, and the engine's own thread
+    product_seconds: float  # host time that a matrix product costs more: cuBLAS chooses a kernel
     allocate_seconds: float  # host time of an output tensor whose block comes from the cache
     event_seconds: float  # host time of recording or asking an event
     synchronize_seconds: float  # host time from the end of the work until synchronize returns
