@@ -11,7 +11,7 @@ from math import ceil
 SCAN_THREADS = 132 * 8 * 5  # SMs x blocks an SM x CUB's subscription factor: the blocks of a large reduction on an H200
 # Elements a tile of a one-sweep radix sort, by bytes of a key and of a value; 0 is a sort of keys alone.
 SORT_TILES = {
-    (1, 8): 3456, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (8, 4): 5760, (4, 4): 6912,
+    (1, 8): 3456, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (8, 4): 5760, (4, 4): 6528,
     (1, 0): 9728, (2, 0): 9728, (4, 0): 7296, (8, 0): 5760,
 }  # fmt: skip
 FLOAT_KEYS_TILE = 6912  # keys alone, float32
@@ -43,8 +43,10 @@ def segmented_sort(n: int, key: int, value: int = 8) -> int:
 def scan(n: int, itemsize: int) -> int:
     """A scan of n elements of PyTorch's cumulative functions: CUB's untuned policy of 128 threads, 15 items of 4 bytes each."""
     items = max(1, min(15 * 4 // itemsize, 30))
-    words = ceil(n / (128 * items)) + 32
-    return parts(words * (16 if itemsize == 8 else 8), 1, *((1,) if itemsize == 2 else ()))
+    words = ceil(n / (128 * items)) + 32  # what each tile tells the next ones: its state and two sums
+    if itemsize == 2:  # not packed into one word
+        return parts(4 * words, 2 * words, 2 * words, 1)
+    return parts(words * (16 if itemsize == 8 else 8), 1)
 
 
 @lru_cache(maxsize=4096)
@@ -61,7 +63,7 @@ def select(n: int, itemsize: int) -> int:
 
 @lru_cache(maxsize=4096)
 def unique_by_key(n: int, itemsize: int) -> int:
-    return parts((ceil(n / (2304 if itemsize == 8 else 3584)) + 32) * 8, 1, *((1,) if itemsize == 8 else ()))
+    return parts((ceil(n / (2304 if itemsize == 8 else 3584)) + 32) * 8, 1, 1)
 
 
 @lru_cache(maxsize=4096)
