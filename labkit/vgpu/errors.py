@@ -84,7 +84,7 @@ def of_operator(func: Any, args: tuple, kwargs: dict) -> RuntimeError:
     """CUDA's error of this operator for arguments on several devices."""
     name = func._schema.name.removeprefix("aten::")
     given = list(_arguments(func, args, kwargs))
-    special = _OWN_WORDS.get("_scaled_dot_product" if name.startswith("_scaled_dot_product") else name)
+    special = _OWN_WORDS.get(name)
     words = special(given) if special is not None else None
     if words is not None:
         return RuntimeError(words)
@@ -169,7 +169,6 @@ _OWN_WORDS: dict[str, Callable[[list[tuple[str, torch.Tensor]]], str | None]] = 
     "_index_put_impl_": _index,
     "masked_fill": _mask,
     "masked_fill_": _mask,
-    "_scaled_dot_product": _attention,
 }
 
 
@@ -183,10 +182,18 @@ def check_recurrent(args: tuple, kwargs: dict) -> None:
             )
 
 
+def check_attention(args: tuple, kwargs: dict) -> None:
+    """`scaled_dot_product_attention`: raises RuntimeError unless query, key and value are on one device."""
+    given = [("", x) for x in args[:3]]
+    if len({x.device for _, x in given}) > 1:
+        raise RuntimeError(_attention(given))
+
+
 # Composite operators that look at devices before they take themselves apart.
-CHECKS: dict[str, Callable[[tuple, dict], None]] = dict.fromkeys(
-    ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"), check_recurrent
-)
+CHECKS: dict[str, Callable[[tuple, dict], None]] = {
+    **dict.fromkeys(("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"), check_recurrent),
+    "scaled_dot_product_attention": check_attention,
+}
 
 
 # Kernels that CUDA lacks

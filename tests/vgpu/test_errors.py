@@ -1,0 +1,125 @@
+"""The catalogue of mistakes: for each, the class and the words that a real H200 gave (torch 2.11, CUDA 13.0, November 2026)."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import labkit
+from labkit.machine import Machine
+from labkit.vgpu import errors
+
+PROBE = Path(__file__).parents[2] / "benchmarks/fidelity/h200/probe.json"
+ROWS = json.loads(PROBE.read_text())["rows"]
+MISTAKES = {row["name"]: (row["expression"], *row["answer"]) for row in ROWS if row["answer"][0] != "ok" and row["after"] is None}
+del MISTAKES["oom"]  # it names the other processes that were on that GPU: tests/vgpu/test_allocator.py has its words
+del MISTAKES["one_hot_range"]  # a device-side assert: tests/vgpu/test_faults.py
+# Said by an H200 in an earlier recording.
+CLAIMS = {
+    "two devices in one op": ("torch.ones(3, device='cuda') + torch.ones(3)", "RuntimeError", MISTAKES["cpu_plus_cuda"][2]),
+    "numpy of a list of tensors": ("[torch.ones(1, device='cuda')][0].numpy()", "TypeError", MISTAKES["numpy"][2]),
+    "optimizer.to": ("torch.optim.SGD([torch.ones(1)], 0.1).to('cuda')", "AttributeError", "'SGD' object has no attribute 'to'"),
+    "empy_cache": ("torch.cuda.empy_cache()", "AttributeError", "module 'torch.cuda' has no attribute 'empy_cache'"),
+    "gpu_ids": (
+        "nn.DataParallel(nn.Linear(1, 1), gpu_ids=[0])",
+        "TypeError",
+        "DataParallel.__init__() got an unexpected keyword argument 'gpu_ids'",
+    ),
+}
+# Words of torch 2.11 that an older torch has otherwise; the versions' own words are tested below.
+NEEDS = {"different from other tensors on": errors.NAMES_ARGUMENT_FIRST, "do you have enough GPUs": errors.ADVISES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_gpu() -> Iterator[Machine]:
+    yield labkit.use(gpus=1, like="H200", virtual=True, quiet=True)
+    labkit.use(None)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("name", MISTAKES | CLAIMS)
+def test_a_mistake_gets_the_class_and_the_words_of_cuda(name: str):
+    expression, kind, words = (MISTAKES | CLAIMS)[name]
+    if not all(known for phrase, known in NEEDS.items() if phrase in words):
+        pytest.skip("this torch says it in older words")
+    with pytest.raises(BaseException, match=f"^{re.escape(words)}$") as caught:  # noqa: PT011
+        eval(expression, {"torch": torch, "nn": nn, "F": F})
+    assert caught.type.__name__ == kind
+
+
+def test_enough_of_the_catalogue_was_found():
+    assert len(MISTAKES) > 70
+
+
+def argument_error(argument: str, here: str, there: str, method: str) -> str:
+    return re.escape(errors.argument_differs([("", torch.empty(0, device=there)), (argument, torch.empty(0, device=here))], method))
+
+
+@pytest.mark.parametrize(
+    ("call", "argument", "method"),
+    [
+        (lambda x, i: torch.addmv(x[0], x, x[0].cpu()), "vec", "wrapper_CUDA_addmv"),
+        (lambda x, i: torch.dot(x[0], x[0].cpu()), "tensor", "wrapper_CUDA__dot"),
+        (lambda x, i: x.scatter(0, i.cpu(), x), "index", "wrapper_CUDA_scatter_src"),
+        (lambda x, i: x.index_add(0, i[0].cpu(), x), "index", "wrapper_CUDA_index_add"),
+        (lambda x, i: torch.linalg.solve_triangular(x, x.cpu(), upper=True), "B", "wrapper_CUDA__linalg_solve_triangular"),
+        (lambda x, i: F.group_norm(x[None], 2, x[0].cpu()), "weight", "wrapper_CUDA__native_group_norm"),
+    ],
+)
+def test_other_operators_name_argument_and_method_by_the_same_rule(call, argument: str, method: str):
+    x = torch.ones(2, 2, device="cuda")
+    i = torch.zeros(2, 2, dtype=torch.long, device="cuda")
+    with pytest.raises(RuntimeError, match=f"^{argument_error(argument, 'cpu', 'cuda', method)}$"):
+        call(x, i)
+
+
+def test_older_versions_name_the_argument_last(monkeypatch):
+    monkeypatch.setattr(errors, "NAMES_ARGUMENT_FIRST", False)
+    words = "found at least two devices, cuda:0 and cpu! (when checking argument for argument mat2 in method wrapper_CUDA_mm)"
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        torch.ones(2, 2, device="cuda") @ torch.ones(2, 2)
+    monkeypatch.setattr(errors, "ADVISES", False)
+    with pytest.raises(errors.AcceleratorError, match=r"^CUDA error: invalid device ordinal\nCUDA kernel errors"):
+        torch.ones(1, device="cuda:3")
+
+
+def test_two_gpus_are_told_apart():
+    labkit.use(None)
+    try:
+        with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+            x, y = torch.ones(2, 2, device="cuda:0"), torch.ones(2, 2, device="cuda:1")
+            with pytest.raises(RuntimeError, match=r"at least two devices, cuda:0 and cuda:1!$"):
+                x + y
+            with pytest.raises(RuntimeError, match=f"^{argument_error('mat2', 'cuda:1', 'cuda:0', 'wrapper_CUDA_mm')}$"):
+                x @ y
+            with pytest.raises(
+                RuntimeError, match="gradient located on device with index '1' to a tensor located on device with index '0'"
+            ):
+                x.grad = y
+    finally:
+        labkit.use(gpus=1, like="H200", virtual=True, quiet=True)
+
+
+def test_gradients_are_assigned_where_they_belong():
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    x.grad = torch.ones(2, device="cuda")
+    assert x.grad.tolist() == [1, 1]
+    x.grad = None
+    assert x.grad is None
+    x.grad = torch.ones(2, device="cuda")
+    del x.grad
+    assert x.grad is None
+    with pytest.raises(RuntimeError, match="gradient with device type 'cuda' to a tensor with device type 'cpu'"):
+        torch.ones(2).grad = torch.ones(2, device="cuda")
+
+
+def test_cpu_errors_stay_the_cpu_s():
+    with pytest.raises(IndexError, match="index 7 is out of bounds"):
+        torch.ones(3)[torch.tensor([7])]
+    with pytest.raises(RuntimeError, match="m1 and m2|mat1 and mat2"):
+        torch.ones(2, 2) @ torch.ones(2, 2).half()
