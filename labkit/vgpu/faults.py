@@ -54,9 +54,11 @@ class Fault:
         raise errors.device_side_assert()
 
 
+_MISFIT = object()
 # What CPU kernels say about values.
 _ABOUT_VALUES = re.compile(
-    r"out of range|out of bounds|smaller than num_classes|between 0 and 1|^probability tensor|^Expected Tensor with single nonzero|^invalid multinomial"
+    "out of range|out of bounds|smaller than num_classes|between 0 and 1|"
+    "^probability tensor|^Expected Tensor with single nonzero|^invalid multinomial"
 )
 
 
@@ -65,18 +67,21 @@ def survive(func: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
 
     Returns a result of the right shape in the second case.
     """
-    if isinstance(error, errors.DifferentDevices):
-        raise errors.of_operator(func, args, kwargs) from None
-    assertion = ASSERTIONS.get(func._schema.name.removeprefix("aten::"))
-    if assertion is None or not _ABOUT_VALUES.search(str(error)):
-        raise errors.as_on_cuda(func, error) from None
-    gpu = next(x._gpu for x in torch.utils._pytree.tree_leaves((args, kwargs)) if type(x) is VirtualTensor)
-    shapes = _result_without_values(func, args, kwargs, error)
-    gpu.launch(0)
-    gpu.fault = Fault(assertion, gpu.stream.ready)
-    if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
-        gpu.synchronize()
-    return wrap_all(shapes, gpu)
+    try:
+        if isinstance(error, errors.DifferentDevices):
+            raise errors.of_operator(func, args, kwargs) from None
+        assertion = ASSERTIONS.get(func._schema.name.removeprefix("aten::"))
+        if assertion is None or not _ABOUT_VALUES.search(str(error)):
+            raise errors.as_on_cuda(func, error) from None
+        gpu = next(x._gpu for x in torch.utils._pytree.tree_leaves((args, kwargs)) if type(x) is VirtualTensor)
+        shapes = _result_without_values(func, args, kwargs, error)
+        gpu.launch(0)
+        gpu.fault = Fault(assertion, gpu.stream.ready)
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+            gpu.synchronize()
+        return wrap_all(shapes, gpu)
+    finally:
+        del error  # its traceback holds this frame: a cycle, which would keep the operator's tensors until the next collection
 
 
 def _result_without_values(func: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
@@ -86,7 +91,12 @@ def _result_without_values(func: Any, args: tuple, kwargs: dict, error: Exceptio
     try:
         shapes = on_meta(func, args, kwargs)
     except (RuntimeError, IndexError):
-        raise error from None
+        shapes = _MISFIT
+    if shapes is _MISFIT:
+        try:
+            raise error
+        finally:
+            del error
     returns = func._schema.returns
     if not returns:
         return None

@@ -2,6 +2,8 @@
 
 import gc
 import importlib
+import os
+import socket
 import threading
 import warnings
 from collections.abc import Callable
@@ -15,7 +17,7 @@ import torch.nn.parallel
 import torch.serialization
 import torch.utils._device
 
-from labkit.vgpu import autocast, driver, errors, factories, footprint, generators, hardware, moves, streams
+from labkit.vgpu import autocast, driver, errors, factories, footprint, generators, hardware, moves, nvml, smi, streams
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.host import HostOperators
 from labkit.vgpu.operators import tensors
@@ -31,6 +33,9 @@ class Installation:
         self.machine = machine
         self.real_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         self._originals: list[tuple[Any, str, Any]] = []
+        self._environment: dict[str, str | None] = {}
+        self._office: smi.Office | None = None
+        self._scripted: list[Any] = []
         self._library: torch.library.Library | None = None
         self._mode = HostOperators(machine)
         for gpu in machine.gpus:
@@ -38,6 +43,7 @@ class Installation:
             gpu.generator.manual_seed(torch.initial_seed() & (1 << 63) - 1)
         try:
             hardware.put_in_place(machine)
+            self._serve_tools()
             self._replace_names()
             self._register_kernels()
             self._mode.__enter__()
@@ -51,9 +57,19 @@ class Installation:
         autocast.remove()
         if self._mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
             self._mode.__exit__(None, None, None)
+        if self._office is not None:
+            self._office.close()
+        for name, value in self._environment.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        self._environment.clear()
         if self._library is not None:
             self._library._destroy()
             self._library = None
+        while self._scripted:
+            del self._builtins[id(self._scripted.pop())]
         while self._originals:
             owner, name, original = self._originals.pop()
             if original is _ABSENT:
@@ -63,6 +79,17 @@ class Installation:
         torch.cuda.device_count.cache_clear() if hasattr(torch.cuda.device_count, "cache_clear") else None
         hardware.put_in_place(None)
         gc.collect()  # what only cycles hold is freed while its machine can still be asked
+
+    def _serve_tools(self) -> None:
+        """NVML's module and the program nvidia-smi, for this process and its children."""
+        pynvml = nvml.module()
+        if pynvml is not None:
+            self._replace(pynvml, **nvml.replacements(pynvml, self.machine))
+        if hasattr(socket, "AF_UNIX"):
+            self._office = smi.Office(lambda: nvml.report(self.machine).plain())
+            for name, value in self._office.environment().items():
+                self._environment[name] = os.environ.get(name)
+                os.environ[name] = value
 
     def _replace(self, owner: Any, **names: Any) -> None:
         for name, value in names.items():
@@ -97,11 +124,13 @@ class Installation:
             to=moves.to,
             cuda=moves.cuda,
             cpu=moves.cpu,
-            data=moves.DataAttribute(moves.get_data, moves.set_data),
+            data=moves.Attribute("data", moves.get_data, moves.set_data),
             pin_memory=moves.pin_memory,
             is_pinned=moves.answer_is_pinned,
             new_tensor=factories.new_tensor,
-            grad=property(torch.Tensor.grad.__get__, errors.assign_gradient(torch.Tensor.grad.__set__), torch.Tensor.grad.__delete__),
+            grad=moves.Attribute(
+                "grad", torch.Tensor.grad.__get__, errors.assign_gradient(torch.Tensor.grad.__set__), torch.Tensor.grad.__delete__
+            ),
             type=moves.type_,
             type_as=moves.type_as,
             **{name: factories.with_any_device(getattr(torch.Tensor, name)) for name in factories.METHODS},
@@ -112,6 +141,7 @@ class Installation:
         torch.utils._device._device_constructors()  # it remembers torch's own functions at its first call: not ours
         makers = {name: factories.with_any_device(getattr(torch, name)) for name in factories.FACTORIES if hasattr(torch, name)}
         moved = {name: factories.made_on_host(getattr(torch, name)) for name in factories.MOVED}
+        self._script_as_builtins(makers | moved)
         self._replace(torch, **makers, **moved, tensor=factories.tensor, as_tensor=factories.as_tensor)
         self._replace(torch.fft, **{name: factories.with_any_device(getattr(torch.fft, name)) for name in ("fftfreq", "rfftfreq")})
         self._replace(torch, Stream=streams.GenericStream, Event=streams.GenericEvent)
@@ -132,6 +162,14 @@ class Installation:
             is_acceptable=lambda tensor: tensor.is_cuda and tensor.dtype.is_floating_point,
         )
         self._replace(threading.Thread, start=_start_with(self._mode, threading.Thread.start))
+
+    def _script_as_builtins(self, makers: dict[str, Any]) -> None:
+        """PyTorch scripts some functions of its own, for forward derivatives; there these must still name its operators."""
+        self._builtins = torch.jit._builtins._get_builtin_table()
+        for name, made in makers.items():
+            if (operator := self._builtins.get(id(getattr(torch, name)))) is not None:
+                self._builtins[id(made)] = operator
+                self._scripted.append(made)  # held, so that no other object gets this id
 
     def _refuse_by_name(self) -> None:
         """What a virtual GPU cannot do says so, at its first use."""
