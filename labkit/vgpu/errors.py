@@ -258,7 +258,9 @@ def make_gradients(make: Callable[..., Any]) -> Callable[..., Any]:
     def checked(outputs: Any, gradients: Any, is_grads_batched: bool) -> Any:
         made = make(outputs, gradients, is_grads_batched=is_grads_batched)
         for index, (output, gradient) in enumerate(zip(outputs, made, strict=False)):
-            if isinstance(output, torch.Tensor) and gradient is not None and gradient.device != output.device:
+            if not isinstance(output, torch.Tensor) or torch._C._functorch.is_functorch_wrapped_tensor(output):
+                continue  # a function transform's wrapper: C++ tells its device, which is the CPU
+            if gradient is not None and gradient.device != output.device:
                 raise RuntimeError(f"invalid gradient at index {index} - expected device {output.device} but got {gradient.device}")
         return made
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.accelerator
 import torch.cuda.nccl
+import torch.backends.cudnn.rnn
 import torch.nn.parallel
 import torch.serialization
 import torch.utils._device
@@ -175,7 +176,8 @@ class Installation:
         """What a virtual GPU cannot do says so, at its first use."""
         cuda = ("CUDAGraph", "ExternalStream", "MemPool", "graph", "make_graphed_callables", "use_mem_pool")
         self._replace(torch.cuda, **{name: driver.refuse(f"torch.cuda.{name}") for name in cuda if hasattr(torch.cuda, name)})
-        self._replace(torch, _use_cudnn_rnn_flatten_weight=lambda: False)  # an operator of CUDA's alone, where C++ has it
+        self._replace(torch, _use_cudnn_rnn_flatten_weight=lambda: True)
+        self._replace(torch.backends.cudnn.rnn, get_cudnn_mode=footprint.recurrent.MODES.__getitem__)
         self._replace(torch, compile=driver.refuse("torch.compile"))
         self._replace(torch.cuda, is_current_stream_capturing=lambda: False)
         self._replace(torch.cuda.graphs, is_current_stream_capturing=lambda: False)

@@ -106,10 +106,14 @@ def get_data(self: torch.Tensor) -> torch.Tensor:
     return _data.__get__(self)
 
 
-class DataAttribute(property):
-    """torch looks up whose attribute a getter is, as C's attributes tell it."""
+class Attribute(property):
+    """torch looks up whose attribute a getter is, and its name, as C's attributes tell them."""
 
     __objclass__ = torch._C.TensorBase
+
+    def __init__(self, name: str, *functions: Any) -> None:
+        super().__init__(*functions)
+        self.__name__ = name
 
 
 def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
@@ -139,6 +143,7 @@ def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
     _swap(tensor, content)
     if type(value) is VirtualTensor:
         content.__class__, tensor.__class__ = torch.Tensor, VirtualTensor
+        tensor._gpu = value._gpu
         if is_parameter:
             tensor._is_param = True
     else:

@@ -44,6 +44,8 @@ MIXED = {
     "_unsafe_index_put",
     "_pack_padded_sequence",
     "_cudnn_rnn",
+    "_ctc_loss",
+    "_ctc_loss_backward",
 }
 # Matrix products: the argument positions of the two factors.
 PRODUCTS = {
