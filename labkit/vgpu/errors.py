@@ -70,14 +70,14 @@ def _arguments(func: Any, args: tuple, kwargs: dict) -> Iterator[tuple[str, torc
                 yield argument.name, x
 
 
-class DifferentDevices(RuntimeError):
+class DifferentDevicesError(RuntimeError):
     """Arguments on several devices, before anybody has looked at which operator has them."""
 
 
-def different_devices(args: tuple, kwargs: dict) -> DifferentDevices:
+def different_devices(args: tuple, kwargs: dict) -> DifferentDevicesError:
     """The plain error; `of_operator` names the argument where CUDA does."""
     given = [("", x) for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    return DifferentDevices(at_least_two(given))
+    return DifferentDevicesError(at_least_two(given))
 
 
 def of_operator(func: Any, args: tuple, kwargs: dict) -> RuntimeError:

@@ -68,7 +68,7 @@ def survive(func: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
     Returns a result of the right shape in the second case.
     """
     try:
-        if isinstance(error, errors.DifferentDevices):
+        if isinstance(error, errors.DifferentDevicesError):
             raise errors.of_operator(func, args, kwargs) from None
         assertion = ASSERTIONS.get(func._schema.name.removeprefix("aten::"))
         if assertion is None or not _ABOUT_VALUES.search(str(error)):

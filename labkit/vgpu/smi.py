@@ -4,6 +4,7 @@ This file is both sides. A process with a machine runs an `Office`: it listens o
 nvidia-smi first on the PATH. That program is this file, run alone: so it imports nothing but Python's standard library.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -68,10 +69,8 @@ class Office:
         if os.getpid() != self._process:
             return
         atexit.unregister(self.close)
-        try:
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        except OSError:
-            pass
         self._socket.close()
         self._thread.join(timeout=1)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -80,7 +79,7 @@ class Office:
 # The program
 
 
-class Mistake(Exception):
+class MistakeError(Exception):
     """What the program says before it ends with a status other than 0."""
 
     def __init__(self, words: str, status: int = 1) -> None:
@@ -91,14 +90,14 @@ class Mistake(Exception):
 def main(arguments: list[str]) -> int:
     try:
         print(answer(arguments, ask(os.environ.get(ADDRESS, ""))), end="")
-    except Mistake as mistake:
+    except MistakeError as mistake:
         print(mistake)
         return mistake.status
     return 0
 
 
 def ask(address: str) -> dict[str, Any]:
-    """The report of the machine behind the socket. Raises Mistake when there is none any more."""
+    """The report of the machine behind the socket. Raises MistakeError when there is none any more."""
     text = b""
     try:
         with socket.socket(socket.AF_UNIX) as line:
@@ -106,12 +105,12 @@ def ask(address: str) -> dict[str, Any]:
             while part := line.recv(1 << 16):
                 text += part
     except OSError:
-        raise Mistake("NVIDIA-SMI has failed: the process with the virtual GPUs does not answer any more.", 9) from None
+        raise MistakeError("NVIDIA-SMI has failed: the process with the virtual GPUs does not answer any more.", 9) from None
     return json.loads(text)
 
 
 def answer(arguments: list[str], report: dict[str, Any]) -> str:
-    """What nvidia-smi prints for these arguments. Raises Mistake for arguments that it refuses, and for those not served here."""
+    """What nvidia-smi prints for these arguments. Raises MistakeError for arguments that it refuses, and for those not served here."""
     options, words = _parse(arguments)
     gpus = _chosen(report["gpus"], options)
     if words == ["topo"] and "-m" in options:
@@ -143,8 +142,8 @@ def _parse(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
     return options, words
 
 
-def _not_served(what: str) -> Mistake:
-    return Mistake(
+def _not_served(what: str) -> MistakeError:
+    return MistakeError(
         f"nvidia-smi {what} is not served for virtual GPUs. Served: the table, -L, -i, --query-gpu, --query-compute-apps, topo -m."
     )
 
@@ -155,7 +154,7 @@ def _chosen(gpus: list[dict], options: dict[str, str]) -> list[dict]:
     names = options["-i"].split(",")
     found = [gpu for gpu in gpus if {str(gpu["index"]), gpu["uuid"], gpu["bus_id"]} & set(names)]
     if not found:
-        raise Mistake("No devices were found", 6)
+        raise MistakeError("No devices were found", 6)
     return found
 
 
@@ -237,14 +236,14 @@ def csv(names: str, format: str, fields: dict[str, Field], rows: list[dict], rep
     """The fields of each row, as `--format=csv[,noheader][,nounits]` asks."""
     styles = format.split(",")
     if "csv" not in styles:
-        raise Mistake("\"--format=\" switch is missing. Please specify output format. Run 'nvidia-smi -h' for more information.", 2)
+        raise MistakeError("\"--format=\" switch is missing. Please specify output format. Run 'nvidia-smi -h' for more information.", 2)
     if unknown := set(styles) - {"csv", "noheader", "nounits"}:
-        raise Mistake(f'Error: Unknown format option "{min(unknown)}".', 2)
+        raise MistakeError(f'Error: Unknown format option "{min(unknown)}".', 2)
     columns = []
     for name in (name.strip() for name in names.split(",")):
         known = name if name in fields else ALIASES.get(name, name)
         if known not in fields:
-            raise Mistake(f'Field "{name}" is not a valid field to query.\n', 2)
+            raise MistakeError(f'Field "{name}" is not a valid field to query.\n', 2)
         columns.append((known, fields[known]))
     lines = []
     if "noheader" not in styles:

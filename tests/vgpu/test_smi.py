@@ -114,7 +114,7 @@ def test_nothing_stays_behind():
     assert (os.environ["PATH"], shutil.which("nvidia-smi")) == (path, program)
     assert smi.ADDRESS not in os.environ
     assert not folder.exists()
-    with pytest.raises(smi.Mistake, match="does not answer any more"):
+    with pytest.raises(smi.MistakeError, match="does not answer any more"):
         smi.ask(address)
 
 
