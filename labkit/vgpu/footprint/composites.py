@@ -27,3 +27,15 @@ def matrix_rank(x: torch.Tensor, *, atol=None, rtol=None, hermitian: bool = Fals
 @composes("linalg_matrix_rank.tol_tensor", "linalg_matrix_rank")
 def matrix_rank_of_tolerance(x: torch.Tensor, tol, hermitian: bool = False) -> torch.Tensor:
     return matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian)
+
+
+@composes("ctc_loss.Tensor", "ctc_loss.IntList")
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank: int = 0, reduction: int = 1, zero_infinity: bool = False):
+    """As LossCTC.cpp, with the divisor of the mean on the GPU. `reduction`: 0 none, 1 mean, 2 sum."""
+    loss = torch.ops.aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        loss = torch.where(loss == float("inf"), torch.zeros_like(loss), loss)
+    if reduction == 1:
+        lengths = torch.as_tensor(target_lengths, dtype=loss.dtype, device=loss.device)
+        return (loss / lengths.clamp_min(1)).mean()
+    return loss.sum() if reduction == 2 else loss
