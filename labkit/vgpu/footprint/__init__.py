@@ -54,5 +54,5 @@ from labkit.vgpu.footprint import composites  # noqa: E402, F401 (each fills the
 from labkit.vgpu.footprint import blas as blas  # noqa: E402 (the families use the tables)
 from labkit.vgpu.footprint import reductions as reductions  # noqa: E402
 
-from labkit.vgpu.footprint import attention as attention, indexing as indexing, sorting as sorting  # noqa: E402, I001
+from labkit.vgpu.footprint import attention as attention, convolution as convolution, indexing as indexing, recurrent as recurrent, sorting as sorting  # noqa: E402, I001
 from labkit.vgpu.footprint import gradients as gradients  # noqa: E402

@@ -13,7 +13,7 @@ from torch._C import _DisableTorchDispatch
 from labkit.vgpu import operators
 from labkit.vgpu.half import KERNELS
 from labkit.vgpu.hardware import Gpu, Memory
-from labkit.vgpu.tensor import VirtualStorage, VirtualTensor, hollow, span_bytes, wrap
+from labkit.vgpu.tensor import VirtualStorage, hollow, wrap
 
 
 class Out(NamedTuple):
@@ -67,6 +67,7 @@ def perform(
     gpu: Gpu | None = None,
     moved: int = 0,
     kernel: Callable[..., Any] | None = None,
+    flops: float = 0,
 ) -> Any:
     """Run an operator that only returns new tensors, with the allocations of a plan, which is made when the results are known.
 
@@ -85,22 +86,14 @@ def perform(
     single = isinstance(raw, torch.Tensor)
     outputs = [raw] if single else list(raw)
     made = play(gpu, plan(outputs), outputs, known)
-    gpu.launch(moved + sum(x.numel() * x.itemsize for x in made if isinstance(x, torch.Tensor)))
+    moved += sum(x.numel() * x.itemsize for x in made if isinstance(x, torch.Tensor))
+    if flops:
+        gpu.launch(moved, flops, operators.FORMATS.get(args[0].dtype, "tf32"))
+    else:
+        gpu.launch(moved)
     return made[0] if single else tuple(made)
 
 
 def bytes_of(x: torch.Tensor) -> int:
     """Bytes of the elements."""
     return x.numel() * x.itemsize
-
-
-def dense(x: torch.Tensor) -> bool:
-    """Does the tensor fill its memory without holes or overlaps?"""
-    return span_bytes(x.size(), x.stride(), x.dtype) == bytes_of(x)
-
-
-def after(func: Any, args: tuple, kwargs: dict, plan: Plan) -> Any:
-    """Run an operator as usual, then play a plan without outputs on its GPU: for operators that write into their arguments."""
-    result = operators.mixed(func, args, kwargs)
-    play(next(x for x in operators.tensors(args) if type(x) is VirtualTensor)._gpu, plan)
-    return result
