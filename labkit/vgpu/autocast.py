@@ -2,7 +2,8 @@
 
 PyTorch's own autocast state serves as it is: enabled or not, dtype, nesting. Only the kernels of its CUDA key do not: they ask C++
 whether a tensor is on CUDA, and C++ sees a CPU tensor; nor does such a tensor carry the key. So, while autocast is enabled, the key is
-added to the thread's own set, and these kernels stand in for PyTorch's. The CPU's autocast key stays PyTorch's.
+added to the thread's own set, and these kernels stand in for PyTorch's. The CPU's autocast kernels stay PyTorch's, for CPU tensors: those
+of a GPU carry the CPU's key too, and have to be kept from them.
 
 The lists are those of CUDA: aten/src/ATen/autocast_mode.h and .cpp of PyTorch 2.11, and the table in the documentation of torch.amp.
 """
@@ -13,11 +14,13 @@ from typing import Any
 
 import torch
 
-from labkit.vgpu.tensor import VirtualTensor
+from labkit.vgpu.tensor import VirtualTensor, unsupported
 
-KEY = "AutocastCUDA"
+KEY, CPU_KEY = "AutocastCUDA", "AutocastCPU"
 _guard = torch._C._ExcludeDispatchKeyGuard
 _key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_cpu_key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_get_kernel = getattr(torch.library, "get_kernel", None)  # older versions of torch cannot say what they would have run
 _to = torch.Tensor.to
 _set_enabled, _clear_cache = torch.set_autocast_enabled, torch.clear_autocast_cache
 
@@ -84,6 +87,8 @@ def replacements() -> dict[str, Callable[..., Any]]:
 
 def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
     """`torch.set_autocast_enabled(device_type, enabled)`, or (enabled) for CUDA."""
+    if _get_kernel is None and args == ("cpu", True):
+        raise unsupported('torch.autocast("cpu"), in this version of torch,')
     _set_enabled(*args, **kwargs)
     torch._C._dispatch_tls_set_dispatch_key_included(KEY, torch.is_autocast_enabled("cuda"))
 
@@ -97,6 +102,29 @@ def remove() -> None:
     """Leave nothing behind in the calling thread."""
     cache.clear()
     torch._C._dispatch_tls_set_dispatch_key_included(KEY, False)
+
+
+def register(library: torch.library.Library) -> None:
+    """Put the kernels of both keys in place, until the library object goes."""
+    for name, kernel in kernels():
+        library.impl(name, kernel, KEY)
+    if _get_kernel is not None:
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key(CPU_KEY):
+            name = name.removeprefix("aten::")
+            if "::" not in name and (operator := overload(name)) is not None:
+                library.impl(name, for_cpu_tensors(operator, _get_kernel(f"aten::{name}", CPU_KEY)), CPU_KEY)
+
+
+def for_cpu_tensors(operator: Any, original: Any) -> Callable[..., Any]:
+    """The CPU's kernel, which leaves device tensors as they are."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if any(type(x) is VirtualTensor for x in torch.utils._pytree.tree_leaves((args, kwargs))):
+            with _guard(_cpu_key_set):
+                return operator(*args, **kwargs)
+        return original.call_boxed(_cpu_key_set, *args, **kwargs)
+
+    return kernel
 
 
 def kernels() -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -188,8 +188,7 @@ class Installation:
             warnings.simplefilter("ignore")  # on a build with CUDA: that these kernels stand in for its own
             self._library.impl("empty.memory_format", factories.cuda_empty, "CUDA")
             self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
-            for name, kernel in autocast.kernels():
-                self._library.impl(name, kernel, autocast.KEY)
+            autocast.register(self._library)
             for name in errors.CHECKS.keys() | footprint.COMPOSITES.keys():
                 kernel = _above_autograd(name, footprint.COMPOSITES.get(name))
                 for key in ("AutogradCPU", "CPU"):

@@ -151,9 +151,17 @@ def test_cpu_tensors_are_left_alone_in_a_cuda_region():
 
 
 def test_the_cpu_has_a_region_of_its_own():
-    x = torch.ones(2, 2)
+    x, layer = torch.ones(2, 2, requires_grad=True), torch.nn.Linear(4, 4, device="cuda")
     with torch.autocast("cpu"):
-        assert torch.mm(x, x).dtype is torch.bfloat16
+        y = torch.mm(x, x)
+        assert y.dtype is torch.bfloat16
+        assert F.mse_loss(y, y).dtype is torch.float32
+        assert layer(matrix()).dtype is torch.float32
+        assert matrix().sum().dtype is torch.float32
+        with torch.autocast("cuda"):
+            assert layer(matrix()).dtype is torch.float16
+    y.float().sum().backward()
+    assert x.grad.tolist() == [[4, 4], [4, 4]]
 
 
 def test_weights_are_cast_once_and_kept_until_the_outermost_region_ends():
@@ -213,6 +221,25 @@ def test_checkpointing_recomputes_in_the_same_region():
         y.sum().backward()
     assert seen == [torch.bfloat16, torch.bfloat16]
     assert x.grad.dtype is torch.float32
+
+
+def test_data_parallel_runs_its_threads_in_the_region():
+    class Kind(torch.nn.Linear):
+        def forward(self, x):
+            seen.append(super().forward(x).dtype)
+            return x
+
+    seen: list = []
+    with torch.autocast("cuda"):
+        torch.nn.DataParallel(Kind(4, 4).cuda())(matrix())
+    assert seen == [torch.float16] * torch.cuda.device_count()
+
+
+def test_shapes_without_values_are_cast_too():
+    x = torch.empty(1 << 15, 1 << 15, device="cuda")  # 4 GiB: no host keeps its values
+    with torch.autocast("cuda"):
+        assert torch.mm(x, x).dtype is torch.float16
+        assert x.half().sum(0).dtype is torch.float32
 
 
 def test_custom_functions_name_their_own_precision():
