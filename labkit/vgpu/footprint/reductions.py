@@ -44,6 +44,13 @@ def staging(x: torch.Tensor, dims: Iterable[int], accumulator: int, itemsize: in
     )
 
 
+def contiguous_staging(gpu: Gpu, numel: int, accumulator: int) -> Shape:
+    """The same for all of a contiguous tensor of `numel` elements, a temporary of the operator."""
+    profile = gpu.profile
+    resident = profile.max_threads_per_multiprocessor
+    return launch_buffers((numel,), (1,), (0,), 0, accumulator, MAX_THREADS, profile.multiprocessors, resident)
+
+
 @lru_cache(maxsize=4096)
 def launch_buffers(
     shape: Shape, strides: Shape, dims: Shape, offset: int, accumulator: int, max_threads: int, multiprocessors: int, resident: int
@@ -205,14 +212,7 @@ def extremes(func: Any, args: tuple, kwargs: dict, result: Any) -> Shape:
     return staging(x, _dims(func, args, kwargs), index_bytes(x.dtype))
 
 
-@temporaries("count_nonzero")
-def count(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Shape:
-    """The sum of a comparison with zero, in integers of 64 bits."""
-    x = args[0]
-    return x.numel(), x.numel() * 8, *staging(x, _dims(func, args, kwargs), 8, 8)
-
-
-@temporaries("mse_loss", "smooth_l1_loss", "huber_loss")
+@temporaries("mse_loss", "smooth_l1_loss")
 def pointwise_losses(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Shape:
     """The losses of all elements, then their sum or mean (aten/src/ATen/native/Loss.cpp). `reduction` is 0 for none."""
     x, y = args[:2]
@@ -221,8 +221,4 @@ def pointwise_losses(func: Any, args: tuple, kwargs: dict, result: torch.Tensor)
         return NONE
     shape = x.shape if x.shape == y.shape else torch.broadcast_shapes(x.shape, y.shape)
     numel = prod(shape)
-    profile = x._gpu.profile
-    buffers = launch_buffers(
-        (numel,), (1,), (0,), 0, sum_bytes(x.dtype), MAX_THREADS, profile.multiprocessors, profile.max_threads_per_multiprocessor
-    )
-    return numel * x.itemsize, *buffers
+    return numel * x.itemsize, *contiguous_staging(x._gpu, numel, sum_bytes(x.dtype))

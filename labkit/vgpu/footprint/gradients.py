@@ -1,0 +1,73 @@
+"""Gradients that CUDA adds up in place.
+
+PyTorch's backward writes into a temporary of its own where it can, but not where a tensor subclass or a dispatch mode is about.
+Virtual tensors are both, so what it then asks for out of place is done in place here, under the conditions of the sources.
+"""
+
+from typing import Any
+
+import torch
+
+from labkit.vgpu import operators
+from labkit.vgpu.footprint import handles
+from labkit.vgpu.tensor import VirtualTensor, memory_of
+
+aten = torch.ops.aten
+_graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
+_ALONE = 4  # references to a tensor that only the engine holds: the engine's, Python's, and two of the call
+_STORAGE_ALONE = 2  # to its storage: the tensor's and Python's
+# Nodes whose formulas add nothing up: two of their gradients may go to the same node (x * x).
+WITHOUT_SUMS = {"MulBackward0", "DivBackward0", "AddcmulBackward0", "AddcdivBackward0", "MmBackward0", "BmmBackward0", "SubBackward0"}
+# Formulas that combine a temporary of their own with another tensor (torch/csrc/autograd/FunctionsManual.cpp).
+OWN_TEMPORARIES = {
+    "logical_and": {"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0", "AmaxBackward0", "AminBackward0"},
+    "logical_or": {"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0", "AmaxBackward0", "AminBackward0"},
+    "masked_fill": {"Atan2Backward0", "NormBackward0", "NormBackward1", "LinalgVectorNormBackward0"},
+    "sub": {"BinaryCrossEntropyWithLogitsBackward0"},
+    "mul": {"BinaryCrossEntropyWithLogitsBackward0"},
+}
+
+
+@handles("add")
+def add(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The engine adds gradients that meet at one node into the first one, if nobody else holds it (autograd/input_buffer.cpp)."""
+    if _graph_task() != -1 and func is aten.add.Tensor and not kwargs and _accumulates(*args[:2]):
+        return operators.compute(aten.add_.Tensor, args, kwargs)
+    if "out" in kwargs:
+        return operators.into_given(func, args, kwargs)
+    return operators.compute(func, args, kwargs)
+
+
+def _accumulates(gradient: Any, other: Any) -> bool:
+    """Is this a sum of two gradients on their way to one node, whose first may be overwritten?
+
+    A formula's sum differs: its first term was made in the same node, or is held by another as well.
+    """
+    if type(gradient) is not VirtualTensor or type(other) is not VirtualTensor or torch.is_grad_enabled():
+        return False
+    if gradient._use_count() != _ALONE or gradient.shape != other.shape or gradient.dtype is not other.dtype:
+        return False
+    if gradient.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    storage = gradient.untyped_storage()
+    if torch._C._storage_Use_Count(storage._cdata) != _STORAGE_ALONE:
+        return False
+    dense = gradient.is_contiguous() or (0 not in gradient.stride() and storage.nbytes() == gradient.numel() * gradient.itemsize)
+    return dense and (memory_of(gradient).born != gradient._gpu.machine.selected.call or _node().name() in WITHOUT_SUMS)
+
+
+@handles("logical_and", "logical_or", "masked_fill", "mul", "sub")
+def combine(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Formulas of a backward that overwrite a temporary of their own."""
+    if _graph_task() == -1 or kwargs or not _is_own_temporary(func, *args[:2]):
+        return operators.into_given(func, args, kwargs) if "out" in kwargs else operators.compute(func, args, kwargs)
+    in_place = getattr(getattr(aten, func._schema.name[6:] + "_"), func._overloadname)
+    return operators.compute(in_place, args, kwargs)
+
+
+def _is_own_temporary(func: Any, x: Any, other: Any) -> bool:
+    if torch.is_grad_enabled() or type(x) is not VirtualTensor or _node().name() not in OWN_TEMPORARIES[func._schema.name[6:]]:
+        return False
+    if x._use_count() != _ALONE or memory_of(x).born != x._gpu.machine.selected.call:
+        return False
+    return not isinstance(other, torch.Tensor) or torch.broadcast_shapes(x.shape, other.shape) == x.shape
