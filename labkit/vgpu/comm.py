@@ -55,7 +55,12 @@ def answers(machine: Machine) -> dict[str, Any]:
                 f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(chunk_sizes)}"
             )
         chunks = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
-        return tuple(to_device(chunk, machine.gpu(index), non_blocking=True) for chunk, index in zip(chunks, devices, strict=False))
+        parts = []
+        for position, (chunk, index) in enumerate(zip(chunks, devices, strict=False)):
+            # A batch from the host is copied on a stream of its own, and so lies in that stream's memory.
+            with torch.cuda.stream(streams[position] if streams else None):
+                parts.append(to_device(chunk, machine.gpu(index), non_blocking=True))
+        return tuple(parts)
 
     def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
         """All tensors, one after the other along `dim`, on one device (None: the current one, -1: the CPU)."""

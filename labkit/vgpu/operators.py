@@ -448,6 +448,8 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
     elif unknown or memory_of(target).kept is None:
         forget(target)
         unknown = True
+    if here is None or there is None:
+        (here or there).scratch(footprint.copies.staging(source, target, there, here, non_blocking))
     if not unknown:
         with _DisableTorchDispatch():
             target.copy_(source)
@@ -481,10 +483,12 @@ def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_b
     """A copy on another device (None: on the CPU), without autograd."""
     if source.layout is not torch.strided:
         return move_sparse(source, gpu, dtype, non_blocking)
-    if dtype is not None and dtype is not source.dtype:  # converted where it lies, as CUDA does
-        source = source.to(dtype)
+    dtype = dtype or source.dtype
+    peers = gpu is not None and type(source) is VirtualTensor and gpu.profile.peer_access
+    if dtype is not source.dtype and not peers:
+        source = source.to(dtype)  # converted where it lies; between peers the copy converts (copy_requires_temporaries, Copy.cu)
     form = {} if memory_format is None else {"memory_format": memory_format}
-    shape = torch.empty_like(torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta"), **form)
+    shape = torch.empty_like(torch.empty_strided(source.size(), source.stride(), dtype=dtype, device="meta"), **form)
     if gpu is None:
         if type(source) is VirtualTensor:
             require_values(memory_of(source))
