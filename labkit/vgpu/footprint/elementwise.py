@@ -84,7 +84,14 @@ def where_scalar_self(condition: torch.Tensor, x: Any, other: torch.Tensor) -> t
 @handles("allclose")
 def allclose(func: Any, args: tuple, kwargs: dict) -> bool:
     """The operators of `isclose`, and whether all are (aten/src/ATen/native/TensorCompare.cpp)."""
-    return bool(aten.isclose.default.decompose(*args, **kwargs).all().item())
+    close = aten.isclose.default.decompose(*args, **kwargs)
+    return bool(close.all().item())
+
+
+@handles("isfinite")
+def isfinite(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """Made of comparisons wherever it is called from."""
+    return func.decompose(*args, **kwargs)
 
 
 @handles("count_nonzero")

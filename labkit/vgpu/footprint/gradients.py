@@ -68,6 +68,6 @@ def combine(func: Any, args: tuple, kwargs: dict) -> Any:
 def _is_own_temporary(func: Any, x: Any, other: Any) -> bool:
     if torch.is_grad_enabled() or type(x) is not VirtualTensor or _node().name() not in OWN_TEMPORARIES[func._schema.name[6:]]:
         return False
-    if x._use_count() != _ALONE or memory_of(x).born != x._gpu.machine.selected.call:
+    if memory_of(x).born != x._gpu.machine.selected.call:
         return False
     return not isinstance(other, torch.Tensor) or torch.broadcast_shapes(x.shape, other.shape) == x.shape
