@@ -74,7 +74,8 @@ class WeightCache:
         return cast
 
     def clear(self) -> None:
-        self._casts.clear()
+        while self._casts:
+            self._casts.popitem()  # the youngest first, as on an H200
 
 
 cache = WeightCache()
@@ -162,7 +163,9 @@ def cast(x: Any, dtype: torch.dtype, lower: torch.dtype) -> Any:
 
 
 def cast_all(args: tuple, kwargs: dict, dtype: torch.dtype, lower: torch.dtype) -> tuple[tuple, dict]:
-    return tuple(cast(x, dtype, lower) for x in args), {name: cast(x, dtype, lower) for name, x in kwargs.items()}
+    """The arguments cast, the last one first, as PyTorch's compiled code does it: the copies' order in memory and in a backward."""
+    named = {name: cast(kwargs[name], dtype, lower) for name in reversed(kwargs)}
+    return tuple(reversed([cast(x, dtype, lower) for x in reversed(args)])), named
 
 
 # One kernel an operator
