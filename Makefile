@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest --timeout 300
 PARALLEL := -n auto --maxprocesses 4
 NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests/notebooks/sanitize.cfg $(PARALLEL) --dist loadfile
 
-.PHONY: lab test test-gpu test-browser unit notebooks lint format clean
+.PHONY: lab test test-gpu test-browser unit notebooks stored-outputs lint format clean
 
 # JupyterLab refuses to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed
@@ -50,6 +50,10 @@ test-gpu: $(VENV)/installed
 
 test-browser: $(VENV)/installed-browser
 	$(PYTEST) -m browser tests/browser
+
+# After a change of the lessons, or of the virtual GPU's times and memory: run the lessons and store what they print.
+stored-outputs: $(VENV)/installed
+	$(BIN)/python tools/execute_notebooks.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -135,6 +135,15 @@ def refuse(name: str) -> Callable[..., Any]:
     return refused
 
 
+def refuse_type(name: str) -> type:
+    """The same for a class, which may stand in annotations and `isinstance` without harm."""
+
+    def refused(cls: type, *args: Any, **kwargs: Any) -> Any:
+        raise unsupported(name)
+
+    return type(name.rpartition(".")[2], (), {"__new__": refused, "__module__": name.rpartition(".")[0]})
+
+
 def device_answers(machine: Machine) -> dict[str, Any]:
     selected = machine.selected
     sync_debug = {"mode": 0}

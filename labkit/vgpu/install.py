@@ -174,8 +174,11 @@ class Installation:
 
     def _refuse_by_name(self) -> None:
         """What a virtual GPU cannot do says so, at its first use."""
-        cuda = ("CUDAGraph", "ExternalStream", "MemPool", "graph", "make_graphed_callables", "use_mem_pool")
-        self._replace(torch.cuda, **{name: driver.refuse(f"torch.cuda.{name}") for name in cuda if hasattr(torch.cuda, name)})
+        for names, refuse in (
+            (("graph", "make_graphed_callables", "use_mem_pool"), driver.refuse),
+            (("CUDAGraph", "ExternalStream", "MemPool"), driver.refuse_type),
+        ):
+            self._replace(torch.cuda, **{name: refuse(f"torch.cuda.{name}") for name in names if hasattr(torch.cuda, name)})
         self._replace(torch, _use_cudnn_rnn_flatten_weight=lambda: True)
         self._replace(torch.backends.cudnn.rnn, get_cudnn_mode=footprint.recurrent.MODES.__getitem__)
         self._replace(torch, compile=driver.refuse("torch.compile"))
