@@ -484,9 +484,9 @@ def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_b
     if source.layout is not torch.strided:
         return move_sparse(source, gpu, dtype, non_blocking)
     dtype = dtype or source.dtype
-    peers = gpu is not None and type(source) is VirtualTensor and gpu.profile.peer_access
-    if dtype is not source.dtype and not peers:
-        source = source.to(dtype)  # converted where it lies; between peers the copy converts (copy_requires_temporaries, Copy.cu)
+    between = gpu is not None and type(source) is VirtualTensor
+    if dtype is not source.dtype and between and not gpu.profile.peer_access:
+        source = source.to(dtype)  # converted where it lies; else the copy itself converts (copy_requires_temporaries, Copy.cu)
     form = {} if memory_format is None else {"memory_format": memory_format}
     shape = torch.empty_like(torch.empty_strided(source.size(), source.stride(), dtype=dtype, device="meta"), **form)
     if gpu is None:

@@ -54,7 +54,7 @@ from labkit.vgpu.footprint import composites  # noqa: E402, F401 (each fills the
 from labkit.vgpu.footprint import blas as blas  # noqa: E402 (the families use the tables)
 from labkit.vgpu.footprint import reductions as reductions  # noqa: E402
 
-from labkit.vgpu.footprint import attention as attention, convolution as convolution, copies as copies, ctc as ctc, indexing as indexing, recurrent as recurrent, sorting as sorting  # noqa: E402, I001
+from labkit.vgpu.footprint import attention as attention, convolution as convolution, copies as copies, ctc as ctc, indexing as indexing, linalg as linalg, recurrent as recurrent, sorting as sorting  # noqa: E402, I001
 from labkit.vgpu.footprint import gradients as gradients  # noqa: E402
 from labkit.vgpu.footprint import elementwise as elementwise  # noqa: E402
 from labkit.vgpu.footprint import normalization as normalization  # noqa: E402

@@ -263,7 +263,7 @@ def embedding_dense_backward(func: Any, args: tuple, kwargs: dict) -> Any:
         return operators.into_given(func, args, kwargs)
     grad, indices, rows, _, by_frequency = args
     n = indices.numel()
-    if n <= ATOMIC_UP_TO and not by_frequency or n == 0:
+    if (n <= ATOMIC_UP_TO and not by_frequency) or n == 0:
         return perform(func, args, kwargs, _whole)
     plan = sorted_gradient(n, rows, grad.shape[-1], indices.itemsize, grad.itemsize, bool(by_frequency))
     return perform(func, args, kwargs, lambda outputs: plan)

@@ -312,6 +312,32 @@ def pack_padded_sequence_backward(func: Any, args: tuple, kwargs: dict) -> Any:
     return operators.mixed(func, args, kwargs)
 
 
+@footprint.composes("_pad_packed_sequence")
+def pad_packed_sequence(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[Tensor, Tensor]:
+    """Steps with equally many sequences are copied at once, as PyTorch's native/PackedSequence.cpp does."""
+    sizes = batch_sizes.tolist()
+    steps, batch = len(sizes), sizes[0]
+    if 0 < total_length < steps:
+        raise RuntimeError(
+            "Expected total_length to be at least the length of the longest sequence in input, but got "
+            f"total_length={total_length} and max sequence length being {steps}"
+        )
+    output = data.new_full((max(total_length, steps), batch, *data.shape[1:]), padding_value)
+    lengths = torch.zeros(batch, dtype=torch.int64)
+    start = offset = 0
+    for step in range(1, steps + 1):
+        now = sizes[step] if step < steps else 0
+        if now != sizes[start]:
+            rows = (step - start) * sizes[start]
+            part = data[offset : offset + rows].view(step - start, sizes[start], *data.shape[1:])
+            output[start:step, : sizes[start]].copy_(part)
+            lengths[now : sizes[start]] = step
+            offset, start = offset + rows, step
+    return output.transpose(0, 1) if batch_first else output, lengths
+
+
 # Cells
 
 
@@ -365,9 +391,7 @@ def lstm_step(of_input: Tensor, of_hidden: Tensor, cx: Tensor, b_ih: Tensor | No
 
 
 def gru_step(of_input: Tensor, of_hidden: Tensor, hx: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> tuple[Tensor, ...]:
-    (r, z, n), (hr, hz, hn) = (
-        (x if b is None else x + b).chunk(3, 1) for x, b in ((of_input, b_ih), (of_hidden, b_hh))
-    )
+    (r, z, n), (hr, hz, hn) = ((x if b is None else x + b).chunk(3, 1) for x, b in ((of_input, b_ih), (of_hidden, b_hh)))
     r, z = (r + hr).sigmoid(), (z + hz).sigmoid()
     n = (n + r * hn).tanh()
     return (n + z * (hx - n),)

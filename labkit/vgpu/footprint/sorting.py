@@ -111,7 +111,16 @@ def topk(func: Any, args: tuple, kwargs: dict) -> Any:
     steps = topk_plan(rows, n, x.itemsize, multiprocessors) if x.dim() else ()
     if k > SMALL_SORT and (args[4] if len(args) > 4 else kwargs.get("sorted", True)):
         chosen, places = rows * k * x.itemsize, rows * k * 8
-        steps = (*steps, places, chosen, *sort_plan(rows, k, x.itemsize, True, x.dtype.is_floating_point), places, -places, -chosen, -places)
+        steps = (
+            *steps,
+            places,
+            chosen,
+            *sort_plan(rows, k, x.itemsize, True, x.dtype.is_floating_point),
+            places,
+            -places,
+            -chosen,
+            -places,
+        )
     return perform(func, args, kwargs, lambda outputs: (Out(0), Out(1), *steps))
 
 
@@ -188,4 +197,3 @@ def randperm(func: Any, args: tuple, kwargs: dict) -> Any:
         temp = cub.radix_sort(n, key, item, bits)
         play(result._gpu, (item, -item, n * item, n * key, n * key, temp, -temp, -n * key, -n * key, -n * item))
     return result
-

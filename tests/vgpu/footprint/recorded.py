@@ -1,0 +1,44 @@
+"""Allocations that a real H200's allocator was asked for, operator by operator, and the virtual GPU's for the same case."""
+
+import importlib.util
+import json
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+FIDELITY = Path(__file__).parents[3] / "benchmarks" / "fidelity"
+WORKSPACES = {33554432, 1048576}  # cuBLAS' own, which stay: the first product of a process asks for them
+
+
+@lru_cache(maxsize=1)
+def operators() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("fidelity_operators", FIDELITY / "operators.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@lru_cache(maxsize=1)
+def cases() -> dict[str, dict]:
+    """All recorded cases by recording and name."""
+    found = {}
+    for which in ("shared", "more"):
+        for case in json.loads((FIDELITY / "h200" / f"operators_{which}.json").read_text())["cases"]:
+            found[f"{which}/{case['name']}"] = case
+    return found
+
+
+def sequences(case: dict) -> dict[str, list]:
+    """Sizes in bytes by turn and way; segments and the libraries' workspaces left out."""
+    return {
+        f"{turn} {way}": [[sign, size] for sign, size in case[turn][way] if sign in "+-" and size not in WORKSPACES]
+        for turn in ("cold", "warm")
+        for way in ("forward", "backward")
+        if way in case.get(turn, {})
+    }
+
+
+def check(name: str) -> None:
+    """Raises AssertionError where the virtual GPU asks for something else than the recorded one."""
+    case = cases()[name]
+    assert sequences(operators().one(case["line"])) == sequences(case)
