@@ -6,7 +6,7 @@ from recorded import check
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-import labkit
+from labkit.vgpu import hardware
 
 NAMES = (
     "shared/lstm", "shared/gru", "shared/rnn_cell", "shared/lstm_cell", "more/lstm1", "more/lstm2", "more/lstm_bi",
@@ -19,9 +19,12 @@ def test_allocations_are_those_of_an_h200(name, machine):
     check(name)
 
 
-def test_dropout_keeps_a_state_for_good():
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
-        check("more/lstm_drop")
+def test_dropout_keeps_a_state_for_good(machine):
+    gpu = hardware.machine().gpu("cuda:0")
+    check("more/lstm_drop")
+    state = gpu.libraries.pop("cudnn dropout")
+    assert state.requested == 49152 * 132
+    gpu.allocator.free(state)
 
 
 def pair(kind, *sizes, **options):
