@@ -23,6 +23,7 @@ from labkit.vgpu.streams import CUDA, Stream
 from labkit.vgpu.tensor import unsupported
 
 MIB = 1 << 20
+ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # what PyTorch's build for CUDA 13.0 holds kernels for
 # Names that torch's own Python uses for the driver, as they stand in its source.
 NAMES = re.compile(r"\b_C\.(_cuda_\w+|_accelerator_\w+|_nccl_\w+)")
 CUDA_VERSION, CUDNN_VERSION = "13.0", 91900  # of the recordings that the virtual GPU is held against
@@ -49,12 +50,12 @@ class DeviceProperties:
     memory_bus_width: int
     uuid: uuid.UUID
     pci_bus_id: int
+    gcnArchName: str  # noqa: N815 (torch's name; on NVIDIA's GPUs it is the model's)
     max_threads_per_block: int = 1024
     pci_device_id: int = 0
     pci_domain_id: int = 0
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
-    gcnArchName: str = ""  # noqa: N815 (torch's name)
 
     def __repr__(self) -> str:
         return (
@@ -83,6 +84,7 @@ def properties(profile: Profile, total_memory: int, index: int) -> DevicePropert
         memory_bus_width=profile.memory_bus_bits,
         uuid=uuid.UUID(bytes=hashlib.md5(f"virtual {profile.name} {index}".encode()).digest()),
         pci_bus_id=index + 1,
+        gcnArchName=profile.name,
     )
 
 
@@ -186,7 +188,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_sleep": sleep,
         "_cuda_isInBadFork": lambda: machine.forked,
         "_cuda_canDeviceAccessPeer": lambda a, b: a != b and machine.profile.peer_access,
-        "_cuda_getArchFlags": lambda: f"sm_{machine.profile.major}{machine.profile.minor}",
+        "_cuda_getArchFlags": lambda: ARCHITECTURES,
         "_cuda_get_sync_debug_mode": lambda: sync_debug["mode"],
         "_cuda_set_sync_debug_mode": lambda mode: sync_debug.update(mode=mode),
         "_cuda_ipc_collect": lambda: None,

@@ -90,8 +90,9 @@ class Gpu:
     def pool_stream(self, priority: int) -> StreamTime:
         """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
         high = -1 if priority < 0 else 0
-        number = self.next_stream[high] = self.next_stream[high] % POOL_STREAMS + 1
-        identity = number << 5 | (3 if high else 1)
+        number = self.next_stream[high]
+        self.next_stream[high] = (number + 1) % POOL_STREAMS
+        identity = number << 5 | (5 if high else 3)  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
         return self.streams.setdefault(identity, StreamTime(self.index, identity))
 
     # memory

@@ -29,7 +29,7 @@ class Stream:
             raise ValueError(f"a CUDA stream lives on a CUDA device, not on {device}")
         self._gpu: Gpu = gpu
         self._time: StreamTime = gpu.pool_stream(priority) if stream_id is None else gpu.streams[stream_id]
-        self.priority = -1 if self._time.stream_id & 2 else 0
+        self.priority = -1 if self._time.stream_id & 4 else 0
         self.stream_id = self.cuda_stream = self._time.stream_id
         self.device_index = gpu.index
         self.device_type = CUDA
