@@ -149,6 +149,7 @@ class Installation:
         self._refuse_by_name()
         self._replace(torch, device=factories.Device, Generator=generators.Generator, get_device=moves.get_device)
         self._replace(torch, **autocast.replacements())
+        self._replace(torch.nn.parallel._functions, _streams=None)  # DataParallel remembers a stream of each GPU
         self._replace(torch.autograd, _make_grads=errors.make_gradients(torch.autograd._make_grads))
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
             module = importlib.import_module(name)  # torch.optim hides its submodule
