@@ -1,0 +1,34 @@
+"""Gradients that meet are added up in place where nobody else holds them. None of the values may suffer."""
+
+import torch
+from asked import asked
+from torch import nn
+
+import labkit
+
+
+def test_two_branches_meet_in_place():
+    """x / (1 + |x|), recorded on an H200: the gradients of both branches end in the memory of one."""
+    n = 588000
+    got = asked(nn.functional.softsign, setup=lambda: torch.randn(700, 210, device="cuda", requires_grad=True), backward=True)
+    assert [int(size) for size in got] == [n, n, n, n, -n, -n, -n, n, -n, n, n, -n, -n, -n]
+
+
+def test_a_gradient_that_another_holds_is_left_alone():
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        y = x * 2
+        y.retain_grad()
+        given = torch.ones(4, device="cuda")
+        (y + y.exp()).backward(given)
+        assert given.tolist() == [1.0] * 4
+        torch.testing.assert_close(x.grad.cpu(), 2 * (1 + torch.full((4,), 2.0).exp()))
+        torch.testing.assert_close(y.grad.cpu(), 1 + torch.full((4,), 2.0).exp())
+
+
+def test_a_square_has_two_gradients_of_one_node():
+    x = torch.ones(4)
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+        y = x.cuda().requires_grad_()
+        (y * y).sum().backward()
+        assert y.grad.tolist() == [2.0] * 4

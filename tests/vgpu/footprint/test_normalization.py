@@ -1,0 +1,66 @@
+"""Normalizations, forward and backward. Sequences recorded on an H200."""
+
+import pytest
+import torch
+from asked import asked
+from torch import nn
+from torch.testing import assert_close
+
+import labkit
+
+CASES = {
+    "layer norm, bfloat16": (
+        lambda: nn.LayerNorm(256).bfloat16(), (64, 256), torch.bfloat16,
+        "+32768 +256 +256", "+32768 +512 +512 -256 -256",
+    ),
+    "RMS norm": (lambda: nn.RMSNorm(512), (8, 16, 512), torch.float32, "+262144 +512", "+262144 +2048 -512"),
+    "group norm": (
+        lambda: nn.GroupNorm(4, 32), (2, 32, 16, 16), torch.float32,
+        "+65536 +32 +32 +256 +256 -256 -256",
+        "+65536 +128 +128 +256 +256 +32 +32 +256 -32 -32 -256 -256 -256 -32 -32",
+    ),
+    "batch norm, cuDNN": (lambda: nn.BatchNorm2d(3), (4, 3, 24, 24), torch.float32, "+27648 +12 +12", "+27648 +12 +12 -12 -12"),
+    "batch norm, two dimensions": (
+        lambda: nn.BatchNorm1d(10), (4, 10), torch.float32,
+        "+160 +40 +40", "+40 +40 +40 +40 +160 -40 -40 -40 -40",
+    ),
+    "batch norm, evaluation": (
+        lambda: nn.BatchNorm1d(64).eval(), (128, 64), torch.float32,
+        "+32768 +256 +256", "+256 +256 +256 +256 +32768 -256 -256 -256 -256",
+    ),
+    "batch norm, evaluation, cuDNN": (lambda: nn.BatchNorm2d(3).eval(), (4, 3, 24, 24), torch.float32, "+27648", "+27648 +12 +12"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sequences(name):
+    module, shape, dtype, forward, backward = CASES[name]
+
+    def setup() -> tuple:
+        return module().cuda(), torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+
+    assert " ".join(asked(lambda given: given[0](given[1]), setup=setup)) == forward
+    got = asked(lambda given: given[0](given[1]), setup=setup, backward=True)
+    assert sorted(got) == sorted(backward.split())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_values_agree_with_the_cpu(name, dtype):
+    module = CASES[name][0]().to(dtype)
+    x = torch.randn(CASES[name][1]).to(dtype)
+    there = x.clone().requires_grad_()
+    expected = module.float()(there.float())
+    expected.square().sum().backward()
+    gradient, weight_gradient = there.grad, module.weight.grad.clone()
+    module = CASES[name][0]().to(dtype)
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+        here = x.cuda().requires_grad_()
+        module = module.cuda()
+        got = module(here)
+        assert got.dtype is dtype
+        got.float().square().sum().backward()
+        tolerance = {"rtol": 2e-2, "atol": 6e-2} if dtype is not torch.float32 else {"rtol": 1e-4, "atol": 1e-4}
+        assert_close(got.detach().cpu().float(), expected.detach(), **tolerance)
+        assert_close(here.grad.cpu(), gradient, rtol=0.1, atol=0.1)
+        assert_close(module.weight.grad.cpu().float(), weight_gradient, rtol=0.05, atol=0.5)
