@@ -177,8 +177,8 @@ def add_matrix_vector(func: Any, args: tuple, kwargs: dict, result: torch.Tensor
     return _vector_product(args[1], args[2], result)
 
 
-@temporaries("dot", "vdot", "linalg_solve_triangular", "triangular_solve")
+@temporaries("addbmm", "addbmm_", "dot", "vdot", "linalg_solve_triangular", "triangular_solve")
 def with_cublas(func: Any, args: tuple, kwargs: dict, result: Any) -> tuple:
-    """Products of vectors and triangular systems: cuBLAS works on the operands as they are."""
+    """Products of vectors, sums of products and triangular systems: cuBLAS works on the operands as they are."""
     handles(args[0]._gpu).use()
     return ()

@@ -108,10 +108,26 @@ def count_nonzero(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
 # Softmax
 
 
+def contiguous_copies(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """Bytes of the copies that a kernel makes of those that do not lie contiguous."""
+    return tuple(x.numel() * x.itemsize for x in tensors if not x.is_contiguous())
+
+
+@temporaries("_softmax", "_log_softmax")
+def softmax_input(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
+    """The kernels read contiguous memory (aten/src/ATen/native/cuda/SoftMax.cu)."""
+    return contiguous_copies(args[0])
+
+
 @temporaries("_softmax_backward_data")
 def softmax_backward(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
     """The product of gradient and output (aten/src/ATen/native/cuda/SoftMax.cu)."""
-    return (args[0].numel() * args[0].itemsize,)
+    return args[0].numel() * args[0].itemsize, *contiguous_copies(args[1])
+
+
+@temporaries("_log_softmax_backward_data")
+def log_softmax_backward(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
+    return contiguous_copies(*args[:2])
 
 
 @handles("_softmax", "_log_softmax")
@@ -119,7 +135,9 @@ def softmax(func: Any, args: tuple, kwargs: dict) -> Any:
     """CUDA reads float16 and writes float32 in one kernel."""
     if "out" in kwargs or not args[2]:
         return operators.into_given(func, args, kwargs) if "out" in kwargs else operators.compute(func, args, kwargs)
-    return evaluate(func, args, kwargs, lambda: func(args[0].float(), args[1], False))
+    result = evaluate(func, args, kwargs, lambda: func(args[0].float(), args[1], False))
+    result._gpu.scratch(contiguous_copies(args[0]))
+    return result
 
 
 @handles("_softmax_backward_data", "_log_softmax_backward_data")
@@ -128,8 +146,8 @@ def softmax_backward_data(func: Any, args: tuple, kwargs: dict) -> Any:
     if kwargs or gradient.dtype is dtype:
         return operators.compute(func, args, kwargs) if not kwargs else operators.into_given(func, args, kwargs)
     result = evaluate(func, args, kwargs, lambda: func(gradient, output, dim, gradient.dtype).to(dtype))
-    if "log" not in func._schema.name:
-        result._gpu.scratch(softmax_backward(func, args, kwargs, result))
+    rule = log_softmax_backward if "log" in func._schema.name else softmax_backward
+    result._gpu.scratch(rule(func, args, kwargs, result))
     return result
 
 

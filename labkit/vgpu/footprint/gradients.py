@@ -17,7 +17,17 @@ _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd
 _ALONE = 4  # references to a tensor that only the engine holds: the engine's, Python's, and two of the call
 _STORAGE_ALONE = 2  # to its storage: the tensor's and Python's
 # Nodes whose formulas add nothing up: two of their gradients may go to the same node (x * x).
-WITHOUT_SUMS = {"MulBackward0", "DivBackward0", "AddcmulBackward0", "AddcdivBackward0", "MmBackward0", "BmmBackward0", "SubBackward0"}
+WITHOUT_SUMS = {
+    "StackBackward0",
+    "CatBackward0",
+    "MulBackward0",
+    "DivBackward0",
+    "AddcmulBackward0",
+    "AddcdivBackward0",
+    "MmBackward0",
+    "BmmBackward0",
+    "SubBackward0",
+}
 # Formulas that combine a temporary of their own with another tensor (torch/csrc/autograd/FunctionsManual.cpp).
 OWN_TEMPORARIES = {
     "logical_and": {"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0", "AmaxBackward0", "AminBackward0"},

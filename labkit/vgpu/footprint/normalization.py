@@ -12,7 +12,7 @@ from torch._C import _DisableTorchDispatch
 
 from labkit.vgpu import operators
 from labkit.vgpu.footprint import composes, handles, temporaries
-from labkit.vgpu.footprint.elementwise import evaluate
+from labkit.vgpu.footprint.elementwise import contiguous_copies, evaluate
 from labkit.vgpu.footprint.reductions import sum_bytes
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.tensor import hollow, wrap_all
@@ -37,6 +37,22 @@ def _power(n: int) -> int:
 
 @handles("native_layer_norm")
 def layer_norm(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The kernels read contiguous memory: a copy comes first otherwise."""
+    x = args[0]
+    copies = [x._gpu.allocate(size) for size in contiguous_copies(x)]
+    try:
+        return _layer_norm(func, args, kwargs)
+    finally:
+        _free(x._gpu, copies)
+
+
+def _free(gpu: Gpu, blocks: list[Any]) -> None:
+    for block in blocks:
+        if block is not None:
+            gpu.allocator.free(block)
+
+
+def _layer_norm(func: Any, args: tuple, kwargs: dict) -> Any:
     """The statistics of half precision are float32; the CPU gives them the type of the parameters."""
     x, shape, weight, bias, epsilon = args
     if x.dtype not in _LOW or kwargs:
@@ -51,6 +67,18 @@ def layer_norm(func: Any, args: tuple, kwargs: dict) -> Any:
 
 @handles("native_layer_norm_backward")
 def layer_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+    gradient, x = args[:2]
+    gpu = x._gpu
+    copies = [gpu.allocate(size) for size in contiguous_copies(x)]
+    try:
+        results = _layer_norm_backward(func, args, kwargs)
+        gpu.scratch(contiguous_copies(gradient))
+        return results
+    finally:
+        _free(gpu, copies)
+
+
+def _layer_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
     gradient, x, shape, mean, rstd, weight, bias, mask = args
     if x.dtype not in _LOW or kwargs:
         return operators.compute(func, args, kwargs)
@@ -174,9 +202,7 @@ def group_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
     if weight is not None and positions > 1:
         sizes.append(per_channel)
     blocks = [gpu.allocate(size) for size in sizes] if mask[0] else []
-    for block in (*blocks, *sums):
-        if block is not None:
-            gpu.allocator.free(block)
+    _free(gpu, [*blocks, *sums])
     return results
 
 
@@ -248,9 +274,7 @@ def batch_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
         into_weight, into_bias, into_x = evaluate(func, args, kwargs, values)
         results = into_x, into_weight, into_bias
     gpu.scratch(backward_staging(x.numel() // channels, channels) if sums else ())
-    for block in sums:
-        if block is not None:
-            gpu.allocator.free(block)
+    _free(gpu, sums)
     return results
 
 
