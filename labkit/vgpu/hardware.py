@@ -171,11 +171,12 @@ class Selected(threading.local):
         self.waiting: tuple | None = None  # the call for which C++ made tensors on the CPU
         self.task = -1  # the backward under way,
         self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
+        self.root: Gpu | None = None  # where the next backward starts
 
     def visit(self, task: int, *places: "Gpu | None") -> None:
         """Note that the backward `task` has operators in these places."""
         if self.task != task:
-            self.task, self.places = task, set()
+            self.task, self.places = task, set() if self.root is None else {self.root}
         self.places.update(places)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 import torch.accelerator
-import torch.cuda.nccl
 import torch.backends.cudnn.rnn
+import torch.cuda.nccl
 import torch.nn.parallel
 import torch.serialization
 import torch.utils._device
@@ -163,6 +163,7 @@ class Installation:
             version=lambda: driver.CUDNN_VERSION,
             is_acceptable=lambda tensor: tensor.is_cuda and tensor.dtype.is_floating_point,
         )
+        self._replace(torch.autograd, _engine_run_backward=_backward_from(machine, torch.autograd._engine_run_backward))
         self._replace(threading.Thread, start=_start_with(self._mode, threading.Thread.start))
 
     def _script_as_builtins(self, makers: dict[str, Any]) -> None:
@@ -223,6 +224,20 @@ def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
     torch.serialization._validate_device(location, "cuda")
     place(storage, hardware.machine().gpu(location))
     return storage
+
+
+def _backward_from(machine: Machine, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward that knows on which GPU it starts: its first node may make a number there before it looks at any tensor."""
+
+    def run_from(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        roots = {x._gpu if type(x) is VirtualTensor else None for x in tensors(outputs)}
+        before, machine.selected.root = machine.selected.root, roots.pop() if len(roots) == 1 else None
+        try:
+            return run(outputs, *args, **kwargs)
+        finally:
+            machine.selected.root = before
+
+    return run_from
 
 
 def _start_with(mode: HostOperators, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
