@@ -194,7 +194,7 @@ def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Re
     if not virtual:
         if (there := real_gpus()) < gpus:
             raise RuntimeError(
-                f"virtual=False asks for {gpus} real CUDA GPU(s), and PyTorch sees {there}. virtual=True or virtual=None gives virtual ones."
+                f"virtual=False asks for {gpus} real CUDA GPU(s), and PyTorch sees {there}. Leave virtual out for virtual ones."
             )
         if like is not None or not values:
             raise ValueError("like= and values= describe virtual GPUs; with virtual=False leave them out")

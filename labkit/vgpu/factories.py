@@ -77,7 +77,7 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
         return to_device(data.detach(), gpu, dtype, copy=True).requires_grad_(requires_grad)
     made = _tensor(data, dtype=dtype, device="cpu")
     made = to_device(pinned(made) if pin_memory else made, hardware.machine().gpu(_chosen_device(device)))
-    return made.requires_grad_(requires_grad)
+    return made.requires_grad_() if requires_grad else made  # inside torch.func even requires_grad_(False) is refused
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:

@@ -1,10 +1,13 @@
 """The virtual GPUs of one machine: their memory, streams and random generators, and what each thread has selected."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
 from labkit.vgpu import costs, errors
@@ -15,8 +18,9 @@ from labkit.vgpu.profiles import Profile
 if TYPE_CHECKING:
     from labkit.vgpu.faults import Fault
 
-# Values of device tensors are kept while they stay under this: a lesson that fills 16 GiB of GPU must run in 1 GiB of RAM.
-HOST_BUDGET = int(os.environ.get("LABKIT_HOST_BUDGET", 512 << 20))
+# A lesson that fills 16 GiB of GPU must run in 1 GiB of RAM: values of device tensors are kept within these bounds.
+HOST_SHARE = 0.25  # of the memory that this process may use, for the values of all device tensors together
+LARGEST_KEPT = 256 << 20  # bytes of one tensor: ten of those would fill a laptop
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
 
 
@@ -196,6 +200,7 @@ class Machine:
         self.clock = Clock()
         self.selected = Selected()
         self.kept_bytes = 0
+        self.host_budget, self.largest_kept = host_budget()
         self.hollow = 0  # storages without values that are alive
         self.gpus = [Gpu(self, index) for index in range(count)]
 
@@ -247,7 +252,7 @@ class Machine:
 
     def may_keep(self, nbytes: int) -> bool:
         """Is there room on the host for the values of one more tensor?"""
-        return self.values and self.kept_bytes + nbytes <= HOST_BUDGET
+        return self.values and nbytes <= self.largest_kept and self.kept_bytes + nbytes <= self.host_budget
 
     def keep(self, kept: int | None, sign: int = 1) -> None:
         if kept is None:
@@ -263,6 +268,22 @@ class Machine:
 
 
 _in_place: Machine | None = None
+
+
+def host_budget() -> tuple[int, int]:
+    """Bytes of host memory for the values of all device tensors, and of one of them.
+
+    LABKIT_HOST_BUDGET in the environment sets both; else they follow from the memory of this machine, or of its container.
+    """
+    if text := os.environ.get("LABKIT_HOST_BUDGET"):
+        if not text.isdigit():
+            raise ValueError(f"LABKIT_HOST_BUDGET={text!r}: give a whole number of bytes")
+        return int(text), int(text)
+    usable = psutil.virtual_memory().total
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # versions 2 and 1 of control groups
+        with contextlib.suppress(OSError, ValueError):  # "max" stands for no limit
+            usable = min(usable, int(Path(limit).read_text()))
+    return int(usable * HOST_SHARE), LARGEST_KEPT
 
 
 def _mark_forked() -> None:

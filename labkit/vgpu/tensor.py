@@ -226,7 +226,7 @@ def require_values(memory: Memory) -> None:
     """Raises RuntimeError for a storage whose values were not kept."""
     if memory.kept is None:
         gpu = memory.gpu
-        why = "host memory ran short" if gpu.machine.values else "the machine was made with values=False"
+        why = "they take too much host memory" if gpu.machine.values else "the machine was made with values=False"
         raise RuntimeError(
             f"the values of this tensor on {gpu.device} were not kept, because {why}: only its shape and its memory are known. "
             "Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) before labkit starts."

@@ -8,6 +8,7 @@ COMPOSITES: composite operators that choose by device what they are made of; the
 """
 
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any
 
 Temporaries = Callable[[Any, tuple, dict, Any], Iterable[int]]  # (func, args, kwargs, result) -> bytes of each
@@ -48,14 +49,22 @@ def composes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-from labkit.vgpu.footprint import composites  # noqa: E402, F401 (each fills the tables)
-
-
-from labkit.vgpu.footprint import blas as blas  # noqa: E402 (the families use the tables)
-from labkit.vgpu.footprint import reductions as reductions  # noqa: E402
-
-from labkit.vgpu.footprint import attention as attention, convolution as convolution, copies as copies, ctc as ctc, indexing as indexing, linalg as linalg, recurrent as recurrent, sorting as sorting  # noqa: E402, I001
-from labkit.vgpu.footprint import gradients as gradients  # noqa: E402
-from labkit.vgpu.footprint import elementwise as elementwise  # noqa: E402
-from labkit.vgpu.footprint import normalization as normalization  # noqa: E402
-from labkit.vgpu.footprint import optimizers as optimizers  # noqa: E402
+_FAMILIES = (
+    "composites",
+    "blas",
+    "reductions",
+    "attention",
+    "convolution",
+    "copies",
+    "ctc",
+    "indexing",
+    "linalg",
+    "recurrent",
+    "sorting",
+    "gradients",
+    "elementwise",
+    "normalization",
+    "optimizers",
+)
+for _family in _FAMILIES:  # each fills the tables, and needs what stands above
+    import_module(f"labkit.vgpu.footprint.{_family}")

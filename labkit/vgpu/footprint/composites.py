@@ -6,7 +6,7 @@ from labkit.vgpu.footprint import composes
 
 
 @composes("vander")
-def vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> torch.Tensor:
+def vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> torch.Tensor:  # noqa: N803 (torch's name)
     powers = torch.arange(x.shape[0] if N is None else N, device=x.device)
     return x.unsqueeze(-1) ** (powers if increasing else powers.flip(0))
 

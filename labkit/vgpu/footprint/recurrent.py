@@ -8,6 +8,8 @@ shapes get the linear fit to that table (median error 6 %). Dropout's state: 49,
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -226,6 +228,17 @@ def _plain(x: Tensor | None) -> Tensor | None:
     return x.float() if x.dtype in HALF else x
 
 
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """oneDNN's LSTM, which PyTorch takes on some processors, gives states of another shape than the caller's."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
 def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool) -> Any:
     """The values by the CPU's kernels, with a graph of their own for the gradients. None if values were not kept."""
     if not all(memory_of(x).kept is not None for x in (*inputs, *outputs) if x is not None):
@@ -237,7 +250,7 @@ def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool)
         state = (hx, cx) if setup.kind == "lstm" else hx
         rest = (weights, setup.has_biases, setup.layers, setup.dropout, setup.train, setup.bidirectional)
         packet = getattr(aten, setup.kind)
-        with gpu.generator.as_default():
+        with gpu.generator.as_default(), _without_onednn():
             if setup.batch_sizes is None:
                 results = packet.input.decompose(x, state, *rest, setup.batch_first)
             else:
