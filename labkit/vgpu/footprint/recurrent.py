@@ -359,9 +359,11 @@ class LstmCell(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, of_input: Tensor, of_hidden: Tensor, cx: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> Any:
+        ctx.set_materialize_grads(False)  # CUDA's kernel takes a missing gradient for zeros
         work, hy, cy = torch.empty_like(of_input), torch.empty_like(cx), torch.empty_like(cx)
         plain_of(of_input, lstm_step, (of_input, of_hidden, cx, b_ih, b_hh), (hy, cy))
         ctx.save_for_backward(of_hidden, b_hh, of_input, b_ih, cx, cy, work)
+        ctx.set_materialize_grads(False)
         return hy, cy
 
     @staticmethod
@@ -425,13 +427,14 @@ def plain_of(model: Tensor, step: Any, inputs: tuple, outputs: tuple) -> None:
 def plain_gradients(step: Any, inputs: tuple, grads: tuple, targets: tuple) -> None:
     """The gradients of a step's values for the inputs that have a target."""
     inputs[0]._gpu.launch(2 * sum(x.numel() * x.itemsize for x in operators.tensors(inputs)))
-    if not _all_known(inputs, grads, targets):
+    if not _all_known(inputs, tuple(operators.tensors(grads)), targets):
         return
     with _DisableTorchDispatch(), torch.enable_grad():
         plain = [None if x is None else _plain(x).detach().requires_grad_() for x in inputs]  # type: ignore[union-attr]
         results = step(*plain)
         wanted = [(x, t) for x, t in zip(plain, targets, strict=True) if t is not None]
-        values = torch.autograd.grad(results, [x for x, _ in wanted], [_plain(g) for g in grads])
+        given = [(result, _plain(g)) for result, g in zip(results, grads, strict=True) if g is not None]
+        values = torch.autograd.grad([r for r, _ in given], [x for x, _ in wanted], [g for _, g in given])
     with _DisableTorchDispatch(), torch.no_grad():
         for (_, target), value in zip(wanted, values, strict=True):
             aten.copy_.default(target, value)
@@ -441,7 +444,8 @@ def again(step: Any, inputs: tuple, grads: tuple) -> tuple:
     """The gradients as a graph of their own, of ordinary operators."""
     results = step(*inputs)
     wanted = [x for x in inputs if x is not None and x.requires_grad]
-    values = iter(torch.autograd.grad(results, wanted, grads, create_graph=True))
+    given = [(result, g) for result, g in zip(results, grads, strict=True) if g is not None]
+    values = iter(torch.autograd.grad([r for r, _ in given], wanted, [g for _, g in given], create_graph=True))
     return tuple(next(values) if x is not None and x.requires_grad else None for x in inputs)
 
 
