@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ class Memory:
     `kept` is the number of bytes of values on the host; a storage without values (`kept` is None) is called hollow.
     """
 
-    __slots__ = ("block", "born", "gpu", "kept")
+    __slots__ = ("__weakref__", "block", "born", "gpu", "kept")
 
     def __init__(self, gpu: "Gpu", block: Block | None, kept: int | None) -> None:
         self.gpu = gpu
@@ -176,6 +176,7 @@ class Selected(threading.local):
         self.task = -1  # the backward under way,
         self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
         self.root: Gpu | None = None  # where the next backward starts
+        self.product: Callable[[], Memory | None] | None = None  # what the last matrix product was written to
 
     def visit(self, task: int, *places: "Gpu | None") -> None:
         """Note that the backward `task` has operators in these places."""

@@ -10,14 +10,18 @@ import os
 import re
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
+from labkit.vgpu import footprint, operators
 from labkit.vgpu.allocator import Block
+from labkit.vgpu.footprint import handles as handles_operators
 from labkit.vgpu.footprint import temporaries
 from labkit.vgpu.hardware import Gpu
+from labkit.vgpu.tensor import memory_of
 
 KIB = 1024
 WORKSPACE = 8 * 1024 * KIB + 8 * 16 * KIB  # two of 4 MiB and eight of 16 KiB
@@ -136,6 +140,7 @@ def _product(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor, lt: 
 
 @temporaries("mm", "bmm")
 def product(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Iterator[int]:
+    result._gpu.machine.selected.product = weakref.ref(memory_of(result))  # a bias may follow: see labkit.vgpu.footprint.gradients
     return _product(args[0], args[1], result)
 
 
@@ -182,3 +187,9 @@ def with_cublas(func: Any, args: tuple, kwargs: dict, result: Any) -> tuple:
     """Products of vectors, sums of products and triangular systems: cuBLAS works on the operands as they are."""
     handles(args[0]._gpu).use()
     return ()
+
+
+@handles_operators("matmul", "linear")
+def composite(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """Made of the products above wherever they are called from: autograd, which would have taken them apart, may be off."""
+    return operators.into_given(func, args, kwargs) if "out" in kwargs else footprint.made_of(func, *args, **kwargs)

@@ -34,15 +34,23 @@ OWN_TEMPORARIES = {
     "logical_or": {"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0", "AmaxBackward0", "AminBackward0"},
     "masked_fill": {"Atan2Backward0", "NormBackward0", "NormBackward1", "LinalgVectorNormBackward0"},
     "sub": {"BinaryCrossEntropyWithLogitsBackward0"},
+    "index_fill": {"TraceBackward0"},
     "mul": {"BinaryCrossEntropyWithLogitsBackward0"},
 }
 
 
 @handles("add")
 def add(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The engine adds gradients that meet at one node into the first one, if nobody else holds it (autograd/input_buffer.cpp)."""
-    if _graph_task() != -1 and func is aten.add.Tensor and not kwargs and _accumulates(*args[:2]):
-        return operators.compute(aten.add_.Tensor, args, kwargs)
+    """The engine adds gradients that meet at one node into the first one, if nobody else holds it (autograd/input_buffer.cpp).
+
+    `linear` adds its bias to a product that it has just made (aten/src/ATen/native/Linear.cpp).
+    """
+    if func is aten.add.Tensor and not kwargs:
+        if _graph_task() != -1:
+            if _accumulates(*args):
+                return operators.compute(aten.add_.Tensor, args, kwargs)
+        elif _is_bias(*args):
+            return operators.view(aten.alias.default, (operators.compute(aten.add_.Tensor, args, kwargs),), {})
     if "out" in kwargs:
         return operators.into_given(func, args, kwargs)
     return operators.compute(func, args, kwargs)
@@ -66,7 +74,15 @@ def _accumulates(gradient: Any, other: Any) -> bool:
     return dense and (memory_of(gradient).born != gradient._gpu.machine.selected.call or _node().name() in WITHOUT_SUMS)
 
 
-@handles("logical_and", "logical_or", "masked_fill", "mul", "sub")
+def _is_bias(x: Any, bias: Any) -> bool:
+    """Was the first a product, made in this same call of C++, and is the second a vector of its rows' length?"""
+    if type(bias) is not VirtualTensor or bias.dim() != 1 or type(x) is not VirtualTensor or x.shape[-1:] != bias.shape:
+        return False
+    memory, selected = memory_of(x), x._gpu.machine.selected
+    return memory.born == selected.call and selected.product is not None and selected.product() is memory and x.dtype is bias.dtype
+
+
+@handles("logical_and", "logical_or", "masked_fill", "index_fill", "mul", "sub")
 def combine(func: Any, args: tuple, kwargs: dict) -> Any:
     """Formulas of a backward that overwrite a temporary of their own."""
     if _graph_task() == -1 or kwargs or not _is_own_temporary(func, *args[:2]):

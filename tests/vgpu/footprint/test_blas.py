@@ -78,3 +78,19 @@ def test_other_architectures_and_settings():
 def test_a_dense_matrix_and_its_transpose_are_not_copied(rows, columns):
     x = torch.empty(rows, columns)
     assert copied_bytes(x) == copied_bytes(x.t()) == 0
+
+
+def test_the_bias_of_a_layer_whose_input_has_gaps_is_added_in_place():
+    def setup() -> tuple:
+        return torch.nn.Linear(6, 8).cuda(), torch.randn(4, 5, 6, device="cuda").transpose(0, 1)
+
+    got = asked(lambda given: given[0](given[1]), setup=setup)
+    assert got.count("+640") == 1  # the output, of 5 x 4 x 8 float32
+    x, layer = torch.randn(5, 4, 6).transpose(0, 1), torch.nn.Linear(6, 8)
+    expected = layer(x).detach()
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+        layer = layer.cuda()
+        y = layer(x.cuda())
+        y.sum().backward()
+        torch.testing.assert_close(y.detach().cpu(), expected)
+        torch.testing.assert_close(layer.bias.grad.cpu(), torch.full((8,), 20.0))
