@@ -212,7 +212,7 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
                 check(args, kwargs)
             if function is not None:
                 return function(*args, **kwargs)
-        return operator.decompose(*args, **kwargs)
+        return footprint.made_of(operator, *args, **kwargs)
 
     return kernel
 

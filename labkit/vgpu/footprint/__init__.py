@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
+import torch
+
 Temporaries = Callable[[Any, tuple, dict, Any], Iterable[int]]  # (func, args, kwargs, result) -> bytes of each
 Handler = Callable[[Any, tuple, dict], Any]
 
@@ -47,6 +49,11 @@ def composes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return function
 
     return register
+
+
+def made_of(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """A composite operator run as C++ makes it. `OpOverload.decompose` prefers Python's version, whose LSTM is wrong in torch 2.11."""
+    return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 _FAMILIES = (

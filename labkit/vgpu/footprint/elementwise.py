@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import operators
+from labkit.vgpu import footprint, operators
 from labkit.vgpu.footprint import composes, handles, temporaries
 from labkit.vgpu.footprint.reductions import contiguous_staging, staging, sum_bytes
 from labkit.vgpu.hardware import Gpu
@@ -84,14 +84,14 @@ def where_scalar_self(condition: torch.Tensor, x: Any, other: torch.Tensor) -> t
 @handles("allclose")
 def allclose(func: Any, args: tuple, kwargs: dict) -> bool:
     """The operators of `isclose`, and whether all are (aten/src/ATen/native/TensorCompare.cpp)."""
-    close = aten.isclose.default.decompose(*args, **kwargs)
+    close = footprint.made_of(aten.isclose.default, *args, **kwargs)
     return bool(close.all().item())
 
 
 @handles("isfinite")
 def isfinite(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     """Made of comparisons wherever it is called from."""
-    return func.decompose(*args, **kwargs)
+    return footprint.made_of(func, *args, **kwargs)
 
 
 @handles("count_nonzero")

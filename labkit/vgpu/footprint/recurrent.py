@@ -252,9 +252,9 @@ def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool)
         packet = getattr(aten, setup.kind)
         with gpu.generator.as_default(), _without_onednn():
             if setup.batch_sizes is None:
-                results = packet.input.decompose(x, state, *rest, setup.batch_first)
+                results = footprint.made_of(packet.input, x, state, *rest, setup.batch_first)
             else:
-                results = packet.data.decompose(x, setup.batch_sizes, state, *rest)
+                results = footprint.made_of(packet.data, x, setup.batch_sizes, state, *rest)
         for target, value in zip(outputs, results, strict=True):
             aten.copy_.default(target, value.detach())
     return ([y for y in plain if y is not None], results) if needs else None
