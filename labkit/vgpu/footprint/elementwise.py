@@ -201,9 +201,7 @@ def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 @handles("native_dropout")
 def native_dropout(func: Any, args: tuple, kwargs: dict) -> tuple[torch.Tensor, torch.Tensor]:
     """The mask is allocated before the output (aten/src/ATen/native/cuda/Dropout.cu)."""
-    gpu, _ = operators.common_gpu(args[:1], {})
-    with gpu.generator.as_default():
-        mask, output = _swapped(func, args, kwargs)
+    mask, output = _swapped(func, args, kwargs)
     return output, mask
 
 
@@ -213,9 +211,14 @@ def _swapped(func: Any, args: tuple, kwargs: dict) -> Any:
         mask = operators.infer(aten.ne.Scalar, (args[0], 0), {}, gpu)
         output = operators.infer(aten.neg.default, args[:1], {}, gpu)
     else:
+        x, p, train = args
         with _DisableTorchDispatch():
-            values = func(*args, **kwargs)
-        mask, output = wrap_all((values[1], values[0]), gpu)
+            if train is False or p == 1:
+                output, mask = func(x, p, train)
+            else:  # by the GPU's own generator: the operator itself takes none
+                mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=gpu.generator)
+                output = x.mul(mask).mul_(1 / (1 - p))
+        mask, output = wrap_all((mask, output), gpu)
     gpu.launch(2 * moved + mask.numel())
     return mask, output
 
