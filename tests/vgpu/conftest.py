@@ -9,6 +9,8 @@ import torch
 
 import labkit
 from labkit.machine import Machine
+from labkit.vgpu import hardware
+from labkit.vgpu.allocator import Block
 
 COUNT = 4
 
@@ -21,12 +23,17 @@ def put_in_place() -> Machine:
 
 
 def left_over() -> list[int]:
-    """Bytes allocated on each GPU, after a collection if there are any."""
-    found = [torch.cuda.memory_allocated(index) for index in range(COUNT)]
+    """Bytes allocated on each GPU beside what CUDA's libraries keep for good, after a collection if there are any."""
+
+    def held(index: int) -> int:
+        blocks = hardware.machine().gpus[index].libraries.values()
+        return torch.cuda.memory_allocated(index) - sum(block.size for block in blocks if isinstance(block, Block))
+
+    found = [held(index) for index in range(COUNT)]
     if any(found):
         sys.last_exc = sys.last_value = sys.last_traceback = None  # pytest keeps the frames of a failed test here
         gc.collect()
-        found = [torch.cuda.memory_allocated(index) for index in range(COUNT)]
+        found = [held(index) for index in range(COUNT)]
     return found
 
 
