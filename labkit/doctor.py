@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from labkit import nvidia
+from labkit.host_memory import host_memory
 
 GIB = 1 << 30
 PYTHON = (3, 11)
@@ -22,6 +23,7 @@ LESSONS_NEED = {
     "nvidia-ml-py": "",
     "GPUtil": "",
     "psutil": "",
+    "cloudpickle": "",
     "jupyterlab": "4.2",
 }
 TESTS_NEED = ("nbval", "pytest", "hypothesis", "ruff")
@@ -77,7 +79,10 @@ def main() -> int:
 
 
 def gather() -> Facts:
-    memory, available, limited = host_memory()
+    try:
+        memory, available, limited = host_memory()
+    except ImportError:  # psutil is missing: the table of packages says so
+        memory, available, limited = 0, 0, False
     return Facts(
         system=f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} cores",
         python=sys.version_info[:3],
@@ -105,41 +110,6 @@ def pinned_versions(constraints: Path) -> dict[str, str]:
     if not constraints.exists():
         return {}
     return dict(re.findall(r"^([\w.-]+)==([\w.]+)", constraints.read_text(encoding="utf-8"), re.MULTILINE))
-
-
-def host_memory(root: Path = Path("/")) -> tuple[int, int, bool]:
-    """Bytes that this process may use, bytes of these that are free, and whether a container's limit is what holds."""
-    try:
-        import psutil
-    except ImportError:
-        return 0, 0, False
-    machine = psutil.virtual_memory()
-    limit, used = container_memory(root)
-    if limit is None or limit >= machine.total:
-        return machine.total, machine.available, False
-    return limit, max(0, min(machine.available, limit - used)), True
-
-
-def container_memory(root: Path = Path("/")) -> tuple[int | None, int]:
-    """The memory limit of this process's control group in bytes (None: no limit) and what the group uses now without page cache.
-
-    Both versions of Linux's control groups (the kernel's Documentation/admin-guide, cgroup-v2.rst and cgroup-v1/memory.rst).
-    """
-    groups = root / "sys/fs/cgroup"
-    for folder, limit_file, usage_file in (
-        (groups, "memory.max", "memory.current"),
-        (groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        try:
-            limit = (folder / limit_file).read_text().strip()
-            used = int((folder / usage_file).read_text())
-            cache = re.findall(r"^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE)
-        except (OSError, ValueError):
-            continue
-        return (None if limit == "max" else int(limit)), used - int(
-            cache[-1] if cache else 0
-        )  # version 1 lists the group alone, then in total
-    return None, 0
 
 
 def ask_torch() -> Torch | None:

@@ -1,9 +1,13 @@
 """`labkit.gpus()`: the GPUs in use, and where each figure about them comes from."""
 
+import re
 from dataclasses import dataclass
 from html import escape
 
 from labkit import machine, nvidia
+
+_FIGURE = re.compile(r"[+-]?[\d.,]+(e[+-]?\d+)?(%| ?[A-Za-zµ/]+)?|")  # 12, +4.5 MiB, or nothing
+_LONG = 24  # characters: a longer text may be broken, even within a word
 
 
 @dataclass(frozen=True)
@@ -21,9 +25,22 @@ class Table:
         return "\n".join([self.caption, *text])
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.header)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        styles = [_style([row[i] for row in self.rows]) for i in range(len(self.header))]
+        head = "".join(f'<th scope="col" style="{style}">{escape(cell)}</th>' for cell, style in zip(self.header, styles, strict=True))
+        body = "".join(
+            "<tr>" + "".join(f'<td style="{style}">{escape(cell)}</td>' for cell, style in zip(row, styles, strict=True)) + "</tr>"
+            for row in self.rows
+        )
         return f"<table><caption>{escape(self.caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _style(cells: list[str]) -> str:
+    """How a column is laid out, in the cells themselves: a notebook's own style would put text to the right and let it run off the page."""
+    if all(_FIGURE.fullmatch(cell) for cell in cells):
+        return "text-align: right; white-space: nowrap"
+    if max(map(len, cells)) <= _LONG:
+        return "text-align: left; white-space: nowrap"
+    return "text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 16em"
 
 
 def gpus() -> Table:

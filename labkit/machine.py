@@ -2,7 +2,10 @@
 
 import os
 import re
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -34,6 +37,7 @@ class Machine:
         self._entered = False
         self._installation: Any = None
         self._fractions: list[float] = []
+        self._told_in = 0  # the number of the notebook's cell in which the banner was printed last
         if request.virtual:
             self._put_virtual_in_place()
         else:
@@ -45,9 +49,8 @@ class Machine:
 
         profile = profiles.load(self.request.like or DEFAULT_MODEL)
         request = self.request
-        self._installation = Installation(
-            hardware.Machine(profile, request.gpus, request.memory, request.values, request.heeds_environment)
-        )
+        machine = hardware.Machine(profile, request.gpus, request.memory, request.values, request.heeds_environment)
+        self._installation = Installation(machine, in_child=(inherit, request))
         self.name = profile.name
 
     def _limit_real(self) -> None:
@@ -94,6 +97,19 @@ class Machine:
         """Seconds on the clock that this machine's kernels run on."""
         return self._installation.machine.clock.host if self.virtual else time.perf_counter()
 
+    @contextmanager
+    def without_values(self) -> Iterator[None]:
+        """In the block, virtual GPUs compute nothing, as with `values=False`; what it makes must not outlive it. Real ones compute."""
+        if not self.virtual:
+            yield
+            return
+        virtual = self._installation.machine
+        kept, virtual.values = virtual.values, False
+        try:
+            yield
+        finally:
+            virtual.values = kept
+
     def take_away(self) -> None:
         global _current
         if self._installation is not None:
@@ -118,6 +134,12 @@ class Machine:
 
     def __repr__(self) -> str:
         return f"<{self.banner}>"
+
+    def _ipython_display_(self) -> None:
+        """Nothing in the cell that has printed the banner already."""
+        shell = _shell()
+        if shell is None or self._told_in != shell.execution_count:
+            raise NotImplementedError  # which asks IPython to show the repr
 
 
 _IN_USE = "a machine is already in use ({}). Take it away first with labkit.use(None), or leave its `with` block."
@@ -163,9 +185,26 @@ def use(
             raise RuntimeError(_IN_USE.format(_current.banner))
     else:
         _current = Machine(request)
+    shell = _shell()
+    if shell is not None:
+        shell.extension_manager.load_extension("labkit")
     if not quiet:
         print(_current.banner)
+        _current._told_in = 0 if shell is None else shell.execution_count
     return _current
+
+
+def _shell() -> Any:
+    """IPython's, in a notebook; None elsewhere."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
+
+
+def inherit(request: Request) -> None:
+    """Put the machine of the parent in place: called in a process that multiprocessing starts, before it imports the main module."""
+    global _current
+    if _current is None:
+        _current = Machine(request)
 
 
 def current() -> Machine | None:

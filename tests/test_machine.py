@@ -1,10 +1,13 @@
 """Which GPUs a lesson runs on, and what bad input is told."""
 
+import re
+
 import pytest
 import torch
 
 import labkit
 from labkit import machine
+from labkit.inventory import Table
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +122,21 @@ def test_parse_bytes(text, nbytes):
     assert machine.parse_bytes(text) == nbytes
 
 
+def test_a_block_without_values_computes_nothing_and_ends():
+    with labkit.use(virtual=True, quiet=True) as used:
+        kept = torch.ones(2, device="cuda")
+        with pytest.raises(KeyError), used.without_values():
+            assert "values not kept" in repr(kept + torch.ones(2, device="cuda"))
+            raise KeyError
+        assert (kept + 1).tolist() == [2, 2]
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_computes_values_all_the_same():
+    with labkit.use(virtual=False, quiet=True) as used, used.without_values():
+        assert (torch.ones(2, device="cuda") + 1).tolist() == [2, 2]
+
+
 @pytest.mark.gpu
 def test_real_gpus_are_taken_when_there_are_enough():
     with labkit.use(gpus=1, quiet=True) as used:
@@ -133,3 +151,14 @@ def test_memory_on_a_real_gpu_is_the_process_limit():
     with labkit.use(gpus=1, memory="1GiB", quiet=True), pytest.raises(torch.OutOfMemoryError):
         torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
     assert torch.cuda.get_per_process_memory_fraction(0) == before
+
+
+def test_a_tables_text_stands_left_and_wraps_and_its_figures_stand_right():
+    source = "loss = model(batch.to(device)).square().mean()"
+    html = Table(("change", "line", "source"), (("+4 MiB", "a.py:1", source), ("0 B", "a.py:22", "")), "lines")._repr_html_()
+    styles = dict(re.findall(r'<td style="([^"]*)">([^<]+)</td>', html)[i][::-1] for i in range(3))
+    assert styles["+4 MiB"] == "text-align: right; white-space: nowrap"
+    assert styles["a.py:1"] == "text-align: left; white-space: nowrap"
+    assert "text-align: left" in styles[source] and "overflow-wrap: anywhere" in styles[source]
+    assert html.count("<th ") == 3 and html.count('<th scope="col" style="text-align: left') == 2
+    assert "<script" not in html and Table((), (), "none")._repr_html_().count("<td") == 0

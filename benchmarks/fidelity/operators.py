@@ -1,13 +1,11 @@
 """What each operator asks of the caching allocator on the real device: the sequence of allocations and frees, forward and
 backward, first call (cold: workspaces and handles too) and second (warm).
 
-usage: operators.py OUT.json shared|FILE     every case in a fresh process; FILE holds a case a line
+usage: operators.py OUT.json shared|FILE     every case in a process of its own; FILE holds a case a line
 A case is a line of Python: setup ; expression. `t(shape, dtype)` makes an input that requires a gradient where it can.
 """
 
-import concurrent.futures as cf
 import json
-import subprocess
 import sys
 
 CASES = {
@@ -226,19 +224,18 @@ def one(line):
 
 def main():
     out, which = sys.argv[1], sys.argv[2]
-    out, which = sys.argv[1], sys.argv[2]
     text = CASES[which] if which in CASES else open(which).read()
     lines = text.strip().splitlines()
-
-    def run(line):
-        p = subprocess.run([sys.executable, __file__, "--one", line], capture_output=True, text=True, timeout=120)
-        got = [x for x in p.stdout.splitlines() if x.startswith("RESULT ")]
-        return json.loads(got[0][7:]) if got else {"name": line.split("|")[0], "error": p.stderr[-200:]}
-
-    with cf.ThreadPoolExecutor(14) as pool:
-        results = list(pool.map(run, lines))
     import torch
+    from forked import forked
 
+    gpus = torch.cuda.device_count()  # asks the driver's library: CUDA itself is not touched before the fork
+    results = []
+    try:
+        for line, result in zip(lines, forked(one, lines, 10 * gpus, gpus)):
+            results.append(result if "name" in result else {"name": line.split("|")[0], **result})
+    except KeyboardInterrupt:
+        print("interrupted: what was recorded is written")
     json.dump(
         {
             "torch": torch.__version__,

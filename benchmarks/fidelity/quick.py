@@ -4,23 +4,20 @@ usage: quick.py RECORDING.json [NAME ...] [--summary]      NAME may be a beginni
 """
 
 import json
-import multiprocessing
 import sys
 from pathlib import Path
 
 import operators
 import torch  # noqa: F401 (before the fork)
 from compare_operators import parts
+from forked import forked
 
 import labkit
 
 
-def answer(line: str, queue: "multiprocessing.SimpleQueue") -> None:
-    try:
-        with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
-            queue.put(operators.one(line))
-    except BaseException as error:  # noqa: BLE001
-        queue.put({"error": f"{type(error).__name__}: {error}"})
+def answer(line: str) -> dict:
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+        return operators.one(line)
 
 
 def main() -> None:
@@ -29,14 +26,8 @@ def main() -> None:
     cases = [c for c in json.loads(Path(recording).read_text())["cases"] if "error" not in c]
     if names:
         cases = [c for c in cases if any(c["name"].startswith(n) for n in names)]
-    context = multiprocessing.get_context("fork")
     same = peaks = total = 0
-    for case in cases:
-        queue = context.SimpleQueue()
-        process = context.Process(target=answer, args=(case["line"], queue))
-        process.start()
-        got = queue.get()
-        process.join()
+    for case, got in zip(cases, forked(answer, [case["line"] for case in cases], at_once=2), strict=True):
         mine = {} if "error" in got else {name: (events, peak) for name, events, peak in parts(got)}
         bad = []
         for name, events, peak in parts(case):

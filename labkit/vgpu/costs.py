@@ -59,7 +59,8 @@ def _matmul_seconds(profile: Profile, flops: float, format: str, outputs: int) -
     rate = profile.peak_flops[format] * profile.matmul_efficiency[format]
     outputs = outputs or (flops / 2) ** (2 / 3)
     terms = min(flops / (2 * outputs), SPLIT_TERMS)
-    one_tile = 2 * min(outputs, TILES[format]) * terms
+    lacking = format in ("tf32", "bfloat16") and profile.peak_flops[format] == profile.peak_flops["float32"]  # so computed as float32
+    one_tile = 2 * min(outputs, TILES["float32" if lacking else format]) * terms
     return max(flops / rate, one_tile * profile.multiprocessors / rate)
 
 

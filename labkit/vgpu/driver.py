@@ -5,18 +5,20 @@ memory_stats and its summary, snapshots, streams. A name that torch uses and tha
 """
 
 import hashlib
-import inspect
 import re
+import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from labkit.vgpu import comm, errors, hardware, history
+from labkit.vgpu.allocator import Settings
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.profiles import Profile
 from labkit.vgpu.streams import CUDA, Stream
@@ -24,8 +26,9 @@ from labkit.vgpu.tensor import unsupported
 
 MIB = 1 << 20
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # what PyTorch's build for CUDA 13.0 holds kernels for
-# Names that torch's own Python uses for the driver, as they stand in its source.
-NAMES = re.compile(r"\b_C\.(_cuda_\w+|_accelerator_\w+|_nccl_\w+)")
+# Names of the driver in `torch._C`, and as they stand in the source of torch's own Python.
+NAME = re.compile(r"_(cuda|accelerator|nccl)_\w+")
+USES = re.compile(rf"\b_C\.({NAME.pattern})")
 CUDA_VERSION, CUDNN_VERSION = "13.0", 91900  # of the recordings that the virtual GPU is held against
 
 
@@ -90,21 +93,18 @@ def properties(profile: Profile, total_memory: int, index: int) -> DevicePropert
 
 @cache
 def names_in_torch() -> frozenset[str]:
-    """The driver's names that the installed torch's own source uses."""
-    import torch.accelerator.memory
-    import torch.cuda.nccl
-    import torch.cuda.tunable
-
-    modules = (torch.cuda, torch.cuda.memory, torch.cuda.streams, torch.cuda.nccl, torch.cuda.graphs, torch.cuda.tunable)
-    modules += (torch.accelerator, torch.accelerator.memory)
-    return frozenset(name for module in modules for name in NAMES.findall(inspect.getsource(module)))
+    """The driver's names that the installed torch has, if it is a build for CUDA, and those that its Python for GPUs uses."""
+    folder = Path(torch.__file__).parent
+    sources = [file for part in ("accelerator", "backends", "cuda") for file in (folder / part).rglob("*.py")]
+    sources.append(folder / "_dynamo/trace_rules.py")  # lists C functions that any other part calls
+    used = {found[0] for file in sources for found in USES.findall(file.read_text("utf-8"))}
+    return frozenset(used.union(filter(NAME.fullmatch, dir(torch._C))))
 
 
 def answers(machine: Machine) -> dict[str, Any]:
     """What stands in `torch._C` while the machine is in place: every name of the driver, served or refused."""
-    served = device_answers(machine) | stream_answers(machine) | memory_answers(machine) | history.answers(machine) | comm.answers(machine)
-    refused = {name: refuse(f"torch._C.{name}") for name in names_in_torch() - served.keys()}
-    return refused | served
+    served = device_answers(machine) | stream_answers(machine) | memory_answers(machine) | history.answers(machine) | comm.ANSWERS
+    return {name: refuse(f"torch._C.{name}", getattr(torch._C, name, None)) for name in names_in_torch() - served.keys()} | served
 
 
 def one_gpu(machine: Machine, index: int) -> hardware.Gpu:
@@ -130,25 +130,25 @@ def group_tensors(lists: list[list[torch.Tensor | None]], with_indices: bool = F
     return groups
 
 
-def refuse(name: str) -> Callable[..., Any]:
+def refuse(name: str, original: Any = None) -> Any:
+    """What raises NotImplementedError when it is called, in place of a function, or of a class as `original` is one.
+
+    A class may stand in annotations and `isinstance` without harm; below torch's decorators its compiler looks when it is imported.
+    """
+
     def refused(*args: Any, **kwargs: Any) -> Any:
         raise unsupported(name)
 
+    if isinstance(original, type):
+        return type(original.__name__, (), {"__new__": refused, "__module__": original.__module__})
+    if below := getattr(original, "__wrapped__", None):
+        refused.__wrapped__ = below  # type: ignore[attr-defined]
     return refused
-
-
-def refuse_type(name: str) -> type:
-    """The same for a class, which may stand in annotations and `isinstance` without harm."""
-
-    def refused(cls: type, *args: Any, **kwargs: Any) -> Any:
-        raise unsupported(name)
-
-    return type(name.rpartition(".")[2], (), {"__new__": refused, "__module__": name.rpartition(".")[0]})
 
 
 def device_answers(machine: Machine) -> dict[str, Any]:
     selected = machine.selected
-    sync_debug = {"mode": 0}
+    sync_debug, benchmark = {"mode": 0}, {"limit": 10}
 
     def checked(index: int) -> int:
         machine.require_alive()
@@ -165,6 +165,9 @@ def device_answers(machine: Machine) -> dict[str, Any]:
             selected.device = checked(index)
             return before
         return -1
+
+    def maybe_exchange(index: int) -> int:
+        return exchange(index)  # a function of its own: torch.compile's tables are keyed by function
 
     def synchronize(index: int | None = None) -> None:
         machine.require_alive()
@@ -183,7 +186,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_getDevice": lambda: selected.device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
-        "_cuda_maybeExchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": maybe_exchange,
         "_cuda_synchronize": synchronize,
         "_cuda_sleep": sleep,
         "_cuda_isInBadFork": lambda: machine.forked,
@@ -191,15 +194,24 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_getArchFlags": lambda: ARCHITECTURES,
         "_cuda_get_sync_debug_mode": lambda: sync_debug["mode"],
         "_cuda_set_sync_debug_mode": lambda mode: sync_debug.update(mode=mode),
+        "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.replace(".", "0")) * 10,
+        "_cuda_hasPrimaryContext": lambda index: machine.initialised and checked(index) == index,
+        "_cuda_get_cudnn_benchmark_limit": lambda: benchmark["limit"],
+        "_cuda_set_cudnn_benchmark_limit": lambda limit: benchmark.update(limit=limit),
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_lock_mutex": lambda: None,  # until torch 2.8: around the freeing of memory
+        "_cuda_unlock_mutex": lambda: None,
         "_cuda_ipc_collect": lambda: None,
         "_group_tensors_by_device_and_dtype": group_tensors,
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+        "_accelerator_deviceCount": machine.visible,
         "_accelerator_getDeviceIndex": lambda: selected.device,
         "_accelerator_setDeviceIndex": set_device,
         "_accelerator_exchangeDevice": exchange,
-        "_accelerator_maybeExchangeDevice": exchange,
+        "_accelerator_maybeExchangeDevice": maybe_exchange,
         "_accelerator_synchronizeDevice": synchronize,
         "_accelerator_getDeviceCapability": capability,
+        "_accelerator_getDefaultGenerator": lambda index: machine.gpus[checked(index)].generator,
     }
     return answers
 
@@ -249,6 +261,14 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
     def set_fraction(fraction: float, index: int) -> None:
         one_gpu(machine, index).allocator.set_memory_fraction(fraction)
 
+    def configure(text: str) -> None:
+        """Takes settings in the syntax of PYTORCH_CUDA_ALLOC_CONF; whether segments expand stays as it is where the text does not say."""
+        settings = Settings.parse(text)
+        if "expandable_segments" not in text:
+            settings = replace(settings, expandable_segments=gpus[0].allocator.settings.expandable_segments)
+        for gpu in gpus:
+            gpu.allocator.configure(settings)
+
     def raw_allocate(size: int, stream: int) -> int:
         gpu = machine.current
         block = gpu.allocate(size)
@@ -258,9 +278,6 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
     def raw_free(address: int) -> None:
         gpu, block = raw.pop(address)
         gpu.allocator.free(block)
-
-    def information(index: int) -> tuple[int, int]:
-        return one_gpu(machine, index).allocator.free_bytes(), machine.total_memory
 
     return {
         "_cuda_memoryStats": of_one("stats"),
@@ -273,27 +290,49 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_cudaCachingAllocator_raw_alloc": raw_allocate,
         "_cuda_cudaCachingAllocator_raw_delete": raw_free,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": configure,  # until torch 2.8; then the accelerator's
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_emptyCache": empty_cache,
+        "_accelerator_setAllocatorSettings": configure,
         "_accelerator_getDeviceStats": of_one("stats"),
         "_accelerator_resetPeakStats": of_one("reset_peak_stats"),
         "_accelerator_resetAccumulatedStats": of_one("reset_accumulated_stats"),
-        "_accelerator_getMemoryInfo": information,
+        "_accelerator_getMemoryInfo": lambda index: free_and_total(one_gpu(machine, index)),
     }
+
+
+def free_and_total(gpu: hardware.Gpu) -> tuple[int, int]:
+    """Bytes that no process holds on this GPU, and all of its bytes."""
+    return gpu.allocator.free_bytes(), gpu.machine.total_memory
+
+
+def nvtx() -> SimpleNamespace:
+    """`torch._C._nvtx`: names for a timeline, which a real GPU's profiler would show. Ranges count their depth, and that is all."""
+    open_ranges = threading.local()
+
+    def push(name: str) -> int:
+        open_ranges.depth = getattr(open_ranges, "depth", 0) + 1
+        return open_ranges.depth - 1
+
+    def pop() -> int:
+        open_ranges.depth = getattr(open_ranges, "depth", 0) - 1
+        return open_ranges.depth
+
+    def nothing(*arguments: Any) -> int:
+        return 0
+
+    others = ("rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
+    return SimpleNamespace(rangePushA=push, rangePop=pop, **dict.fromkeys(others, nothing))
 
 
 def runtime(machine: Machine) -> SimpleNamespace:
     """`torch.cuda.cudart()`: the few functions of the CUDA runtime that torch's own Python calls."""
     success = 0
 
-    def memory_information(index: int) -> tuple[int, int]:
-        gpu = machine.gpu(index)
-        return gpu.allocator.free_bytes(), machine.total_memory
-
     return SimpleNamespace(
         cudaError=SimpleNamespace(success=success),
         cudaGetErrorString=lambda error: f"CUDA error {error}",
-        cudaMemGetInfo=memory_information,
+        cudaMemGetInfo=lambda index: free_and_total(machine.gpu(index)),
         cudaProfilerStart=lambda: success,
         cudaProfilerStop=lambda: success,
     )

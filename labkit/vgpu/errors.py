@@ -1,8 +1,9 @@
 """What CUDA says when something is wrong: one place for the classes and the words, which follow the installed torch.
 
-The words are those that an H200 with torch 2.11 gave, recorded in benchmarks/fidelity/h200/probe.json. PyTorch's generated code checks
-devices argument by argument for most operators, and names the argument; elementwise ones (TensorIterator) check by themselves.
-Which operator does what stands in PyTorch's own native_functions.yaml, which comes with torch.
+The words are those that an H200 with torch 2.11 gave, recorded in benchmarks/fidelity/h200/probe.json; in which version they changed was
+read off the libraries of torch 2.6 to 2.15 (`strings libtorch_cpu.so libc10_cuda.so`), and the tests look there again. PyTorch's
+generated code checks devices argument by argument for most operators, and names the argument; elementwise ones (TensorIterator) check by
+themselves. Which operator does what stands in PyTorch's own native_functions.yaml, which comes with torch.
 """
 
 import importlib.util
@@ -199,6 +200,18 @@ CHECKS: dict[str, Callable[[tuple, dict], None]] = {
 # Kernels that CUDA lacks
 
 _UNIMPLEMENTED = re.compile(r'^"(\w+)" not implemented for')
+
+
+def _class_of_unimplemented() -> type[RuntimeError]:
+    """With what the installed torch says that a kernel lacks a type, on any device: NotImplementedError in newer versions."""
+    try:
+        torch.empty(1, dtype=torch.int, device="cpu").softmax(0)
+    except RuntimeError as error:
+        return type(error)
+    return NotImplementedError
+
+
+_Unimplemented = _class_of_unimplemented()
 # What CUDA calls its kernel for an operator, where the CPU has one of another name.
 KERNEL_NAMES = {
     "_softmax": "host_softmax",
@@ -218,6 +231,11 @@ def as_on_cuda(func: Any, error: RuntimeError) -> RuntimeError:
     if words.startswith("expected m1 and m2 to have the same dtype"):
         return type(error)(words.replace("m1 and m2", "mat1 and mat2", 1))
     return error
+
+
+def not_implemented(kernel: str, dtype: torch.dtype) -> RuntimeError:
+    """CUDA's kernel of this name lacks the type."""
+    return _Unimplemented(f"\"{kernel}\" not implemented for '{scalar_name(dtype)}'")
 
 
 def scalar_name(dtype: torch.dtype) -> str:

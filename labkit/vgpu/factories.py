@@ -10,9 +10,10 @@ import torch
 from labkit.vgpu import hardware
 from labkit.vgpu.host import pinned
 from labkit.vgpu.moves import to_device
-from labkit.vgpu.tensor import VirtualTensor, empty
+from labkit.vgpu.tensor import VirtualTensor, empty, tensors, unsupported
 
 _device = torch.device
+_set_default_tensor_type = torch._C._set_default_tensor_type
 _tensor, _as_tensor, _new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
 # torch functions that take a device: C++ understands a bare number there only where it was built with CUDA.
 FACTORIES = (
@@ -119,8 +120,20 @@ def made_on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
         device = _chosen_device(kwargs.pop("device", None))
         if any(type(x) is VirtualTensor for x in args):
-            return factory(*args, **kwargs)
+            return factory(*args, device="cpu", **kwargs)  # where C++ believes them to be
         return to_device(factory(*args, device="cpu", **kwargs), hardware.machine().gpu(device))
+
+    return make
+
+
+def on_the_cpu_alone(name: str, factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A factory that is refused where it would make a tensor on a GPU."""
+
+    @wraps(factory)
+    def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        if any(type(x) is VirtualTensor for x in tensors(args)) or torch.device(_chosen_device(device)).type == "cuda":
+            raise unsupported(f"{name} of CUDA tensors")
+        return factory(*args, **kwargs)
 
     return make
 
@@ -167,3 +180,10 @@ class _LegacyType(type):
 
 def legacy_types() -> dict[str, type]:
     return {name: _LegacyType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}) for name, dtype in LEGACY.items()}
+
+
+def set_default_tensor_type(kind: Any) -> None:
+    """`torch._C._set_default_tensor_type`: C++ knows the CPU's types alone."""
+    if isinstance(kind, _LegacyType):
+        raise unsupported('a CUDA type in torch.set_default_tensor_type (torch.set_default_device("cuda") takes its place)')
+    _set_default_tensor_type(kind)

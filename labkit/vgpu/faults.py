@@ -86,7 +86,7 @@ def survive(func: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
 
 def _result_without_values(func: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
     """Tensors of the result's shape. Shapes and types that do not fit are seen before any kernel runs: they raise as they are."""
-    from labkit.vgpu.operators import on_meta
+    from labkit.vgpu.without_values import on_meta
 
     try:
         shapes = on_meta(func, args, kwargs)

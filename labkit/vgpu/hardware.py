@@ -1,15 +1,13 @@
 """The virtual GPUs of one machine: their memory, streams and random generators, and what each thread has selected."""
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 
+from labkit.host_memory import host_memory
 from labkit.vgpu import costs, errors
 from labkit.vgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
 from labkit.vgpu.clock import Clock, EventTime, StreamTime
@@ -83,7 +81,7 @@ class Gpu:
         self.streams = {0: self.default_stream}
         self.next_stream = {0: 0, -1: 0}  # by priority
         self.fault: Fault | None = None  # the device-side assert that stopped it
-        self.generator: Any = None  # set by labkit.vgpu.random
+        self.generator: Any = None  # set by labkit.vgpu.install
         self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (labkit.vgpu.footprint)
 
     @property
@@ -280,10 +278,7 @@ def host_budget() -> tuple[int, int]:
         if not text.isdigit():
             raise ValueError(f"LABKIT_HOST_BUDGET={text!r}: give a whole number of bytes")
         return int(text), int(text)
-    usable = psutil.virtual_memory().total
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # versions 2 and 1 of control groups
-        with contextlib.suppress(OSError, ValueError):  # "max" stands for no limit
-            usable = min(usable, int(Path(limit).read_text()))
+    usable, _, _ = host_memory()
     return int(usable * HOST_SHARE), LARGEST_KEPT
 
 

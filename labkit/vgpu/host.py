@@ -7,12 +7,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.vgpu import costs
+from labkit.vgpu.copies import move
 from labkit.vgpu.hardware import Gpu, Machine
-from labkit.vgpu.operators import matrix_work, move, tensors
-from labkit.vgpu.tensor import VirtualTensor
+from labkit.vgpu.operators import matrix_work, refuse_waiting
+from labkit.vgpu.tensor import VirtualTensor, tensors
+from labkit.vgpu.without_values import written
 
 # PyTorch's own operators fail or crash on symbolic zeros where a mode watches: real zeros serve as well.
 _SYMBOLIC_ZEROS, _ZEROS = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
+_OF_MODES = {"__torch_function__", "__torch_dispatch__"}  # such as a default device's: one line for all calls
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
 
 
@@ -39,6 +42,8 @@ class HostOperators(TorchDispatchMode):
         task = _graph_task()
         if task == -1:
             frame = sys._getframe(1)
+            while frame.f_code.co_name in _OF_MODES:
+                frame = frame.f_back
             call: tuple = (id(frame), frame.f_lasti)
         else:
             node = _node()
@@ -47,6 +52,8 @@ class HostOperators(TorchDispatchMode):
         if VirtualTensor in types:
             selected.call = call
             if selected.waiting == call:
+                for x in written(func, args, kwargs or {}):
+                    refuse_waiting(x)
                 args = adopt(args)
             result = VirtualTensor.__torch_dispatch__(func, types, args, kwargs)
             if task != -1:

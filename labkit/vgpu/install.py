@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import multiprocessing.spawn
 import os
 import socket
 import threading
@@ -14,24 +15,30 @@ import torch
 import torch.accelerator
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
+import torch.cuda.nvtx
 import torch.nn.parallel
 import torch.serialization
 import torch.utils._device
+from torch._subclasses.fake_tensor import FakeTensor
 
-from labkit.vgpu import autocast, driver, errors, factories, footprint, generators, hardware, moves, nvml, smi, streams
+from labkit.vgpu import autocast, driver, errors, factories, footprint, generators, hardware, moves, nvml, smi, streams, torchscript
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.host import HostOperators
-from labkit.vgpu.operators import tensors
-from labkit.vgpu.tensor import VirtualTensor, place
+from labkit.vgpu.tensor import VirtualStorage, VirtualTensor, place, tensors, unsupported
 
 _ABSENT = object()
 
 
 class Installation:
-    """All that is changed in the process while a machine is in place. `remove` undoes it, in reverse order."""
+    """All that is changed in the process while a machine is in place. `remove` undoes it, in reverse order.
 
-    def __init__(self, machine: Machine) -> None:
+    `in_child` is a function of a module, and its argument: called in every process that multiprocessing starts afresh. A child that is
+    forked has the machine already.
+    """
+
+    def __init__(self, machine: Machine, in_child: tuple[Callable[[Any], None], Any] | None = None) -> None:
         self.machine = machine
+        self._in_child = in_child
         self.real_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         self._originals: list[tuple[Any, str, Any]] = []
         self._environment: dict[str, str | None] = {}
@@ -40,8 +47,9 @@ class Installation:
         self._library: torch.library.Library | None = None
         self._mode = HostOperators(machine)
         for gpu in machine.gpus:
-            gpu.generator = generators.VirtualGenerator(gpu.device)
+            gpu.generator = generators.VirtualGenerator(gpu)
             gpu.generator.manual_seed(torch.initial_seed() & (1 << 63) - 1)
+        footprint.gradients.count_references()
         try:
             hardware.put_in_place(machine)
             self._serve_tools()
@@ -99,6 +107,19 @@ class Installation:
             setattr(owner, name, value)
 
     def _replace_names(self) -> None:
+        self._replace_driver()
+        self._replace_tensor_methods()
+        self._replace_makers()
+        self._replace_in_autograd()
+        self._replace_in_libraries()
+        self._refuse_by_name()
+        self._replace(threading.Thread, start=_start_with(self._mode, threading.Thread.start))
+        if self._in_child is not None:
+            prepare = multiprocessing.spawn.get_preparation_data
+            self._replace(multiprocessing.spawn, get_preparation_data=_with_call(prepare, *self._in_child))
+
+    def _replace_driver(self) -> None:
+        """What torch.cuda asks of C++, and what it remembers of the answers."""
         machine = self.machine
         answers = driver.answers(machine)
         self._replace(torch._C, **answers, _has_cuda=True)
@@ -119,7 +140,10 @@ class Installation:
             **factories.legacy_types(),
         )
         self._replace(torch.cuda.streams, Stream=streams.Stream, Event=streams.Event)
+        self._replace(torch.cuda.nvtx, _nvtx=driver.nvtx())
         self._replace(torch.version, cuda=driver.CUDA_VERSION)
+
+    def _replace_tensor_methods(self) -> None:
         self._replace(
             torch.Tensor,
             to=moves.to,
@@ -139,35 +163,59 @@ class Installation:
         self._replace(torch._C._nn, _parse_to=moves.parse_to)
         self._replace(torch.nn.parameter.UninitializedTensorMixin, materialize=moves.materialize)
         self._replace(torch.UntypedStorage, to=moves.storage_to, cuda=moves.storage_cuda)
+
+    def _replace_makers(self) -> None:
+        """Functions that make tensors, and the classes that name devices, streams and generators."""
         torch.utils._device._device_constructors()  # it remembers torch's own functions at its first call: not ours
         makers = {name: factories.with_any_device(getattr(torch, name)) for name in factories.FACTORIES if hasattr(torch, name)}
-        moved = {name: factories.made_on_host(getattr(torch, name)) for name in factories.MOVED}
-        self._script_as_builtins(makers | moved)
-        self._replace(torch, **makers, **moved, tensor=factories.tensor, as_tensor=factories.as_tensor)
+        makers |= {name: factories.made_on_host(getattr(torch, name)) for name in factories.MOVED}
+        makers |= {"tensor": factories.tensor, "as_tensor": factories.as_tensor, "device": factories.Device}
+        self._script_as_builtins(makers)
+        self._replace(torch, **makers)
         self._replace(torch.fft, **{name: factories.with_any_device(getattr(torch.fft, name)) for name in ("fftfreq", "rfftfreq")})
+        self._replace(torch._C, _set_default_tensor_type=factories.set_default_tensor_type)
+        names = ("nested_tensor", "as_nested_tensor")
+        refused = {name: factories.on_the_cpu_alone(f"torch.nested.{name}", getattr(torch.nested, name)) for name in names}
+        self._replace(torch.nested, **refused)
         self._replace(torch, Stream=streams.GenericStream, Event=streams.GenericEvent)
-        self._refuse_by_name()
-        self._replace(torch, device=factories.Device, Generator=generators.Generator, get_device=moves.get_device)
+        self._replace(torch, Generator=generators.Generator, get_device=moves.get_device)
+
+    def _replace_in_autograd(self) -> None:
         self._replace(torch, **autocast.replacements())
+        self._replace(
+            torch.autograd,
+            _make_grads=errors.make_gradients(torch.autograd._make_grads),
+            _engine_run_backward=_backward_from(self.machine, torch.autograd._engine_run_backward),
+        )
+
+    def _replace_in_libraries(self) -> None:
+        """What torch's own Python beside torch.cuda keeps or asks about CUDA."""
         self._replace(torch.nn.parallel._functions, _streams=None)  # DataParallel remembers a stream of each GPU
-        self._replace(torch.autograd, _make_grads=errors.make_gradients(torch.autograd._make_grads))
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
             module = importlib.import_module(name)  # torch.optim hides its submodule
             if types := getattr(module, "_foreach_supported_types", None):
                 self._replace(module, _foreach_supported_types=[*types, VirtualTensor])
         registry = torch.serialization._package_registry
         self._replace(torch.serialization, _package_registry=[(0, lambda storage: None, restore), *registry])
+        self._replace(torch, is_storage=partial(_is_storage, torch.is_storage))
         self._replace(
             torch.backends.cudnn,
             is_available=lambda: True,
             version=lambda: driver.CUDNN_VERSION,
             is_acceptable=lambda tensor: tensor.is_cuda and tensor.dtype.is_floating_point,
         )
-        self._replace(torch.autograd, _engine_run_backward=_backward_from(machine, torch.autograd._engine_run_backward))
-        self._replace(threading.Thread, start=_start_with(self._mode, threading.Thread.start))
+        for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+            self._replace(kind, __call__=torchscript.refusing(kind.__call__))
+        self._replace(torch.jit.RecursiveScriptModule, _apply=torchscript.apply)
+        tracers = {name: torchscript.tracing(getattr(torch.jit, name)) for name in ("trace", "trace_module")}
+        self._replace(torch.jit, load=torchscript.loading(torch.jit.load), **tracers)
+        profile = torch.autograd.profiler.profile
+        self._replace(profile, __init__=_profile_of_the_cpu(profile.__init__))
+        self._replace(torch, _use_cudnn_rnn_flatten_weight=lambda: True)
+        self._replace(torch.backends.cudnn.rnn, get_cudnn_mode=footprint.recurrent.MODES.__getitem__)
 
     def _script_as_builtins(self, makers: dict[str, Any]) -> None:
-        """PyTorch scripts some functions of its own, for forward derivatives; there these must still name its operators."""
+        """In a script, and PyTorch scripts some functions of its own for forward derivatives, these must still name its operators."""
         self._builtins = torch.jit._builtins._get_builtin_table()
         for name, made in makers.items():
             if (operator := self._builtins.get(id(getattr(torch, name)))) is not None:
@@ -176,14 +224,11 @@ class Installation:
 
     def _refuse_by_name(self) -> None:
         """What a virtual GPU cannot do says so, at its first use."""
-        for names, refuse in (
-            (("graph", "make_graphed_callables", "use_mem_pool"), driver.refuse),
-            (("CUDAGraph", "ExternalStream", "MemPool"), driver.refuse_type),
-        ):
-            self._replace(torch.cuda, **{name: refuse(f"torch.cuda.{name}") for name in names if hasattr(torch.cuda, name)})
-        self._replace(torch, _use_cudnn_rnn_flatten_weight=lambda: True)
-        self._replace(torch.backends.cudnn.rnn, get_cudnn_mode=footprint.recurrent.MODES.__getitem__)
+        for name in ("graph", "make_graphed_callables", "use_mem_pool", "CUDAGraph", "ExternalStream", "MemPool"):
+            if original := getattr(torch.cuda, name, None):
+                self._replace(torch.cuda, **{name: driver.refuse(f"torch.cuda.{name}", original)})
         self._replace(torch, compile=driver.refuse("torch.compile"))
+        self._replace(FakeTensor, __new__=_fake_on_the_cpu_alone(FakeTensor.__new__))
         self._replace(torch.cuda, is_current_stream_capturing=lambda: False)
         self._replace(torch.cuda.graphs, is_current_stream_capturing=lambda: False)
 
@@ -226,6 +271,35 @@ def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
     return storage
 
 
+def _fake_on_the_cpu_alone(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Fake tensors, which torch.export and its like put in place of real ones: with CUDA's, autograd ends a process without CUDA."""
+
+    def make_one(*args: Any, **kwargs: Any) -> Any:
+        fake = make(*args, **kwargs)
+        if fake.fake_device.type == "cuda":
+            raise unsupported("a FakeTensor on a CUDA device, as torch.export and torch.onnx.export make them,")
+        return fake
+
+    return make_one
+
+
+def _profile_of_the_cpu(prepare: Callable[..., None]) -> Callable[..., None]:
+    """`torch.profiler` asks the real driver what a GPU does: it is told of the CPU alone, with a warning."""
+
+    def prepare_cpu(self: Any, *args: Any, use_cuda: bool = False, use_device: str | None = None, **options: Any) -> None:
+        if use_cuda or use_device == "cuda":
+            warnings.warn("torch.profiler sees the CPU's work alone: a virtual GPU's times are not in its tables", stacklevel=3)
+            options["use_cpu"], use_device = True, None
+        prepare(self, *args, use_device=use_device, **options)
+
+    return prepare_cpu
+
+
+def _is_storage(known: Callable[[Any], bool], value: Any) -> bool:
+    """`torch.is_storage`, which looks classes up by identity."""
+    return type(value) is VirtualStorage or known(value)
+
+
 def _backward_from(machine: Machine, run: Callable[..., Any]) -> Callable[..., Any]:
     """A backward that knows on which GPU it starts: its first node may make a number there before it looks at any tensor."""
 
@@ -254,3 +328,22 @@ def _start_with(mode: HostOperators, start: Callable[[threading.Thread], None]) 
         start(self)
 
     return start_with_mode
+
+
+class _Call:
+    """A call that is made where this object is unpickled."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple]:
+        return self.function, self.arguments
+
+
+def _with_call(prepare: Callable[[str], dict], function: Callable[[Any], None], argument: Any) -> Callable[[str], dict]:
+    """`get_preparation_data` of multiprocessing: the data that a child started by spawn or forkserver unpickles first of all."""
+
+    def get_preparation_data(name: str) -> dict:
+        return prepare(name) | {"labkit": _Call(function, argument)}
+
+    return get_preparation_data

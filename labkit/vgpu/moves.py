@@ -10,9 +10,9 @@ from torch._C import _DisableTorchDispatch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from labkit.vgpu import costs, hardware
+from labkit.vgpu.copies import move
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.host import is_pinned, pinned
-from labkit.vgpu.operators import move
 from labkit.vgpu.tensor import VirtualStorage, VirtualTensor, hollow
 
 _to = torch.Tensor.to
@@ -175,7 +175,7 @@ def _shell(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     if type(value) is VirtualTensor:
         shell = hollow(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
     else:
-        shell = torch.empty_strided(gradient.size(), gradient.stride(), dtype=gradient.dtype)
+        shell = torch.empty_strided(gradient.size(), gradient.stride(), dtype=gradient.dtype, device="cpu")
     shell._stands_for = gradient  # its object takes the shell's place once the shell has got its content
     return shell
 
@@ -222,7 +222,7 @@ def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **k
     """`Tensor.type`: the name of a CUDA type moves a CPU tensor to the GPU."""
     name = dtype if isinstance(dtype, str) else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
     if name.startswith("torch.cuda."):
-        return to(self, "cuda", _type(torch.empty(0), name.replace(".cuda", "")).dtype, non_blocking)
+        return to(self, "cuda", _type(torch.empty(0, device="cpu"), name.replace(".cuda", "")).dtype, non_blocking)
     return _type(self, dtype, non_blocking, **kwargs)
 
 

@@ -1,9 +1,9 @@
 """What each kind of operator does on a virtual GPU: which devices it admits, where it computes, what it costs.
 
-`handler` chooses one function of this module for an operator, once, from its schema; the tables name the exceptions.
+`labkit.vgpu.dispatch` chooses one of these functions for an operator.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -11,42 +11,13 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from labkit.vgpu import footprint, hardware
-from labkit.vgpu.errors import different_devices
-from labkit.vgpu.generators import is_virtual
+from labkit.vgpu.errors import different_devices, not_implemented
+from labkit.vgpu.generators import chosen
 from labkit.vgpu.half import KERNELS
 from labkit.vgpu.hardware import Gpu
-from labkit.vgpu.tensor import (
-    INFER_FROM,
-    VirtualTensor,
-    empty,
-    hollow,
-    memory_of,
-    place,
-    require_values,
-    unsupported,
-    wrap,
-    wrap_all,
-)
+from labkit.vgpu.tensor import VirtualTensor, hollow, memory_of, place, require_values, tensors, unsupported, wrap, wrap_all
+from labkit.vgpu.without_values import infer, loses_values, on_meta, written
 
-aten = torch.ops.aten
-# The first argument gives the shape (and the device, unless `device` says otherwise); nothing is read.
-LIKE = {
-    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
-    "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided",
-}  # fmt: skip
-# Operators that take CPU tensors beside CUDA ones: indices, and what CUDA's own kernels read on the host.
-MIXED = {
-    "index",
-    "index_put",
-    "index_put_",
-    "_index_put_impl_",
-    "_unsafe_index",
-    "_unsafe_index_put",
-    "_pack_padded_sequence",
-    "_cudnn_rnn",
-    "_ctc_loss",
-    "_ctc_loss_backward",
-}
 # Matrix products: the argument positions of the two factors.
 PRODUCTS = {
     "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "vdot": (0, 1),
@@ -56,51 +27,8 @@ PRODUCTS = {
 INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "dot": "dot", "vdot": "vdot"}
 INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
 FORMATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
-Handler = Callable[[Any, tuple, dict], Any]
-
-
-def handler(func: Any) -> Handler:
-    """The function that runs this operator."""
-    name = func._schema.name.removeprefix("aten::")
-    if name in footprint.HANDLERS:
-        return footprint.HANDLERS[name]
-    if name in _NAMED:
-        return _NAMED[name]
-    if name in LIKE:
-        return like
-    if name in PRODUCTS:
-        return product
-    arguments = {argument.name for argument in func._schema.arguments}
-    if "generator" in arguments:
-        return draw
-    if torch.Tag.nondeterministic_seeded in func.tags:
-        return draw_from_default
-    if _returns_views(func):
-        return view
-    if torch.Tag.dynamic_output_shape in func.tags:
-        return shape_from_values
-    if any(argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments):
-        return into_given if name not in MIXED else mixed
-    return mixed if name in MIXED else compute
-
-
-def _returns_views(func: Any) -> bool:
-    returns = func._schema.returns
-    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-
 
 # Devices
-
-
-def tensors(*arguments: Any) -> Iterator[torch.Tensor]:
-    """All tensors among an operator's arguments, those in lists too."""
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            yield argument
-        elif isinstance(argument, (list, tuple)):
-            yield from tensors(*argument)
-        elif isinstance(argument, dict):
-            yield from tensors(*argument.values())
 
 
 def common_gpu(args: tuple, kwargs: dict) -> tuple[Gpu, int]:
@@ -141,7 +69,7 @@ def mixed(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def run(func: Any, args: tuple, kwargs: dict, gpu: Gpu, moved: int, flops: float = 0, format: str = "float32", outputs: int = 0) -> Any:
-    if (gpu.machine.hollow or _large(args)) and not keeps_values(func, args, kwargs, gpu):
+    if loses_values(func, args, kwargs, gpu):
         result = infer(func, args, kwargs, gpu)
     else:
         with _DisableTorchDispatch():
@@ -171,8 +99,7 @@ def product(func: Any, args: tuple, kwargs: dict) -> Any:
     dtype = args[0].dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         kernel = INTEGER_PRODUCT.get(func._schema.name.removeprefix("aten::"), "addmm_cuda")
-        scalar = torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
-        raise NotImplementedError(f"\"{kernel}\" not implemented for '{scalar}'")
+        raise not_implemented(kernel, dtype)
     work = matrix_work(func, args)
     flops, outputs = work if work is not None else (0, 0)
     format = FORMATS.get(dtype, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32")
@@ -188,92 +115,6 @@ def matrix_work(func: Any, args: tuple) -> tuple[int, int] | None:
     terms = left.shape[-1]
     outputs = left.numel() // max(terms, 1) * (right.shape[-1] if right.dim() > 1 else 1)
     return 2 * outputs * terms, outputs
-
-
-# Without values
-
-
-def _large(args: tuple) -> bool:
-    """Could the output be too large for the host? A broadcast or a product makes at most the product of the input sizes."""
-    size = 1
-    for x in args:
-        if isinstance(x, torch.Tensor):
-            size *= x.numel() or 1
-    return size >= INFER_FROM
-
-
-def keeps_values(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> bool:
-    """Are all inputs known, and is there room for the outputs?"""
-    for x in tensors(args, kwargs):
-        if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).kept is None:
-            return False
-    if not gpu.machine.values:
-        return False
-    if not _large(args):
-        return True
-    shapes = on_meta(func, args, kwargs)
-    if shapes is None:
-        return True
-    fresh = sum(x.untyped_storage().nbytes() for x in tensors(shapes) if x.device.type == "meta")
-    return gpu.machine.may_keep(fresh)
-
-
-def on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The operator run on shapes alone; None where PyTorch cannot say them without the values."""
-
-    def shape_of(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            with _DisableTorchDispatch():
-                return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
-        if isinstance(x, (list, tuple)):
-            return type(x)(shape_of(y) for y in x)
-        return x
-
-    try:
-        return func(*shape_of(args), **{key: shape_of(value) for key, value in kwargs.items() if key != "generator"})
-    except NotImplementedError:
-        return None
-
-
-def infer(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> Any:
-    """What the operator returns, without values."""
-    written = _written(func, args, kwargs)
-    for x in written:
-        forget(x)
-    returns = func._schema.returns
-    if all(r.alias_info is not None for r in returns):  # all that it does is to write
-        return None if not returns else written[0] if len(returns) == 1 else tuple(written)
-    shapes = on_meta(func, args, kwargs)
-    if shapes is None:
-        raise RuntimeError(f"{func._schema.name}: the shape of its result depends on values, and these were not kept")
-
-    def place_shape(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return hollow(gpu, x.size(), x.stride(), x.dtype)
-        if isinstance(x, (list, tuple)):
-            return type(x)(place_shape(y) for y in x)
-        return x
-
-    return place_shape(shapes)
-
-
-def _written(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """The tensors that the operator writes into."""
-    found = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = kwargs.get(argument.name) if argument.kwarg_only or position >= len(args) else args[position]
-            found += tensors(value)
-    return found
-
-
-def forget(x: torch.Tensor) -> None:
-    """Something unknown was written into this tensor: its storage has no values any more."""
-    memory = memory_of(x)
-    if memory.kept is not None:
-        memory.gpu.machine.keep(memory.kept, -1)
-        memory.gpu.machine.keep(None)
-        memory.kept = None
 
 
 # Operators with rules of their own
@@ -303,7 +144,7 @@ def like(func: Any, args: tuple, kwargs: dict) -> Any:
             result = wrap(
                 torch.empty_like(model, dtype=kwargs.get("dtype"), memory_format=kwargs.get("memory_format", torch.preserve_format)), gpu
             )
-            _FILLED[name](result, *args[1:], generator=gpu.generator)
+            _FILLED[name](result, *args[1:], generator=gpu.generator.next_draws(numel))
     else:
         with _DisableTorchDispatch():
             result = wrap(func(*args, **kwargs), gpu)
@@ -324,24 +165,25 @@ def draw(func: Any, args: tuple, kwargs: dict) -> Any:
     gpu, moved = common_gpu(args, kwargs)
     position = [argument.name for argument in func._schema.arguments].index("generator")
     given = args[position] if position < len(args) else kwargs.get("generator")
-    if given is not None and not is_virtual(given):
-        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{given.device.type}'")
-    if given is None:
-        kwargs = kwargs | {"generator": gpu.generator}
-        args = args[:position]
-    return refit(run(func, args, kwargs, gpu, moved))
+    generator = chosen(given, gpu).next_draws(_largest(args))
+    return refit(run(func, args[:position], kwargs | {"generator": generator}, gpu, moved))
 
 
 def draw_from_default(func: Any, args: tuple, kwargs: dict) -> Any:
     """A random operator that asks for no generator takes the default one: the GPU's stands in for the CPU's."""
     gpu, moved = common_gpu(args, kwargs)
-    with gpu.generator.as_default():
+    with gpu.generator.as_default(_largest(args)):
         return run(func, args, kwargs, gpu, moved)
+
+
+def _largest(args: tuple) -> int:
+    """Elements of the largest tensor among the arguments, for each of which a random operator draws."""
+    return max((x.numel() for x in tensors(args)), default=0)
 
 
 def into_given(func: Any, args: tuple, kwargs: dict) -> Any:
     """An operator that writes into arguments, by `out=` or in place: an output on the CPU is never admitted, and it may grow."""
-    for x in _written(func, args, kwargs):
+    for x in written(func, args, kwargs):
         if type(x) is not VirtualTensor:
             refuse_waiting(x)
             raise different_devices(args, kwargs)
@@ -417,103 +259,8 @@ def shape_from_values(func: Any, args: tuple, kwargs: dict) -> Any:
     return result
 
 
-def copy_into(func: Any, args: tuple, kwargs: dict) -> Any:
-    """`copy_`: between any two devices."""
-    target, source = args[0], args[1]
-    refuse_waiting(target)
-    transfer(source, target, non_blocking=bool(args[2]) if len(args) > 2 else kwargs.get("non_blocking", False))
-    return target
-
-
 def refuse_waiting(target: torch.Tensor) -> None:
     """C++ made this tensor on the CPU before it had looked at any device tensor: the result would come back on the wrong device."""
     waiting = getattr(target.untyped_storage(), "waiting", None) if type(target) is torch.Tensor else None
     if waiting is not None and waiting == hardware.machine().selected.waiting:
-        raise unsupported("an operator whose result PyTorch's C++ makes on the CPU, such as torch.linalg.matrix_rank,")
-
-
-def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> None:
-    """Copy values and queue the copy where CUDA does: within a GPU, between two, or between a GPU and the host."""
-    from labkit.vgpu.host import is_pinned
-
-    there = source._gpu if type(source) is VirtualTensor else None
-    here = target._gpu if type(target) is VirtualTensor else None
-    (here or there).machine.require_alive()
-    (here or there).machine.selected.gpu = here or there
-    nbytes = target.numel() * target.itemsize
-    unknown = there is not None and memory_of(source).kept is None
-    if here is None:
-        if unknown:
-            require_values(memory_of(source))
-    elif unknown or memory_of(target).kept is None:
-        forget(target)
-        unknown = True
-    if here is None or there is None:
-        (here or there).scratch(footprint.copies.staging(source, target, there, here, non_blocking))
-    if not unknown:
-        with _DisableTorchDispatch():
-            target.copy_(source)
-    if here is None:
-        locked = is_pinned(target)
-        there.copy("d2h", nbytes, locked, blocking=not (non_blocking and locked))
-    elif there is None:
-        locked = is_pinned(source)
-        here.copy("h2d", nbytes, locked, blocking=not (non_blocking and locked))
-    elif here is there:
-        here.copy("d2d", nbytes)
-    else:
-        there.copy("p2p", nbytes, blocking=False)
-        clock = here.machine.clock
-        clock.wait(here.stream, clock.record(there.stream))
-
-
-def to_copy(func: Any, args: tuple, kwargs: dict) -> Any:
-    """A copy with another dtype or layout on the same device; C++ says "cpu" for that. Another GPU may be named."""
-    source = args[0]
-    device = kwargs.pop("device", None)
-    kwargs.pop("pin_memory", None)
-    gpu = source._gpu if device is None or device.type == "cpu" else hardware.machine().gpu(device)
-    if gpu is source._gpu:
-        kwargs.pop("non_blocking", None)
-        return compute(func, args, kwargs)
-    return move(source, gpu, kwargs.get("dtype"), kwargs.get("non_blocking", False), kwargs.get("memory_format"))
-
-
-def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_blocking: bool, memory_format: Any = None) -> torch.Tensor:
-    """A copy on another device (None: on the CPU), without autograd."""
-    if source.layout is not torch.strided:
-        return move_sparse(source, gpu, dtype, non_blocking)
-    dtype = dtype or source.dtype
-    between = gpu is not None and type(source) is VirtualTensor
-    if dtype is not source.dtype and between and not gpu.profile.peer_access:
-        source = source.to(dtype)  # converted where it lies; else the copy itself converts (copy_requires_temporaries, Copy.cu)
-    form = {} if memory_format is None else {"memory_format": memory_format}
-    shape = torch.empty_like(torch.empty_strided(source.size(), source.stride(), dtype=dtype, device="meta"), **form)
-    if gpu is None:
-        if type(source) is VirtualTensor:
-            require_values(memory_of(source))
-        target = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype)
-    else:
-        gpu.machine.require_alive()
-        target = empty(gpu, shape.size(), shape.stride(), shape.dtype)
-    transfer(source, target, non_blocking)
-    return target
-
-
-def move_sparse(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_blocking: bool) -> torch.Tensor:
-    """A sparse tensor moves part by part."""
-    if source.layout is not torch.sparse_coo:
-        raise unsupported(f"a copy of a tensor of layout {source.layout} between devices")
-    indices, values = (move(part, gpu, kind, non_blocking) for part, kind in ((source._indices(), None), (source._values(), dtype)))
-    return torch.sparse_coo_tensor(indices, values, source.size(), is_coalesced=source.is_coalesced(), check_invariants=False)
-
-
-_NAMED: dict[str, Handler] = {
-    "copy_": copy_into,
-    "_to_copy": to_copy,
-    "_local_scalar_dense": read_scalar,
-    "equal": compare,
-    "allclose": all_close,
-    "set_": set_storage,
-    "resize_": resize,
-}
+        raise unsupported("an operator for which PyTorch's C++ makes a tensor on the CPU and then writes a CUDA tensor into it")

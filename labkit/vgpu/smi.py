@@ -29,15 +29,20 @@ class Office:
         import atexit
         import tempfile
         import threading
+        import zlib
 
         self._report = report
         self._process = os.getpid()
         atexit.register(self.close)
-        self.folder = tempfile.mkdtemp(prefix="labkit-smi-")
+        # Computers of a cluster may share the place, and none can tell whether a socket of another still answers.
+        prefix = f"labkit-smi-{zlib.crc32(socket.gethostname().encode()):08x}-"
+        _remove_abandoned(prefix)
+        self.folder = tempfile.mkdtemp(prefix=prefix)
         self.address = os.path.join(self.folder, "socket")
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(self.address)
+        self._socket.bind(f"{self.address}~")
         self._socket.listen()
+        os.rename(f"{self.address}~", self.address)  # by this name it never refuses: another process would remove it
         self._thread = threading.Thread(target=self._serve, name="nvidia-smi", daemon=True)
         self._thread.start()
         program = os.path.join(self.folder, "nvidia-smi")
@@ -74,6 +79,24 @@ class Office:
         self._socket.close()
         self._thread.join(timeout=1)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _remove_abandoned(prefix: str) -> None:
+    """Remove this user's folders of processes that could not do so themselves, for they were killed: nobody listens there any more."""
+    import shutil
+    import tempfile
+
+    with os.scandir(tempfile.gettempdir()) as entries:
+        found = [entry for entry in entries if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False)]
+    for entry in found:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
+            if entry.stat(follow_symlinks=False).st_uid != os.getuid():
+                continue
+            line.setblocking(False)
+            try:
+                line.connect(os.path.join(entry.path, "socket"))
+            except ConnectionRefusedError:
+                shutil.rmtree(entry.path, ignore_errors=True)
 
 
 # The program

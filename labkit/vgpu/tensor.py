@@ -5,7 +5,8 @@ Python sees a tensor on cuda:k. What makes it one is the `Memory` that hangs on 
 the block of the allocator, which goes back when the storage dies.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -18,8 +19,8 @@ from labkit.vgpu.hardware import Gpu, Memory
 _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 _storage_of = torch.Tensor.untyped_storage
-HANDLERS: dict[Any, Callable[[Any, tuple, dict], Any]] = {}  # filled by `operators.handler`, an operator at its first call
-INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
+_empty_strided = torch.empty_strided
+HANDLERS: dict[Any, Callable[[Any, tuple, dict], Any]] = {}  # filled by `dispatch.handler`, an operator at its first call
 
 
 class VirtualStorage(torch.UntypedStorage):
@@ -77,9 +78,9 @@ class VirtualTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         handler = HANDLERS.get(func)
         if handler is None:
-            from labkit.vgpu import operators  # it needs this module, and is needed from the first operator on
+            from labkit.vgpu import dispatch  # it needs this module, and is needed from the first operator on
 
-            handler = HANDLERS[func] = operators.handler(func)
+            handler = HANDLERS[func] = dispatch.handler(func)
         try:
             return handler(func, args, kwargs or {})
         except (IndexError, RuntimeError) as error:
@@ -139,7 +140,7 @@ class VirtualTensor(torch.Tensor):
         if isinstance(dtype, torch.dtype):
             return self.to(dtype, non_blocking=non_blocking)
         name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
-        example = torch.empty(0).type(name.replace("torch.cuda.", "torch."))
+        example = torch.empty(0, device="cpu").type(name.replace("torch.cuda.", "torch."))
         return self.to(self.device if ".cuda." in name else "cpu", example.dtype, non_blocking=non_blocking)
 
     def type_as(self, other: torch.Tensor) -> torch.Tensor:
@@ -160,7 +161,7 @@ class VirtualTensor(torch.Tensor):
     def new(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The legacy constructor: of a size, of data, or empty."""
         if self.layout is torch.sparse_coo and len(args) > 1:
-            return torch.sparse_coo_tensor(*args, check_invariants=False)
+            return torch.sparse_coo_tensor(*args, device=self.device, check_invariants=False)
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             return self.new_tensor(args[0])
         return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args or (0,))
@@ -180,6 +181,9 @@ class VirtualTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict) -> "VirtualTensor":
         if id(self) in memo:
+            return memo[id(self)]
+        if getattr(self, "_is_param", False):  # as Parameter.__deepcopy__ does: neither gradient nor attributes
+            memo[id(self)] = torch.nn.Parameter(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError(
@@ -207,15 +211,20 @@ class VirtualTensor(torch.Tensor):
         raise unsupported("DLPack (another library cannot read a virtual GPU's memory)")
 
 
-# A learner who asks for the type of a CUDA tensor is told this.
+# A learner who asks for the type of a CUDA tensor is told this; torch.save writes a storage's name.
 VirtualTensor.__module__, VirtualTensor.__name__, VirtualTensor.__qualname__ = "torch", "Tensor", "Tensor"
+VirtualStorage.__module__, VirtualStorage.__name__, VirtualStorage.__qualname__ = "torch.storage", "UntypedStorage", "UntypedStorage"
 
 
-def _refuse_to_send(tensor: VirtualTensor) -> Any:
+def _refuse_to_send(held: VirtualTensor | VirtualStorage | None = None) -> Any:
+    """Raises NotImplementedError; what a queue's own thread pickles raises it where it is received, for nobody hears of that thread."""
+    if held is not None and threading.current_thread().name == "QueueFeederThread":
+        return _refuse_to_send, ()
     raise unsupported("sending a CUDA tensor to another process")
 
 
 ForkingPickler.register(VirtualTensor, _refuse_to_send)
+ForkingPickler.register(VirtualStorage, _refuse_to_send)
 
 
 def unsupported(what: str) -> Exception:
@@ -241,9 +250,13 @@ def place(storage: torch.UntypedStorage, gpu: Gpu, kept: bool = True, allocated:
     """Hang a new block of the GPU's memory on a storage."""
     nbytes = storage.nbytes()
     memory = Memory(gpu, gpu.allocate(nbytes) if allocated else None, nbytes if kept else None)
+    _hang(memory, storage)
+    return memory
+
+
+def _hang(memory: Memory, storage: torch.UntypedStorage) -> None:
     storage.__class__ = VirtualStorage
     storage.memory = memory
-    return memory
 
 
 def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
@@ -270,6 +283,17 @@ def wrap_all(result: Any, gpu: Gpu) -> Any:
     return result
 
 
+def tensors(*arguments: Any) -> Iterator[torch.Tensor]:
+    """All tensors among an operator's arguments, those in lists too."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from tensors(*argument)
+        elif isinstance(argument, dict):
+            yield from tensors(*argument.values())
+
+
 def span_bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
     """Bytes of the smallest storage that holds a tensor of this size and stride."""
     return (sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else 0) * dtype.itemsize
@@ -277,10 +301,12 @@ def span_bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
 
 def hollow(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, allocated: bool = True) -> VirtualTensor:
     """A tensor with a shape and memory, but without values."""
+    nbytes = span_bytes(size, stride, dtype)
+    memory = Memory(gpu, gpu.allocate(nbytes) if allocated else None, None)  # first, so that no half-made tensor outlives its failure
     tensor = _make_wrapper_subclass(
-        VirtualTensor, size, strides=stride, dtype=dtype, layout=torch.strided, device="cpu", storage_size=span_bytes(size, stride, dtype)
+        VirtualTensor, size, strides=stride, dtype=dtype, layout=torch.strided, device="cpu", storage_size=nbytes
     )
-    place(_storage_of(tensor), gpu, kept=False, allocated=allocated)
+    _hang(memory, _storage_of(tensor))
     tensor._gpu = gpu
     return tensor
 
@@ -290,4 +316,4 @@ def empty(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype) -> VirtualTensor
     if not gpu.machine.may_keep(span_bytes(size, stride, dtype)):
         return hollow(gpu, size, stride, dtype)
     with _DisableTorchDispatch():
-        return wrap(torch.empty_strided(size, stride, dtype=dtype), gpu)
+        return wrap(_empty_strided(size, stride, dtype=dtype, device="cpu"), gpu)

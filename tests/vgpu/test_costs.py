@@ -210,6 +210,14 @@ def test_cpu_operators_are_bound_by_memory_or_arithmetic():
     assert cpu_seconds(H200, 0, flops=2 * 4096**3) == pytest.approx(2 * 4096**3 / H200.cpu_flops, rel=0.01)
 
 
+@pytest.mark.parametrize("n", [256, 512, 1024, 4096])
+@pytest.mark.parametrize("format", ["tf32", "bfloat16"])
+def test_a_format_that_the_chip_lacks_takes_as_long_as_float32(format, n):
+    T4 = profiles.load("T4")
+    plain, lacking = (kernel_seconds(T4, bytes_moved=0, flops=2 * n**3, format=f, matmul=True) for f in ("float32", format))
+    assert lacking == plain
+
+
 def test_every_format_has_a_tile():
     assert set(TILES) == set(profiles.FORMATS)
 

@@ -1,5 +1,6 @@
 """What torch.cuda and torch.accelerator answer on a virtual machine, and how they refuse."""
 
+import contextlib
 import os
 import threading
 import uuid
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import labkit
+from labkit.vgpu import errors
 
 
 @pytest.fixture
@@ -82,11 +84,11 @@ def test_the_current_device_in_its_three_ways(used):
 @pytest.mark.parametrize(
     ("mistake", "error", "text"),
     [
-        (lambda: torch.cuda.set_device(9), torch.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (lambda: torch.cuda.set_device(9), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
         (lambda: torch.cuda.set_device("cpu"), ValueError, "Expected a cuda device, but got: cpu"),
-        (lambda: torch.cuda.synchronize(9), torch.AcceleratorError, "CUDA error: invalid device ordinal"),
-        (lambda: torch.cuda.device(9).__enter__(), torch.AcceleratorError, "CUDA error: invalid device ordinal"),
-        (lambda: torch.cuda.mem_get_info(9), torch.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (lambda: torch.cuda.synchronize(9), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (lambda: torch.cuda.device(9).__enter__(), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (lambda: torch.cuda.mem_get_info(9), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
         (lambda: torch.cuda.get_device_properties(9), AssertionError, "Invalid device id"),
         (lambda: torch.cuda.can_device_access_peer(0, 9), AssertionError, "Invalid peer device id"),
         (lambda: torch.cuda.memory_allocated(9), RuntimeError, "Invalid device argument 9: did you call init?"),
@@ -139,6 +141,23 @@ def test_running_out_of_memory_names_the_figures_and_leaves_them(used):
         torch.cuda.set_per_process_memory_fraction(1.0, 2)
 
 
+def test_the_allocators_settings_change_while_it_runs(used):
+    settings = torch._C._accelerator_setAllocatorSettings
+    settings("max_split_size_mb:32")
+    large = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    del large
+    kept = torch.empty(12 << 20, dtype=torch.uint8, device="cuda")  # may not be cut from the 64 MiB now
+    assert torch.cuda.memory_reserved() == 76 << 20
+    settings("expandable_segments:True")
+    settings("max_split_size_mb:20")  # says nothing of the segments, so they expand as before
+    more = torch.empty(64 << 20, dtype=torch.uint8, device="cuda:1")
+    assert torch.cuda.memory_snapshot()[-1]["is_expandable"]
+    with pytest.raises(ValueError, match="max_split_size_mb must be at least 20"):
+        settings("max_split_size_mb:1")
+    settings("expandable_segments:False")
+    del kept, more
+
+
 def test_threads_on_four_devices(used):
     failures = []
 
@@ -167,15 +186,25 @@ def test_the_accelerator_is_cuda(used):
     assert accelerator.current_accelerator() == torch.device("cuda")
     accelerator.set_device_index(2)
     assert accelerator.current_device_index() == torch.cuda.current_device() == 2
-    x = torch.ones(1000, device="cuda")
-    assert accelerator.memory_allocated() == accelerator.max_memory_allocated() == 4096
-    assert accelerator.memory_reserved() == 2 << 20
     torch.cuda._sleep(10_000_000)
     assert not accelerator.current_stream().query()
     accelerator.synchronize()
     assert accelerator.current_stream().query()
-    with accelerator.device_index(1):
+
+
+@pytest.mark.skipif(not hasattr(torch.accelerator, "device_index"), reason="torch.accelerator.device_index came with torch 2.8")
+def test_the_accelerator_s_current_device_for_a_block(used):
+    with torch.accelerator.device_index(1):
         assert torch.cuda.current_device() == 1
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.skipif(not hasattr(torch.accelerator, "memory_allocated"), reason="torch.accelerator's memory figures came with torch 2.9")
+def test_the_accelerator_s_memory(used):
+    accelerator = torch.accelerator
+    x = torch.ones(1000, device="cuda")
+    assert accelerator.memory_allocated() == accelerator.max_memory_allocated() == 4096
+    assert accelerator.memory_reserved() == 2 << 20
     del x
     accelerator.empty_cache()
     assert accelerator.memory_reserved() == 0
@@ -202,3 +231,32 @@ def test_no_cuda_after_a_fork(used, touch):
     os.close(writing)
     with os.fdopen(reading) as answer:
         assert answer.read().startswith("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing")
+
+
+def test_ranges_for_a_timeline(used):
+    with torch.cuda.nvtx.range("step"):
+        assert (torch.cuda.nvtx.range_push("forward"), torch.cuda.nvtx.range_pop()) == (1, 1)
+    torch.cuda.nvtx.mark("done")
+    torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("copy"))
+
+
+def test_fake_cuda_tensors_are_refused(used):
+    """With them autograd would end the process, in a build without CUDA."""
+    with torch._subclasses.FakeTensorMode() as fake:
+        assert torch.ones(2).device.type == "cpu"
+        with pytest.raises(NotImplementedError, match="a FakeTensor on a CUDA device.* is not served by the virtual GPU"):
+            torch.ones(2, device="cuda")
+    with pytest.raises(NotImplementedError, match="a FakeTensor on a CUDA device.* is not served by the virtual GPU"):
+        fake.from_tensor(torch.ones(2, device="cuda"))
+
+
+@pytest.mark.parametrize("activities", [["CPU", "CUDA"], ["CUDA"], None])
+def test_the_profiler_sees_the_cpus_work(activities, used, capfd):
+    chosen = None if activities is None else [getattr(torch.profiler.ProfilerActivity, name) for name in activities]
+    expected = pytest.warns(UserWarning, match="torch.profiler sees the CPU's work alone") if activities else contextlib.nullcontext()
+    with expected:
+        profile = torch.profiler.profile(activities=chosen)
+        with profile:
+            torch.ones(2, device="cuda").exp()
+    assert "aten::exp" in profile.key_averages().table()
+    assert "Failed to record" not in capfd.readouterr().err

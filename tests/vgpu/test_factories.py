@@ -1,5 +1,8 @@
 """How tensors come to be on a virtual GPU: every maker, every way to name the device."""
 
+import copy
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -121,6 +124,45 @@ def test_leaves_may_require_gradients():
         assert made.is_leaf and made.requires_grad
         made.sum().backward()
         assert made.grad.device == made.device
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: x.cpu(),
+        lambda x: x.to("cuda:3"),
+        lambda x: x.to_sparse().cpu().to_dense(),
+        lambda x: x.to_sparse().to("cuda:3").to_dense(),
+        lambda x: x @ x.softmax(-1) + x.mean(),
+        lambda x: nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], is_causal=True)[0, 0],
+        lambda x: x.type("torch.DoubleTensor"),
+        lambda x: copy.deepcopy(x),
+        lambda x: nn.functional.embedding_bag(torch.tensor([[0, 1]], device=x.device), x, mode="mean"),
+    ],
+)
+def test_a_default_device_changes_nothing_for_tensors_that_are_elsewhere(work):
+    x = torch.arange(4.0, device="cuda:1").view(2, 2)
+    expected = work(x)
+    with torch.device("cuda:2"):
+        got, listed = work(x), work(x).tolist()
+    assert (got.device, got.dtype, listed) == (expected.device, expected.dtype, expected.tolist())
+
+
+def test_a_loader_shuffles_on_the_default_device():
+    with torch.device("cuda:1"):
+        data = torch.utils.data.TensorDataset(torch.arange(8.0))
+        loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator("cuda:1"))
+        batches = [batch for (batch,) in loader]
+    assert all(batch.device == torch.device("cuda:1") for batch in batches)
+    assert sorted(torch.cat(batches).tolist()) == list(range(8))
+
+
+def test_a_cuda_type_as_default_is_refused():
+    for kind in ("torch.cuda.FloatTensor", torch.cuda.HalfTensor):
+        with pytest.raises(NotImplementedError, match="set_default_device.* is not served by the virtual GPU"):
+            torch.set_default_tensor_type(kind)
+    with warnings.catch_warnings(action="ignore"):  # it is deprecated, and says so once
+        torch.set_default_tensor_type("torch.FloatTensor")
 
 
 def test_legacy_constructors():

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import labkit
-from labkit.vgpu import errors
+from labkit.vgpu import errors, faults
 
 ROWS = json.loads((Path(__file__).parents[2] / "benchmarks/fidelity/h200/probe.json").read_text())["rows"]
 ASSERTS = {row["name"]: row for row in ROWS if row["after"] is not None or row["name"] == "one_hot_range"}
@@ -26,6 +27,20 @@ def fail(device: str = "cuda") -> torch.Tensor:
     return torch.ones(3, device=device)[torch.tensor([7], device=device)]
 
 
+def fills_at_an_index() -> bool:
+    """Whether `x[index] = number` is `index_fill_`, as newer versions of torch have it; it was `index_put_`."""
+    called = []
+
+    class Heard(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            called.append(func)
+            return func(*args, **kwargs or {})
+
+    with Heard():
+        torch.zeros(3)[torch.tensor([1])] = 1.0
+    return torch.ops.aten.index_fill_.int_Scalar in called
+
+
 @pytest.mark.parametrize("name", ASSERTS)
 def test_an_assert_of_the_catalogue_surfaces_and_stays(name, capsys):
     row = ASSERTS[name]
@@ -36,6 +51,8 @@ def test_an_assert_of_the_catalogue_surfaces_and_stays(name, capsys):
     if errors.ADVISES:
         assert str(caught.value) == row["answer"][1]
     assertion = row["stderr"].split("Assertion `")[1].split("` failed")[0]
+    if name == "index_put_assert" and fills_at_an_index():
+        assertion = faults.ASSERTIONS["index_fill_"]
     assert f"`{assertion}" in capsys.readouterr().err
     with pytest.raises(AcceleratorError, match="device-side assert"):
         torch.zeros(1, device="cuda").item()

@@ -147,3 +147,43 @@ def test_threads_that_draw_on_a_gpu_leave_the_cpus_draws_alone():
     done.set()
     thread.join()
     assert torch.equal(got, expected)
+
+
+def test_the_state_is_a_seed_and_an_offset():
+    torch.cuda.manual_seed(7)
+    state = torch.cuda.get_rng_state()
+    assert state.tolist() == [7] + [0] * 15
+    torch.rand(3, device="cuda")
+    assert torch.cuda.get_rng_state().tolist() == [7] + [0] * 7 + [4] + [0] * 7
+    drawn = torch.rand(3, device="cuda")
+    torch.rand(132 * 2048 * 4 + 1, device="cuda")  # one more than the GPU's threads draw at once
+    generator = torch.cuda.default_generators[0]
+    assert generator.get_offset() == 16
+    generator.set_offset(4)
+    assert torch.equal(torch.rand(3, device="cuda"), drawn)
+    torch.cuda.set_rng_state(state[:8])
+    assert torch.cuda.get_rng_state().equal(state)
+
+
+def test_a_state_draws_the_same_in_any_generator():
+    own = torch.Generator("cuda:1").manual_seed(3)
+    torch.rand(3, generator=own, device="cuda:1")
+    twin = own.clone_state()
+    drawn = torch.rand(3, generator=own, device="cuda:1")
+    torch.cuda.set_rng_state(twin.get_state(), "cuda:2")
+    assert torch.equal(torch.rand(3, device="cuda:2").cpu(), drawn.cpu())
+    assert torch.equal(torch.rand(3, generator=twin, device="cuda:1"), drawn)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "error", "text"),
+    [
+        (lambda: torch.cuda.set_rng_state(torch.get_rng_state()), RuntimeError, "RNG state is wrong size"),
+        (lambda: torch.cuda.set_rng_state(torch.zeros(16)), TypeError, "RNG state must be a torch.ByteTensor"),
+        (lambda: torch.Generator("cuda").set_state(3), TypeError, "expected a torch.ByteTensor, but got int"),
+        (lambda: torch.Generator("cuda").set_offset(3), RuntimeError, "offset must be a multiple of 4"),
+    ],
+)
+def test_what_is_no_state_is_refused(mistake, error, text):
+    with pytest.raises(error, match=text):
+        mistake()

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from labkit.vgpu import errors
+
 
 @pytest.fixture(autouse=True)
 def used(machine):
@@ -64,9 +66,9 @@ def test_no_copy_where_nothing_changes():
 @pytest.mark.parametrize(
     ("mistake", "error", "text"),
     [
-        (lambda x: x.cuda(9), torch.AcceleratorError, "CUDA error: invalid device ordinal"),
-        (lambda x: x.to("cuda:4"), torch.AcceleratorError, "CUDA error: invalid device ordinal"),
-        (lambda x: torch.ones(1, device="cuda:4"), torch.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (lambda x: x.cuda(9), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (lambda x: x.to("cuda:4"), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (lambda x: torch.ones(1, device="cuda:4"), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
         (lambda x: x.cuda("cpu"), RuntimeError, "Invalid device, must be cuda device"),
         (lambda x: x.to("cuda", bogus=1), TypeError, "invalid combination of arguments"),
         (lambda x: x.to("cuda", torch.half, True, True, 1), TypeError, r"to\(\)"),
@@ -82,7 +84,7 @@ def test_mistakes_are_told_in_cudas_words(mistake, error, text):
 
 DIFFERENT = "Expected all tensors to be on the same device, but found at least two devices, {} and {}!"
 # In the words of the kernels that name the argument, and of cuDNN's.
-NAMED = r"Expected all tensors to be on the same device, but got \w+ is on .*, different from other tensors on .* wrapper_CUDA_\w+\)"
+NAMED = r"Expected all tensors to be on the same device, but .* \(when checking argument .*in method wrapper_CUDA_\w+\)"
 RECURRENT = "Input and parameter tensors are not at the same device, found input tensor at cuda:0 and parameter tensor at cpu"
 
 

@@ -1,5 +1,6 @@
 """Operators give on a virtual GPU what they give on the CPU, forward and backward, on the right device and without a leak."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from operator_cases import CASES, Inputs
 from torch.testing import assert_close
 
+CANNOT = "derivative|MKL FFT error"  # has no derivative of it; torch 2.6: or no Fourier transform of an expanded gradient
 DEVICE = torch.device("cuda", 1)  # not the current one: what ends on cuda:0 by default shows
 
 
@@ -44,19 +46,19 @@ def agree(got: Any, expected: Any, **tolerance: float) -> None:
         assert_close(got.detach().cpu(), expected.detach(), equal_nan=True, **tolerance)
 
 
-def compare(function: Callable[..., Any], inputs: tuple, **tolerance: float) -> None:
+def compare(function: Callable[..., Any], inputs: tuple, on_cpu: Callable[..., Any] | None = None, **tolerance: float) -> None:
     theirs = moved(inputs)
-    expected, got = leaves(function(*inputs)), leaves(function(*theirs))
+    expected, got = leaves((on_cpu or function)(*inputs)), leaves(function(*theirs))
     for a, b in zip(got, expected, strict=True):
         agree(a, b, **tolerance)
     try:
-        on_cpu = gradients(expected, inputs)
-    except (RuntimeError, NotImplementedError) as error:  # this torch has no derivative of it: so on either device
-        assert "derivative" in str(error)
-        with pytest.raises(type(error), match="derivative"):
+        wanted = gradients(expected, inputs)
+    except (RuntimeError, NotImplementedError) as error:  # what this torch cannot do on the CPU, it cannot on either device
+        assert re.search(CANNOT, str(error))
+        with pytest.raises(type(error), match=CANNOT):
             gradients(got, theirs)
         return
-    for a, b in zip(gradients(got, theirs), on_cpu, strict=True):
+    for a, b in zip(gradients(got, theirs), wanted, strict=True):
         assert (a is None) == (b is None)
         if b is not None:
             agree(a, b, **tolerance)
@@ -79,8 +81,19 @@ HALF = [
 ]  # fmt: skip
 
 
+def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function in float32, its results and gradients rounded: some processors' own kernels for halves are coarser than a GPU's."""
+
+    def in_float32(*inputs: Any) -> list[Any]:
+        wide = (x.float() if x.is_floating_point() else x for x in inputs)
+        results = zip(leaves(function(*wide)), leaves(function(*inputs)), strict=True)
+        return [value.to(like.dtype) if isinstance(value, torch.Tensor) else value for value, like in results]
+
+    return in_float32
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", HALF)
 def test_values_and_gradients_in_half_precision(name, dtype):
     function, draw = CASES[name]
-    compare(function, draw(Inputs(dtype)), rtol=1e-2, atol=1e-2)
+    compare(function, draw(Inputs(dtype)), rounded(function), rtol=1e-2, atol=1e-2)

@@ -122,3 +122,22 @@ def test_a_process_that_ends_leaves_no_folder():
     program = "import labkit, shutil; labkit.use(1, virtual=True, quiet=True); print(shutil.which('nvidia-smi'))"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not Path(answer.stdout.strip()).parent.exists()
+
+
+def test_folders_of_killed_processes_are_removed_and_no_others(one, monkeypatch):
+    program = "import os; from labkit.vgpu import smi; print(smi.Office(dict).folder, flush=True); os._exit(1)"
+
+    def killed() -> Path:
+        return Path(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip())
+
+    first = killed()
+    assert (first / "socket").exists()
+    second = killed()
+    assert not first.exists() and (second / "socket").exists()
+    with monkeypatch.context() as another_user:
+        another_user.setattr(os, "getuid", lambda: -1)
+        smi.Office(dict).close()
+    assert second.exists()
+    smi.Office(dict).close()
+    assert not second.exists()
+    assert smi.ask(os.environ[smi.ADDRESS])["gpus"]  # that of this process, which listens

@@ -5,6 +5,8 @@ import threading
 import pytest
 import torch
 
+from labkit.vgpu import errors
+
 
 @pytest.fixture(autouse=True)
 def used(machine):
@@ -125,7 +127,7 @@ def test_an_event_may_be_waited_for_on_a_stream():
         (lambda e, t: e.elapsed_time(e), ValueError, "Both events must be created with argument 'enable_timing=True'"),
         (lambda e, t: t.elapsed_time(t), ValueError, "Both events must be recorded before calculating elapsed time"),
         (lambda e, t: torch.cuda.Stream(device="cpu"), ValueError, "cpu"),
-        (lambda e, t: torch.cuda.Stream(device=9), torch.AcceleratorError, "invalid device ordinal"),
+        (lambda e, t: torch.cuda.Stream(device=9), errors.AcceleratorError, "invalid device ordinal"),
         (lambda e, t: torch.cuda.Event(bogus=1), TypeError, "bogus"),
         (lambda e, t: e.record() or e.record(torch.cuda.Stream(1)), RuntimeError, "does not match recording stream's device"),
         (lambda e, t: torch.cuda.Event(interprocess=True), NotImplementedError, "not served by the virtual GPU"),

@@ -336,3 +336,31 @@ def test_one_backward_over_two_devices(name, here, there):
     function(expected).sum().backward()
     assert (a.grad.device, b.grad.device) == (a.device, b.device)
     assert_close(a.grad.cpu(), expected.grad)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused(layout):
+    parts = [torch.ones(3, 4), torch.ones(2, 4)]
+    moved = [part.cuda() for part in parts]
+    assert torch.nested.nested_tensor(parts, layout=layout).is_nested
+    for make in (torch.nested.nested_tensor, torch.nested.as_nested_tensor):
+        with pytest.raises(NotImplementedError, match=r"torch.nested.\w+ of CUDA tensors is not served by the virtual GPU"):
+            make(parts, device="cuda", layout=layout)
+        with pytest.raises(NotImplementedError, match=r"torch.nested.\w+ of CUDA tensors is not served by the virtual GPU"):
+            make(moved, layout=layout)
+    with pytest.raises(NotImplementedError, match="a nested tensor between devices is not served by the virtual GPU"):
+        torch.nested.nested_tensor(parts, layout=layout).cuda()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_an_encoder_leaves_out_what_is_masked():
+    """In evaluation it goes a way of its own, through nested tensors."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    x, padding = torch.randn(2, 5, 16), torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=padding)
+        got = encoder.cuda()(x.cuda(), src_key_padding_mask=padding.cuda())
+    assert got.is_cuda
+    torch.testing.assert_close(got.cpu(), expected)

@@ -111,7 +111,7 @@ def test_a_module_can_be_copied(hollow):
 
 
 BEYOND_THE_BUDGET = """
-import resource, torch, labkit
+import torch, labkit
 labkit.use(gpus=1, like="H200", virtual=True, quiet=True)
 small = torch.arange(5.0, device="cuda")
 kept = []
@@ -128,14 +128,15 @@ else:
 del kept
 assert torch.cuda.memory_allocated() == 512
 assert torch.ones(1000, device="cuda").sum().item() == 1000
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="peak resident memory is counted in other units elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its own peak of resident memory")
 def test_four_gigabytes_on_the_gpu_in_little_host_memory():
     done = subprocess.run(
         [sys.executable, "-c", BEYOND_THE_BUDGET], capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 1.2 * (1 << 30)
+    # VmHWM, in KiB: what getrusage tells of a child begins with the peak of the process that started it.
+    assert int(done.stdout) << 10 < 1.2 * (1 << 30)

@@ -134,14 +134,25 @@ class CachingAllocator(AllocatorRules):
 
     # Watching
 
-    def listen(self, listener: Listener | None) -> None:
-        """Calls `listener(action, block, size)` at every `alloc`, `free_requested`, `free_completed` and `segment_*`; None ends it.
+    def listen(self, listener: Listener) -> None:
+        """Calls `listener(action, block, size)` at every `alloc`, `free_requested`, `free_completed`, `segment_*` and `oom` (which has no
+        block), after those that listen already.
 
         The listener runs in the midst of the call: it must not allocate, and what it frees is freed when the call is over.
         """
         with self._lock:
-            self._listener = listener
-            self._watched = listener is not None or self._history is not None
+            self._hear((*self._listeners, listener))
+
+    def unlisten(self, listener: Listener) -> None:
+        """Calls `listener` no more. Raises ValueError if it does not listen."""
+        with self._lock:
+            if listener not in self._listeners:
+                raise ValueError(f"{listener} does not listen to this allocator")
+            self._hear(tuple(other for other in self._listeners if other != listener))
+
+    def _hear(self, listeners: tuple[Listener, ...]) -> None:
+        self._listeners = listeners
+        self._watched = bool(listeners) or self._history is not None
 
     def record_history(
         self,
@@ -162,7 +173,7 @@ class CachingAllocator(AllocatorRules):
         with self._lock:
             entries = () if self._history is None or clear or enabled is None else self._history.entries
             self._history = None if enabled is None else History(enabled, max_entries, frames, context, clock, entries)
-            self._watched = self._listener is not None or self._history is not None
+            self._hear(self._listeners)
 
     def history(self) -> list[dict]:
         """The events kept so far, oldest first, as in a snapshot's `device_traces`."""

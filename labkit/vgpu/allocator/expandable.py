@@ -92,12 +92,12 @@ class ExpandableSegments:
         if size < block.size:
             _add_unmapped(block.split(size))
         block.state = FREE
-        block = _merge(block)
-        pool.add(block)
         allocator._count_reserved(pool, size)
         allocator._driver("segment_map", block.stream)
-        if allocator._watched:
+        if allocator._watched:  # before it is one with its neighbours: the listeners are told what was mapped
             allocator._tell("segment_map", block, address, size)
+        block = _merge(block)
+        pool.add(block)
         return block
 
     def _unmap(self, block: Block) -> None:
@@ -115,13 +115,13 @@ class ExpandableSegments:
         if end < block.address + block.size:
             pool.add(block.split(end - block.address))
         block.state = UNMAPPED
-        block = _merge(block)
-        _add_unmapped(block)
         pool.released_bytes += end - start
         allocator._stats.num_device_free += 1
         allocator._driver("segment_unmap", block.stream)
         if allocator._watched:
             allocator._tell("segment_unmap", block, start, end - start)
+        block = _merge(block)
+        _add_unmapped(block)
         if block.size == segment.size:
             _remove_unmapped(block)
             del allocator._segments[segment.address]

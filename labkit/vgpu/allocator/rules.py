@@ -18,7 +18,7 @@ from .pool import ALLOCATED, FREE, Block, Pool, Segment
 from .settings import SMALL_SIZE, UNLIMITED, Settings
 from .stats import Stats
 
-Listener = Callable[[str, Block, int], None]
+Listener = Callable[[str, Block | None, int], None]
 _LARGEST = 1 << 60  # bytes; a request of this size or more is refused without a look
 
 
@@ -51,9 +51,9 @@ class AllocatorRules:
         self._expandable: ExpandableSegments | None = None  # made when they are first switched on
         self._deferred = DeferredFrees(events)
         self._risen = False  # a peak may have been passed since peaks were last noted
-        self._listener: Listener | None = None
+        self._listeners: tuple[Listener, ...] = ()
         self._history: History | None = None
-        self._watched = False  # there is a listener or a history
+        self._watched = False  # there are listeners or a history
         self._configure(settings)
         self._limit(settings.per_process_memory_fraction)
 
@@ -136,6 +136,8 @@ class AllocatorRules:
             self._stats.num_ooms += 1
             if self._history is not None:
                 self._history.add("oom", self.free_bytes(), size, stream, self._history.stack("oom"))
+            for listener in self._listeners:
+                listener("oom", None, nbytes)
             raise self._out_of_memory(None, nbytes, wanted)
         return block
 
@@ -311,7 +313,7 @@ class AllocatorRules:
         self._stats.note_reserved()
 
     def _tell(self, action: str, block: Block, address: int, size: int) -> None:
-        """Tells listener and history of an event."""
+        """Tells history and listeners of an event."""
         if self._history is not None:
             frames = self._history.stack(action)
             if action == "alloc":
@@ -319,8 +321,8 @@ class AllocatorRules:
             elif action == "segment_alloc":
                 block.segment.frames = frames
             self._history.add(action, address, size, block.stream, frames)
-        if self._listener is not None:
-            self._listener(action, block, size)
+        for listener in self._listeners:
+            listener(action, block, size)
 
     def _out_of_memory(self, message: str | None, nbytes: int, wanted: int) -> OutOfMemory:
         figures = {

@@ -149,7 +149,7 @@ def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale
     if mask is not None:
         scores = scores + mask
     if causal:
-        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool).tril_().logical_not_(), -inf)
+        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").tril_().logical_not_(), -inf)
     return scores.softmax(-1).nan_to_num_(0.0) if mask is not None else scores.softmax(-1)
 
 
@@ -179,7 +179,7 @@ class Attention(torch.autograd.Function):
                 keys, values = (_plain(x).repeat_interleave(heads, 1) if heads > 1 else _plain(x) for x in (k, v))
                 p = probabilities(_plain(q), keys, None if mask is None else _plain(mask), causal, scale)
                 if dropout > 0:
-                    kept = torch.empty_like(p).bernoulli_(1 - dropout, generator=gpu.generator).div_(1 - dropout or 1)
+                    kept = torch.empty_like(p).bernoulli_(1 - dropout, generator=gpu.generator.next_draws(p.numel())).div_(1 - dropout or 1)
                     p = p * kept
                 aten.copy_.default(out, p @ values)
         terms = 2 * prod(q.shape) * k.shape[2]

@@ -12,6 +12,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ def copied_bytes(matrix: torch.Tensor) -> int:
 
     cuBLAS reads a matrix whose rows or whose columns lie dense, at a distance of at least their length.
     """
-    if matrix.is_contiguous():
+    if matrix.layout is not torch.strided or matrix.is_contiguous():
         return 0
     rows, columns = matrix.shape[-2:]
     down, along = matrix.stride()[-2:]
@@ -182,14 +183,59 @@ def add_matrix_vector(func: Any, args: tuple, kwargs: dict, result: torch.Tensor
     return _vector_product(args[1], args[2], result)
 
 
-@temporaries("addbmm", "addbmm_", "dot", "vdot", "linalg_solve_triangular", "triangular_solve")
+@temporaries("addbmm", "addbmm_", "dot", "vdot", "triangular_solve")
 def with_cublas(func: Any, args: tuple, kwargs: dict, result: Any) -> tuple:
     """Products of vectors, sums of products and triangular systems: cuBLAS works on the operands as they are."""
     handles(args[0]._gpu).use()
     return ()
 
 
+@handles_operators("_trilinear")
+def trilinear(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """A bilinear layer, and its gradients: slice by slice along one dimension, as products of two (native/Linear.cpp)."""
+    factors, expanded, summed, along = list(args[:3]), args[3:6], set(args[6]), args[7] if len(args) > 7 else kwargs.get("unroll_dim", 1)
+    dims = factors[0].dim() + len(expanded[0])
+    for i, places in enumerate(expanded):
+        for d in sorted(places):
+            factors[i] = factors[i].unsqueeze(d)
+    size = [max(x.shape[d] for x in factors) for d in range(dims)]
+    result = torch.zeros([1 if d in summed else n for d, n in enumerate(size)], dtype=factors[0].dtype, device=factors[0].device)
+    first = [d for d in summed if d in expanded[2] and d != along]
+    second = [d for d in summed if d not in expanded[2] and d != along]
+    if all(x.numel() for x in factors):
+        for k in range(size[along]):
+            part = [x if along in places else x.narrow(along, k, 1) for x, places in zip(factors, expanded, strict=True)]
+            term = _sum_of_products(part[0], part[1], first)
+            term = _sum_of_products(term, part[2], second)
+            (result if along in summed else result.narrow(along, k, 1)).add_(term)
+            del term
+    for d in sorted(summed, reverse=True):
+        result = result.squeeze(d)
+    return result
+
+
+def _sum_of_products(left: torch.Tensor, right: torch.Tensor, summed: list[int]) -> torch.Tensor:
+    """The sum of left * right over some dimensions, which stay with one element, as a product of matrices (`sumproduct_pair`)."""
+    if not summed:
+        return left * right
+    both, ours, theirs = [], [], []
+    for d in range(left.dim()):
+        in_left, in_right = left.shape[d] != 1, right.shape[d] != 1
+        if d in summed:
+            if in_left != in_right:
+                left, right = (left.sum(d, keepdim=True), right) if in_left else (left, right.sum(d, keepdim=True))
+        else:
+            (both if in_left and in_right else ours if in_left else theirs).append(d)
+    summed = sorted(summed)
+    shape = [left.shape[d] for d in both + ours] + [1] * len(summed) + [right.shape[d] for d in theirs]
+    order = [*both, *ours, *summed, *theirs]
+    batch, terms = prod(left.shape[d] for d in both), prod(left.shape[d] for d in summed)
+    left = left.permute(order).reshape(batch, -1, terms)
+    right = right.permute([*both, *summed, *theirs, *ours]).reshape(batch, terms, -1)
+    return torch.bmm(left, right).view(shape).permute([order.index(d) for d in range(len(order))])
+
+
 @handles_operators("matmul", "linear")
 def composite(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    """Made of the products above wherever they are called from: autograd, which would have taken them apart, may be off."""
+    """Made of others wherever they are called from: autograd, which would have taken them apart, may be off."""
     return operators.into_given(func, args, kwargs) if "out" in kwargs else footprint.made_of(func, *args, **kwargs)

@@ -1,14 +1,61 @@
 """Composite operators whose C++ makes its result before it looks at any device tensor, and so on the CPU: made here of others."""
 
+import warnings
+from typing import Any
+
 import torch
 
-from labkit.vgpu.footprint import composes
+from labkit.vgpu.footprint import composes, made_of
 
 
 @composes("vander")
 def vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> torch.Tensor:  # noqa: N803 (torch's name)
     powers = torch.arange(x.shape[0] if N is None else N, device=x.device)
     return x.unsqueeze(-1) ** (powers if increasing else powers.flip(0))
+
+
+def _with_number(operator: Any) -> Any:
+    """A quantile by a tensor of fractions, which is made of a number (native/Sorting.cpp)."""
+
+    def composed(
+        x: torch.Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+    ) -> torch.Tensor:
+        return operator(x, torch.scalar_tensor(q, dtype=x.dtype, device=x.device), dim, keepdim, interpolation=interpolation)
+
+    return composed
+
+
+composes("quantile.scalar")(_with_number(torch.quantile))
+composes("nanquantile.scalar")(_with_number(torch.nanquantile))
+
+
+@composes("linalg_eigvalsh")
+def eigvalsh(x: torch.Tensor, UPLO: str = "L") -> torch.Tensor:  # noqa: N803 (torch's name)
+    """Vectors are computed for a gradient alone; C++ does so for any subclass of a tensor, too (native/BatchLinearAlgebra.cpp)."""
+    return torch.ops.aten._linalg_eigh(x, UPLO, torch.is_grad_enabled() and x.requires_grad)[0]
+
+
+@composes("linalg_svdvals")
+def svdvals(x: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
+    return torch.ops.aten._linalg_svd(x, False, torch.is_grad_enabled() and x.requires_grad, driver=driver)[1]
+
+
+@composes("cov")
+def cov(x: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> torch.Tensor:
+    """As native/Correlation.cpp, with the number of observations on the GPU."""
+    if fweights is not None or aweights is not None or x.dim() > 2:
+        return made_of(torch.ops.aten.cov.default, x, correction=correction, fweights=fweights, aweights=aweights)
+    x = x if x.dim() == 2 else x.unsqueeze(0)
+    count = torch.scalar_tensor(x.shape[1], dtype=torch.int64, device=x.device)
+    mean = x.sum(1) / count
+    divisor = count - correction
+    if torch.equal(divisor <= 0, torch.ones((), dtype=torch.bool, device=x.device)):
+        warnings.warn(
+            "cov(): degrees of freedom is <= 0. Correction should be strictly less than the number of observations.", stacklevel=2
+        )
+        divisor.zero_()
+    x = x - mean.unsqueeze(1)
+    return (torch.mm(x, x.t().conj()) / divisor).squeeze()
 
 
 @composes("linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.atol_rtol_float")

@@ -1,16 +1,18 @@
 """Convolutions as cuDNN computes them: a workspace for the output, one for the input's gradient, one for the weight's.
 
 cuDNN chooses its algorithm by itself, and no rule for its workspaces is known: these are estimates. The table beside this file holds
-what it asked for on an H200 for 1,500 convolutions; others take the nearest entry of the same layer, in proportion to input and output,
-or else the size of copies in the order that its kernels want (input, output, and weight with channels last), which is what it asks for
-most often. Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convolution.cpp.
+what it asked for on an H200 for 111,000 convolutions (benchmarks/fidelity/cudnn.py measures them): for each layer and size of image,
+straight lines over the batch. Another size takes the nearest one of the same layer, another layer the nearest one of the same kind.
+Most workspaces are copies in the order that the kernels want (input, output, and weight with channels last) with a little beside them,
+so what is found is carried over by the size of these copies; it is also what a layer of an unknown kind gets.
+Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convolution.cpp.
 """
 
 import json
 from functools import lru_cache
 from math import log, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,15 +24,51 @@ Tensor = torch.Tensor
 OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 
 
+NO_SLOPE = -1  # of a line that is a single point
+LITTLE = 2048  # bytes that a workspace of copies has beside them, at most
+
+
+class Layer(NamedTuple):
+    """What a convolution is but for the size of its input. `kind` is the rest of it."""
+
+    kind: str
+    into: int
+    out: int
+
+    @classmethod
+    def read(cls, key: str) -> "Layer":
+        dtype, order, transposed, into, out, *settings, groups = key.split()
+        groups = "depthwise" if groups == into != "1" else groups
+        return cls(" ".join((dtype, order, transposed, *settings, groups)), int(into), int(out))
+
+    def distance(self, other: "Layer") -> float:
+        return abs(log(self.into / other.into)) + abs(log(self.out / other.out))
+
+
 @lru_cache(maxsize=1)
-def _recording() -> tuple[dict[str, list[int]], dict[str, list[tuple[tuple[int, ...], list[int]]]]]:
-    """Workspaces by case, and by layer with the batch and size of each."""
-    measured = json.loads(Path(__file__).with_name("cudnn_convolution_h200.json").read_text())["measured"]
-    layers: dict[str, list[tuple[tuple[int, ...], list[int]]]] = {}
-    for key, figures in measured.items():
-        layer, batch, size = key.rsplit(" ", 2)
-        layers.setdefault(layer, []).append(((int(batch), *map(int, size.split(","))), figures))
-    return measured, layers
+def _recording() -> tuple[dict[str, dict[str, list[list[int]]]], dict[str, list[tuple[Layer, str]]]]:
+    """Lines by layer and size, and the layers of each kind."""
+    lines = json.loads(Path(__file__).with_name("cudnn_convolution_h200.json").read_text())["lines"]
+    kinds: dict[str, list[tuple[Layer, str]]] = {}
+    for key in lines:
+        layer = Layer.read(key)
+        kinds.setdefault(layer.kind, []).append((layer, key))
+    return lines, kinds
+
+
+def on_line(lines: list[int], batch: int) -> int:
+    """Bytes at a batch: lines are triples of the first batch of each, bytes there, and bytes a further sample."""
+    starts = lines[::3]
+    at = max((i for i, start in enumerate(starts) if start <= batch), default=0)
+    start, size, slope = lines[3 * at : 3 * at + 3]
+    if slope == NO_SLOPE:
+        if start == batch or not size:
+            return size
+        if at + 1 < len(starts) and batch > start:  # between two points
+            following, larger = lines[3 * at + 3 : 3 * at + 5]
+            return size + (larger - size) * (batch - start) // (following - start)
+        return size * batch // start
+    return max(0, size + slope * (batch - start))
 
 
 def _joined(numbers: Any, dims: int) -> str:
@@ -38,18 +76,30 @@ def _joined(numbers: Any, dims: int) -> str:
     return ",".join(map(str, numbers * dims if len(numbers) == 1 else numbers))
 
 
+def carried_over(size: int, copies: int, its_copies: int) -> int:
+    """A workspace of a similar convolution, whose copies have `its_copies` bytes, for one whose copies have `copies`."""
+    if size <= LITTLE:
+        return size
+    return size - its_copies + copies if size >= its_copies - LITTLE else size * copies // its_copies
+
+
 @lru_cache(maxsize=4096)
-def workspaces(layer: str, extent: tuple[int, ...], x: int, y: int, w: int, itemsize: int, last: bool) -> tuple[int, ...]:
-    """Bytes of the three workspaces, of `x`, `y`, `w` bytes of input, output, weight; a fourth figure marks PyTorch's own kernel."""
-    measured, layers = _recording()
-    if known := measured.get(f"{layer} {extent[0]} {','.join(map(str, extent[1:]))}"):
-        return tuple(known)
-    if near := layers.get(layer):
-        other, figures = min(near, key=lambda entry: abs(log(prod(entry[0]) / max(prod(extent), 1))))
-        scale = prod(extent) / prod(other)
-        return tuple(round(n * scale) if n > 0 and i < 3 else n for i, n in enumerate(figures))
-    copies = 0 if last else x + y + w
-    return copies, copies, copies
+def workspaces(key: str, extent: tuple[int, ...], x: int, y: int, w: int, last: bool) -> tuple[int, ...]:
+    """Bytes of the three workspaces of a layer: x, y, w are those of input, output and weight, `extent` the input's batch and size."""
+    lines, kinds = _recording()
+    batch, pixels = extent[0], prod(extent[1:])
+    if key in lines and (exact := lines[key].get(",".join(map(str, extent[1:])))):
+        return tuple(on_line(line, batch) for line in exact)
+    layer = Layer.read(key)
+    similar = [(layer, key)] if key in lines else kinds.get(layer.kind)
+    if not similar or not pixels:
+        copies = 0 if last else x + y + w
+        return copies, copies, copies
+    other, found = min(similar, key=lambda entry: layer.distance(entry[0]))
+    size, ratio = min(((size, prod(map(int, size.split(","))) / pixels) for size in lines[found]), key=lambda entry: abs(log(entry[1])))
+    into, out = other.into / layer.into, other.out / layer.out
+    its_copies = round(x * ratio * into + y * ratio * out + w * into * out)
+    return tuple(carried_over(on_line(line, batch), x + y + w, its_copies) for line in lines[found][size])
 
 
 def _layer(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int) -> tuple[str, bool]:
@@ -65,7 +115,7 @@ def figures(x: Tensor, y: int, weight: Tensor, *settings: Any) -> tuple[int, ...
     if x.dtype is torch.float64 and x.dim() == 4:
         return 0, 0, 0  # cuDNN's kernels for float64 asked for none
     layer, last = _layer(x, weight, *settings)
-    return workspaces(layer, (x.shape[0], *x.shape[2:]), bytes_of(x), y, bytes_of(weight), x.itemsize, last)
+    return workspaces(layer, (x.shape[0], *x.shape[2:]), bytes_of(x), y, bytes_of(weight), last)
 
 
 def _takes(x: Tensor) -> bool:
@@ -94,11 +144,11 @@ def convolution_backward(func: Any, args: tuple, kwargs: dict) -> Any:
         return operators.compute(func, args, kwargs)
     gpu, moved = operators.common_gpu(args, kwargs)
     spaces = figures(x, bytes_of(grad), weight, stride, padding, dilation, transposed, groups)
-    spaces = tuple(max(0, n) for n in spaces)
+    own_kernels = groups == x.shape[1] > 1 and not any(spaces)  # PyTorch's for depthwise convolutions: the weight's gradient comes first
     copy = 0 if grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last) else bytes_of(grad)
     steps: list[Any] = [copy]
     gradients = [(Out(0), spaces[INPUT_GRADIENT], mask[0]), (Out(1), spaces[WEIGHT_GRADIENT], mask[1])]
-    for out, space, wanted in reversed(gradients) if len(spaces) > 3 else gradients:
+    for out, space, wanted in reversed(gradients) if own_kernels else gradients:
         if wanted:
             steps += [out, space, -space]
     if mask[2]:

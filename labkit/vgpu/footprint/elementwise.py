@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import footprint, operators
+from labkit.vgpu import footprint, operators, without_values
 from labkit.vgpu.footprint import composes, handles, temporaries
 from labkit.vgpu.footprint.reductions import contiguous_staging, staging, sum_bytes
+from labkit.vgpu.footprint.sequence import OUT, perform
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.tensor import wrap_all
 
@@ -25,8 +26,8 @@ def evaluate(func: Any, args: tuple, kwargs: dict, values: Callable[[], Any]) ->
     """The operator's result by another way of computing its values: `values` gives plain tensors. Counted as one kernel."""
     gpu: Gpu
     gpu, moved = operators.common_gpu(args, kwargs)
-    if (gpu.machine.hollow or operators._large(args)) and not operators.keeps_values(func, args, kwargs, gpu):
-        result = operators.infer(func, args, kwargs, gpu)
+    if without_values.loses_values(func, args, kwargs, gpu):
+        result = without_values.infer(func, args, kwargs, gpu)
     else:
         with _DisableTorchDispatch():
             result = values()
@@ -40,11 +41,43 @@ def evaluate(func: Any, args: tuple, kwargs: dict, values: Callable[[], Any]) ->
 # Pointwise
 
 
-@temporaries("abs", "angle")
+@temporaries("abs")
 def of_complex(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
     """Of complex numbers they are computed as complex numbers first (aten/src/ATen/native/UnaryOps.cpp)."""
     x = args[0]
     return (x.numel() * x.itemsize,) if x.dtype.is_complex and not result.dtype.is_complex else ()
+
+
+@handles("angle")
+def angle(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """Of complex numbers: as complex numbers, before there is room for the result (aten/src/ATen/native/UnaryOps.cpp)."""
+    x = args[0]
+    if "out" in kwargs or not x.dtype.is_complex:
+        return operators.into_given(func, args, kwargs) if "out" in kwargs else operators.compute(func, args, kwargs)
+    size = x.numel() * x.itemsize
+    return perform(func, args, kwargs, lambda outputs: (size, OUT, -size))
+
+
+@temporaries("pow")
+def power_of_a_number(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
+    """The number becomes a tensor on the GPU, but for 1, whose powers are filled in (aten/src/ATen/native/Pow.cpp)."""
+    if func is not aten.pow.Scalar or args[0] == 1:
+        return ()
+    return (_kind_of(args[0]).itemsize,)
+
+
+def _kind_of(number: Any) -> torch.dtype:
+    """The type of C++'s tensor of a Python number."""
+    return {bool: torch.bool, int: torch.int64, float: torch.float64}.get(type(number), torch.complex128)
+
+
+@handles("dist")
+def dist(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """The norm of the difference (aten/src/ATen/native/Distance.cpp)."""
+    if "out" in kwargs:
+        return operators.into_given(func, args, kwargs)
+    x, y, p = (*args, 2)[:3]
+    return torch.linalg.vector_norm(x - y, p)
 
 
 @handles("log_sigmoid_forward")
@@ -207,16 +240,16 @@ def native_dropout(func: Any, args: tuple, kwargs: dict) -> tuple[torch.Tensor, 
 
 def _swapped(func: Any, args: tuple, kwargs: dict) -> Any:
     gpu, moved = operators.common_gpu(args, kwargs)
-    if (gpu.machine.hollow or operators._large(args)) and not operators.keeps_values(func, args, kwargs, gpu):
-        mask = operators.infer(aten.ne.Scalar, (args[0], 0), {}, gpu)
-        output = operators.infer(aten.neg.default, args[:1], {}, gpu)
+    if without_values.loses_values(func, args, kwargs, gpu):
+        mask = without_values.infer(aten.ne.Scalar, (args[0], 0), {}, gpu)
+        output = without_values.infer(aten.neg.default, args[:1], {}, gpu)
     else:
         x, p, train = args
         with _DisableTorchDispatch():
             if train is False or p == 1:
                 output, mask = func(x, p, train)
             else:  # by the GPU's own generator: the operator itself takes none
-                mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=gpu.generator)
+                mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=gpu.generator.next_draws(x.numel()))
                 output = x.mul(mask).mul_(1 / (1 - p))
         mask, output = wrap_all((mask, output), gpu)
     gpu.launch(2 * moved + mask.numel())

@@ -10,12 +10,14 @@ import torch
 
 from labkit.vgpu import operators
 from labkit.vgpu.footprint import handles
-from labkit.vgpu.tensor import VirtualTensor, memory_of
+from labkit.vgpu.hardware import Machine
+from labkit.vgpu.profiles import load
+from labkit.vgpu.tensor import VirtualTensor, memory_of, place, wrap
 
 aten = torch.ops.aten
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
-_ALONE = 4  # references to a tensor that only the engine holds: the engine's, Python's, and two of the call
-_STORAGE_ALONE = 2  # to its storage: the tensor's and Python's
+# References to a gradient that only the engine holds, and to its storage, as `count_references` has found them in this version of torch.
+_ALONE: list[tuple[int, int]] = []
 # Nodes whose formulas add nothing up: two of their gradients may go to the same node (x * x).
 WITHOUT_SUMS = {
     "StackBackward0",
@@ -29,9 +31,10 @@ WITHOUT_SUMS = {
     "SubBackward0",
 }
 # Formulas that combine a temporary of their own with another tensor (torch/csrc/autograd/FunctionsManual.cpp).
+_SEVERAL_MASKS = {"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0", "AmaxBackward0", "AminBackward0"}
 OWN_TEMPORARIES = {
-    "logical_and": {"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0", "AmaxBackward0", "AminBackward0"},
-    "logical_or": {"MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0", "AmaxBackward0", "AminBackward0"},
+    "logical_and": _SEVERAL_MASKS | {"ClampBackward0", "ClampBackward1"},
+    "logical_or": _SEVERAL_MASKS | {"ClampBackward0", "ClampBackward1"},
     "masked_fill": {"Atan2Backward0", "NormBackward0", "NormBackward1", "LinalgVectorNormBackward0"},
     "sub": {"BinaryCrossEntropyWithLogitsBackward0"},
     "index_fill": {"TraceBackward0"},
@@ -63,15 +66,36 @@ def _accumulates(gradient: Any, other: Any) -> bool:
     """
     if type(gradient) is not VirtualTensor or type(other) is not VirtualTensor or torch.is_grad_enabled():
         return False
-    if gradient._use_count() != _ALONE or gradient.shape != other.shape or gradient.dtype is not other.dtype:
+    if gradient.shape != other.shape or gradient.dtype is not other.dtype:
         return False
     if gradient.layout is not torch.strided or other.layout is not torch.strided:
         return False
     storage = gradient.untyped_storage()
-    if torch._C._storage_Use_Count(storage._cdata) != _STORAGE_ALONE:
+    references = gradient._use_count(), torch._C._storage_Use_Count(storage._cdata)
+    if not _ALONE:
+        _ALONE.append(references)
+    if references != _ALONE[0]:
         return False
     dense = gradient.is_contiguous() or (0 not in gradient.stride() and storage.nbytes() == gradient.numel() * gradient.itemsize)
     return dense and (memory_of(gradient).born != gradient._gpu.machine.selected.call or _node().name() in WITHOUT_SUMS)
+
+
+def count_references() -> None:
+    """Once a process, on a machine that is never put in place: a backward whose two gradients nobody else holds."""
+    if _ALONE:
+        return
+    from labkit.vgpu.host import HostOperators  # it needs this package
+
+    machine = Machine(load("H200"), 1)
+
+    def on_gpu(x: torch.Tensor) -> torch.Tensor:
+        place(x.untyped_storage(), machine.gpus[0])
+        return wrap(x, machine.gpus[0])
+
+    with torch.inference_mode(False), torch.enable_grad(), HostOperators(machine):
+        x = on_gpu(torch.ones(1, device="cpu")).requires_grad_() * 2
+        torch.autograd.backward(x.sin() + x.cos(), on_gpu(torch.ones(1, device="cpu")))
+    machine.alive = False
 
 
 def _is_bias(x: Any, bias: Any) -> bool:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import footprint, operators
+from labkit.vgpu import footprint, operators, without_values
 from labkit.vgpu.footprint import cub
 from labkit.vgpu.footprint.sequence import OUT, Out, Plan, perform, play
 from labkit.vgpu.footprint.sorting import reduction
-from labkit.vgpu.tensor import VirtualTensor, memory_of, wrap
+from labkit.vgpu.tensor import VirtualTensor, wrap
 
 aten = torch.ops.aten
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
@@ -106,15 +106,11 @@ def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
     return tuple(steps), counts, tuple(-size for size in reversed(kept))
 
 
-def _known(*values: Any) -> bool:
-    return all(type(x) is not VirtualTensor or memory_of(x).kept is not None for x in operators.tensors(*values))
-
-
 @footprint.handles("index", "_unsafe_index")
 def index(func: Any, args: tuple, kwargs: dict) -> Any:
     x, indices = args[0], args[1]
     check_indices(x, indices)
-    if "out" in kwargs or not _known(indices):
+    if "out" in kwargs or not without_values.all_known(indices):
         return operators.mixed(func, args, kwargs)
     before, _, behind = places(x, indices)
     gpu, moved = operators.common_gpu(tuple(y for y in operators.tensors(args) if type(y) is VirtualTensor), {})
@@ -134,7 +130,7 @@ def index_put(func: Any, args: tuple, kwargs: dict) -> Any:
     unsafe = args[4] if len(args) > 4 else kwargs.get("unsafe", False)
     own = func is aten.index_put.default and own_zeros(func)
     plan: Plan = ()
-    if _known(indices) and (accumulate or not (values.numel() == 1 and any(map(is_mask, indices)))):
+    if without_values.all_known(indices) and (accumulate or not (values.numel() == 1 and any(map(is_mask, indices)))):
         before, counts, behind = places(x, indices)
         if accumulate:
             plan = (*before, *_accumulate(x, indices, counts, check=not own and not unsafe, behind=behind))
@@ -297,8 +293,8 @@ def embedding_bag(func: Any, args: tuple, kwargs: dict) -> Any:
         starts = offsets[:bags].to(torch.int64)
         ends = torch.cat([starts[1:], starts.new_full((1,), indices.numel())]) if bags else starts
         bag_size = (ends - starts).to(kind)
-        bag_of = torch.repeat_interleave(torch.arange(bags), bag_size.to(torch.int64)).to(kind)
-        return output, bag_of, bag_size, maxima if mode == MAXIMUM else torch.empty(0, dtype=kind)
+        bag_of = torch.repeat_interleave(torch.arange(bags, device="cpu"), bag_size.to(torch.int64)).to(kind)
+        return output, bag_of, bag_size, maxima if mode == MAXIMUM else torch.empty(0, dtype=kind, device="cpu")
 
     return perform(func, args, kwargs, plan, kernel=kernel)
 

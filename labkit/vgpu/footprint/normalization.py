@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import operators
+from labkit.vgpu import operators, without_values
 from labkit.vgpu.footprint import composes, handles, temporaries
 from labkit.vgpu.footprint.elementwise import contiguous_copies, evaluate
 from labkit.vgpu.footprint.reductions import sum_bytes
@@ -59,7 +59,7 @@ def _layer_norm(func: Any, args: tuple, kwargs: dict) -> Any:
         return operators.compute(func, args, kwargs)
 
     def values() -> Any:
-        factors = torch.ones(shape) if weight is None else weight.float()
+        factors = torch.ones(shape, device="cpu") if weight is None else weight.float()
         return func(x, shape, factors, _widened(bias), epsilon)
 
     return evaluate(func, args, kwargs, values)
@@ -166,7 +166,7 @@ def _fused(values: Any, shapes: Any, *inputs: torch.Tensor | None) -> Any:
     """The results of one kernel: of `values`, or of the shapes alone where values are not kept."""
     gpu: Gpu
     gpu, moved = operators.common_gpu(inputs, {})
-    if gpu.machine.hollow and not operators.keeps_values(None, tuple(v for v in inputs if v is not None), {}, gpu):
+    if gpu.machine.hollow and not without_values.keeps_values(None, tuple(v for v in inputs if v is not None), {}, gpu):
         results = tuple(None if x is None else hollow(gpu, x.size(), x.stride(), x.dtype) for x in shapes())
     else:
         with _DisableTorchDispatch():
@@ -268,8 +268,8 @@ def batch_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
         into_x, into_weight, into_bias = (None if v is None else v.to(x.dtype) if narrow else v for v in results)
         return into_weight, into_bias, into_x
 
-    if gpu.machine.hollow and not operators.keeps_values(func, args, kwargs, gpu):
-        results = operators.infer(func, args, kwargs, gpu)
+    if gpu.machine.hollow and not without_values.keeps_values(func, args, kwargs, gpu):
+        results = without_values.infer(func, args, kwargs, gpu)
     else:
         into_weight, into_bias, into_x = evaluate(func, args, kwargs, values)
         results = into_x, into_weight, into_bias

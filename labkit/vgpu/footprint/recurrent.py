@@ -1,18 +1,17 @@
 """LSTM, GRU and RNN as cuDNN runs them: one operator with a weight buffer, a reserve space for the backward, and a workspace.
 
-Sources: PyTorch's native/cudnn/RNN.cpp (order of allocations, what a backward returns) and native/cuda/RNN.cu (fused cells).
+Source: PyTorch's native/cudnn/RNN.cpp (order of allocations, what a backward returns).
 Reserve space: per layer and direction, steps x batch x hidden numbers for each gate (LSTM: and the cell), the hidden states between
 layers, a bit an element of dropout between them, and 256 bytes; found by measurement, equal for all shapes tried.
-Workspace: an estimate. cuDNN chooses an algorithm by itself; the table beside this file holds what it asked for on an H200, and other
-shapes get the linear fit to that table (median error 6 %). Dropout's state: 49,152 bytes a multiprocessor.
+Workspace: the weights, 8 MiB a layer and direction, and numbers for each step, sequence, input and hidden unit, by the algorithm that
+cuDNN chooses; read off 59,000 layers on an H200 (benchmarks/fidelity/cudnn.py), of which 96 % are equal within 512 bytes. An estimate
+where several wide layers train in one direction (up to 10 % too much). Dropout's state: 49,152 bytes a multiprocessor.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,17 +20,18 @@ from torch.autograd.function import once_differentiable
 
 from labkit.vgpu import footprint, operators
 from labkit.vgpu.footprint.attention import HALF, scratch_tensor
+from labkit.vgpu.footprint.cells import plain_values
 from labkit.vgpu.footprint.sequence import play
 from labkit.vgpu.hardware import Gpu
-from labkit.vgpu.tensor import VirtualTensor, empty, memory_of, wrap
+from labkit.vgpu.tensor import VirtualTensor, empty, wrap
+from labkit.vgpu.without_values import all_known
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}  # cuDNN's numbers for them
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-NAMES = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}
 CONSTANT = 8 << 20  # bytes of workspace a layer and direction
-NARROW = 128  # hidden units up to which cuDNN takes another algorithm
+NARROW = {"lstm": 128, "gru": 128, "rnn_tanh": 256, "rnn_relu": 256}  # hidden units up to which cuDNN keeps the weights on the chip
 DROPOUT_STATE = 49152  # bytes a multiprocessor
 
 
@@ -48,26 +48,65 @@ class Setup(NamedTuple):
     batch_sizes: Tensor | None
 
 
-@lru_cache(maxsize=1)
-def _recording() -> dict[str, Any]:
-    return json.loads(Path(__file__).with_name("cudnn_rnn_h200.json").read_text())
+class Shares(NamedTuple):
+    """Numbers in a workspace: a sequence and hidden unit of each layer; a step, sequence and input; a step, sequence and hidden unit."""
+
+    states: int
+    inputs: int
+    hidden: int
+
+
+# By kind (for a plain one whatever its activation), training, on-chip weights, and one direction or two.
+SHARES = {
+    ("lstm", True): (Shares(8, 1, 21), Shares(18, 1, 30)),
+    ("lstm", False): (Shares(10, 1, 5), Shares(24, 1, 14)),
+    ("gru", True): (Shares(4, 1, 16), Shares(10, 1, 24)),
+    ("gru", False): (Shares(5, 1, 4), Shares(14, 1, 12)),
+    ("rnn", True): (Shares(4, 1, 6), Shares(10, 1, 12)),
+    ("rnn", False): (Shares(3, 1, 2), Shares(10, 1, 8)),
+}
+TRAINING = SHARES | {
+    ("gru", True): (Shares(6, 2, 18), Shares(14, 2, 24)),
+    ("gru", False): (Shares(5, 2, 4), Shares(14, 1, 12)),
+    ("rnn", True): (Shares(6, 2, 13), Shares(14, 2, 19)),
+    ("rnn", False): (Shares(5, 2, 4), Shares(14, 2, 10)),
+}
+BETWEEN = {("gru", True): Shares(0, 0, 1), ("rnn", True): Shares(0, 0, 1)}  # more where several layers train, a direction
+BETWEEN_BOTH = {("gru", False): Shares(0, 1, 0), ("rnn", False): Shares(0, 0, 2)}  # the same, in both directions alone
+
+
+def _shares(kind: str, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str, train: bool) -> Shares:
+    on_chip = hidden <= NARROW[kind] and dtype != "float64"
+    kind = kind.partition("_")[0]
+    if kind != "gru" and layers == directions == 1 and dtype in ("float16", "bfloat16"):
+        on_chip |= batch % 8 == inputs % 8 == hidden % 64 == 0  # what tensor cores take
+    key = kind, on_chip
+    shares = (TRAINING if train else SHARES)[key][directions - 1]
+    if not train:
+        return shares
+    if key == ("lstm", False) and directions == 1 and inputs >= hidden:
+        shares = shares._replace(states=shares.states + 1)
+    if layers > 1:
+        more = BETWEEN.get(key, Shares(0, 0, 0))
+        both = BETWEEN_BOTH.get(key, Shares(0, 0, 0)) if directions == 2 else Shares(0, 0, 0)
+        shares = Shares(*(a + directions * b + c for a, b, c in zip(shares, more, both, strict=True)))
+    return shares
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 32) * 32
 
 
 @lru_cache(maxsize=1024)
-def workspace(kind: str, steps: int, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str, train: bool) -> int:
-    """Bytes of cuDNN's workspace: as measured, or by the fit. An estimate."""
-    recording, name = _recording(), NAMES[kind]
-    key = f"{name} {steps} {batch} {inputs} {hidden} {layers} {directions} {dtype} {int(train)}"
-    if key in recording["measured"]:
-        return recording["measured"][key]
+def workspace(kind: str, rows: int, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str, train: bool) -> int:
+    """Bytes of cuDNN's workspace for `rows` = steps x batch."""
+    shares = _shares(kind, batch, inputs, hidden, layers, directions, dtype, train)
     item = getattr(torch, dtype).itemsize
     widths = [inputs, *[directions * hidden] * (layers - 1)]
     weights = sum(directions * GATES[kind] * hidden * (width + hidden) for width in widths) * item
-    states = layers * directions * steps * batch * hidden * item
-    narrow = hidden <= NARROW
-    terms = (states * narrow, states * (not narrow), weights * narrow, weights * (not narrow), steps * batch * inputs * item)
-    fit = recording["fit"][f"{name} {int(train)}"]
-    return CONSTANT * layers * directions + max(0, round(sum(a * b for a, b in zip(fit, terms, strict=True)))) // 32 * 32
+    states = (shares.states * layers * batch + shares.hidden * rows) * hidden * item
+    given = shares.inputs * _aligned(rows * inputs * item)
+    return CONSTANT * layers * directions + _aligned(weights) + given + states + _aligned(8 * batch) + 256
 
 
 def reserve(setup: Setup, rows: int, hidden: int, item: int) -> int:
@@ -95,20 +134,20 @@ class Recurrent(torch.autograd.Function):
             _dropout_state(gpu)
         buffer = None if one_chunk(weights) else scratch_tensor(gpu, sum(w.numel() * w.itemsize for w in weights))
         turned = _turned(gpu, x, setup)
-        steps, batch = _extent(x, setup)
         hidden, item = hx.shape[2] if cx is None else cx.shape[2], x.itemsize
         directions = 2 if setup.bidirectional else 1
         shape = (*x.shape[:-1], hx.shape[2] * directions)
         out = _time_first(gpu, shape, x.dtype, setup)
         states = [empty(gpu, y.shape, _strides(y.shape), x.dtype) for y in (hx, cx) if y is not None]
         training = (str(x.dtype)[6:], setup.train)
-        space = workspace(setup.kind, steps, batch, x.shape[-1], hidden, setup.layers, directions, *training)
+        rows = x.numel() // x.shape[-1]
+        space = workspace(setup.kind, rows, _batch(x, setup), x.shape[-1], hidden, setup.layers, directions, *training)
         if setup.dropout > 0 and setup.train and setup.kind == "lstm":
-            space += (setup.layers - 1) * directions * (x.numel() // x.shape[-1]) * hidden * item
-        kept = _with_workspace(gpu, space, reserve(setup, x.numel() // x.shape[-1], hidden, item) if setup.train else 0)
+            space += (setup.layers - 1) * directions * rows * hidden * item
+        kept = _with_workspace(gpu, space, reserve(setup, rows, hidden, item) if setup.train else 0)
         del turned
         inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), needs and setup.train)
-        flops = 2 * (x.numel() // x.shape[-1]) * sum(w.numel() for w in weights if w.dim() > 1)
+        flops = 2 * rows * sum(w.numel() for w in weights if w.dim() > 1)
         gpu.launch(sum(y.numel() * y.itemsize for y in (x, out, *weights)), flops, operators.FORMATS.get(x.dtype, "tf32"))
         if needs:
             if kept is not None:
@@ -130,7 +169,7 @@ class Recurrent(torch.autograd.Function):
         models = [y for y in (out, hx, cx) if y is not None]
         zeros = [scratch_tensor(gpu, y.numel() * y.itemsize) for g, y in zip(grads, models, strict=True) if g is None]
         dx = _time_first(gpu, x.shape, x.dtype, setup)
-        turned = _turned(gpu, x, setup)
+        turned = _turned(gpu, x, setup), None if grads[0] is None else _turned(gpu, grads[0], setup)
         states = [empty(gpu, y.shape, _strides(y.shape), y.dtype) for y in (hx, cx) if y is not None]
         play(gpu, (space, -space))
         turned = None
@@ -183,11 +222,11 @@ def _strides(shape: Any) -> tuple[int, ...]:
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def _extent(x: Tensor, setup: Setup) -> tuple[int, int]:
-    """Steps, and sequences in the first of them."""
+def _batch(x: Tensor, setup: Setup) -> int:
+    """Sequences, in the first step of packed ones."""
     if setup.batch_sizes is not None:
-        return len(setup.batch_sizes), int(setup.batch_sizes[0])
-    return (x.shape[1], x.shape[0]) if setup.batch_first else (x.shape[0], x.shape[1])
+        return int(setup.batch_sizes[0])
+    return x.shape[0] if setup.batch_first else x.shape[1]
 
 
 def _turned(gpu: Gpu, x: Tensor, setup: Setup) -> Tensor | None:
@@ -221,13 +260,6 @@ def _dropout_state(gpu: Gpu) -> None:
         gpu.libraries["cudnn dropout"] = gpu.allocate(DROPOUT_STATE * gpu.profile.multiprocessors)
 
 
-def _plain(x: Tensor | None) -> Tensor | None:
-    if x is None:
-        return None
-    x = aten.alias.default(x)
-    return x.float() if x.dtype in HALF else x
-
-
 @contextmanager
 def _without_onednn() -> Iterator[None]:
     """oneDNN's LSTM, which PyTorch takes on some processors, gives states of another shape than the caller's."""
@@ -241,16 +273,16 @@ def _without_onednn() -> Iterator[None]:
 
 def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool) -> Any:
     """The values by the CPU's kernels, with a graph of their own for the gradients. None if values were not kept."""
-    if not all(memory_of(x).kept is not None for x in (*inputs, *outputs) if x is not None):
+    if not all_known(inputs, outputs):
         return None
     with _DisableTorchDispatch(), torch.set_grad_enabled(needs):
-        plain = [None if x is None else _plain(x).detach().requires_grad_(needs) for x in inputs]  # type: ignore[union-attr]
+        plain = [None if x is None else plain_values(x).detach().requires_grad_(needs) for x in inputs]  # type: ignore[union-attr]
         plain[1:3] = [None if y is None else y.detach().clone().requires_grad_(needs) for y in plain[1:3]]  # may be freed before the rest
         x, hx, cx, *weights = plain
         state = (hx, cx) if setup.kind == "lstm" else hx
         rest = (weights, setup.has_biases, setup.layers, setup.dropout, setup.train, setup.bidirectional)
         packet = getattr(aten, setup.kind)
-        with gpu.generator.as_default(), _without_onednn():
+        with gpu.generator.as_default(x.numel()), _without_onednn():
             if setup.batch_sizes is None:
                 results = footprint.made_of(packet.input, x, state, *rest, setup.batch_first)
             else:
@@ -265,7 +297,7 @@ def _inner_gradients(inner: Any, grads: tuple, targets: tuple) -> None:
         return
     with _DisableTorchDispatch():
         inputs, results = inner
-        pairs = [(y, _plain(g)) for y, g in zip(results, grads, strict=True) if g is not None]
+        pairs = [(y, plain_values(g)) for y, g in zip(results, grads, strict=True) if g is not None]
         values = torch.autograd.grad([y for y, _ in pairs], inputs, [g for _, g in pairs], retain_graph=True, allow_unused=True)
         for target, value in zip(targets, values, strict=True):
             aten.zero_.default(target) if value is None else aten.copy_.default(target, value)
@@ -325,6 +357,18 @@ def pack_padded_sequence_backward(func: Any, args: tuple, kwargs: dict) -> Any:
     return operators.mixed(func, args, kwargs)
 
 
+@footprint.composes("pad_sequence")
+def pad_sequence(sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> Tensor:
+    """C++ would make the result on the CPU."""
+    longest = max(len(x) for x in sequences)
+    shape = (len(sequences), longest) if batch_first else (longest, len(sequences))
+    output = sequences[0].new_full((*shape, *sequences[0].shape[1:]), padding_value)
+    for i, x in enumerate(sequences):
+        row = output.select(0 if batch_first else 1, i)
+        (row[: len(x)] if padding_side == "right" else row[longest - len(x) :]).copy_(x)
+    return output
+
+
 @footprint.composes("_pad_packed_sequence")
 def pad_packed_sequence(
     data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
@@ -338,7 +382,7 @@ def pad_packed_sequence(
             f"total_length={total_length} and max sequence length being {steps}"
         )
     output = data.new_full((max(total_length, steps), batch, *data.shape[1:]), padding_value)
-    lengths = torch.zeros(batch, dtype=torch.int64)
+    lengths = torch.zeros(batch, dtype=torch.int64, device="cpu")
     start = offset = 0
     for step in range(1, steps + 1):
         now = sizes[step] if step < steps else 0
@@ -349,113 +393,3 @@ def pad_packed_sequence(
             lengths[now : sizes[start]] = step
             offset, start = offset + rows, step
     return output.transpose(0, 1) if batch_first else output, lengths
-
-
-# Cells
-
-
-class LstmCell(torch.autograd.Function):
-    """`_thnn_fused_lstm_cell`: gates of the input and of the hidden state, and the cell, to the next hidden state and cell."""
-
-    @staticmethod
-    def forward(ctx: Any, of_input: Tensor, of_hidden: Tensor, cx: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> Any:
-        ctx.set_materialize_grads(False)  # CUDA's kernel takes a missing gradient for zeros
-        work, hy, cy = torch.empty_like(of_input), torch.empty_like(cx), torch.empty_like(cx)
-        plain_of(of_input, lstm_step, (of_input, of_hidden, cx, b_ih, b_hh), (hy, cy))
-        ctx.save_for_backward(of_hidden, b_hh, of_input, b_ih, cx, cy, work)
-        ctx.set_materialize_grads(False)
-        return hy, cy
-
-    @staticmethod
-    def backward(ctx: Any, grad_hy: Tensor, grad_cy: Tensor) -> Any:
-        of_hidden, b_hh, of_input, b_ih, cx, _, _ = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return again(lstm_step, (of_input, of_hidden, cx, b_ih, b_hh), (grad_hy, grad_cy))
-        gates, of_cell = torch.empty_like(of_input), torch.empty_like(cx)
-        plain_gradients(lstm_step, (of_input, of_hidden, cx, b_ih, b_hh), (grad_hy, grad_cy), (gates, None, of_cell, None, None))
-        bias = gates.sum(0) if b_ih is not None else None
-        return gates, gates, of_cell if ctx.needs_input_grad[2] else None, bias, bias
-
-
-class GruCell(torch.autograd.Function):
-    """`_thnn_fused_gru_cell`: its workspace holds five numbers a hidden unit."""
-
-    @staticmethod
-    def forward(ctx: Any, of_input: Tensor, of_hidden: Tensor, hx: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> Tensor:
-        work, hy = hx.new_empty((hx.shape[0], 5 * hx.shape[1])), torch.empty_like(hx)
-        plain_of(of_input, gru_step, (of_input, of_hidden, hx, b_ih, b_hh), (hy,))
-        ctx.save_for_backward(of_hidden, b_hh, of_input, b_ih, hx, work)
-        return hy
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        of_hidden, b_hh, of_input, b_ih, hx, _ = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return again(gru_step, (of_input, of_hidden, hx, b_ih, b_hh), (grad,))
-        targets = torch.empty_like(of_input), torch.empty_like(of_hidden), torch.empty_like(hx)
-        plain_gradients(gru_step, (of_input, of_hidden, hx, b_ih, b_hh), (grad,), (*targets, None, None))
-        biases = [t.sum(0) for t in targets[:2]] if b_ih is not None else [None, None]
-        return *targets[:2], targets[2] if ctx.needs_input_grad[2] else None, *biases
-
-
-def lstm_step(of_input: Tensor, of_hidden: Tensor, cx: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> tuple[Tensor, ...]:
-    gates = of_input + of_hidden if b_ih is None else of_input + b_ih + of_hidden + b_hh
-    i, f, g, o = gates.chunk(4, 1)
-    cy = f.sigmoid() * cx + i.sigmoid() * g.tanh()
-    return o.sigmoid() * cy.tanh(), cy
-
-
-def gru_step(of_input: Tensor, of_hidden: Tensor, hx: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> tuple[Tensor, ...]:
-    (r, z, n), (hr, hz, hn) = ((x if b is None else x + b).chunk(3, 1) for x, b in ((of_input, b_ih), (of_hidden, b_hh)))
-    r, z = (r + hr).sigmoid(), (z + hz).sigmoid()
-    n = (n + r * hn).tanh()
-    return (n + z * (hx - n),)
-
-
-def _all_known(*values: Any) -> bool:
-    return all(type(x) is not VirtualTensor or memory_of(x).kept is not None for x in operators.tensors(values))
-
-
-def plain_of(model: Tensor, step: Any, inputs: tuple, outputs: tuple) -> None:
-    if _all_known(inputs, outputs):
-        with _DisableTorchDispatch(), torch.no_grad():
-            for target, value in zip(outputs, step(*map(_plain, inputs)), strict=True):
-                aten.copy_.default(target, value)
-    model._gpu.launch(sum(x.numel() * x.itemsize for x in operators.tensors(inputs, outputs)))  # type: ignore[attr-defined]
-
-
-def plain_gradients(step: Any, inputs: tuple, grads: tuple, targets: tuple) -> None:
-    """The gradients of a step's values for the inputs that have a target."""
-    inputs[0]._gpu.launch(2 * sum(x.numel() * x.itemsize for x in operators.tensors(inputs)))
-    if not _all_known(inputs, tuple(operators.tensors(grads)), targets):
-        return
-    with _DisableTorchDispatch(), torch.enable_grad():
-        plain = [None if x is None else _plain(x).detach().requires_grad_() for x in inputs]  # type: ignore[union-attr]
-        results = step(*plain)
-        wanted = [(x, t) for x, t in zip(plain, targets, strict=True) if t is not None]
-        given = [(result, _plain(g)) for result, g in zip(results, grads, strict=True) if g is not None]
-        values = torch.autograd.grad([r for r, _ in given], [x for x, _ in wanted], [g for _, g in given])
-    with _DisableTorchDispatch(), torch.no_grad():
-        for (_, target), value in zip(wanted, values, strict=True):
-            aten.copy_.default(target, value)
-
-
-def again(step: Any, inputs: tuple, grads: tuple) -> tuple:
-    """The gradients as a graph of their own, of ordinary operators."""
-    results = step(*inputs)
-    wanted = [x for x in inputs if x is not None and x.requires_grad]
-    given = [(result, g) for result, g in zip(results, grads, strict=True) if g is not None]
-    values = iter(torch.autograd.grad([r for r, _ in given], wanted, [g for _, g in given], create_graph=True))
-    return tuple(next(values) if x is not None and x.requires_grad else None for x in inputs)
-
-
-@footprint.composes("lstm_cell")
-def lstm_cell(
-    x: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    return LstmCell.apply(x @ w_ih.t(), hx[0] @ w_hh.t(), hx[1], b_ih, b_hh)
-
-
-@footprint.composes("gru_cell")
-def gru_cell(x: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Tensor:
-    return GruCell.apply(x @ w_ih.t(), hx @ w_hh.t(), hx, b_ih, b_hh)

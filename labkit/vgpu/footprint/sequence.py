@@ -1,7 +1,7 @@
 """Plays the allocations and frees of a CUDA kernel around the outputs of its CPU counterpart.
 
 A plan is a tuple of steps in time: a positive number allocates so many bytes, a negative one frees the youngest block of that size,
-and an `Out` is the moment at which an output gets its memory.
+an `Out` is the moment at which an output gets its memory, and a function is called.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import operators
+from labkit.vgpu import operators, without_values
 from labkit.vgpu.half import KERNELS
 from labkit.vgpu.hardware import Gpu, Memory
 from labkit.vgpu.tensor import VirtualStorage, hollow, wrap
@@ -24,10 +24,11 @@ class Out(NamedTuple):
 
 
 OUT = Out()
-Plan = tuple["int | Out", ...]
+
+Plan = tuple[Any, ...]  # of int, Out or a function
 
 
-def play(gpu: Gpu, plan: Iterable["int | Out"], outputs: Sequence[torch.Tensor] = (), known: bool = True) -> list[Any]:
+def play(gpu: Gpu, plan: Iterable[Any], outputs: Sequence[torch.Tensor] = (), known: bool = True) -> list[Any]:
     """Carry out a plan. Returns the outputs on the GPU; those that the plan does not name come last."""
     live: list[tuple[int, Any]] = []
     made: list[Any] = [None] * len(outputs)
@@ -35,6 +36,8 @@ def play(gpu: Gpu, plan: Iterable["int | Out"], outputs: Sequence[torch.Tensor] 
         for step in plan:
             if type(step) is Out:
                 made[step.index] = _place(gpu, outputs[step.index], step.nbytes, known)
+            elif type(step) is not int:
+                step()
             elif step > 0:
                 live.append((step, gpu.allocate(step)))
             elif step < 0:
@@ -75,12 +78,12 @@ def perform(
     """
     if gpu is None:
         gpu, moved = operators.common_gpu(args, kwargs)
-    known = not (gpu.machine.hollow or operators._large(args)) or operators.keeps_values(func, args, kwargs, gpu)
+    known = not without_values.loses_values(func, args, kwargs, gpu)
     if known:
         with _DisableTorchDispatch():
             raw = (kernel or KERNELS.get(func, func))(*args, **kwargs)
     else:
-        raw = operators.on_meta(func, args, kwargs)
+        raw = without_values.on_meta(func, args, kwargs)
         if raw is None:
             raise RuntimeError(f"{func._schema.name}: the shape of its result depends on values, and these were not kept")
     single = isinstance(raw, torch.Tensor)

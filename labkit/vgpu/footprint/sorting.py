@@ -14,7 +14,7 @@ import torch
 from labkit.vgpu import footprint, operators
 from labkit.vgpu.footprint import cub
 from labkit.vgpu.footprint.sequence import OUT, Out, Plan, perform, play
-from labkit.vgpu.generators import is_virtual
+from labkit.vgpu.generators import chosen
 from labkit.vgpu.hardware import Gpu
 
 aten = torch.ops.aten
@@ -147,7 +147,7 @@ def reduction(name: str, x: torch.Tensor) -> tuple[int, ...]:
     if rule is None:
         return ()
     func = getattr(aten, name).default
-    sizes = [size for size in rule(func, (x,), {}, torch.empty((), dtype=x.dtype)) if size] if x.numel() > 1 << 13 else []
+    sizes = [size for size in rule(func, (x,), {}, torch.empty((), dtype=x.dtype, device="cpu")) if size] if x.numel() > 1 << 13 else []
     return (*sizes, *(-size for size in reversed(sizes)))
 
 
@@ -160,8 +160,7 @@ def multinomial(func: Any, args: tuple, kwargs: dict) -> Any:
     x, draws = args[0], args[1]
     replacement = args[2] if len(args) > 2 else kwargs.get("replacement", False)
     given = args[3] if len(args) > 3 else kwargs.get("generator")
-    if given is not None and not is_virtual(given):
-        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{given.device.type}'")
+    generator = chosen(given, gpu).next_draws(x.numel())
     rows, n = (1, x.shape[0]) if x.dim() == 1 else x.shape
     size = x.numel() * x.itemsize
     if replacement and draws > 1:
@@ -169,7 +168,7 @@ def multinomial(func: Any, args: tuple, kwargs: dict) -> Any:
     else:
         plan = _without_replacement(gpu, x, rows, n, draws)
     call = (x, draws, replacement)
-    return perform(func, call, {"generator": given or gpu.generator}, lambda outputs: plan, gpu, moved)
+    return perform(func, call, {"generator": generator}, lambda outputs: plan, gpu, moved)
 
 
 def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: int) -> Plan:

@@ -6,6 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 FIDELITY = Path(__file__).parents[3] / "benchmarks" / "fidelity"
 WORKSPACES = {33554432, 1048576}  # cuBLAS' own, which stay: the first product of a process asks for them
 
@@ -22,10 +24,29 @@ def operators() -> ModuleType:
 def cases() -> dict[str, dict]:
     """All recorded cases by recording and name."""
     found = {}
-    for which in ("shared", "more"):
+    for which in ("shared", "more", "further"):
         for case in json.loads((FIDELITY / "h200" / f"operators_{which}.json").read_text())["cases"]:
             found[f"{which}/{case['name']}"] = case
     return found
+
+
+# Recorded and not met: what CUDA does in these cases is not found yet.
+MISSED = {
+    "further/sdpa_boolmask": "a mask of truth values",
+    "further/sdpa_gqa": "heads that share keys and values",
+    "further/sdpa_one": "a single query",
+    "further/conv_cl_bn": "normalization of channels_last",
+    "further/conv_sep": "a layer whose workspace nobody measured",
+}
+
+
+def recorded(prefixes: tuple[str, ...], every: int = 1) -> list:
+    """The cases whose names begin so, as parameters of a test; a case that is not met must fail, until it is."""
+    names = [name for name in cases() if name.split("/")[1].startswith(prefixes)][::every]
+    return [
+        pytest.param(name, marks=pytest.mark.xfail(raises=AssertionError, reason=MISSED[name])) if name in MISSED else name
+        for name in names
+    ]
 
 
 def sequences(case: dict) -> dict[str, list]:

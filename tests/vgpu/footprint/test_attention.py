@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from recorded import cases, check
+from recorded import check, recorded
 
 from labkit.vgpu.footprint.attention import backend
 
 
-@pytest.mark.parametrize("name", [n for n in cases() if n.split("/")[1].startswith(("sdpa_", "attention_"))])
+@pytest.mark.parametrize("name", recorded(("sdpa_", "attention_")))
 def test_allocations_are_those_of_an_h200(name, machine):
     check(name)
 

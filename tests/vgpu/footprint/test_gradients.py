@@ -5,6 +5,7 @@ from asked import asked
 from torch import nn
 
 import labkit
+from labkit.vgpu.footprint import gradients
 
 
 def test_two_branches_meet_in_place():
@@ -32,3 +33,12 @@ def test_a_square_has_two_gradients_of_one_node():
         y = x.cuda().requires_grad_()
         (y * y).sum().backward()
         assert y.grad.tolist() == [2.0] * 4
+
+
+def test_references_are_counted_in_the_installed_torch_wherever_a_machine_is_put_in_place(monkeypatch):
+    monkeypatch.setattr(gradients, "_ALONE", [])
+    with torch.inference_mode(), labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+        assert len(gradients._ALONE) == 1
+        assert torch.cuda.memory_allocated() == 0
+    test_two_branches_meet_in_place()
+    test_a_gradient_that_another_holds_is_left_alone()

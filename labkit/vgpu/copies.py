@@ -1,0 +1,100 @@
+"""Copies between any two devices, without autograd: their values, their memory and their time."""
+
+from typing import Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+
+from labkit.vgpu import footprint, hardware
+from labkit.vgpu.hardware import Gpu
+from labkit.vgpu.operators import compute, refuse_waiting
+from labkit.vgpu.tensor import VirtualTensor, empty, memory_of, require_values, unsupported
+from labkit.vgpu.without_values import forget
+
+
+def copy_into(func: Any, args: tuple, kwargs: dict) -> Any:
+    """`copy_`: between any two devices."""
+    target, source = args[0], args[1]
+    refuse_waiting(target)
+    transfer(source, target, non_blocking=bool(args[2]) if len(args) > 2 else kwargs.get("non_blocking", False))
+    return target
+
+
+def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> None:
+    """Copy values and queue the copy where CUDA does: within a GPU, between two, or between a GPU and the host."""
+    from labkit.vgpu.host import is_pinned
+
+    there = source._gpu if type(source) is VirtualTensor else None
+    here = target._gpu if type(target) is VirtualTensor else None
+    (here or there).machine.require_alive()
+    (here or there).machine.selected.gpu = here or there
+    nbytes = target.numel() * target.itemsize
+    unknown = there is not None and memory_of(source).kept is None
+    if here is None:
+        if unknown:
+            require_values(memory_of(source))
+    elif unknown or memory_of(target).kept is None:
+        forget(target)
+        unknown = True
+    if here is None or there is None:
+        (here or there).scratch(footprint.copies.staging(source, target, there, here, non_blocking))
+    if not unknown:
+        with _DisableTorchDispatch():
+            target.copy_(source)
+    if here is None:
+        locked = is_pinned(target)
+        there.copy("d2h", nbytes, locked, blocking=not (non_blocking and locked))
+    elif there is None:
+        locked = is_pinned(source)
+        here.copy("h2d", nbytes, locked, blocking=not (non_blocking and locked))
+    elif here is there:
+        here.copy("d2d", nbytes)
+    else:
+        there.copy("p2p", nbytes, blocking=False)
+        clock = here.machine.clock
+        clock.wait(here.stream, clock.record(there.stream))
+
+
+def to_copy(func: Any, args: tuple, kwargs: dict) -> Any:
+    """A copy with another dtype or layout on the same device; C++ says "cpu" for that. Another GPU may be named."""
+    source = args[0]
+    device = kwargs.pop("device", None)
+    kwargs.pop("pin_memory", None)
+    gpu = source._gpu if device is None or device.type == "cpu" else hardware.machine().gpu(device)
+    if gpu is source._gpu:
+        kwargs.pop("non_blocking", None)
+        return compute(func, args, kwargs)
+    return move(source, gpu, kwargs.get("dtype"), kwargs.get("non_blocking", False), kwargs.get("memory_format"))
+
+
+def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_blocking: bool, memory_format: Any = None) -> torch.Tensor:
+    """A copy on another device (None: on the CPU), without autograd."""
+    if source.is_nested:
+        raise unsupported("a copy of a nested tensor between devices")
+    if source.layout is not torch.strided:
+        return move_sparse(source, gpu, dtype, non_blocking)
+    dtype = dtype or source.dtype
+    between = gpu is not None and type(source) is VirtualTensor
+    if dtype is not source.dtype and between and not gpu.profile.peer_access:
+        source = source.to(dtype)  # converted where it lies; else the copy itself converts (copy_requires_temporaries, Copy.cu)
+    form = {} if memory_format is None else {"memory_format": memory_format}
+    shape = torch.empty_like(torch.empty_strided(source.size(), source.stride(), dtype=dtype, device="meta"), **form)
+    if gpu is None:
+        if type(source) is VirtualTensor:
+            require_values(memory_of(source))
+        target = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device="cpu")
+    else:
+        gpu.machine.require_alive()
+        target = empty(gpu, shape.size(), shape.stride(), shape.dtype)
+    transfer(source, target, non_blocking)
+    return target
+
+
+def move_sparse(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_blocking: bool) -> torch.Tensor:
+    """A sparse tensor moves part by part."""
+    if source.layout is not torch.sparse_coo:
+        raise unsupported(f"a copy of a tensor of layout {source.layout} between devices")
+    indices, values = (move(part, gpu, kind, non_blocking) for part, kind in ((source._indices(), None), (source._values(), dtype)))
+    return torch.sparse_coo_tensor(
+        indices, values, source.size(), device=indices.device, is_coalesced=source.is_coalesced(), check_invariants=False
+    )

@@ -1,0 +1,59 @@
+"""Composite operators make on the GPU what C++ would make on the CPU, and agree with it."""
+
+import pytest
+import torch
+from recorded import check
+
+NAMES = (
+    "bilinear2",
+    "bilinear3",
+    "quantile2",
+    "quantile_many",
+    "nanquant",
+    "dist",
+    "rpow",
+    "complex_angle",
+    "clamp_both",
+    "eigvalsh_64",
+    "eigvalsh64_200",
+    "svdvals_33",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_allocations_are_those_of_an_h200(name, machine):
+    check(f"further/{name}")
+
+
+def test_a_bilinear_layer_agrees_with_the_cpu(machine):
+    plain, moved = torch.nn.Bilinear(4, 5, 6), torch.nn.Bilinear(4, 5, 6)
+    moved.load_state_dict(plain.state_dict())
+    moved.cuda()
+    x, y = torch.randn(3, 2, 4, requires_grad=True), torch.randn(3, 2, 5, requires_grad=True)
+    a, b = (v.detach().cuda().requires_grad_() for v in (x, y))
+    expected, got = plain(x, y), moved(a, b)
+    torch.testing.assert_close(got.cpu(), expected)
+    expected.square().sum().backward()
+    got.square().sum().backward()
+    for mine, theirs in ((a, x), (b, y), (moved.weight, plain.weight), (moved.bias, plain.bias)):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: x.quantile(0.3, 1),
+        lambda x: x.nanquantile(0.3),
+        torch.cov,
+        lambda x: torch.cov(x, correction=0),
+        torch.corrcoef,
+        lambda x: torch.linalg.eigvalsh(x @ x.mT),
+        torch.linalg.svdvals,
+        lambda x: torch.dist(x, x * 2, 3),
+        lambda x: 2**x,
+        lambda x: torch.complex(x, -x).angle(),
+    ],
+)
+def test_values_agree_with_the_cpu(work, machine):
+    x = torch.randn(7, 9)
+    torch.testing.assert_close(work(x.cuda()).cpu(), work(x))

@@ -1,0 +1,44 @@
+"""Which operators a virtual GPU runs, and which it refuses by name."""
+
+import pytest
+import torch
+from torch import distributed, nn
+
+
+@pytest.fixture(autouse=True)
+def used(machine):
+    return machine
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def replicated(x: torch.Tensor) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(nn.Linear(2, 2).to(x.device))
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="this build of torch has no torch.distributed")
+@pytest.mark.parametrize("work", [distributed.all_reduce, lambda x: distributed.broadcast(x, 0), replicated])
+def test_collectives_are_refused(work, process_group):
+    work(torch.ones(2))  # on the CPU they work
+    with pytest.raises(NotImplementedError, match="torch.distributed with CUDA tensors.* is not served by the virtual GPU"):
+        work(torch.ones(2, device="cuda"))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantized_layers_have_no_kernels():
+    weight = torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8)
+    packed = torch.ops.quantized.linear_prepack(weight, None)
+    with pytest.raises(NotImplementedError, match="Could not run 'quantized::linear_dynamic' with arguments from the 'CUDA' backend"):
+        torch.ops.quantized.linear_dynamic(torch.ones(1, 2, device="cuda"), packed)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+def test_a_product_of_rows_stored_sparse():
+    x = torch.eye(3)
+    got = x.cuda().to_sparse_csr() @ torch.arange(9.0, device="cuda").view(3, 3)
+    assert got.is_cuda and got.tolist() == torch.arange(9.0).view(3, 3).tolist()
