@@ -1,4 +1,4 @@
-"""Figures: their findings, words, colours and sizes."""
+"""The figures of the experiments: their findings, words, colours and sizes."""
 
 import io
 import itertools
@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from matplotlib.text import Text
 
 from labkit import plots
 from labkit.experiments.copies import COLUMNS, PREDICTED_SIZE
@@ -88,11 +89,9 @@ def test_figures_are_white_small_and_in_the_palette():
     assert shows(figure, plots.VERMILLION)
 
 
-def test_solid_is_measured_dashed_is_recorded_hollow_is_predicted(monkeypatch):
-    drawn = {}
-    monkeypatch.setattr(plots, "Figure", lambda canvas, alt: drawn.setdefault("canvas", canvas))
+def test_solid_is_measured_dashed_is_recorded_hollow_is_predicted(drawn):
     plots.copy_speed(USUAL, copies({(MIB, "pageable"): 10, (MIB, "pinned"): 50}), 5)
-    canvas = drawn["canvas"]
+    canvas = drawn[-1]
     lines = canvas.axes[0].lines
     assert [line.get_linestyle() for line in lines] == ["--", "--", "-", "-", "None"]
     assert lines[-1].get_markerfacecolor() == "none"
@@ -103,15 +102,13 @@ def test_solid_is_measured_dashed_is_recorded_hollow_is_predicted(monkeypatch):
     texts = [text.get_text() for text in canvas.axes[0].texts]
     assert {"pinned", "pageable", "pinned, recorded", "pageable, recorded", "predicted: 5 times"} == set(texts)
     assert any("measured on paper" in text.get_text() for text in canvas.texts)
-    assert min(text.get_fontsize() for text in canvas.findobj(plots.matplotlib.text.Text)) >= 9
+    assert min(text.get_fontsize() for text in canvas.findobj(Text)) >= 9
 
 
-def test_labels_at_the_ends_of_lines_do_not_overlap(monkeypatch):
-    drawn = {}
-    monkeypatch.setattr(plots, "Figure", lambda canvas, alt: drawn.setdefault("canvas", canvas))
+def test_labels_at_the_ends_of_lines_do_not_overlap(drawn):
     same = {(size, memory): speed for size in (MIB, 2 * MIB) for memory, speed in (("pageable", 5), ("pinned", 5.01))}
     plots.copy_speed(copies(same), copies(same))
-    canvas = drawn["canvas"]
+    canvas = drawn[-1]
     canvas.draw_without_rendering()
     boxes = sorted((text.get_window_extent() for text in canvas.axes[0].texts), key=lambda box: box.y0)
     assert len(boxes) == 4
@@ -167,11 +164,9 @@ def test_memory_over_time_tells_the_peaks():
     assert figure.alt.endswith("use at most 182 MiB of a device. 1 GPU, 4 samples. Virtual GPU, modelled on NVIDIA Tesla T4.")
 
 
-def test_each_gpu_has_a_panel(monkeypatch):
-    drawn = {}
-    monkeypatch.setattr(plots, "Figure", lambda canvas, alt: drawn.setdefault("canvas", canvas))
+def test_each_gpu_has_a_panel(drawn):
     plots.memory_over_time(memory(0) + memory(1), "measured on paper")
-    assert [axes.get_ylabel() for axes in drawn["canvas"].axes] == ["cuda:0", "cuda:1"]
+    assert [axes.get_ylabel() for axes in drawn[-1].axes] == ["cuda:0", "cuda:1"]
 
 
 def test_one_sample_is_enough_and_none_is_refused():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.experiments import units
+from labkit import units
 
 
 @pytest.mark.parametrize(

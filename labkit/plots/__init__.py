@@ -1,0 +1,37 @@
+"""Figures: one finding each, said in the title and in the alternative text. The only package that imports matplotlib."""
+
+from labkit.plots.allocator_by_hand import allocator_by_hand
+from labkit.plots.devices import trace_devices
+from labkit.plots.experiments import copy_speed, host_and_device, memory_over_time
+from labkit.plots.figure import BLACK, BLUE, DOTS_PER_INCH, VERMILLION, Figure
+from labkit.plots.format_speed import format_speed
+from labkit.plots.formats import number_formats
+from labkit.plots.four_ways import four_ways
+from labkit.plots.fragmentation import fragmentation
+from labkit.plots.leaks import leaky_training
+from labkit.plots.memory import trace_memory
+from labkit.plots.parallel import data_parallel_step
+from labkit.plots.placement import placement
+from labkit.plots.segments import segment_map
+
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "DOTS_PER_INCH",
+    "VERMILLION",
+    "Figure",
+    "allocator_by_hand",
+    "copy_speed",
+    "data_parallel_step",
+    "format_speed",
+    "four_ways",
+    "fragmentation",
+    "host_and_device",
+    "leaky_training",
+    "memory_over_time",
+    "number_formats",
+    "placement",
+    "segment_map",
+    "trace_devices",
+    "trace_memory",
+]

@@ -1,0 +1,194 @@
+"""The columns of a recording: what happened to GPU memory, when, and which line of Python asked for it."""
+
+import importlib.util
+import linecache
+import os
+import sysconfig
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from types import CodeType, FrameType
+
+import numpy as np
+
+# PyTorch's names (`device_traces` of torch.cuda.memory._snapshot). A free is requested by the program and completed when no stream
+# uses the block any more.
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+)
+ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, SNAPSHOT, OOM = range(len(ACTIONS))
+ACTION_OF = {name: index for index, name in enumerate(ACTIONS)}
+
+CATEGORIES = ("parameters", "gradients", "activations", "optimizer state", "workspace", "other")
+PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, WORKSPACE, OTHER = range(len(CATEGORIES))
+
+_LABKIT = str(Path(__file__).parents[1]) + os.sep
+_STANDARD_LIBRARY = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+_CELL = ("<ipython-input", "<stdin>", "<string>")  # code that was typed, not read from a file
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A line of Python: `filename`, `line` (from 1), the `function` it is in, and its `text`, known only of the user's own lines."""
+
+    filename: str
+    line: int
+    function: str
+    text: str = field(default="", compare=False)
+
+    @classmethod
+    def read(cls, filename: str, line: int, function: str) -> "SourceLine":
+        """The line with its text, empty where the file cannot be read."""
+        text = linecache.getline(filename, line).strip() if is_users(filename) else ""
+        return cls(filename, line, function, text)
+
+    @property
+    def place(self) -> str:
+        """As a reader knows it: "train.py:12", or "cell:3", for a notebook's cell is no file of the reader's."""
+        cell = self.filename.startswith(_CELL) or f"{os.sep}ipykernel_" in self.filename
+        return f"{'cell' if cell else os.path.basename(self.filename)}:{self.line}"
+
+
+@lru_cache(maxsize=4096)
+def is_users(filename: str) -> bool:
+    """Is this source neither PyTorch's, nor the kit's, nor of any other library?"""
+    if filename.startswith("<"):
+        return filename.startswith(_CELL)
+    path = os.path.realpath(filename)
+    if {"site-packages", "dist-packages"} & set(Path(path).parts):
+        return False
+    torch = importlib.util.find_spec("torch")
+    roots = [_STANDARD_LIBRARY, os.path.realpath(_LABKIT) + os.sep]
+    roots += [os.path.realpath(root) + os.sep for root in (torch.submodule_search_locations if torch else ())]
+    return not path.startswith(tuple(roots))
+
+
+Stack = tuple[SourceLine, ...]  # innermost first
+
+
+class StackTable:
+    """Gives each stack of Python calls a number, the same for the same stack. Number 0 is the empty stack."""
+
+    def __init__(self) -> None:
+        # One look-up gives a stack its number, so threads cannot give two the same one.
+        self._numbers: dict[tuple, int] = defaultdict(count(1).__next__, {(): 0})
+
+    def of_frame(self, frame: FrameType | None) -> int:
+        """The number of the stack that `frame` ends; cheap, as the lines are looked up only at the end."""
+        key: list[CodeType | int] = []
+        while frame is not None:
+            key.append(frame.f_code)
+            key.append(frame.f_lasti)
+            frame = frame.f_back
+        return self._numbers[tuple(key)]
+
+    def of_lines(self, lines: Stack) -> int:
+        return self._numbers[lines]
+
+    def stacks(self) -> list[Stack]:
+        """All stacks by number, without the kit's own calls."""
+        return [_resolved(key) for key in sorted(list(self._numbers), key=self._numbers.__getitem__)]
+
+
+def _resolved(key: tuple) -> Stack:
+    if not key or isinstance(key[0], SourceLine):
+        return key
+    lines = (SourceLine.read(code.co_filename, _line(code, last), code.co_name) for code, last in zip(key[::2], key[1::2], strict=True))
+    return tuple(line for line in lines if not line.filename.startswith(_LABKIT))
+
+
+@lru_cache(maxsize=8192)
+def _line(code: CodeType, last: int) -> int:
+    """The line of the instruction at `last` in `code`."""
+    for start, end, line in code.co_lines():
+        if start <= last < end and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event as its source tells it. `time` in seconds from the start of the recording; `size` is what the block takes, 0 where
+    the source knows only `requested`; of an "oom" `address` is the device's free bytes. `stack` numbers a stack of the table."""
+
+    time: float
+    device: int
+    stream: int
+    action: int
+    address: int
+    size: int
+    requested: int
+    stack: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events:
+    """Columns of equal length, in order of time; bytes and seconds.
+
+    `birth` is, of an event about a block, the index of the event that allocated it, -1 if that was before the recording.
+    `category` indexes CATEGORIES, `action` ACTIONS, `stack` the trace's stacks.
+    """
+
+    time: np.ndarray
+    device: np.ndarray
+    stream: np.ndarray
+    action: np.ndarray
+    address: np.ndarray
+    size: np.ndarray
+    requested: np.ndarray
+    stack: np.ndarray
+    birth: np.ndarray
+    category: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def __iter__(self) -> Iterator[Event]:
+        return map(Event, *(getattr(self, name).tolist() for name in _TOLD))
+
+    @property
+    def rises(self) -> np.ndarray:
+        """Bytes by which each event changes what is allocated on its device."""
+        return np.where(self.action == ALLOC, self.size, 0) - np.where(self.action == FREE_REQUESTED, self.size, 0)
+
+    @property
+    def deaths(self) -> np.ndarray:
+        """Of each event that allocated a block, the index of the one that asked for its free; -1 of others, and of what lives on."""
+        freed = np.flatnonzero((self.action == FREE_REQUESTED) & (self.birth >= 0))
+        deaths = np.full(len(self), -1)
+        deaths[self.birth[freed]] = freed
+        return deaths
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> "Events":
+        """The columns of these events, in order of time; `birth` and `category` are not known yet."""
+        rows = sorted(events, key=lambda event: event.time)
+        count = len(rows)
+        columns = {name: np.fromiter((getattr(row, name) for row in rows), _TYPES[name], count) for name in _TOLD}
+        return cls(**columns, birth=np.full(count, -1, _TYPES["birth"]), category=np.full(count, OTHER, _TYPES["category"]))
+
+
+_TOLD = [column.name for column in fields(Event)]
+_TYPES = {
+    "time": np.float64,
+    "device": np.int16,
+    "stream": np.int64,
+    "action": np.uint8,
+    "address": np.uint64,
+    "size": np.int64,
+    "requested": np.int64,
+    "stack": np.int32,
+    "birth": np.int32,
+    "category": np.uint8,
+}

@@ -1,0 +1,55 @@
+"""The file that a trace is saved to: NumPy's archive of the events' columns, and everything else as JSON in one array of bytes."""
+
+import json
+import zipfile
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.trace.events import Events, SourceLine
+from labkit.trace.phases import Phase
+from labkit.trace.replay import Block, Segment
+from labkit.vgpu.allocator.settings import Settings
+
+if TYPE_CHECKING:
+    from labkit.trace.trace import Trace
+
+_BY_DEVICE = ("allocated_at_end", "reserved_at_end", "totals")
+_PLAIN = ("used", *_BY_DEVICE, "seconds", "lost", "error", "badge", "origin")
+
+
+def write(trace: "Trace", path: str | Path) -> None:
+    """Write a trace to a file. Raises OSError where it cannot be written."""
+    header = {
+        "stacks": [[[line.filename, line.line, line.function, line.text] for line in stack] for stack in trace.stacks],
+        "start": [asdict(segment) for segment in trace.start],
+        "settings": asdict(trace.settings),
+        "phases": [asdict(phase) for phase in trace.phases],
+        **{name: getattr(trace, name) for name in _PLAIN},
+    }
+    text = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    columns = {f"event_{field.name}": getattr(trace.events, field.name) for field in fields(Events)}
+    with open(path, "wb") as file:
+        np.savez_compressed(file, header=text, **columns)
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The arguments that `Trace` is made of. Raises ValueError for another file, OSError where there is none."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
+            header = json.loads(stored["header"].tobytes())
+            events = Events(**{field.name: stored[f"event_{field.name}"] for field in fields(Events)})
+        told = {name: header[name] for name in _PLAIN}
+    except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:  # TypeError: it holds one array
+        raise ValueError(f"{path} holds no trace of labkit's: {error}") from None
+    told |= {name: {int(device): nbytes for device, nbytes in told[name].items()} for name in _BY_DEVICE}
+    told["used"] = [tuple(seen) for seen in told["used"]]
+    return told | {
+        "events": events,
+        "stacks": [tuple(SourceLine(*line) for line in stack) for stack in header["stacks"]],
+        "start": [Segment(**{**segment, "blocks": [Block(**block) for block in segment["blocks"]]}) for segment in header["start"]],
+        "settings": Settings(**{**header["settings"], "divisions": tuple(header["settings"]["divisions"])}),
+        "phases": [Phase(**phase) for phase in header["phases"]],
+    }

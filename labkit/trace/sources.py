@@ -1,0 +1,263 @@
+"""Where a recording's events come from: PyTorch's own memory history on CUDA, the allocators of virtual GPUs."""
+
+import itertools
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.trace.events import ACTION_OF, OOM, Event, SourceLine, StackTable
+from labkit.trace.replay import Segment, from_snapshot
+from labkit.vgpu.allocator.settings import UNLIMITED, Settings
+
+PERIOD = 0.1  # seconds between two looks at what a real GPU's memory is used for
+# Counts of torch.cuda.memory_stats that rise by one with each event of the history.
+_COUNTS = ("allocation.all.allocated", "allocation.all.freed", "active.all.freed", "segment.all.allocated", "segment.all.freed")
+
+
+@dataclass
+class Recorded:
+    """What a source heard: the events, the segments before the first, and what they left behind.
+
+    `used` holds (seconds, device, bytes held on the device by everyone); `allocated` and `reserved` are bytes by device at the end;
+    `totals` the bytes that each device has; `capability` is the major number of its compute capability.
+    """
+
+    events: list[Event]
+    segments: list[Segment]
+    settings: Settings
+    used: list[tuple[float, int, int]]
+    allocated: dict[int, int]
+    reserved: dict[int, int]
+    totals: dict[int, int]
+    capability: int
+    lost: int
+
+
+class VirtualSource:
+    """Listens to the allocators of the virtual machine in use. It forgets the oldest events beyond `max_events`."""
+
+    def __init__(self, table: StackTable, max_events: int) -> None:
+        from labkit.vgpu import hardware
+
+        self._machine = hardware.machine()
+        self._table = table
+        self._heard: deque[Event] = deque(maxlen=max_events)
+        self._count = itertools.count()  # of all events, from threads too
+        self._used: list[tuple[float, int, int]] = []
+        self._listening: list[tuple[Any, Callable[..., None]]] = []
+
+    def start(self) -> None:
+        self._start = self._machine.clock.host
+        gpus = self._machine.gpus
+        self._segments = from_snapshot([segment for gpu in gpus for segment in gpu.allocator.segments()], lambda frames: 0)
+        for gpu in gpus:
+            self._note_used(gpu)
+            listener = self._listener(gpu)
+            gpu.allocator.listen(listener)
+            self._listening.append((gpu.allocator, listener))
+
+    def now(self) -> float:
+        return self._machine.clock.host - self._start
+
+    def finish(self) -> Recorded:
+        gpus = self._machine.gpus
+        heard = list(self._heard)
+        return Recorded(
+            heard,
+            self._segments,
+            gpus[0].allocator.settings,
+            self._used,
+            {gpu.index: gpu.allocator.allocated for gpu in gpus},
+            {gpu.index: gpu.allocator.reserved for gpu in gpus},
+            {gpu.index: gpu.allocator.total for gpu in gpus},
+            self._machine.profile.major,
+            next(self._count) - len(heard),
+        )
+
+    def stop(self) -> None:
+        """Listen no more, however far `start` came."""
+        while self._listening:
+            allocator, listener = self._listening.pop()
+            allocator.unlisten(listener)
+
+    def _listener(self, gpu: Any) -> Callable[..., None]:
+        def listen(action: str, block: Any, size: int) -> None:
+            number = ACTION_OF[action]
+            stack = self._table.of_frame(sys._getframe(1))
+            if number == OOM:
+                address, taken, stream = gpu.allocator.free_bytes(), 0, gpu.stream.stream_id
+            else:
+                address, taken, stream = block.address, block.size, block.stream
+            if action.startswith("segment"):
+                taken = size
+                self._note_used(gpu)
+            next(self._count)
+            self._heard.append(Event(self.now(), gpu.index, stream, number, address, taken, size, stack))
+
+        return listen
+
+    def _note_used(self, gpu: Any) -> None:
+        self._used.append((self.now(), gpu.index, gpu.allocator.total - gpu.allocator.free_bytes()))
+
+
+class CudaSource:
+    """Reads PyTorch's memory history, which it switches on unless somebody else has, and off again with the last recording.
+
+    The history holds the last `max_events` events of each device. A thread looks at the memory in use on each device.
+    """
+
+    _recording = 0  # recordings that rely on the history that one of them switched on
+    _lock = threading.Lock()
+
+    def __init__(self, table: StackTable, max_events: int) -> None:
+        self._table = table
+        self._most = max_events
+        self._used: list[tuple[float, int, int]] = []
+        self._relies = False  # on the history that a recording switched on
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        import torch
+
+        torch.cuda.init()
+        with self._lock:
+            users = CudaSource._recording == 0 and torch._C._cuda_isHistoryEnabled()
+            if not users:
+                if CudaSource._recording == 0:
+                    torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=self._most)
+                CudaSource._recording += 1
+                self._relies = True
+        before = torch.cuda.memory._snapshot()
+        self._segments = from_snapshot(before["segments"], self._stack)
+        self._kept = [len(entries) for entries in before["device_traces"]]
+        self._counts = self._counted()
+        self._start = time.time_ns()
+        self._watch_used()
+
+    def now(self) -> float:
+        return (time.time_ns() - self._start) * 1e-9
+
+    def finish(self) -> Recorded:
+        import torch
+
+        self._watch_no_more()
+        counts = self._counted()
+        snapshot = torch.cuda.memory._snapshot()
+        events: list[Event] = []
+        lost = 0
+        for device, entries in enumerate(snapshot["device_traces"]):
+            mine = self._since_start(device, entries)
+            events += mine
+            happened = sum(counts[device][key] - self._counts[device][key] for key in _COUNTS)
+            lost += max(0, happened - sum(event.action != OOM for event in mine))
+        devices = range(len(snapshot["device_traces"]))
+        return Recorded(
+            events,
+            self._segments,
+            _settings(snapshot["allocator_settings"]),
+            self._used,
+            {device: torch.cuda.memory_allocated(device) for device in devices},
+            {device: torch.cuda.memory_reserved(device) for device in devices},
+            {device: torch.cuda.get_device_properties(device).total_memory for device in devices},
+            torch.cuda.get_device_capability(0)[0],
+            lost,
+        )
+
+    def stop(self) -> None:
+        """Leave nothing switched on, however far `start` came."""
+        import torch
+
+        self._watch_no_more()
+        with self._lock:
+            if self._relies:
+                self._relies = False
+                CudaSource._recording -= 1
+                if CudaSource._recording == 0 and not torch.cuda._is_in_bad_fork():  # a forked child has no CUDA
+                    torch.cuda.memory._record_memory_history(None)
+
+    def _watch_no_more(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _since_start(self, device: int, entries: list[dict]) -> list[Event]:
+        """The device's events since the snapshot that began this recording, which the history itself notes."""
+        kept = self._kept[device]
+        whole = kept < len(entries) and entries[kept]["action"] == "snapshot"
+        chosen = entries[kept + 1 :] if whole else [entry for entry in entries if entry["time_us"] * 1000 >= self._start]
+        return [self._event(device, entry) for entry in chosen if entry["action"] in ACTION_OF and entry["action"] != "snapshot"]
+
+    def _event(self, device: int, entry: dict) -> Event:
+        action = ACTION_OF[entry["action"]]
+        address = entry["device_free"] if action == OOM else entry["addr"]
+        seconds = max(0.0, entry["time_us"] * 1e-6 - self._start * 1e-9)
+        return Event(seconds, device, entry["stream"], action, address, 0, entry["size"], self._stack(entry.get("frames") or []))
+
+    def _stack(self, frames: list[dict]) -> int:
+        """The number of a stack as PyTorch tells it."""
+        return self._table.of_lines(tuple(_source_line(frame["filename"], frame["line"], frame["name"]) for frame in frames))
+
+    def _counted(self) -> list[dict[str, int]]:
+        import torch
+
+        return [torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())]
+
+    def _watch_used(self) -> None:
+        """Look at the bytes in use on each device from a thread; where NVML does not answer there is nothing to see."""
+        import torch
+
+        handles = []
+        with suppress(Exception):  # no NVML, or one that does not know this GPU: the recording goes without
+            for device in range(torch.cuda.device_count()):
+                handles.append((device, torch.cuda._get_nvml_device_index(device)))
+            import pynvml
+
+            pynvml.nvmlInit()
+            handles = [(device, pynvml.nvmlDeviceGetHandleByIndex(index)) for device, index in handles]
+        if not handles or isinstance(handles[0][1], int):
+            return
+
+        def look() -> None:
+            for device, handle in handles:
+                with suppress(pynvml.NVMLError):
+                    self._used.append((self.now(), device, pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+
+        def watch() -> None:
+            with ExitStack() as at_end:
+                at_end.callback(pynvml.nvmlShutdown)
+                at_end.callback(look)
+                look()
+                while not self._ended.wait(PERIOD):
+                    look()
+
+        self._thread = threading.Thread(target=watch, name="labkit recording", daemon=True)
+        self._thread.start()
+
+
+_lines: dict[tuple[str, int, str], SourceLine] = {}
+
+
+def _source_line(*key: Any) -> SourceLine:
+    line = _lines.get(key)
+    if line is None:
+        line = _lines[key] = SourceLine.read(*key)
+    return line
+
+
+def _settings(told: dict[str, Any]) -> Settings:
+    """The allocator's settings as a snapshot tells them."""
+    most = told.get("max_split_size", -1)
+    divisions = told.get("roundup_power2_divisions") or {}
+    rising = tuple(value for _, value in sorted(((int(size), value) for size, value in divisions.items())))
+    return Settings(
+        max_split_size=UNLIMITED if most in (-1, None) or most >= 1 << 62 else most,
+        divisions=rising or Settings().divisions,
+        expandable_segments=bool(told.get("expandable_segments")),
+    )

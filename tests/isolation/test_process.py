@@ -1,0 +1,57 @@
+"""The beginning and the end of long output are kept, and a worker that cannot start says why."""
+
+import os
+import sys
+
+import pytest
+
+import labkit
+from labkit.isolation import process
+
+
+def test_short_output_is_whole():
+    ends = process.Ends()
+    for _ in range(3):
+        ends.add("µ\n".encode())
+    assert ends.text() == "µ\n" * 3
+
+
+def test_of_long_output_both_ends_are_kept(monkeypatch):
+    monkeypatch.setattr(process, "KEPT", 1 << 10)
+    ends, lines = process.Ends(), [f"line {number} µµµ\n" for number in range(100_000)]
+    for line in lines:
+        ends.add(line.encode())
+    first, last = ends.text().split("\n[... 1.7 MiB of output left out ...]\n")
+    assert "".join(lines).startswith(first) and "".join(lines).endswith(last)
+    assert all(1020 <= len(part.encode()) <= 1024 for part in (first, last))
+    assert len(ends.last) <= 2 << 10
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("exit 7", "the process of its own for len() cannot be started: len() ended with exit status 7 without returning."),
+        ("echo no module; exit 1", "the process of its own for len() cannot be started: no module."),
+        ("kill -9 $$", r"cannot be started: .*SIGKILL"),
+        (None, r"a process of its own for len() cannot be started: .*No such file"),
+    ],
+)
+def test_a_process_that_does_not_start(script, message, monkeypatch, tmp_path):
+    program = tmp_path / "python"
+    if script is not None:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", os.fspath(program))
+    with pytest.raises(labkit.IsolatedError, match=message.replace("()", r"\(\)")) as caught:
+        labkit.isolated(len, [])
+    assert (caught.value.kind, caught.value.why_no_trace) == ("start", "the function was not run")
+
+
+def test_a_process_that_never_gets_ready_is_stopped(monkeypatch, tmp_path):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nsleep 1000\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", os.fspath(program))
+    monkeypatch.setitem(process.LIMITS, process.Stage.STARTING, 0.01)
+    with pytest.raises(labkit.IsolatedError, match="it was not ready after 0.01 s"):
+        labkit.isolated(len, [])

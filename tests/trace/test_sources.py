@@ -1,0 +1,119 @@
+"""Recordings that cannot begin or end as they should: nothing stays switched on, and no thread's events go astray."""
+
+import sys
+import threading
+
+import pytest
+import torch
+
+import labkit
+from labkit.trace import events, phases
+from labkit.trace.events import SourceLine, StackTable
+from labkit.trace.sources import CudaSource
+from labkit.vgpu import hardware
+
+
+def fail(*args, **kwargs):
+    raise ZeroDivisionError
+
+
+def test_a_start_that_fails_leaves_nothing_listening(machine, monkeypatch):
+    first, second = (gpu.allocator for gpu in hardware.machine().gpus)
+    monkeypatch.setattr(second, "listen", fail)
+    with pytest.raises(ZeroDivisionError), labkit.record():
+        pass
+    assert first._listeners == () and phases._notes == [] and phases._undo is None
+
+
+@pytest.fixture
+def switched(machine, monkeypatch) -> list[bool]:
+    """Whether CUDA's memory history is on, as it was switched; what is read of it are the virtual GPUs'."""
+    states = [False]
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: states[-1])
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled=None, **options: states.append(enabled is not None))
+    return states
+
+
+@pytest.mark.parametrize(("module", "name"), [(torch.cuda.memory, "_snapshot"), (torch.cuda, "memory_stats")])
+@pytest.mark.parametrize("when", ["start", "finish"])
+def test_a_history_that_cannot_be_read_is_switched_off(switched, monkeypatch, module, name, when):
+    source = CudaSource(StackTable(), 100)
+    if when == "finish":
+        source.start()
+    monkeypatch.setattr(module, name, fail)
+    with pytest.raises(ZeroDivisionError):
+        getattr(source, when)()
+    source.stop()
+    source.stop()
+    assert switched == [False, True, False] and CudaSource._recording == 0 and source._thread is None
+
+
+def test_the_last_of_several_recordings_switches_the_history_off(switched):
+    first, second = CudaSource(StackTable(), 100), CudaSource(StackTable(), 100)
+    first.start()
+    second.start()
+    first.stop()
+    assert switched == [False, True]
+    second.stop()
+    assert switched == [False, True, False]
+
+
+def test_a_history_that_was_on_before_stays_on(switched):
+    switched[:] = [True]
+    source = CudaSource(StackTable(), 100)
+    source.start()
+    source.stop()
+    assert switched == [True] and CudaSource._recording == 0
+
+
+def test_phases_are_noted_only_once_there_is_a_clock(machine, monkeypatch):
+    """Another thread may be in its training while the recording starts."""
+    module = sys.modules["labkit.trace.record"]
+    look = module.held
+
+    def busy(*args):
+        torch.zeros(1, requires_grad=True).sum().backward()
+        return look(*args)
+
+    monkeypatch.setattr(module, "held", busy)
+    with labkit.record():
+        pass
+
+
+def test_threads_give_each_stack_a_number_of_its_own():
+    table = StackTable()
+    kept = [{} for _ in range(4)]
+
+    def number(mine, depth=0):
+        mine[depth] = table.of_frame(sys._getframe())
+        if depth < 200:
+            number(mine, depth + 1)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=number, args=(mine,)) for mine in kept]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert kept[0] == kept[1] == kept[2] == kept[3]
+    stacks = table.stacks()
+    lengths = [len(stacks[kept[0][depth]]) for depth in range(201)]
+    assert lengths == list(range(lengths[0], lengths[0] + 201))
+
+
+def test_stacks_are_listed_while_another_thread_meets_new_ones(monkeypatch):
+    table = StackTable()
+    line = SourceLine("a.py", 1, "f")
+    table.of_lines((line,))
+    resolve = events._resolved
+
+    def meet_another(key):
+        table.of_lines((*key, line, line))
+        return resolve(key)
+
+    monkeypatch.setattr(events, "_resolved", meet_another)
+    assert table.stacks() == [(), (line,)]
