@@ -1,8 +1,32 @@
 """The experiments: plain functions, parameters in, a `Run` out whose points can be stepped one by one or collected into a `Result`."""
 
+from labkit.experiments.allocator_by_hand import AllocatorByHand
 from labkit.experiments.copies import copy_speed
+from labkit.experiments.data_parallel import data_parallel_step
+from labkit.experiments.format_speed import format_speed
+from labkit.experiments.formats import number_formats
+from labkit.experiments.four_ways import four_ways
+from labkit.experiments.fragmentation import fragmentation
+from labkit.experiments.leaks import leaky_training
 from labkit.experiments.memory import MemoryRecorder, MemorySample
+from labkit.experiments.placement import placement
 from labkit.experiments.result import Result, Run, collect
 from labkit.experiments.sizes import host_and_device
 
-__all__ = ["MemoryRecorder", "MemorySample", "Result", "Run", "collect", "copy_speed", "host_and_device"]
+__all__ = [
+    "AllocatorByHand",
+    "MemoryRecorder",
+    "MemorySample",
+    "Result",
+    "Run",
+    "collect",
+    "copy_speed",
+    "data_parallel_step",
+    "format_speed",
+    "four_ways",
+    "fragmentation",
+    "host_and_device",
+    "leaky_training",
+    "number_formats",
+    "placement",
+]

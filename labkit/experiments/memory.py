@@ -11,7 +11,7 @@ from labkit.experiments.result import badge
 PERIOD = 0.02  # seconds between two looks at a real GPU
 MOST = 2000  # samples kept of one GPU
 
-_watching: "MemoryRecorder | None" = None  # an allocator has one listener, so there is one recorder at a time
+_watching: "MemoryRecorder | None" = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MemoryRecorder:
 
     def __init__(self) -> None:
         self._kept: dict[int, list[MemorySample]] = {}
-        self._allocators: list[Any] = []
+        self._heard: list[tuple[Any, Callable[..., None]]] = []  # virtual GPUs' allocators and what listens to each
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._start = 0.0
@@ -73,10 +73,10 @@ class MemoryRecorder:
         global _watching
         if _watching is self:
             _watching = None
-        for allocator in self._allocators:
-            allocator.listen(None)
+        for allocator, listener in self._heard:
+            allocator.unlisten(listener)
         count = 0 if self.machine is None else self.machine.count
-        self._allocators, self.machine = [], None
+        self._heard, self.machine = [], None
         if self._thread is not None:
             self._ended.set()
             self._thread.join()
@@ -89,8 +89,9 @@ class MemoryRecorder:
         for gpu in hardware.machine().gpus:
             allocator = gpu.allocator
             self._add(gpu.index, allocator.allocated, allocator.reserved, allocator.total - allocator.free_bytes())
-            allocator.listen(self._listener(gpu.index, allocator))
-            self._allocators.append(allocator)
+            listener = self._listener(gpu.index, allocator)
+            allocator.listen(listener)
+            self._heard.append((allocator, listener))
 
     def _listener(self, index: int, allocator: Any) -> Callable[..., None]:
         def listen(action: str, block: Any, size: int) -> None:

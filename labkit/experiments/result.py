@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from labkit.experiments import units
+from labkit import units
 from labkit.inventory import Table
 
 Row = dict[str, Any]

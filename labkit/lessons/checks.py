@@ -6,6 +6,7 @@ somewhere else, in a process that the learner's code never reaches.
 
 import dis
 import gc
+import inspect
 import random
 import types
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ class Check:
         observe: gives the answer those inputs and returns what it did. An exception in it is the answer's.
         judge: says what to make of it. Pure.
         gpus: how many the check needs.
+        script: what the exercise cell holds where the exercise is to mend a function.
     """
 
     number: str
@@ -38,6 +40,7 @@ class Check:
     observe: Callable[[Any, Plain], Plain]
     judge: Callable[[Plain, Plain], Verdict]
     gpus: int = 1
+    script: types.FunctionType | None = None
 
 
 def run(check: Check, answer: Any, seed: int | None = None) -> Verdict:
@@ -52,7 +55,7 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     Leaves the GPUs as they were: the current device, and the memory in use.
     """
     _require_gpus(check)
-    if is_stub(answer):
+    if is_stub(answer, check.script):
         return {"attempted": False}
     with undisturbed():
         try:
@@ -85,13 +88,32 @@ def _require_gpus(check: Check) -> None:
 _EMPTY = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE"}
 
 
-def is_stub(answer: Any) -> bool:
-    """Whether `answer` is still what the exercise cell holds: nothing, or a function that does nothing."""
+def is_stub(answer: Any, script: types.FunctionType | None = None) -> bool:
+    """Whether `answer` is still what the exercise cell holds: nothing, a function that does nothing, or the `script` to mend."""
     if not isinstance(answer, types.FunctionType):
         return answer is None or answer is ...
+    if script is not None and _content(answer) == _content(_alone(script)):
+        return True
     instructions = list(dis.get_instructions(answer))
     does_nothing = all(instruction.opname in _EMPTY for instruction in instructions)
     return does_nothing and all(i.argval is None for i in instructions if i.opname in ("LOAD_CONST", "RETURN_CONST"))
+
+
+def _alone(function: types.FunctionType) -> types.FunctionType:
+    """The function compiled without its module, as an exercise cell is: an import beside a function changes how it is compiled."""
+    names = dict(function.__globals__)
+    exec(inspect.getsource(function), names)
+    return names[function.__name__]
+
+
+def _content(function: types.FunctionType) -> tuple:
+    """What a function does, wherever it was written: the same for the same source, whatever its comments and line breaks."""
+    return _code(function.__code__), function.__defaults__, function.__kwdefaults__
+
+
+def _code(code: types.CodeType) -> tuple:
+    constants = tuple(_code(constant) if isinstance(constant, types.CodeType) else constant for constant in code.co_consts)
+    return code.co_code, code.co_exceptiontable, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
 
 
 @contextmanager

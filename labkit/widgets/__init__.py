@@ -1,7 +1,12 @@
 """The experiments' faces: predict, run, compare. They measure nothing themselves."""
 
+from labkit.widgets.allocator import AllocatorLab
 from labkit.widgets.base import Lab
 from labkit.widgets.copies import CopySpeedLab
+from labkit.widgets.formats import FormatLab
+from labkit.widgets.leaks import LeakLab
 from labkit.widgets.memory import MemoryPanel
+from labkit.widgets.monitor import Monitor
+from labkit.widgets.parallel import DataParallelLab
 
-__all__ = ["CopySpeedLab", "Lab", "MemoryPanel"]
+__all__ = ["AllocatorLab", "CopySpeedLab", "DataParallelLab", "FormatLab", "Lab", "LeakLab", "MemoryPanel", "Monitor"]

@@ -57,6 +57,7 @@ class Lab(Panel):
 
     question: str
     unit: str
+    zero_is_possible = False  # as a prediction
 
     def experiment(self) -> Run:
         """The experiment, not yet begun."""
@@ -121,7 +122,7 @@ class Lab(Panel):
         if self.running:
             return
         try:
-            self.prediction = parse_prediction(self.answer.value)
+            self.prediction = parse_prediction(self.answer.value, self.zero_is_possible)
         except ValueError as error:
             self.prediction = None
             self._say(str(error), alert=True)
@@ -197,13 +198,14 @@ class Lab(Panel):
         self.message.value = f'<p role="{"alert" if alert else "status"}">{"⚠ " * alert}{escape(text)}</p>'
 
 
-def parse_prediction(text: str) -> float:
+def parse_prediction(text: str, zero_is_possible: bool = False) -> float:
     """The number that a learner typed. Raises ValueError saying what is allowed."""
     try:
         number = float(text.strip())
     except ValueError:
         number = float("nan")
-    if not isfinite(number) or not 0 < number <= LARGEST_PREDICTION:
+    if not isfinite(number) or not 0 <= number <= LARGEST_PREDICTION or (number == 0 and not zero_is_possible):
         typed = f"“{text.strip()}” is not a prediction" if text.strip() else "There is no prediction yet"
-        raise ValueError(f"{typed}: type a number greater than 0 and up to {LARGEST_PREDICTION:g}, such as 1.5, and press Predict.")
+        allowed = f"from 0 to {LARGEST_PREDICTION:g}" if zero_is_possible else f"greater than 0 and up to {LARGEST_PREDICTION:g}"
+        raise ValueError(f"{typed}: type a number {allowed}, such as 1.5, and press Predict.")
     return number

@@ -6,8 +6,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit import machine, plots
-from labkit.experiments import MemoryRecorder, units
+from labkit import machine, plots, units
+from labkit.experiments import MemoryRecorder
 from labkit.widgets.base import Panel
 
 PERIOD = 0.5  # seconds between two drawings while the kernel is free

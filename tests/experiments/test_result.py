@@ -25,7 +25,7 @@ def test_the_table_gives_units_and_the_badge():
         "4 KiB  pageable  18 µs",
         "3 MiB  pinned    2.4 ms",
     ]
-    assert "<td>2.4 ms</td>" in result().table()._repr_html_()
+    assert ">2.4 ms</td>" in result().table()._repr_html_()
 
 
 def test_a_column_can_be_narrowed_to_some_rows():

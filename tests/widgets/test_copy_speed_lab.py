@@ -3,6 +3,7 @@
 import pytest
 
 import labkit
+from labkit import recordings, units
 from labkit.experiments import Result
 from labkit.experiments.copies import COLUMNS, PREDICTED_SIZE
 from labkit.widgets import CopySpeedLab
@@ -27,7 +28,8 @@ def test_prediction_result_and_recording_come_together(lab):
     assert "From pinned memory 16 MiB were copied 2.0 times faster; you predicted 5, which is 2.5 times too high." in run(lab, "5")
     words = lab.picture.value
     assert "Predicted at 16 MiB: 5 times faster." in words
-    assert "Recorded on NVIDIA H200, torch 2.11: 16 MiB copies at 54.2 GB/s from pinned" in words
+    (speed,) = recordings.load("copy_speed").column("bytes_per_second", size=1 << 24, memory="pinned", direction="h2d")
+    assert f"Recorded on NVIDIA H200, torch 2.11: 16 MiB copies at {units.rate_text(speed)} from pinned" in words
     assert "Virtual GPU, modelled on NVIDIA Tesla T4." in words
     assert len(lab.result.rows) == 8
 

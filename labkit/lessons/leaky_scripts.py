@@ -1,0 +1,78 @@
+"""The scripts to mend of lesson 06. They compute what they should, and keep what they should not."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def train_and_validate(model: Any, optimizer: Any, batches: Any) -> Any:
+    """Train; return the mean error that the model still makes after each step."""
+    error, steps = 0, 0
+    for x, y in batches:
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        error += nn.functional.l1_loss(model(x), y)
+        steps += 1
+    return (error / steps).item()
+
+
+def train_and_collect(model: Any, optimizer: Any, batches: Any) -> Any:
+    """Train; return what the model said to each row, one below the other, on the CPU."""
+    outputs = []
+    for x, y in batches:
+        output = model(x)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(output, y).backward()
+        optimizer.step()
+        outputs.append(output.detach())
+    return torch.cat(outputs).cpu()
+
+
+def train_smoothed(model: Any, optimizer: Any, batches: Any) -> Any:
+    """Train; return the loss of each step, smoothed: a tenth of it is new, the rest is the value before."""
+    average, curve = 0, []
+    for x, y in batches:
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        average = 0.9 * average + 0.1 * loss
+        curve.append(average)
+    return [value.item() for value in curve]
+
+
+def train_watched(model: Any, optimizer: Any, batches: Any) -> Any:
+    """Train; return the mean activation of the hidden layer, `model[1]`, at each step."""
+    seen, means = [], []
+    for x, y in batches:
+        model[1].register_forward_hook(lambda module, inputs, output: seen.append(output))
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        means.append(seen[-1].mean().item())
+    return means
+
+
+def train_robustly(model: Any, optimizer: Any, batches: Any) -> Any:
+    """Train; return the losses, and what was wrong with the batches that could not be used."""
+
+    def step(number, x, y):
+        loss = nn.functional.mse_loss(model(x), y)
+        if loss.isnan():
+            raise ValueError(f"batch {number} has no loss")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    losses, errors = [], []
+    for number, (x, y) in enumerate(batches):
+        try:
+            losses.append(step(number, x, y))
+        except ValueError as error:
+            errors.append(error)
+    return losses, [str(error) for error in errors]

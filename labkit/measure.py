@@ -1,0 +1,88 @@
+"""`python -m labkit measure`: make the recordings that ship with the kit, on this machine's real GPUs."""
+
+import datetime
+import platform
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from labkit import experiments, machine, nvidia
+from labkit.experiments import Result, Run, collect
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """An experiment whose recording ships: `function` is run with its default parameters, on `gpus` real GPUs."""
+
+    function: Callable[[], Run]
+    gpus: int = 1
+
+
+EXPERIMENTS = {
+    "copy_speed": Recorded(experiments.copy_speed),
+    "data_parallel_step": Recorded(experiments.data_parallel_step, gpus=4),
+    "format_speed": Recorded(experiments.format_speed),
+    "four_ways": Recorded(experiments.four_ways),
+    "fragmentation": Recorded(experiments.fragmentation),
+    "host_and_device": Recorded(experiments.host_and_device),
+    "leaky_training": Recorded(experiments.leaky_training),
+}
+
+
+def measure(names: Iterable[str], folder: Path) -> Iterable[Path]:
+    """Run the experiments of these names and write each result into `folder`, yielding each file when it is whole.
+
+    The second of two runs counts: the first loads CUDA's libraries.
+
+    Raises:
+        ValueError: a name is not an experiment's.
+        RuntimeError: there are too few real GPUs. Nothing is measured then.
+    """
+    chosen = list(names) or list(EXPERIMENTS)
+    for name in chosen:
+        if name not in EXPERIMENTS:
+            raise ValueError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
+    needed = max(EXPERIMENTS[name].gpus for name in chosen)
+    if machine.real_gpus() < needed:
+        raise RuntimeError(f"recordings are made on real GPUs: {', '.join(chosen)} need {needed}, and PyTorch sees {machine.real_gpus()}")
+    return _measured(chosen, folder)
+
+
+def _measured(names: list[str], folder: Path) -> Iterable[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        experiment = EXPERIMENTS[name]
+        with machine.use(experiment.gpus, virtual=False, quiet=True) as used:
+            collect(experiment.function())
+            result = _recording(collect(experiment.function()), used)
+        file = folder / f"{name}_{_model(used.name).lower()}.json"
+        file.write_text(result.to_json(), encoding="utf-8")
+        yield file
+
+
+def _recording(result: Result, used: machine.Machine) -> Result:
+    """The result as a recording: with the machine, the versions and the date."""
+    import torch
+
+    driver = nvidia.ask_nvml().gpus
+    some = used.name if used.count == 1 else f"{used.count}x {used.name}"
+    origin = {
+        "machine": some,
+        "cpu": platform.processor() or platform.machine(),
+        "cores": psutil.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "driver": driver[0].driver if driver else None,
+        "date": datetime.date.today().isoformat(),
+        "program": f"python -m labkit measure {result.name}",
+    }
+    version = ".".join(torch.__version__.split(".")[:2])
+    return replace(result, badge=f"recorded on {some.replace('x ', '× ')}, torch {version}", origin=origin)
+
+
+def _model(name: str) -> str:
+    """ "H200" of "NVIDIA H200", for the file's name."""
+    return name.removeprefix("NVIDIA ").replace(" ", "-")

@@ -1,0 +1,156 @@
+"""Wrong answers to the exercises of lesson 07: for each, what a learner may well write, and a part of what the check says."""
+
+DECODE = """
+def decode(bits, exponent_bits):
+    sign = -1.0 if bits[0] == "1" else 1.0
+    exponent, fraction = int(bits[1:1 + exponent_bits], 2), bits[1 + exponent_bits:]
+    part, bias = int(fraction, 2) / 2 ** len(fraction), 2 ** (exponent_bits - 1) - 1
+    if exponent == 2 ** exponent_bits - 1:
+        return float("nan") if part else sign * float("inf")
+    if exponent == 0:
+        return sign * part * 2.0 ** (1 - bias)
+    return sign * (1 + part) * 2.0 ** (exponent - bias)
+"""
+IOU = """
+def iou(a, b):
+    a, b = a.float(), b.float()
+    low, high = torch.maximum(a[:, :2], b[:, :2]), torch.minimum(a[:, 2:], b[:, 2:])
+    shared = (high - low).clamp(min=0).prod(dim=1)
+    return (shared / ((a[:, 2:] - a[:, :2]).prod(dim=1) + (b[:, 2:] - b[:, :2]).prod(dim=1) - shared)).half()
+"""
+SCALE = """
+def best_scale(gradients):
+    import math
+    largest = max(gradient.abs().max().item() for gradient in gradients)
+    return 2.0 ** math.floor(math.log2(65519 / largest))
+"""
+STEP = """
+def training_step(model, optimizer, scaler, x, y):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss.item()
+"""
+
+
+def without(source: str, line: str, instead: str = "") -> str:
+    """The source with one piece changed, which must be there."""
+    assert line in source
+    return source.replace(line, instead)
+
+
+UNSCALE, CLIP = "    scaler.unscale_(optimizer)\n", "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+WRONG = {
+    "07.1": {
+        "float16 only": (
+            "def decode(bits, exponent_bits): return torch.tensor(int(bits[:16], 2)).to(torch.int16).view(torch.float16).item()",
+            "stands for",
+        ),
+        "no subnormal numbers": (without(DECODE, "if exponent == 0:", "if exponent == 0 and not part:"), "exponent of zeros"),
+        "subnormal numbers one power too low": (without(DECODE, "(1 - bias)", "-bias"), "exponent of zeros"),
+        "no infinity": (without(DECODE, "if exponent == 2 ** exponent_bits - 1:", "if False:"), "exponent of ones"),
+        "no sign": (without(DECODE, '-1.0 if bits[0] == "1" else 1.0', "1.0"), "stands for"),
+        "one fixed bias": (without(DECODE, "2 ** (exponent_bits - 1) - 1\n    if", "15\n    if"), "stands for"),
+    },
+    "07.2": {
+        "areas in float16": (without(IOU, "a, b = a.float(), b.float()", "pass"), "larger than 65504"),
+        "areas in bfloat16": (without(IOU, "a.float(), b.float()", "a.bfloat16(), b.bfloat16()"), "larger than 65504"),
+        "no clamp": (without(IOU, ".clamp(min=0)"), "Do they touch"),
+        "in float32": (without(IOU, ".half()"), "torch.float32"),
+        "the shared area counted twice": (without(IOU, " - shared)", " )"), "overlap by"),
+        "converted too late": (
+            without(IOU, "a, b = a.float(), b.float()", "pass").replace(".prod(dim=1)", ".prod(dim=1).float()"),
+            "larger than 65504",
+        ),
+    },
+    "07.3": {
+        "all of it": ("def half_but_norms(model): return model.half()", "of a BatchNorm layer, is torch.float16"),
+        "there and back": (
+            """
+def half_but_norms(model):
+    model.half()
+    for layer in model.modules():
+        if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+            layer.float()
+    return model
+""",
+            "float16 in between",
+        ),
+        "only 2d": (
+            """
+def half_but_norms(model):
+    for layer in model.modules():
+        if not isinstance(layer, nn.BatchNorm2d):
+            for parameter in layer.parameters(recurse=False):
+                parameter.data = parameter.data.half()
+    return model
+""",
+            "all three kinds",
+        ),
+        "only the first level": (
+            """
+def half_but_norms(model):
+    for layer in model.children():
+        if not isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+            layer.half()
+    return model
+""",
+            "at any depth",
+        ),
+        "only linear and convolutional layers": (
+            """
+def half_but_norms(model):
+    for layer in model.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            layer.half()
+    return model
+""",
+            "only BatchNorm stays",
+        ),
+        "a copy": (
+            """
+def half_but_norms(model):
+    import copy
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if not isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+            for parameter in layer.parameters(recurse=False):
+                parameter.data = parameter.data.half()
+    return model
+""",
+            "in place",
+        ),
+        "no result": ("def half_but_norms(model): model.half()", "returned NoneType"),
+    },
+    "07.4": {
+        "a constant": ("def best_scale(gradients): return 65536.0", "infinite in float16|not the largest"),
+        "no sign": (without(SCALE, ".abs()"), "ValueError|infinite in float16"),
+        "one tensor": (without(SCALE, "for gradient in gradients", "for gradient in gradients[:1]"), "infinite in float16"),
+        "no power of two": (without(SCALE, "2.0 ** math.floor(math.log2(65519 / largest))", "65504 / largest"), "no power of two"),
+        "never below 1": (without(SCALE, "return ", "return max(1.0, ").rstrip() + ")", "infinite in float16"),
+        "one power too many": (without(SCALE, "math.floor", "math.ceil"), "infinite in float16"),
+        "one power too few": (without(SCALE, "65519", "32000"), "not the largest"),
+    },
+    "07.5": {
+        "clipped while scaled": (without(STEP, UNSCALE), "clipped: after unscale_"),
+        "not clipped": (without(STEP, CLIP), "clipped: after unscale_"),
+        "old gradients": (without(STEP, "    optimizer.zero_grad()\n"), "moved otherwise"),
+        "no autocast": (without(STEP, 'torch.autocast("cuda", dtype=torch.float16)', "torch.enable_grad()"), "in torch.float32"),
+        "in bfloat16": (without(STEP, "torch.float16", "torch.bfloat16"), "in torch.bfloat16"),
+        "the optimizer's own step": (without(STEP, "scaler.step(optimizer)", "optimizer.step()"), "leaves out the step|AssertionError"),
+        "no update": (without(STEP, "    scaler.update()\n"), "Who changes it"),
+        "no scaler": (
+            without(STEP, UNSCALE)
+            .replace("scaler.scale(loss)", "loss")
+            .replace("scaler.step(optimizer)", "optimizer.step()")
+            .replace("    scaler.update()\n", ""),
+            "What multiplies the loss|leaves out the step",
+        ),
+        "the scaled loss": (without(STEP, "loss.item()", "scaler.scale(loss).item()"), "true loss"),
+    },
+}
