@@ -3,33 +3,38 @@
 #   make lab            JupyterLab at the first lesson; the first time installs everything into .venv
 #   make test           lint, unit tests, and every notebook against its stored outputs, on virtual GPUs
 #   make test-gpu       unit tests and notebooks on this machine's own CUDA GPUs
-#   make test-browser   a lesson in a real browser (needs Chromium)
+#   make test-versions  the unit tests on the oldest torch that the kit admits, the pinned one and the newest, in .venv-versions
+#   make test-browser   the lessons and widgets in a real browser (needs Chromium)
+#   make test-classic   the same in the classic notebook 6.5 with ipywidgets 7.7.1, which Colab has; installs them into .venv-classic
 #   make lint, format   check the code's style, or correct it
-#   make clean          remove .venv and what the tools left behind
+#   make clean          remove .venv, .venv-classic, .venv-versions and what the tools left behind
 #
 # Variables:
 #   ARGS="--no-browser --port=9999"                         passed on to JupyterLab
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu        PyTorch's CPU wheels: smaller, for a machine without an NVIDIA GPU
 #   PYTHON=/path/to/python3.12                              the Python that .venv is made with
+#   VERSIONS="2.8 newest"                                   for test-versions: oldest, pinned, newest, installed or a number
 
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
+CLASSIC := .venv-classic
 ARGS ?=
 TORCH_INDEX ?=
+VERSIONS ?= oldest pinned newest
 
 # python3 if it is 3.11 to 3.14 (the versions with wheels of the pinned torch), else the newest of those that is installed.
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$python" -c '$(SUITABLE)' 2>/dev/null && { echo "$$python"; break; }; done)
 
-PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PIP_OPTIONS = --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PIP_INSTALL = $(BIN)/python -m pip install $(PIP_OPTIONS) --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --timeout 300
 PARALLEL := -n auto --maxprocesses 4
 NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests/notebooks/sanitize.cfg $(PARALLEL) --dist loadfile
 
-.PHONY: lab test test-gpu test-browser unit notebooks stored-outputs lint format clean
+.PHONY: lab test test-gpu test-versions test-browser test-classic unit notebooks stored-outputs lint format clean
 
 # JupyterLab refuses to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed
@@ -48,8 +53,15 @@ test-gpu: $(VENV)/installed
 	$(PYTEST) tests
 	$(PYTEST) --nbval-lax $(NBVAL) -n 1 notebooks
 
+test-versions:
+	$(if $(TORCH_INDEX),PIP_EXTRA_INDEX_URL=$(TORCH_INDEX)) "$(PYTHON)" tools/test_versions.py $(VERSIONS)
+
 test-browser: $(VENV)/installed-browser
 	$(PYTEST) -m browser tests/browser
+
+test-classic: $(CLASSIC)/installed
+	$(CLASSIC)/bin/python -m pytest --timeout 300 tests/widgets
+	$(CLASSIC)/bin/python -m pytest --timeout 300 -m browser tests/browser
 
 # After a change of the lessons, or of the virtual GPU's times and memory: run the lessons and store what they print.
 stored-outputs: $(VENV)/installed
@@ -64,14 +76,17 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(CLASSIC) .venv-versions .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call make_venv,FOLDER): a virtual environment there, unless there is one.
+make_venv = $(1)/bin/python -m pip --version >/dev/null 2>&1 || { \
+	test -n "$(PYTHON)" || { echo "Python 3.11, 3.12, 3.13 or 3.14 is needed: install one, or name it: make lab PYTHON=/path/to/python3.12" >&2; exit 1; }; \
+	echo "making $(1) with $(PYTHON)"; "$(PYTHON)" -m venv --clear $(1); }
 
 # A changed pin or dependency installs again; an interrupted installation starts again.
 $(VENV)/installed: constraints.txt pyproject.toml
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
-		test -n "$(PYTHON)" || { echo "Python 3.11, 3.12, 3.13 or 3.14 is needed: install one, or name it: make lab PYTHON=/path/to/python3.12" >&2; exit 1; }; \
-		echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv --clear $(VENV); }
+	@$(call make_venv,$(VENV))
 	@echo "installing the pinned packages into $(VENV) (PyTorch is large: this takes some minutes the first time)"
 	@$(PIP_INSTALL) --editable '.[lab,test]'
 	@$(BIN)/jupyter labextension disable --level=sys_prefix '@jupyterlab/apputils-extension:announcements' >/dev/null 2>&1 # no question about news
@@ -79,4 +94,10 @@ $(VENV)/installed: constraints.txt pyproject.toml
 
 $(VENV)/installed-browser: $(VENV)/installed
 	@$(PIP_INSTALL) --editable '.[lab,test,browser]'
+	@touch $@
+
+$(CLASSIC)/installed: tools/constraints-classic.txt pyproject.toml
+	@$(call make_venv,$(CLASSIC))
+	@echo "installing the classic notebook and its pinned packages into $(CLASSIC)"
+	@$(CLASSIC)/bin/python -m pip install $(PIP_OPTIONS) --constraint tools/constraints-classic.txt --editable '.[test,browser]' notebook
 	@touch $@

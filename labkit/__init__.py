@@ -1,6 +1,7 @@
 """The public names of the kit, imported when first used: `import labkit` loads neither torch nor matplotlib."""
 
 import importlib
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -11,6 +12,11 @@ _FUNCTIONS = {
     "host_time": "labkit.machine",
     "current": "labkit.machine",
     "check": "labkit.lessons",
+    "isolated": "labkit.isolation",
+    "Isolated": "labkit.isolation",
+    "IsolatedError": "labkit.isolation",
+    "record": "labkit.trace",
+    "Trace": "labkit.trace",
 }
 _MODULES = ("experiments", "plots", "widgets")
 
@@ -28,3 +34,10 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext labkit`: adds the cell magic `%%gpu_memory` to a notebook."""
+    from labkit.magics import GpuMemory
+
+    shell.register_magics(GpuMemory)

@@ -1,4 +1,4 @@
-"""The command line: `python -m labkit doctor` and `python -m labkit run`."""
+"""The command line: `python -m labkit doctor`, `run`, `trace` and `measure`."""
 
 import argparse
 import importlib.machinery
@@ -25,13 +25,30 @@ def _parser() -> argparse.ArgumentParser:
 
     command("doctor", _doctor, "Print what this machine has, what the kit will run on, and what to do about anything missing.")
     run = command("run", _run, "Run an unmodified PyTorch script on virtual GPUs, as `python SCRIPT ARGUMENTS` would run it on real ones.")
-    run.add_argument("--gpus", type=int, default=1, metavar="N", help="how many virtual GPUs (default: 1)")
-    run.add_argument("--like", metavar="MODEL", help="the GPU they are modelled on, such as T4 or H200 (default: T4)")
-    run.add_argument("--memory", metavar="SIZE", help="memory of each, such as 16GiB (default: the model's)")
-    run.add_argument("--no-values", action="store_true", help="keep shapes, memory, order and time, and compute nothing")
-    run.add_argument("script", help="the Python script")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    _add_machine_and_script(run)
+    trace = command("trace", _trace, "Run a PyTorch script and write an HTML page about the memory of its GPUs, also when it fails.")
+    trace.epilog = (
+        "Any of --gpus, --like, --memory and --no-values asks for virtual GPUs. Without them the script runs on the real GPUs, if there "
+        "are any, and CUDA is up before its first line. Recorded is this process, from the script's first line to its last: not the "
+        "processes that it starts, and not one that is killed or leaves by os._exit."
+    )
+    _add_machine_and_script(trace)
+    trace.add_argument("--output", metavar="FILE", help="the page, written over if it is there (default: SCRIPT-memory.html, here)")
+    trace.add_argument("--max-events", type=int, metavar="N", help="keep more or fewer events than labkit.record() does; the newest stay")
+    measure = command("measure", _measure, "Make the recordings that ship with the kit, on this machine's real GPUs.")
+    measure.add_argument("--output", default="recordings", metavar="FOLDER", help="where the JSON files go (default: recordings)")
+    measure.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
     return parser
+
+
+def _add_machine_and_script(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many virtual GPUs (default: 1)")
+    parser.add_argument("--like", metavar="MODEL", help="the GPU they are modelled on, such as T4 or H200 (default: T4)")
+    parser.add_argument("--memory", metavar="SIZE", help="memory of each, such as 16GiB (default: the model's)")
+    parser.add_argument("--no-values", action="store_true", help="keep shapes, memory, order and time, and compute nothing")
+    parser.add_argument("script", help="the Python script")
+    own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    own.required = False  # argparse would ask for them where the script is missing
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -41,30 +58,72 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from labkit import machine
-
-    if not os.path.isfile(options.script):
-        return _refuse(f"no such script: {options.script}")
     try:
-        # Until the process ends: the script's threads and atexit functions may outlive its last line.
-        machine.use(
-            options.gpus,
-            like=options.like,
-            memory=options.memory,
-            virtual=True,
-            values=not options.no_values,
-            quiet=True,
-            heeds_environment=True,
-        )
+        _check_script(options.script)
+        _use_gpus(options, virtual=True)
     except (ValueError, TypeError, RuntimeError) as error:
         return _refuse(str(error))
     run_script(options.script, options.arguments)
     return 0
 
 
-def _refuse(message: str) -> int:
-    print(f"labkit run: {message}", file=sys.stderr)
+def _check_script(script: str) -> None:
+    if not os.path.isfile(script):
+        raise ValueError(f"no such script: {script}")
+
+
+def _use_gpus(options: argparse.Namespace, virtual: bool | None) -> None:
+    """Put the machine in place, until the process ends: the script's threads and atexit functions may outlive its last line."""
+    from labkit import machine
+
+    if options.gpus is not None and not 1 <= options.gpus <= machine.MAXIMUM:
+        raise ValueError(f"--gpus {options.gpus}: choose a whole number from 1 to {machine.MAXIMUM}")
+    machine.use(
+        1 if options.gpus is None else options.gpus,
+        like=options.like,
+        memory=options.memory,
+        virtual=virtual,
+        values=not options.no_values,
+        quiet=True,
+        heeds_environment=True,
+    )
+
+
+def _trace(options: argparse.Namespace) -> int:
+    import shlex
+
+    from labkit import report
+
+    try:
+        _check_script(options.script)
+        if options.max_events is not None and options.max_events < 1:
+            raise ValueError(f"--max-events {options.max_events}: give a whole number, 1 or more")
+        target = report.checked(options.output or report.default_path(options.script))
+        wishes = (options.gpus, options.like, options.memory, options.no_values or None)
+        _use_gpus(options, virtual=None if wishes == (None,) * 4 else True)
+    except (ValueError, TypeError, RuntimeError) as error:
+        return _refuse(str(error), "trace")
+    command = shlex.join([options.script, *options.arguments])
+    report.run_and_report(lambda: run_script(options.script, options.arguments), command, target, options.max_events)
+    return 0
+
+
+def _refuse(message: str, command: str = "run") -> int:
+    print(f"labkit {command}: {message}", file=sys.stderr)
     return 2  # as argparse does for an argument that it refuses
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from labkit import measure
+
+    try:
+        for file in measure.measure(options.names, Path(options.output)):
+            print(f"wrote {file}")
+    except (ValueError, RuntimeError) as error:
+        return _refuse(str(error), "measure")
+    return 0
 
 
 def run_script(script: str, arguments: list[str]) -> None:

@@ -1,5 +1,6 @@
 """`python -m labkit run` runs a script as Python would, on virtual GPUs; bad arguments get one clear line."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,12 @@ def script(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture(autouse=True)
+def nothing_hidden(monkeypatch):
+    """CUDA_VISIBLE_DEVICES hides virtual GPUs too, wherever these tests run."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def python(*arguments: object) -> subprocess.CompletedProcess:
@@ -116,8 +123,8 @@ def test_no_values_reaches_the_machine(script):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--gpus", "0"], "gpus=0"),
-        (["--gpus", "-1"], "gpus=-1"),
+        (["--gpus", "0"], "--gpus 0: choose a whole number from 1 to 16"),
+        (["--gpus", "-1"], "--gpus -1: choose"),
         (["--gpus", "two"], "invalid int value: 'two'"),
         (["--like", "T5"], "T5"),
         (["--memory", "banana"], "banana"),
@@ -128,6 +135,12 @@ def test_bad_options_get_one_clear_line(script, options, said):
     result = run(*options, script("print('ran')"))
     assert result.returncode == 2 and result.stdout == ""
     assert said in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
+    assert "None" not in result.stderr  # which no command line can say
+
+
+def test_without_a_script_its_arguments_are_not_asked_for():
+    result = run()
+    assert result.returncode == 2 and result.stderr.splitlines()[-1].endswith("the following arguments are required: script")
 
 
 def test_no_such_script(tmp_path):
@@ -140,3 +153,77 @@ def test_no_command_names_the_commands():
     assert result.returncode == 2 and "COMMAND" in result.stderr
     listed = python("-m", "labkit", "--help").stdout
     assert "doctor" in listed and "run" in listed
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_started_child_has_the_same_machine(script, method):
+    path = script(f"""
+        import multiprocessing, torch
+        from concurrent.futures import ProcessPoolExecutor
+        here = torch.cuda.get_device_name(0), torch.cuda.device_count()
+        def work(x):
+            y = torch.full((2,), x, device="cuda:1")
+            return here, torch.cuda.mem_get_info(1)[1] >> 30, torch.cuda.memory_allocated(1), y.sum().item()
+        if __name__ == "__main__":
+            torch.ones(1, device="cuda")
+            with ProcessPoolExecutor(1, multiprocessing.get_context("{method}")) as pool:
+                print(*pool.map(work, [1.0, 2.0]), sep="\\n")
+    """)
+    result = run("--gpus", 2, "--like", "H200", "--memory", "16GiB", path)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == [f"(('NVIDIA H200', 2), 16, 512, {total})" for total in (2.0, 4.0)]
+
+
+def trace(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "labkit", "trace", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env=os.environ | {"LABKIT_VIRTUAL": "1"},
+    )
+
+
+def test_trace_runs_the_script_as_python_does_and_writes_a_page(script, tmp_path):
+    path = script("""
+        import os, sys, torch
+        from neighbour import word
+        x = torch.ones(1 << 20, device="cuda")
+        print(sys.argv[1:], word, __name__)
+        os.chdir("/")
+        sys.exit(3)
+    """)
+    result = trace(path, "--gpus", "7", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (3, "['--gpus', '7'] found __main__\n"), result.stderr
+    assert result.stderr == f"labkit trace: the memory of the GPUs is told in {tmp_path / 'script-memory.html'}\n"
+    page = (tmp_path / "script-memory.html").read_text("utf-8")
+    assert "4 MiB allocated on cuda:0" in page and "script.py:4" in page and "--gpus 7" in page
+
+
+def test_trace_shows_the_scripts_own_traceback(script, tmp_path):
+    path = script("import torch\ntorch.ones(3, device='cuda')\n1 / 0")
+    expected = python(script("import torch\ntorch.ones(3)\n1 / 0")).stderr.splitlines()
+    path = script("import torch\ntorch.ones(3, device='cuda')\n1 / 0")
+    result = trace("--gpus", 2, "--like", "H200", "--output", "page.html", path, cwd=tmp_path)
+    said, *traceback = result.stderr.splitlines()
+    assert result.returncode == 1 and said.endswith("page.html") and traceback == expected
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "by ZeroDivisionError: division by zero" in page and "NVIDIA H200" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--output", "."], "that is a directory"),
+        (["--output", "absent/page.html"], "there is no directory"),
+        (["--max-events", "0"], "--max-events 0"),
+        (["--like", "T5"], "T5"),
+        (["--gpus", "0"], "--gpus 0: choose a whole number from 1 to 16"),
+    ],
+)
+def test_trace_refuses_before_the_script_runs(script, tmp_path, options, said):
+    result = trace(*options, script("print('ran')"), cwd=tmp_path)
+    assert result.returncode == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("labkit trace: ") and said in result.stderr
+    assert list(tmp_path.glob("*.html")) == []

@@ -1,5 +1,6 @@
-"""JupyterLab with copies of the notebooks, in a browser that is installed on this machine."""
+"""JupyterLab or the classic notebook, whichever is installed, with copies of the lessons, in a browser of this machine."""
 
+import json
 import os
 import shutil
 import socket
@@ -8,14 +9,15 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
 import pytest
+from front_ends import SECONDS, TOKEN, ClassicNotebook, JupyterLab
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-TOKEN = "browser-tests"
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 FLAGS = [
     "--no-sandbox",
@@ -25,16 +27,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-# The indicator says idle before the front end has the kernel's description; cells run in between are lost, all but the first.
-READY = """async () => {
-    const session = window.jupyterapp.shell.currentWidget.sessionContext;
-    await session.ready;
-    await session.session.kernel.info;
-    await session.session.kernel.requestKernelInfo();
-}"""
-SHUT_DOWN = "() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()"
 DONE = "every cell has run"
-SECONDS = 1000  # Playwright counts in milliseconds
+FRONT_END = JupyterLab() if find_spec("jupyterlab") else ClassicNotebook()
 
 
 @pytest.fixture(scope="session")
@@ -52,25 +46,32 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def lab(folder) -> Iterator[str]:
-    """The address of a JupyterLab of its own, whose kernels use virtual GPUs."""
+def front_end() -> JupyterLab | ClassicNotebook:
+    return FRONT_END
+
+
+@pytest.fixture(scope="session")
+def server(folder, tmp_path_factory) -> Iterator[str]:
+    """The address of a notebook server of its own, whose kernels use virtual GPUs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    log = folder / "jupyterlab.log"
-    options = f"--no-browser --allow-root --ip=127.0.0.1 --port={port} --ServerApp.port_retries=0 --IdentityProvider.token={TOKEN}"
+    log = folder / "server.log"
+    options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", *FRONT_END.options(folder)]
+    # Neither read nor change what the user has set and installed for notebooks.
+    settings = {name: str(tmp_path_factory.mktemp(name)) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
     with log.open("w") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options.split(), "--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={folder}"],
+            [sys.executable, "-m", FRONT_END.module, *options],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"LABKIT_VIRTUAL": "1"},
+            env=os.environ | {"LABKIT_VIRTUAL": "1"} | settings,
         )
     address = f"http://127.0.0.1:{port}"
     try:
         for _ in range(240):
             try:
-                urllib.request.urlopen(f"{address}/api?token={TOKEN}").close()
+                ask(address, "status")
                 break
             except OSError:
                 assert server.poll() is None, log.read_text()
@@ -79,6 +80,14 @@ def lab(folder) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait(20)
+
+
+def ask(address: str, what: str, method: str = "GET") -> object:
+    """What the server answers to a question of its REST interface."""
+    request = urllib.request.Request(f"{address}/api/{what}", method=method, headers={"Authorization": f"token {TOKEN}"})
+    with urllib.request.urlopen(request) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +107,7 @@ def browser() -> Iterator[object]:
 
 
 @pytest.fixture
-def open_lesson(lab, browser, tmp_path) -> Iterator[Callable[[str], object]]:
+def open_lesson(server, browser, tmp_path) -> Iterator[Callable[[str], object]]:
     """A function that opens a lesson, runs all its cells and returns the page; no page may have had a JavaScript error."""
     pages, errors = [], []
 
@@ -106,22 +115,48 @@ def open_lesson(lab, browser, tmp_path) -> Iterator[Callable[[str], object]]:
         page = browser.new_page()
         pages.append(page)
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(f"{lab}/lab/tree/{name}?reset&token={TOKEN}")
-        page.locator(".jp-Notebook").wait_for(timeout=60 * SECONDS)
-        page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").wait_for(timeout=60 * SECONDS)
-        page.evaluate(READY)
-        page.get_by_role("menuitem", name="Run", exact=True).click()
-        page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
+        FRONT_END.open(page, server, name)
+        FRONT_END.run_all(page)
+        done, failed = page.locator(FRONT_END.output, has_text=DONE), page.locator(FRONT_END.error, has_text="Traceback (most recent")
         try:
-            page.locator(".jp-OutputArea-output", has_text=DONE).wait_for(timeout=120 * SECONDS)
+            done.or_(failed).first.wait_for(timeout=120 * SECONDS)
         except Exception:
             picture = tmp_path / "page.png"
             page.screenshot(path=picture)
             pytest.fail(f"not all cells of {name} have run after 120 s; the page: {picture}")
+        assert failed.all_inner_texts() == []
         return page
 
     yield open_and_run
     for page in pages:
-        page.evaluate(SHUT_DOWN)
         page.close()
+    for session in ask(server, "sessions"):
+        ask(server, f"sessions/{session['id']}", "DELETE")
     assert errors == []
+
+
+@pytest.fixture
+def open_cells(folder, open_lesson) -> Callable[[str, Sequence[str]], object]:
+    """A function that makes a notebook of some cells, runs them and returns the page."""
+
+    def make_and_open(name: str, cells: Sequence[str]) -> object:
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+        notebook.cells = [nbformat.v4.new_code_cell(source) for source in (*cells, f"print('{DONE}')")]
+        nbformat.write(notebook, folder / f"{name}.ipynb")
+        return open_lesson(f"{name}.ipynb")
+
+    return make_and_open
+
+
+@pytest.fixture(scope="session")
+def look() -> Callable[..., None]:
+    """A function that photographs the page, with an element in sight, for who wants to look: into the folder LABKIT_SCREENSHOTS."""
+
+    def photograph(page: object, name: str, element: object = None) -> None:
+        if shots := os.environ.get("LABKIT_SCREENSHOTS"):
+            if element is not None:
+                element.evaluate("element => element.scrollIntoView({block: 'center'})")
+            page.screenshot(path=Path(shots) / f"{FRONT_END.module}_{name}.png")
+
+    return photograph

@@ -1,11 +1,9 @@
-"""The widgets in JupyterLab, used with mouse and keyboard."""
+"""The widgets in a notebook, used with mouse and keyboard."""
 
-import os
 import re
-from pathlib import Path
 
-import nbformat
 import pytest
+from front_ends import SECONDS
 
 pytestmark = pytest.mark.browser
 
@@ -16,29 +14,15 @@ CELLS = (
     "lab.figure()",
     "panel = labkit.widgets.MemoryPanel()\npanel",
     "tensors = [torch.ones(5 << 20, device='cuda') for _ in range(4)]\ndel tensors[1:]",
-    "print('every cell has run')",
 )
-SECONDS = 1000
 
 
 @pytest.fixture
-def page(folder, open_lesson):
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
-    nbformat.write(notebook, folder / "widgets.ipynb")
-    page = open_lesson("widgets.ipynb")
-    yield page
-    if shots := os.environ.get("LABKIT_SCREENSHOTS"):  # a folder, for who wants to look
-        page.screenshot(path=Path(shots) / "widgets_end.png")
+def page(open_cells):
+    return open_cells("widgets", CELLS)
 
 
-def look(page, name: str) -> None:
-    if shots := os.environ.get("LABKIT_SCREENSHOTS"):
-        page.screenshot(path=Path(shots) / f"{name}.png")
-
-
-def test_a_learner_predicts_runs_stops_and_runs_again(page):
+def test_a_learner_predicts_runs_stops_and_runs_again(page, front_end, look):
     from playwright.sync_api import expect
 
     answer = page.get_by_label("Your prediction:")
@@ -65,6 +49,8 @@ def test_a_learner_predicts_runs_stops_and_runs_again(page):
     expect(run).to_be_enabled()
     look(page, "stopped")
 
+    if not front_end.keeps_focus:
+        run.focus()
     expect(run).to_be_focused()
     page.keyboard.press("Space")
     expect(message).to_contain_text("you predicted 5, which is", timeout=60 * SECONDS)
@@ -75,7 +61,7 @@ def test_a_learner_predicts_runs_stops_and_runs_again(page):
     look(page, "finished")
 
 
-def test_the_memory_panel_shows_what_a_cell_did(page):
+def test_the_memory_panel_shows_what_a_cell_did(page, look):
     from playwright.sync_api import expect
 
     shown = page.locator(".widget-html-content", has_text="used on the device.").last

@@ -1,0 +1,181 @@
+"""How long the pictures of a long trace take, and how much memory.
+
+usage: python benchmarks/trace_plots.py [--events N ...] [--check]
+
+The traces are as training makes them: parameters stay, activations are allocated on the way forward and freed on the way back, every
+operator takes and frees a temporary. Each size runs in a process of its own. "memory" is the most that the process held beyond what
+it held when the trace was made. With --check the exit status is 1 if the memory plot takes more than 2 s for 100,000 events, 10 s
+for more, or 1 GiB.
+"""
+
+import argparse
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+import psutil
+
+from labkit import plots
+from labkit.trace import Trace
+from labkit.trace.events import ACTIVATIONS, ALLOC, FREE_COMPLETED, FREE_REQUESTED, GRADIENTS, OTHER, SEGMENT_ALLOC, Events, SourceLine
+from labkit.trace.phases import Phase
+from labkit.vgpu.allocator.settings import Settings
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+LAYERS = 100
+LARGE = 20 * MIB  # a segment
+SEGMENTS = LAYERS + 1
+BLOCK = 16 * MIB  # a layer's activation or gradient, at the start of its segment; the rest is for the temporaries
+TEMPORARY = 3 * MIB
+EVENT = 1e-5  # seconds between two events
+
+
+def step_of_training() -> tuple[np.ndarray, list[Phase]]:
+    """One step's rows of (action, segment, offset, size, stack, category), and its phases in numbers of events."""
+    rows: list[tuple[int, ...]] = []
+
+    def alloc(segment: int, offset: int, size: int, stack: int, category: int) -> None:
+        rows.append((ALLOC, segment, offset, size, stack, category))
+
+    def free(segment: int, offset: int, size: int, stack: int, category: int) -> None:
+        rows.append((FREE_REQUESTED, segment, offset, size, stack, category))
+        rows.append((FREE_COMPLETED, segment, offset, size, stack, category))
+
+    for layer in range(LAYERS):
+        alloc(layer, 0, BLOCK, 1, ACTIVATIONS)
+        alloc(layer, BLOCK, TEMPORARY, 1, OTHER)
+        free(layer, BLOCK, TEMPORARY, 1, OTHER)
+    middle = len(rows)
+    for layer in reversed(range(LAYERS)):
+        alloc(LAYERS, 0, BLOCK, 2, GRADIENTS)
+        free(layer, 0, BLOCK, 2, ACTIVATIONS)
+        free(LAYERS, 0, BLOCK, 2, GRADIENTS)
+    return np.array(rows), [Phase("forward", 0, middle, 1), Phase("backward", middle, len(rows), 2)]
+
+
+def make_trace(count: int) -> Trace:
+    """A trace of about so many events: the segments' own, then whole steps, the last one cut off."""
+    rows, phases = step_of_training()
+    steps = max(1, (count - SEGMENTS) // len(rows))
+    first = np.array([(SEGMENT_ALLOC, segment, 0, LARGE, 1, OTHER) for segment in range(SEGMENTS)])
+    table = np.concatenate([first, np.tile(rows, (steps, 1))])
+    action, segment, offset, size, stack, category = table.T
+    number = len(table)
+    events = Events(
+        time=np.arange(number) * EVENT,
+        device=np.zeros(number, np.int16),
+        stream=np.zeros(number, np.int64),
+        action=action.astype(np.uint8),
+        address=(segment * 4 * LARGE + LARGE + offset).astype(np.uint64),
+        size=size.astype(np.int64),
+        requested=size.astype(np.int64),
+        stack=stack.astype(np.int32),
+        birth=births(action, segment, offset),
+        category=category.astype(np.uint8),
+    )
+    starts = [(SEGMENTS + step * len(rows)) * EVENT for step in range(steps)]
+    return Trace(
+        events=events,
+        stacks=[(), (SourceLine("train.py", 11, "train", "loss = model(x)"),), (SourceLine("train.py", 12, "train", "loss.backward()"),)],
+        start=[],
+        settings=Settings(),
+        phases=[Phase(p.name, start + p.start * EVENT, start + p.end * EVENT, p.stack) for start in starts for p in phases],
+        used=[(0.0, 0, 3 * GIB)],
+        allocated_at_end={0: 0},
+        reserved_at_end={0: SEGMENTS * LARGE},
+        totals={0: 16 * GIB},
+        seconds=number * EVENT,
+        lost=0,
+        error="",
+        badge="made up",
+        origin={},
+    )
+
+
+def births(action: np.ndarray, segment: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """For each event about a block the event that allocated it, else -1."""
+    birth = np.full(len(action), -1, np.int32)
+    place = segment * LARGE + offset
+    order = np.lexsort((np.arange(len(action)), place))
+    allocated = np.where(action[order] == ALLOC, np.arange(len(order)), 0)
+    last = np.maximum.accumulate(allocated)
+    of_block = np.isin(action[order], [ALLOC, FREE_REQUESTED, FREE_COMPLETED])
+    birth[order[of_block]] = order[last[of_block]]
+    return birth
+
+
+def measured(call: Callable[[], object]) -> tuple[float, int]:
+    """Seconds that a call takes, and the most bytes that the process held while it ran beyond those before."""
+    process, done = psutil.Process(), threading.Event()
+    before = most = process.memory_info().rss
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(0.001):
+            most = max(most, process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    started = perf_counter()
+    try:
+        call()
+    finally:
+        seconds = perf_counter() - started
+        done.set()
+        watcher.join()
+    return seconds, most - before
+
+
+def report(count: int) -> bool:
+    """Print the figures of one size; is the memory plot quick and small enough?"""
+    small = make_trace(1000)
+    small.plot_memory()  # the first picture of a process loads fonts
+    small.plot_segments()
+    trace = make_trace(count)
+    calls: dict[str, Callable[[], object]] = {
+        "plot_memory": trace.plot_memory,
+        "plots.trace_devices": lambda: plots.trace_devices(trace),
+        "plot_segments": trace.plot_segments,
+        "segments": trace.segments,
+        "peaks": lambda: trace.peaks,
+        "lines": trace.lines,
+    }
+    good = True
+    for name, call in calls.items():
+        seconds, nbytes = measured(call)
+        print(f"{len(trace.events):>9,} events  {name:<20} {seconds:6.2f} s  {nbytes / MIB:6.0f} MiB", flush=True)
+        if name == "plot_memory":
+            good = seconds < (2 if count <= 100_000 else 10) and nbytes < GIB
+    print(f"{len(trace.events):>9,} events  the process held at most {peak_of_process() / MIB:.0f} MiB, imports and trace included")
+    return good
+
+
+def peak_of_process() -> int:
+    """Bytes: the most that this process has held."""
+    try:
+        import resource
+    except ImportError:  # Windows keeps it elsewhere
+        return psutil.Process().memory_info().peak_wset
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else KIB)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in this process
+    asked = parser.parse_args()
+    if asked.here:
+        good = all([report(count) for count in asked.events])
+    else:
+        good = True
+        for count in asked.events:
+            good &= subprocess.run([sys.executable, __file__, "--here", "--check", "--events", str(count)]).returncode == 0
+    return 0 if good or not asked.check else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

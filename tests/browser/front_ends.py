@@ -1,0 +1,76 @@
+"""The two notebooks that the lessons are tested in, each as a learner would work it: JupyterLab 4 and the classic notebook 6.5."""
+
+from pathlib import Path
+from typing import Any
+
+SECONDS = 1000  # Playwright counts in milliseconds
+TOKEN = "browser-tests"
+
+
+class JupyterLab:
+    """JupyterLab 4, with ipywidgets 8."""
+
+    module = "jupyterlab"
+    cell = ".jp-Cell.jp-CodeCell"
+    source = ".jp-InputArea-editor"
+    output = ".jp-OutputArea-output"
+    error = "[data-mime-type='application/vnd.jupyter.stderr']"
+    notebook = ".jp-Notebook"
+    keeps_focus = True  # a button can be given the keyboard's place by the kernel
+    narrow = 760  # pixels of a page whose notebook is as narrow as on a phone
+    # The indicator says idle before the front end has the kernel's description; cells run in between are lost, all but the first.
+    ready = """async () => {
+        const session = window.jupyterapp.shell.currentWidget.sessionContext;
+        await session.ready;
+        await session.session.kernel.info;
+        await session.session.kernel.requestKernelInfo();
+    }"""
+
+    @staticmethod
+    def options(folder: Path) -> list[str]:
+        return [
+            "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={TOKEN}",
+            f"--ServerApp.root_dir={folder}",
+            "--LabApp.expose_app_in_browser=True",
+        ]
+
+    def open(self, page: Any, address: str, name: str) -> None:
+        page.goto(f"{address}/lab/tree/{name}?reset&token={TOKEN}")
+        page.locator(self.notebook).wait_for(timeout=60 * SECONDS)
+        page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").wait_for(timeout=60 * SECONDS)
+        page.evaluate(self.ready)
+
+    def run_all(self, page: Any) -> None:
+        page.get_by_role("menuitem", name="Run", exact=True).click()
+        page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
+
+
+class ClassicNotebook:
+    """The notebook 6.5, with ipywidgets 7.7.1 (Colab's)."""
+
+    module = "notebook"
+    cell = ".cell.code_cell"
+    source = ".input_area"
+    output = ".output_subarea"
+    error = ".output_error"
+    notebook = "#notebook-container"
+    keeps_focus = False
+    narrow = 480
+    ready = """() => {
+        const kernel = window.Jupyter?.notebook?.kernel;
+        return kernel?.is_connected() && kernel.info_reply?.status === "ok" && kernel.widget_manager !== undefined;
+    }"""
+
+    @staticmethod
+    def options(folder: Path) -> list[str]:
+        return ["--NotebookApp.port_retries=0", f"--NotebookApp.token={TOKEN}", f"--NotebookApp.notebook_dir={folder}"]
+
+    def open(self, page: Any, address: str, name: str) -> None:
+        page.goto(f"{address}/notebooks/{name}?token={TOKEN}")
+        page.locator(self.notebook).wait_for(timeout=60 * SECONDS)
+        page.wait_for_function(self.ready, timeout=60 * SECONDS)
+
+    def run_all(self, page: Any) -> None:
+        page.locator("#celllink").click()
+        page.locator("#run_all_cells").click()
