@@ -9,6 +9,10 @@ from math import inf
 from threading import Lock
 
 
+# A vector clock: by stream, the number of its pieces of work that are done before something else.
+Known = dict["StreamTime", int]
+
+
 class StreamTime:
     """The queue of one stream, as far as time is concerned: work queued now starts at `ready` or later.
 
@@ -16,25 +20,32 @@ class StreamTime:
     created non-blocking, so even the legacy default stream (stream 0) neither waits for them nor makes them wait.
     """
 
-    __slots__ = ("device_index", "ready", "stream_id")
+    __slots__ = ("count", "device_index", "known", "learned", "ready", "stream_id")
 
     def __init__(self, device_index: int, stream_id: int = 0) -> None:
         self.device_index = device_index
         self.stream_id = stream_id
         self.ready = 0.0
+        self.count = 0  # pieces of work queued so far
+        self.known: Known = {}  # of other streams: how many of their pieces are done before what is queued here next
+        self.learned = 0  # how often the host had learned something when this stream last heard of it
 
     def __repr__(self) -> str:
         return f"StreamTime(device_index={self.device_index}, stream_id={self.stream_id}, ready={self.ready!r})"
 
 
 class EventTime:
-    """The moment (seconds of the machine's clock) when all that was queued on a stream before the event is done."""
+    """The moment (seconds of the machine's clock) when all that was queued on a stream before the event is done.
 
-    __slots__ = ("stream", "time")
+    `known` says of each stream how many pieces of its work are done then.
+    """
 
-    def __init__(self, stream: StreamTime, time: float) -> None:
+    __slots__ = ("known", "stream", "time")
+
+    def __init__(self, stream: StreamTime, time: float, known: "Known | None" = None) -> None:
         self.stream = stream
         self.time = time
+        self.known: Known = known or {}
 
     def __repr__(self) -> str:
         return f"EventTime(stream={self.stream!r}, time={self.time!r})"
@@ -69,20 +80,37 @@ class Clock:
 
     `host` is the host's time in seconds since the machine was put in place. Durations and overheads are in seconds, finite and
     not negative; anything else raises ValueError and changes nothing.
+
+    Beside the times it keeps what is ordered before what, whatever the times: `known` is what the host has waited for, and what it
+    launches from then on comes after that.
     """
 
-    __slots__ = ("_devices", "_engines", "_listener", "_lock", "host")
+    __slots__ = ("_devices", "_engines", "_learner", "_lessons", "_listener", "_lock", "_streams", "host", "known")
 
     def __init__(self) -> None:
         self.host = 0.0
         self._devices: dict[int, float] = {}  # when the last work queued on a device ends
         self._engines: dict[tuple[int, str], float] = {}  # when a copy engine is free again
+        self._streams: dict[int, list[StreamTime]] = {}  # those of a device that have had work
+        self.known: Known = {}
+        self._lessons = 0
+        self._learner: Callable[[], None] | None = None
         self._listener: Callable[[Span], None] | None = None
         self._lock = Lock()
 
     def listen(self, listener: Callable[[Span], None] | None) -> None:
         """Call `listener` with every span from now on, outside the clock's lock; None ends it."""
         self._listener = listener
+
+    def call_when_learned(self, learner: Callable[[], None] | None) -> None:
+        """Call `learner` whenever the host has learned that more work is done, outside the clock's lock; None ends it."""
+        self._learner = learner
+
+    def before(self, stream: StreamTime) -> Known:
+        """What is done before the work that is queued on the stream next: of each stream, so many pieces of work."""
+        with self._lock:
+            self._hear(stream)
+        return {**stream.known, stream: stream.count}
 
     def advance_host(self, seconds: float) -> None:
         """Let the host work for `seconds` by itself."""
@@ -98,6 +126,9 @@ class Clock:
         device = stream.device_index
         with self._lock:
             self.host = start = self.host + overhead
+            if stream.learned != self._lessons or not stream.count:
+                self._hear(stream)
+            stream.count += 1
             if stream.ready > start:
                 start = stream.ready
             stream.ready = end = start + seconds
@@ -116,12 +147,16 @@ class Clock:
         _check(seconds, overhead)
         device = stream.device_index
         with self._lock:
+            self._hear(stream)
+            stream.count += 1
             self.host += overhead
             start = max(self.host, stream.ready, self._engines.get((device, engine), 0.0))
             stream.ready = self._engines[device, engine] = end = start + seconds
             self._devices[device] = max(end, self._devices.get(device, 0.0))
             if blocking:
                 self.host = end
+        if blocking:
+            self._learn({**stream.known, stream: stream.count})
         span = Span(device, stream.stream_id, engine, name, start, seconds)
         if self._listener is not None:
             self._listener(span)
@@ -131,13 +166,16 @@ class Clock:
         """An event at the end of what is queued on the stream now; on an idle stream, now."""
         _check(overhead)
         with self._lock:
-            event = EventTime(stream, max(self.host, stream.ready))
+            self._hear(stream)
+            event = EventTime(stream, max(self.host, stream.ready), {**stream.known, stream: stream.count})
             self.host += overhead
         return event
 
     def wait(self, stream: StreamTime, event: EventTime) -> None:
         """Work queued on the stream from now on starts after the event. The host does not wait."""
         with self._lock:
+            self._hear(stream)
+            _add(stream.known, event.known)
             stream.ready = max(stream.ready, event.time)
             device = stream.device_index
             self._devices[device] = max(stream.ready, self._devices.get(device, 0.0))
@@ -147,24 +185,57 @@ class Clock:
         _check(overhead)
         with self._lock:
             self.host += overhead
-            return event.time <= self.host
+            done = event.time <= self.host
+        if done:
+            self._learn(event.known)
+        return done
 
     def synchronize_stream(self, stream: StreamTime, overhead: float) -> None:
         """The host waits until all that is queued on the stream is done."""
         self._hold_host(stream.ready, overhead)
+        self._learn({**stream.known, stream: stream.count})
 
     def synchronize_device(self, device_index: int, overhead: float) -> None:
         """The host waits until all that is queued on any stream of the device is done."""
         self._hold_host(self._devices.get(device_index, 0.0), overhead)
+        self._learn({stream: stream.count for stream in self._streams.get(device_index, ())})
 
     def synchronize_event(self, event: EventTime, overhead: float) -> None:
         """The host waits for the event."""
         self._hold_host(event.time, overhead)
+        self._learn(event.known)
+
+    def _hear(self, stream: StreamTime) -> None:
+        """What the host knows to be done is done before all that it queues from now on."""
+        if not stream.count:
+            mine = self._streams.setdefault(stream.device_index, [])
+            if stream not in mine:
+                mine.append(stream)
+        if stream.learned != self._lessons:
+            stream.learned = self._lessons
+            _add(stream.known, self.known)
+
+    def _learn(self, known: Known) -> None:
+        with self._lock:
+            more = _add(self.known, known)
+            self._lessons += more
+        if more and self._learner is not None:
+            self._learner()
 
     def _hold_host(self, until: float, overhead: float) -> None:
         _check(overhead)
         with self._lock:
             self.host = max(self.host, until) + overhead
+
+
+def _add(known: Known, more: Known) -> bool:
+    """Join two vector clocks; returns whether `more` told anything new."""
+    grown = False
+    for stream, count in more.items():
+        if count > known.get(stream, 0):
+            known[stream] = count
+            grown = True
+    return grown
 
 
 def _check(*durations: float) -> None:

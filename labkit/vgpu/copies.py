@@ -50,8 +50,10 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
     elif here is there:
         here.copy("d2d", nbytes)
     else:
-        there.copy("p2p", nbytes, blocking=False)
+        # On the source's stream, which waits for the target's, and that one for the copy (copy_kernel_cuda, ATen/native/cuda/Copy.cu).
         clock = here.machine.clock
+        clock.wait(there.stream, clock.record(here.stream))
+        there.copy("p2p", nbytes, blocking=False)
         clock.wait(here.stream, clock.record(there.stream))
 
 

@@ -53,7 +53,7 @@ class StreamEvents:
         return self._gpu.machine.clock.record(self._gpu.streams[stream])
 
     def done(self, event: EventTime) -> bool:
-        return event.time <= self._gpu.machine.clock.host
+        return self._gpu.machine.clock.query(event, 0.0)
 
     def wait(self, event: EventTime) -> None:
         self._gpu.machine.clock.synchronize_event(event, 0.0)

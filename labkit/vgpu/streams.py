@@ -128,7 +128,7 @@ class Event:
         if self._recorded is None or end._recorded is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         clock = self._gpu.machine.clock
-        if max(self._recorded.time, end._recorded.time) > clock.host:
+        if not (clock.query(self._recorded, 0.0) and clock.query(end._recorded, 0.0)):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return (end._recorded.time - self._recorded.time) * 1e3
 

@@ -228,3 +228,64 @@ def test_threads_lose_no_time_and_never_overlap_in_a_stream():
     assert stream.ready == 1 / 2048 + 8000 / 1024
     spans.sort(key=lambda span: span.start)
     assert all(earlier.end <= later.start for earlier, later in pairwise(spans))
+
+
+# What is ordered before what
+
+
+def is_before(clock, stream, count, later):
+    return clock.before(later).get(stream, 0) >= count
+
+
+def test_a_stream_knows_its_own_work_and_no_other_streams():
+    clock, a, b = Clock(), StreamTime(0, 1), StreamTime(0, 2)
+    clock.launch(a, 1.0, 0.0)
+    assert is_before(clock, a, 1, a)
+    assert not is_before(clock, a, 1, b)
+
+
+def test_time_that_has_passed_orders_nothing():
+    clock, a, b = Clock(), StreamTime(0, 1), StreamTime(0, 2)
+    clock.launch(a, 1.0, 0.0)
+    clock.advance_host(100.0)
+    assert not is_before(clock, a, 1, b)
+
+
+def test_an_event_orders_what_was_queued_before_it_and_nothing_after():
+    clock, a, b, c = Clock(), StreamTime(0, 1), StreamTime(0, 2), StreamTime(1, 0)
+    clock.launch(a, 1.0, 0.0)
+    event = clock.record(a)
+    clock.launch(a, 1.0, 0.0)
+    clock.wait(b, event)
+    clock.wait(c, clock.record(b))
+    for later in (b, c):
+        assert is_before(clock, a, 1, later)
+        assert not is_before(clock, a, 2, later)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda clock, a: clock.synchronize_stream(a, 0.0),
+        lambda clock, a: clock.synchronize_device(0, 0.0),
+        lambda clock, a: clock.synchronize_event(clock.record(a), 0.0),
+        lambda clock, a: clock.copy(a, "d2h", 1.0, 0.0, blocking=True),
+        lambda clock, a: (
+            clock.advance_host(10.0) or clock.query(clock.record(a)) or clock.advance_host(9.0) or clock.query(clock.record(a))
+        ),
+    ],
+)
+def test_what_the_host_has_waited_for_is_before_all_that_it_launches(wait):
+    clock, a, b = Clock(), StreamTime(0, 1), StreamTime(1, 2)
+    learned = []
+    clock.call_when_learned(lambda: learned.append(clock.known[a]))
+    clock.launch(a, 1.0, 0.0)
+    wait(clock, a)
+    assert learned and is_before(clock, a, 1, b)
+
+
+def test_another_device_is_not_waited_for():
+    clock, a, b = Clock(), StreamTime(0, 1), StreamTime(1, 0)
+    clock.launch(a, 1.0, 0.0)
+    clock.synchronize_device(1, 0.0)
+    assert not is_before(clock, a, 1, b)
