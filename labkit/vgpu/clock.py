@@ -8,7 +8,6 @@ from collections.abc import Callable
 from math import inf
 from threading import Lock
 
-
 # A vector clock: by stream, the number of its pieces of work that are done before something else.
 Known = dict["StreamTime", int]
 
@@ -52,17 +51,24 @@ class EventTime:
 
 
 class Span:
-    """A piece of work on a device: `kind` is "kernel" or the copy engine's name; `start` and `duration` are in seconds."""
+    """A piece of work on a device: `kind` is "kernel" or the copy engine's name; `start` and `duration` are in seconds.
 
-    __slots__ = ("device", "duration", "kind", "name", "start", "stream")
+    The host went on at `launched`; `overhead` is what it had worked to launch it.
+    """
 
-    def __init__(self, device: int, stream: int, kind: str, name: str, start: float, duration: float) -> None:
+    __slots__ = ("device", "duration", "kind", "launched", "name", "overhead", "start", "stream")
+
+    def __init__(
+        self, device: int, stream: int, kind: str, name: str, start: float, duration: float, launched: float = 0.0, overhead: float = 0.0
+    ) -> None:
         self.device = device
         self.stream = stream
         self.kind = kind
         self.name = name
         self.start = start
         self.duration = duration
+        self.launched = launched
+        self.overhead = overhead
 
     @property
     def end(self) -> float:
@@ -70,6 +76,33 @@ class Span:
 
     def __repr__(self) -> str:
         return f"Span({self.kind} {self.name!r} on cuda:{self.device} stream {self.stream}, {self.start!r} s + {self.duration!r} s)"
+
+
+class Wait:
+    """Somebody waits for work of `device`, on `stream`, or on all its streams where that is None, that is done at `time`.
+
+    `waiter` is the stream that waits, None for the host, which waits by what is called `name`. The host asked at `asked`; the waiter
+    may go on at `until`.
+    """
+
+    __slots__ = ("asked", "device", "name", "stream", "time", "until", "waiter")
+
+    def __init__(
+        self, device: int, stream: int | None, time: float, waiter: StreamTime | None, name: str, asked: float, until: float
+    ) -> None:
+        self.device = device
+        self.stream = stream
+        self.time = time
+        self.waiter = waiter
+        self.name = name
+        self.asked = asked
+        self.until = until
+
+    def __repr__(self) -> str:
+        return f"Wait({self.waiter or 'the host'} for cuda:{self.device} stream {self.stream}, {self.asked!r} s to {self.until!r} s)"
+
+
+Listener = Callable[[Span | Wait], None]
 
 
 class Clock:
@@ -85,7 +118,7 @@ class Clock:
     launches from then on comes after that.
     """
 
-    __slots__ = ("_devices", "_engines", "_learner", "_lessons", "_listener", "_lock", "_streams", "host", "known")
+    __slots__ = ("_devices", "_engines", "_learner", "_lessons", "_listeners", "_lock", "_streams", "host", "known")
 
     def __init__(self) -> None:
         self.host = 0.0
@@ -95,12 +128,20 @@ class Clock:
         self.known: Known = {}
         self._lessons = 0
         self._learner: Callable[[], None] | None = None
-        self._listener: Callable[[Span], None] | None = None
+        self._listeners: tuple[Listener, ...] = ()
         self._lock = Lock()
 
-    def listen(self, listener: Callable[[Span], None] | None) -> None:
-        """Call `listener` with every span from now on, outside the clock's lock; None ends it."""
-        self._listener = listener
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` with every span and every wait from now on, outside the clock's lock, after those that listen already."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        """Call `listener` no more. Raises ValueError if it does not listen."""
+        with self._lock:
+            if listener not in self._listeners:
+                raise ValueError(f"{listener} does not listen to this clock")
+            self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def call_when_learned(self, learner: Callable[[], None] | None) -> None:
         """Call `learner` whenever the host has learned that more work is done, outside the clock's lock; None ends it."""
@@ -125,7 +166,7 @@ class Clock:
             _check(seconds, overhead)
         device = stream.device_index
         with self._lock:
-            self.host = start = self.host + overhead
+            self.host = launched = start = self.host + overhead
             if stream.learned != self._lessons or not stream.count:
                 self._hear(stream)
             stream.count += 1
@@ -134,9 +175,9 @@ class Clock:
             stream.ready = end = start + seconds
             if end > self._devices.get(device, 0.0):
                 self._devices[device] = end
-        span = Span(device, stream.stream_id, "kernel", name, start, seconds)
-        if self._listener is not None:
-            self._listener(span)
+        span = Span(device, stream.stream_id, "kernel", name, start, seconds, launched, overhead)
+        for listener in self._listeners:
+            listener(span)
         return span
 
     def copy(self, stream: StreamTime, engine: str, seconds: float, overhead: float, blocking: bool, name: str = "copy") -> Span:
@@ -149,7 +190,7 @@ class Clock:
         with self._lock:
             self._hear(stream)
             stream.count += 1
-            self.host += overhead
+            self.host = launched = self.host + overhead
             start = max(self.host, stream.ready, self._engines.get((device, engine), 0.0))
             stream.ready = self._engines[device, engine] = end = start + seconds
             self._devices[device] = max(end, self._devices.get(device, 0.0))
@@ -157,9 +198,11 @@ class Clock:
                 self.host = end
         if blocking:
             self._learn({**stream.known, stream: stream.count})
-        span = Span(device, stream.stream_id, engine, name, start, seconds)
-        if self._listener is not None:
-            self._listener(span)
+        span = Span(device, stream.stream_id, engine, name, start, seconds, launched, overhead)
+        if self._listeners:
+            self._tell(span)
+            if blocking:
+                self._tell(Wait(device, stream.stream_id, end, None, name, launched, end))
         return span
 
     def record(self, stream: StreamTime, overhead: float = 0.0) -> EventTime:
@@ -179,6 +222,10 @@ class Clock:
             stream.ready = max(stream.ready, event.time)
             device = stream.device_index
             self._devices[device] = max(stream.ready, self._devices.get(device, 0.0))
+            asked, until = self.host, max(self.host, stream.ready)
+        if self._listeners:
+            source = event.stream
+            self._tell(Wait(source.device_index, source.stream_id, event.time, stream, "wait", asked, until))
 
     def query(self, event: EventTime, overhead: float = 1e-6) -> bool:
         """Has the event happened by now? Asking takes the host time too, or a loop that asks until it has would never end."""
@@ -192,17 +239,17 @@ class Clock:
 
     def synchronize_stream(self, stream: StreamTime, overhead: float) -> None:
         """The host waits until all that is queued on the stream is done."""
-        self._hold_host(stream.ready, overhead)
+        self._hold_host(stream.ready, overhead, "synchronize stream", stream.device_index, stream.stream_id)
         self._learn({**stream.known, stream: stream.count})
 
     def synchronize_device(self, device_index: int, overhead: float) -> None:
         """The host waits until all that is queued on any stream of the device is done."""
-        self._hold_host(self._devices.get(device_index, 0.0), overhead)
+        self._hold_host(self._devices.get(device_index, 0.0), overhead, "synchronize device", device_index)
         self._learn({stream: stream.count for stream in self._streams.get(device_index, ())})
 
     def synchronize_event(self, event: EventTime, overhead: float) -> None:
         """The host waits for the event."""
-        self._hold_host(event.time, overhead)
+        self._hold_host(event.time, overhead, "synchronize event", event.stream.device_index, event.stream.stream_id)
         self._learn(event.known)
 
     def _hear(self, stream: StreamTime) -> None:
@@ -222,10 +269,18 @@ class Clock:
         if more and self._learner is not None:
             self._learner()
 
-    def _hold_host(self, until: float, overhead: float) -> None:
+    def _hold_host(self, done: float, overhead: float, name: str, device: int, stream: int | None = None) -> None:
+        """The host waits, by what is called `name`, for work that is done at `done`."""
         _check(overhead)
         with self._lock:
-            self.host = max(self.host, until) + overhead
+            asked = self.host
+            self.host = until = max(asked, done) + overhead
+        if self._listeners:
+            self._tell(Wait(device, stream, done, None, name, asked, until))
+
+    def _tell(self, what: Span | Wait) -> None:
+        for listener in self._listeners:
+            listener(what)
 
 
 def _add(known: Known, more: Known) -> bool:

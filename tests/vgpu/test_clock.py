@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.vgpu.clock import Clock, Span, StreamTime
+from labkit.vgpu.clock import Clock, Span, StreamTime, Wait
 
 # Multiples of a power of two, so that sums are exact and the tests can compare with ==.
 seconds = st.integers(0, 1000).map(lambda n: n / 1024)
@@ -31,8 +31,8 @@ class Run:
     def __init__(self, program):
         self.clock = Clock()
         self.streams = [StreamTime(device, stream) for device in (0, 1) for stream in (0, 7)]
-        self.spans, self.events, self.hosts, self.answers = [], [], [0.0], []
-        self.clock.listen(self.spans.append)
+        self.spans, self.waits, self.events, self.hosts, self.answers = [], [], [], [0.0], []
+        self.clock.listen(self.hear)
         for name, *arguments in program:
             self.step(name, arguments)
             self.hosts.append(self.clock.host)
@@ -50,6 +50,9 @@ class Run:
             self.events.append(answer)
         elif name == "query":
             self.answers.append(answer)
+
+    def hear(self, what: Span | Wait) -> None:
+        (self.spans if type(what) is Span else self.waits).append(what)
 
     def of(self, stream: StreamTime) -> list[Span]:
         return [span for span in self.spans if (span.device, span.stream) == (stream.device_index, stream.stream_id)]
@@ -91,12 +94,53 @@ def test_the_same_program_gives_the_same_times(program):
 @given(programs)
 def test_listening_changes_no_time(program):
     run, deaf = Run([]), Run([])
-    deaf.clock.listen(None)
+    deaf.clock.unlisten(deaf.hear)
     for name, *arguments in program:
         run.step(name, list(arguments))
         deaf.step(name, list(arguments))
     assert (run.clock.host, [s.ready for s in run.streams]) == (deaf.clock.host, [s.ready for s in deaf.streams])
-    assert deaf.spans == []
+    assert deaf.spans == deaf.waits == []
+
+
+@given(programs)
+def test_every_span_says_when_it_was_launched(program):
+    run = Run(program)
+    for span in run.spans:
+        assert 0.0 <= span.overhead <= span.launched <= span.start
+
+
+@given(programs)
+def test_waits_say_who_waits_for_what_and_how_long(program):
+    run = Run([])
+    for name, *arguments in program:
+        told, before = len(run.waits), run.clock.host
+        run.step(name, arguments)
+        new = run.waits[told:]
+        if name == "wait" and run.events:
+            (wait,) = new
+            assert wait.waiter is arguments[0] and wait.asked == run.clock.host <= wait.until >= max(wait.time, wait.waiter.ready)
+        elif name.startswith("synchronize") and (run.events or name != "synchronize_event"):
+            (wait,) = new
+            assert wait.waiter is None and wait.name == name.replace("_", " ")
+            assert (wait.asked, wait.until) == (before, run.clock.host) and wait.time <= wait.until
+        elif name == "copy" and arguments[-1]:
+            (wait,) = new
+            assert wait.waiter is None and wait.until == wait.time == run.spans[-1].end == run.clock.host
+        else:
+            assert new == []
+
+
+def test_several_listen_in_the_order_in_which_they_came():
+    clock, heard = Clock(), []
+    first, second = lambda what: heard.append(1), lambda what: heard.append(2)
+    clock.listen(first)
+    clock.listen(second)
+    clock.launch(StreamTime(0), 1.0, 0.0)
+    clock.unlisten(first)
+    clock.launch(StreamTime(0), 1.0, 0.0)
+    assert heard == [1, 2, 2]
+    with pytest.raises(ValueError, match="does not listen"):
+        clock.unlisten(first)
 
 
 @given(programs, stream_index, seconds)
