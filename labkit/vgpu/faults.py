@@ -75,7 +75,7 @@ def survive(func: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
             raise errors.as_on_cuda(func, error) from None
         gpu = next(x._gpu for x in torch.utils._pytree.tree_leaves((args, kwargs)) if type(x) is VirtualTensor)
         shapes = _result_without_values(func, args, kwargs, error)
-        gpu.launch(0)
+        gpu.launch(0, name=func._schema.name.removeprefix("aten::"))
         gpu.fault = Fault(assertion, gpu.stream.ready)
         if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
             gpu.synchronize()

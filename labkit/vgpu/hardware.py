@@ -128,8 +128,8 @@ class Gpu:
 
     # time
 
-    def launch(self, bytes_moved: int, flops: float = 0, format: str = "float32", outputs: int = 0) -> None:
-        """Queue a kernel on the calling thread's current stream."""
+    def launch(self, bytes_moved: int, flops: float = 0, format: str = "float32", outputs: int = 0, name: str = "kernel") -> None:
+        """Queue a kernel on the calling thread's current stream; `name` is that of the operator."""
         if self.fault is not None:
             self.notice()
         profile = self.profile
@@ -137,7 +137,7 @@ class Gpu:
         if torch._C._current_graph_task_id() != -1:
             overhead += profile.backward_seconds
         seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=outputs > 0, outputs=outputs)
-        self.machine.clock.launch(self.stream, seconds, overhead)
+        self.machine.clock.launch(self.stream, seconds, overhead, name)
 
     def copy(self, kind: costs.CopyKind, nbytes: int, pinned: bool = False, blocking: bool = True) -> None:
         """Queue a copy on the calling thread's current stream."""

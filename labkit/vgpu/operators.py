@@ -75,12 +75,13 @@ def run(func: Any, args: tuple, kwargs: dict, gpu: Gpu, moved: int, flops: float
         with _DisableTorchDispatch():
             result = KERNELS.get(func, func)(*args, **kwargs)
         result = wrap_all(result, gpu)
-    rule = footprint.TEMPORARIES.get(func._schema.name[6:])
+    name = func._schema.name.removeprefix("aten::")
+    rule = footprint.TEMPORARIES.get(name)
     if rule is not None:
         gpu.scratch(rule(func, args, kwargs, result))
     for x in tensors(result):
         moved += x.numel() * x.itemsize
-    gpu.launch(moved, flops, format, outputs)
+    gpu.launch(moved, flops, format, outputs, name)
     return result
 
 
@@ -149,7 +150,7 @@ def like(func: Any, args: tuple, kwargs: dict) -> Any:
         with _DisableTorchDispatch():
             result = wrap(func(*args, **kwargs), gpu)
     if "empty" not in name:
-        gpu.launch(nbytes)
+        gpu.launch(nbytes, name=name)
     return result
 
 
@@ -241,7 +242,7 @@ def compare(func: Any, args: tuple, kwargs: dict) -> Any:
     gpu, moved = common_gpu(args, kwargs)
     for x in tensors(args):
         require_values(memory_of(x))
-    gpu.launch(moved)
+    gpu.launch(moved, name=func._schema.name.removeprefix("aten::"))
     gpu.copy("d2h", 1, pinned=True)
     with _DisableTorchDispatch():
         return func(*args, **kwargs)

@@ -88,12 +88,12 @@ def plain_of(model: Tensor, step: Any, inputs: tuple, outputs: tuple) -> None:
         with _DisableTorchDispatch(), torch.no_grad():
             for target, value in zip(outputs, step(*map(plain_values, inputs)), strict=True):
                 aten.copy_.default(target, value)
-    model._gpu.launch(sum(x.numel() * x.itemsize for x in tensors(inputs, outputs)))  # type: ignore[attr-defined]
+    model._gpu.launch(sum(x.numel() * x.itemsize for x in tensors(inputs, outputs)), name=step.__name__)  # type: ignore[attr-defined]
 
 
 def plain_gradients(step: Any, inputs: tuple, grads: tuple, targets: tuple) -> None:
     """The gradients of a step's values for the inputs that have a target."""
-    inputs[0]._gpu.launch(2 * sum(x.numel() * x.itemsize for x in tensors(inputs)))
+    inputs[0]._gpu.launch(2 * sum(x.numel() * x.itemsize for x in tensors(inputs)), name=f"{step.__name__}_backward")
     if not all_known(inputs, tuple(tensors(grads)), targets):
         return
     with _DisableTorchDispatch(), torch.enable_grad():

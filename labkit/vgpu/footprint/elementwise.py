@@ -34,7 +34,7 @@ def evaluate(func: Any, args: tuple, kwargs: dict, values: Callable[[], Any]) ->
         result = wrap_all(result, gpu)
     for x in operators.tensors(result):
         moved += x.numel() * x.itemsize
-    gpu.launch(moved)
+    gpu.launch(moved, name=func._schema.name.removeprefix("aten::"))
     return result
 
 
@@ -252,7 +252,7 @@ def _swapped(func: Any, args: tuple, kwargs: dict) -> Any:
                 mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=gpu.generator.next_draws(x.numel()))
                 output = x.mul(mask).mul_(1 / (1 - p))
         mask, output = wrap_all((mask, output), gpu)
-    gpu.launch(2 * moved + mask.numel())
+    gpu.launch(2 * moved + mask.numel(), name="native_dropout")
     return mask, output
 
 

@@ -127,7 +127,7 @@ class _RmsNorm(torch.autograd.Function):
             accumulated = torch.float32 if x.dtype in _LOW else x.dtype
             return torch.empty(x.shape, dtype=x.dtype, device="meta"), torch.empty(statistics, dtype=accumulated, device="meta")
 
-        output, rstd = _fused(values, shapes, x, weight)
+        output, rstd = _fused("rms_norm", values, shapes, x, weight)
         ctx.save_for_backward(x, weight, rstd)
         ctx.shape, ctx.epsilon = shape, epsilon
         return output
@@ -158,11 +158,11 @@ class _RmsNorm(torch.autograd.Function):
                 torch.empty(v.shape, dtype=v.dtype, device="meta") if wanted else None for v, wanted in zip((x, weight), wants, strict=True)
             )
 
-        into_x, into_weight = _fused(values, shapes, gradient, x, weight, rstd)
+        into_x, into_weight = _fused("rms_norm_backward", values, shapes, gradient, x, weight, rstd)
         return into_x, None, into_weight, None
 
 
-def _fused(values: Any, shapes: Any, *inputs: torch.Tensor | None) -> Any:
+def _fused(name: str, values: Any, shapes: Any, *inputs: torch.Tensor | None) -> Any:
     """The results of one kernel: of `values`, or of the shapes alone where values are not kept."""
     gpu: Gpu
     gpu, moved = operators.common_gpu(inputs, {})
@@ -172,7 +172,7 @@ def _fused(values: Any, shapes: Any, *inputs: torch.Tensor | None) -> Any:
         with _DisableTorchDispatch():
             results = values()
         results = wrap_all(results, gpu)
-    gpu.launch(moved + sum(x.numel() * x.itemsize for x in operators.tensors(results)))
+    gpu.launch(moved + sum(x.numel() * x.itemsize for x in operators.tensors(results)), name=name)
     return results
 
 

@@ -90,10 +90,11 @@ def perform(
     outputs = [raw] if single else list(raw)
     made = play(gpu, plan(outputs), outputs, known)
     moved += sum(x.numel() * x.itemsize for x in made if isinstance(x, torch.Tensor))
+    name = func._schema.name.removeprefix("aten::")
     if flops:
-        gpu.launch(moved, flops, operators.FORMATS.get(args[0].dtype, "tf32"))
+        gpu.launch(moved, flops, operators.FORMATS.get(args[0].dtype, "tf32"), name=name)
     else:
-        gpu.launch(moved)
+        gpu.launch(moved, name=name)
     return made[0] if single else tuple(made)
 
 
