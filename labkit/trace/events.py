@@ -1,18 +1,15 @@
 """The columns of a recording: what happened to GPU memory, when, and which line of Python asked for it."""
 
-import importlib.util
-import linecache
-import os
-import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import count
-from pathlib import Path
 from types import CodeType, FrameType
 
 import numpy as np
+
+from labkit.source_lines import LABKIT, SourceLine
 
 # PyTorch's names (`device_traces` of torch.cuda.memory._snapshot). A free is requested by the program and completed when no stream
 # uses the block any more.
@@ -32,47 +29,6 @@ ACTION_OF = {name: index for index, name in enumerate(ACTIONS)}
 
 CATEGORIES = ("parameters", "gradients", "activations", "optimizer state", "workspace", "other")
 PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, WORKSPACE, OTHER = range(len(CATEGORIES))
-
-_LABKIT = str(Path(__file__).parents[1]) + os.sep
-_STANDARD_LIBRARY = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
-_CELL = ("<ipython-input", "<stdin>", "<string>")  # code that was typed, not read from a file
-
-
-@dataclass(frozen=True, slots=True)
-class SourceLine:
-    """A line of Python: `filename`, `line` (from 1), the `function` it is in, and its `text`, known only of the user's own lines."""
-
-    filename: str
-    line: int
-    function: str
-    text: str = field(default="", compare=False)
-
-    @classmethod
-    def read(cls, filename: str, line: int, function: str) -> "SourceLine":
-        """The line with its text, empty where the file cannot be read."""
-        text = linecache.getline(filename, line).strip() if is_users(filename) else ""
-        return cls(filename, line, function, text)
-
-    @property
-    def place(self) -> str:
-        """As a reader knows it: "train.py:12", or "cell:3", for a notebook's cell is no file of the reader's."""
-        cell = self.filename.startswith(_CELL) or f"{os.sep}ipykernel_" in self.filename
-        return f"{'cell' if cell else os.path.basename(self.filename)}:{self.line}"
-
-
-@lru_cache(maxsize=4096)
-def is_users(filename: str) -> bool:
-    """Is this source neither PyTorch's, nor the kit's, nor of any other library?"""
-    if filename.startswith("<"):
-        return filename.startswith(_CELL)
-    path = os.path.realpath(filename)
-    if {"site-packages", "dist-packages"} & set(Path(path).parts):
-        return False
-    torch = importlib.util.find_spec("torch")
-    roots = [_STANDARD_LIBRARY, os.path.realpath(_LABKIT) + os.sep]
-    roots += [os.path.realpath(root) + os.sep for root in (torch.submodule_search_locations if torch else ())]
-    return not path.startswith(tuple(roots))
-
 
 Stack = tuple[SourceLine, ...]  # innermost first
 
@@ -105,7 +61,7 @@ def _resolved(key: tuple) -> Stack:
     if not key or isinstance(key[0], SourceLine):
         return key
     lines = (SourceLine.read(code.co_filename, _line(code, last), code.co_name) for code, last in zip(key[::2], key[1::2], strict=True))
-    return tuple(line for line in lines if not line.filename.startswith(_LABKIT))
+    return tuple(line for line in lines if not line.filename.startswith(LABKIT))
 
 
 @lru_cache(maxsize=8192)

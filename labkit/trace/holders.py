@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from labkit import units
-from labkit.trace.events import is_users
+from labkit.source_lines import is_users
 from labkit.trace.graph import TELLS_SAVED, is_node, isinstance_of
 from labkit.trace.names import name_of
 from labkit.trace.references import Ancestors, Path, References, Snapshot, without

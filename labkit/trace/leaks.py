@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from labkit import units
 from labkit.inventory import Table
-from labkit.trace.events import SourceLine
+from labkit.source_lines import SourceLine
 from labkit.trace.holders import UNSEEN, Holder, search
 from labkit.trace.references import Snapshot
 from labkit.trace.tensors import Census, DeviceStorage, alive, shape_and_dtype

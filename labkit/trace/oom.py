@@ -5,7 +5,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from labkit.inventory import Table
-from labkit.trace.events import SourceLine
+from labkit.source_lines import SourceLine
 from labkit.trace.oom_situation import (
     FreeSpace,
     Situation,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.trace.events import SourceLine, is_users
+from labkit.source_lines import SourceLine, is_users
 from labkit.trace.graph import attributes, isinstance_of
 
 # Packages that look at a program and are no part of it: what their variables hold is not what a learner can let go of.

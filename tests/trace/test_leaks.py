@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import labkit
-from labkit.trace.events import SourceLine
+from labkit.source_lines import SourceLine
 from labkit.trace.graph import TELLS_SAVED
 from labkit.trace.holders import UNSEEN
 from labkit.trace.leaks import find_leaks

@@ -1,0 +1,49 @@
+"""Lines of source, and whose they are: the user's, or a library's."""
+
+import importlib.util
+import linecache
+import os
+import sysconfig
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+LABKIT = str(Path(__file__).parent) + os.sep
+_STANDARD_LIBRARY = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+_CELL = ("<ipython-input", "<stdin>", "<string>")  # code that was typed, not read from a file
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A line of Python: `filename`, `line` (from 1), the `function` it is in, and its `text`, known only of the user's own lines."""
+
+    filename: str
+    line: int
+    function: str
+    text: str = field(default="", compare=False)
+
+    @classmethod
+    def read(cls, filename: str, line: int, function: str) -> "SourceLine":
+        """The line with its text, empty where the file cannot be read."""
+        text = linecache.getline(filename, line).strip() if is_users(filename) else ""
+        return cls(filename, line, function, text)
+
+    @property
+    def place(self) -> str:
+        """As a reader knows it: "train.py:12", or "cell:3", for a notebook's cell is no file of the reader's."""
+        cell = self.filename.startswith(_CELL) or f"{os.sep}ipykernel_" in self.filename
+        return f"{'cell' if cell else os.path.basename(self.filename)}:{self.line}"
+
+
+@lru_cache(maxsize=4096)
+def is_users(filename: str) -> bool:
+    """Is this source neither PyTorch's, nor the kit's, nor of any other library?"""
+    if filename.startswith("<"):
+        return filename.startswith(_CELL)
+    path = os.path.realpath(filename)
+    if {"site-packages", "dist-packages"} & set(Path(path).parts):
+        return False
+    torch = importlib.util.find_spec("torch")
+    roots = [_STANDARD_LIBRARY, os.path.realpath(LABKIT) + os.sep]
+    roots += [os.path.realpath(root) + os.sep for root in (torch.submodule_search_locations if torch else ())]
+    return not path.startswith(tuple(roots))
