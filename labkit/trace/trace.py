@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from labkit.source_lines import is_users
 from labkit.trace import files, replay, snapshot
 from labkit.trace import lines as lines_of_code
 from labkit.trace.events import (
@@ -22,7 +23,6 @@ from labkit.trace.events import (
     Events,
     SourceLine,
     Stack,
-    is_users,
 )
 from labkit.trace.leaks import Birth, Leaks, find_leaks
 from labkit.trace.phases import Phase
