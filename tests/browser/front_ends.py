@@ -14,10 +14,10 @@ class JupyterLab:
     cell = ".jp-Cell.jp-CodeCell"
     source = ".jp-InputArea-editor"
     output = ".jp-OutputArea-output"
-    error = "[data-mime-type='application/vnd.jupyter.stderr']"
     notebook = ".jp-Notebook"
     keeps_focus = True  # a button can be given the keyboard's place by the kernel
     narrow = 760  # pixels of a page whose notebook is as narrow as on a phone
+    cells = "window.jupyterapp.shell.currentWidget.content.model.toJSON().cells"
     # The indicator says idle before the front end has the kernel's description; cells run in between are lost, all but the first.
     ready = """async () => {
         const session = window.jupyterapp.shell.currentWidget.sessionContext;
@@ -53,10 +53,10 @@ class ClassicNotebook:
     cell = ".cell.code_cell"
     source = ".input_area"
     output = ".output_subarea"
-    error = ".output_error"
     notebook = "#notebook-container"
     keeps_focus = False
     narrow = 480
+    cells = "window.Jupyter.notebook.toJSON().cells"
     ready = """() => {
         const kernel = window.Jupyter?.notebook?.kernel;
         return kernel?.is_connected() && kernel.info_reply?.status === "ok" && kernel.widget_manager !== undefined;

@@ -1,0 +1,46 @@
+"""What the cells of an executed notebook came to, read from the notebook itself: of the page, only what is in sight has text."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+
+
+def printed(cell: dict[str, Any]) -> str:
+    """What a code cell has printed so far."""
+    return "".join(_text(output) for output in cell["outputs"])
+
+
+def failures(cells: Sequence[dict[str, Any]]) -> list[str]:
+    """Of each code cell with an error that its tag does not announce, or with a traceback on its standard error: which, and the text.
+
+    `cells` are those of a notebook in nbformat 4, numbered from 0. The tag is nbconvert's and nbval's, "raises-exception".
+    """
+    found = []
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            announced = "raises-exception" in cell["metadata"].get("tags", ())
+            texts = [_text(output) for output in cell["outputs"] if _failed(output, announced)]
+            found += [f"cell {number}:\n{_joined(cell['source'])}\n\n{text}" for text in texts]
+    return found
+
+
+def _failed(output: dict[str, Any], announced: bool) -> bool:
+    if output["output_type"] == "error":
+        return not announced
+    return output.get("name") == "stderr" and "Traceback (most recent call last)" in _text(output)
+
+
+def _text(output: dict[str, Any]) -> str:
+    match output["output_type"]:
+        case "error":
+            return _COLOURS.sub("", "\n".join([*output["traceback"], f"{output['ename']}: {output['evalue']}"]))
+        case "stream":
+            return _joined(output["text"])
+    return ""
+
+
+def _joined(text: str | list[str]) -> str:
+    """A text of a notebook, which its file may hold line by line."""
+    return text if isinstance(text, str) else "".join(text)
