@@ -25,6 +25,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command("doctor", _doctor, "Print what this machine has, what the kit will run on, and what to do about anything missing.")
     run = command("run", _run, "Run an unmodified PyTorch script on virtual GPUs, as `python SCRIPT ARGUMENTS` would run it on real ones.")
+    run.add_argument("--virtual-time", action="store_true", help="let Python's `time` tell the model's times: the same on every computer")
     _add_machine_and_script(run)
     trace = command("trace", _trace, "Run a PyTorch script and write an HTML page about the memory of its GPUs, also when it fails.")
     trace.epilog = (
@@ -63,8 +64,19 @@ def _run(options: argparse.Namespace) -> int:
         _use_gpus(options, virtual=True)
     except (ValueError, TypeError, RuntimeError) as error:
         return _refuse(str(error))
+    _set_up_for_times(options)
     run_script(options.script, options.arguments)
     return 0
+
+
+def _set_up_for_times(options: argparse.Namespace) -> None:
+    """What a script that measures needs. It lasts until the process ends, as the machine does: see `_use_gpus`."""
+    from labkit.vgpu import hardware, host_clock
+
+    machine = hardware.machine()
+    machine.blanks_host = options.no_values  # a script times copies to the host too
+    if options.virtual_time:
+        host_clock.put_in_place(machine.clock)
 
 
 def _check_script(script: str) -> None:

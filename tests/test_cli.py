@@ -120,6 +120,38 @@ def test_no_values_reaches_the_machine(script):
     assert "values" in result.stderr.splitlines()[-1]
 
 
+def test_virtual_time_is_the_same_in_every_run_and_lasts_until_the_scripts_last_word(script):
+    path = script("""
+        import atexit, time, torch
+        x = torch.ones(2000, 2000, device="cuda")
+        start = time.perf_counter()
+        y = x @ x
+        torch.cuda.synchronize()
+        print(time.perf_counter() - start)
+        time.sleep(3600)
+        atexit.register(lambda: print(time.perf_counter(), time.time()))
+    """)
+    first, second = (run("--virtual-time", path) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    product, end, _ = map(float, first.stdout.split())
+    assert 1e-3 < product < 1e-2 and 3600 < end < 3601
+
+
+def test_without_values_copies_to_the_host_take_place_and_numbers_are_known(script):
+    path = script("""
+        import torch
+        count, x = torch.zeros(1, device="cuda"), torch.randn(1000, device="cuda")
+        y = torch.zeros(1000)
+        for _ in range(3):
+            count.add_(1)
+            y.copy_(x)
+        print(count.item(), y.isnan().all().item())
+    """)
+    result = run("--no-values", path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "3.0 True\n", "")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -31,7 +31,9 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
     nbytes = target.numel() * target.itemsize
     unknown = there is not None and memory_of(source).kept is None
     if here is None:
-        if unknown:
+        if unknown and there.machine.blanks_host:
+            blank(target)
+        elif unknown:
             require_values(memory_of(source))
     elif unknown or memory_of(target).kept is None:
         forget(target)
@@ -55,6 +57,13 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
         clock.wait(there.stream, clock.record(here.stream))
         there.copy("p2p", nbytes, blocking=False)
         clock.wait(here.stream, clock.record(there.stream))
+
+
+def blank(target: torch.Tensor) -> None:
+    """Unknown values arrive in a tensor on the host: NaN where the dtype has it; integers stay as they were."""
+    if target.dtype.is_floating_point or target.dtype.is_complex:
+        with _DisableTorchDispatch():
+            target.fill_(torch.nan)
 
 
 def to_copy(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -14,11 +14,14 @@ from labkit.vgpu.clock import Clock, EventTime, StreamTime
 from labkit.vgpu.profiles import Profile
 
 if TYPE_CHECKING:
+    from labkit.vgpu.accesses import Place
     from labkit.vgpu.faults import Fault
+    from labkit.vgpu.order import Order
 
 # A lesson that fills 16 GiB of GPU must run in 1 GiB of RAM: values of device tensors are kept within these bounds.
 HOST_SHARE = 0.25  # of the memory that this process may use, for the values of all device tensors together
 LARGEST_KEPT = 256 << 20  # bytes of one tensor: ten of those would fill a laptop
+NUMBER_BYTES = 8  # of one number: kept even with values=False, so that a script can read what it counts
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
 
 
@@ -28,18 +31,23 @@ class Memory:
     `kept` is the number of bytes of values on the host; a storage without values (`kept` is None) is called hollow.
     """
 
-    __slots__ = ("__weakref__", "block", "born", "gpu", "kept")
+    __slots__ = ("__weakref__", "block", "born", "gpu", "kept", "place", "written")
 
     def __init__(self, gpu: "Gpu", block: Block | None, kept: int | None) -> None:
         self.gpu = gpu
         self.block = block
         self.born = gpu.machine.selected.call  # the call that made it: a Python instruction or a node of a backward
         self.kept = kept
+        self.place: Place | None = None  # who has touched it, once that is watched (labkit.vgpu.order)
+        # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
+        self.written = gpu.default_stream.count + 1 if watcher is None else 0
         gpu.machine.keep(kept)
 
     def __del__(self) -> None:
         self.gpu.machine.keep(self.kept, -1)
         if self.block is not None:
+            if self.place is not None and watcher is not None:
+                watcher.freed(self)
             self.gpu.allocator.free(self.block)
 
 
@@ -91,6 +99,7 @@ class Gpu:
 
     def pool_stream(self, priority: int) -> StreamTime:
         """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
+        watch(self.machine.order)
         high = -1 if priority < 0 else 0
         number = self.next_stream[high]
         self.next_stream[high] = (number + 1) % POOL_STREAMS
@@ -174,6 +183,7 @@ class Selected(threading.local):
         self.task = -1  # the backward under way,
         self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
         self.root: Gpu | None = None  # where the next backward starts
+        self.watched = False  # an operator is running whose memory is watched: those that it is made of are not
         self.product: Callable[[], Memory | None] | None = None  # what the last matrix product was written to
 
     def visit(self, task: int, *places: "Gpu | None") -> None:
@@ -201,7 +211,9 @@ class Machine:
         self.kept_bytes = 0
         self.host_budget, self.largest_kept = host_budget()
         self.hollow = 0  # storages without values that are alive
+        self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
         self.gpus = [Gpu(self, index) for index in range(count)]
+        self.order: Order  # set by labkit.vgpu.install
 
     @property
     def current(self) -> Gpu:
@@ -251,7 +263,8 @@ class Machine:
 
     def may_keep(self, nbytes: int) -> bool:
         """Is there room on the host for the values of one more tensor?"""
-        return self.values and nbytes <= self.largest_kept and self.kept_bytes + nbytes <= self.host_budget
+        largest = self.largest_kept if self.values else NUMBER_BYTES
+        return nbytes <= largest and self.kept_bytes + nbytes <= self.host_budget
 
     def keep(self, kept: int | None, sign: int = 1) -> None:
         if kept is None:
@@ -267,6 +280,7 @@ class Machine:
 
 
 _in_place: Machine | None = None
+watcher: "Order | None" = None  # who looks at every operator, once the machine in place has several streams
 
 
 def host_budget() -> tuple[int, int]:
@@ -292,8 +306,14 @@ os.register_at_fork(after_in_child=_mark_forked)
 
 def put_in_place(machine: Machine | None) -> None:
     """Make this the machine that "cuda" means."""
-    global _in_place
-    _in_place = machine
+    global _in_place, watcher
+    _in_place, watcher = machine, None
+
+
+def watch(order: "Order") -> None:
+    """From now on `order` looks at every operator."""
+    global watcher
+    watcher = order
 
 
 def machine() -> Machine:

@@ -13,7 +13,7 @@ INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's outpu
 
 def loses_values(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> bool:
     """Must this operator's outputs go without values? Cheap where nothing is large or without values already."""
-    return bool(gpu.machine.hollow or _large(args)) and not keeps_values(func, args, kwargs, gpu)
+    return bool(gpu.machine.hollow or not gpu.machine.values or _large(args)) and not keeps_values(func, args, kwargs, gpu)
 
 
 def _large(args: tuple) -> bool:
@@ -30,13 +30,11 @@ def keeps_values(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> bool:
     for x in tensors(args, kwargs):
         if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).kept is None:
             return False
-    if not gpu.machine.values:
-        return False
-    if not _large(args):
+    if gpu.machine.values and not _large(args):
         return True
     shapes = on_meta(func, args, kwargs)
     if shapes is None:
-        return True
+        return gpu.machine.values
     fresh = sum(x.untyped_storage().nbytes() for x in tensors(shapes) if x.device.type == "meta")
     return gpu.machine.may_keep(fresh)
 
