@@ -120,7 +120,7 @@ class CudaSource:
         self._used: list[tuple[float, int, int]] = []
         self._relies = False  # on the history that a recording switched on
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._watching = ExitStack()  # what ends the thread and its session with NVML
 
     def start(self) -> None:
         import torch
@@ -146,7 +146,7 @@ class CudaSource:
     def finish(self) -> Recorded:
         import torch
 
-        self._watch_no_more()
+        self._watching.close()
         counts = self._counted()
         snapshot = torch.cuda.memory._snapshot()
         events: list[Event] = []
@@ -173,19 +173,13 @@ class CudaSource:
         """Leave nothing switched on, however far `start` came."""
         import torch
 
-        self._watch_no_more()
+        self._watching.close()
         with self._lock:
             if self._relies:
                 self._relies = False
                 CudaSource._recording -= 1
                 if CudaSource._recording == 0 and not torch.cuda._is_in_bad_fork():  # a forked child has no CUDA
                     torch.cuda.memory._record_memory_history(None)
-
-    def _watch_no_more(self) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
 
     def _since_start(self, device: int, entries: list[dict]) -> list[Event]:
         """The device's events since the snapshot that began this recording, which the history itself notes."""
@@ -213,32 +207,39 @@ class CudaSource:
         """Look at the bytes in use on each device from a thread; where NVML does not answer there is nothing to see."""
         import torch
 
-        handles = []
-        with suppress(Exception):  # no NVML, or one that does not know this GPU: the recording goes without
-            for device in range(torch.cuda.device_count()):
-                handles.append((device, torch.cuda._get_nvml_device_index(device)))
+        try:
             import pynvml
 
             pynvml.nvmlInit()
-            handles = [(device, pynvml.nvmlDeviceGetHandleByIndex(index)) for device, index in handles]
-        if not handles or isinstance(handles[0][1], int):
+            self._watching.callback(_shut_nvml_down)
+            devices = range(torch.cuda.device_count())
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(torch.cuda._get_nvml_device_index(device)) for device in devices]
+        except Exception:  # no NVML, or one that does not know this GPU: the recording goes without
             return
 
         def look() -> None:
-            for device, handle in handles:
+            for device, handle in enumerate(handles):
                 with suppress(pynvml.NVMLError):
                     self._used.append((self.now(), device, pynvml.nvmlDeviceGetMemoryInfo(handle).used))
 
         def watch() -> None:
-            with ExitStack() as at_end:
-                at_end.callback(pynvml.nvmlShutdown)
-                at_end.callback(look)
+            look()
+            while not self._ended.wait(PERIOD):
                 look()
-                while not self._ended.wait(PERIOD):
-                    look()
+            look()
 
-        self._thread = threading.Thread(target=watch, name="labkit recording", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=watch, name="labkit recording", daemon=True)
+        thread.start()
+        self._watching.callback(thread.join)
+        self._watching.callback(self._ended.set)
+
+
+def _shut_nvml_down() -> None:
+    """A driver that has gone away by now has nothing to shut down."""
+    import pynvml
+
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
 
 
 _lines: dict[tuple[str, int, str], SourceLine] = {}

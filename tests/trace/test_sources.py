@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from fake_driver import FakeDriver
 
 import labkit
 from labkit.trace import events, phases
@@ -45,7 +46,7 @@ def test_a_history_that_cannot_be_read_is_switched_off(switched, monkeypatch, mo
         getattr(source, when)()
     source.stop()
     source.stop()
-    assert switched == [False, True, False] and CudaSource._recording == 0 and source._thread is None
+    assert switched == [False, True, False] and CudaSource._recording == 0
 
 
 def test_the_last_of_several_recordings_switches_the_history_off(switched):
@@ -64,6 +65,32 @@ def test_a_history_that_was_on_before_stays_on(switched):
     source.start()
     source.stop()
     assert switched == [True] and CudaSource._recording == 0
+
+
+@pytest.mark.parametrize("broken", ["nvmlInit", ("nvmlDeviceGetHandleByIndex", 1), "nvmlDeviceGetMemoryInfo", None])
+@pytest.mark.parametrize("end", ["finish", "stop"])
+def test_nvml_is_left_as_it_was_whatever_it_refuses(switched, monkeypatch, broken, end):
+    driver = FakeDriver(monkeypatch, gpus=2)
+    driver.broken = {broken: "UNKNOWN"}
+    source = CudaSource(StackTable(), 100)
+    source.start()
+    ended = getattr(source, end)()
+    assert driver.started == 0
+    assert "labkit recording" not in [thread.name for thread in threading.enumerate()]
+    if end == "finish":
+        assert {(device, used) for _, device, used in ended.used} == (set() if broken else {(0, driver.used), (1, driver.used)})
+    source.stop()
+    assert driver.started == 0
+
+
+def test_a_driver_that_goes_away_ends_no_recording(switched, monkeypatch):
+    driver = FakeDriver(monkeypatch, gpus=2)
+    source = CudaSource(StackTable(), 100)
+    source.start()
+    driver.broken = {"nvmlDeviceGetMemoryInfo": "UNINITIALIZED", "nvmlShutdown": "UNINITIALIZED"}
+    assert source.finish().lost == 0
+    source.stop()
+    assert switched == [False, True, False]
 
 
 def test_phases_are_noted_only_once_there_is_a_clock(machine, monkeypatch):
