@@ -8,6 +8,8 @@ from collections.abc import Callable
 from math import inf
 from threading import Lock
 
+from labkit.vgpu.room import Room
+
 # A vector clock: by stream, the number of its pieces of work that are done before something else.
 Known = dict["StreamTime", int]
 
@@ -108,8 +110,8 @@ Listener = Callable[[Span | Wait], None]
 class Clock:
     """Host time and device time of one machine. Every method may be called from any thread.
 
-    Copies of one engine take turns. Kernels do so within a stream only: those of two streams run side by side, each as fast as if it
-    had the device for itself, because how they share the multiprocessors is not modelled.
+    Copies of one engine take turns, and so do kernels of one stream. Those of several streams run at once while the GPU has room for
+    them: see `labkit.vgpu.room`.
 
     `host` is the host's time in seconds since the machine was put in place. Durations and overheads are in seconds, finite and
     not negative; anything else raises ValueError and changes nothing.
@@ -118,12 +120,13 @@ class Clock:
     launches from then on comes after that.
     """
 
-    __slots__ = ("_devices", "_engines", "_learner", "_lessons", "_listeners", "_lock", "_streams", "host", "known")
+    __slots__ = ("_devices", "_engines", "_learner", "_lessons", "_listeners", "_lock", "_rooms", "_streams", "host", "known")
 
     def __init__(self) -> None:
         self.host = 0.0
         self._devices: dict[int, float] = {}  # when the last work queued on a device ends
         self._engines: dict[tuple[int, str], float] = {}  # when a copy engine is free again
+        self._rooms: dict[int, Room] = {}
         self._streams: dict[int, list[StreamTime]] = {}  # those of a device that have had work
         self.known: Known = {}
         self._lessons = 0
@@ -159,11 +162,17 @@ class Clock:
         with self._lock:
             self.host += seconds
 
-    def launch(self, stream: StreamTime, seconds: float, overhead: float, name: str = "kernel") -> Span:
-        """Queue a kernel of `seconds` on a stream; the host goes on after `overhead`."""
+    def launch(self, stream: StreamTime, seconds: float, overhead: float, name: str = "kernel", share: float = 1.0) -> Span:
+        """Queue a kernel on a stream; the host goes on after `overhead`.
+
+        It takes `seconds` where nothing else runs, or if there is room enough beside what does: it fills a `share` of the GPU, above 0
+        and at most 1. Raises ValueError for another share.
+        """
         # Written out, not through _queue: every operator comes here, and a call more costs a tenth of the whole.
         if not (0.0 <= seconds < inf and 0.0 <= overhead < inf):
             _check(seconds, overhead)
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"a kernel fills a share of the GPU above 0 and at most 1, not {share!r}")
         device = stream.device_index
         with self._lock:
             self.host = launched = start = self.host + overhead
@@ -172,10 +181,14 @@ class Clock:
             stream.count += 1
             if stream.ready > start:
                 start = stream.ready
-            stream.ready = end = start + seconds
+            room = self._rooms.get(device)
+            if room is None:
+                room = self._rooms[device] = Room()
+            start, end = room.take(launched, start, seconds, share)
+            stream.ready = end
             if end > self._devices.get(device, 0.0):
                 self._devices[device] = end
-        span = Span(device, stream.stream_id, "kernel", name, start, seconds, launched, overhead)
+        span = Span(device, stream.stream_id, "kernel", name, start, seconds if end == start + seconds else end - start, launched, overhead)
         for listener in self._listeners:
             listener(span)
         return span
