@@ -10,6 +10,7 @@ _FUNCTIONS = {
     "use": "labkit.machine",
     "gpus": "labkit.inventory",
     "host_time": "labkit.machine",
+    "races": "labkit.machine",
     "current": "labkit.machine",
     "check": "labkit.lessons",
     "isolated": "labkit.isolation",

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.vgpu.races import Race
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 MAXIMUM = 16  # GPUs of one machine
@@ -96,6 +99,12 @@ class Machine:
     def host_time(self) -> float:
         """Seconds on the clock that this machine's kernels run on."""
         return self._installation.machine.clock.host if self.virtual else time.perf_counter()
+
+    def races(self) -> "list[Race]":
+        """The races found so far, each pair of lines once. Raises RuntimeError on real GPUs, where nobody can see them."""
+        if not self.virtual:
+            raise RuntimeError("races are found on virtual GPUs alone: labkit.use(gpus=1, virtual=True)")
+        return list(self._installation.machine.order.races)
 
     @contextmanager
     def without_values(self) -> Iterator[None]:
@@ -215,6 +224,17 @@ def current() -> Machine | None:
 def host_time() -> float:
     """Seconds on the clock that the machine's kernels run on: the real clock, or a virtual machine's own."""
     return time.perf_counter() if _current is None else _current.host_time()
+
+
+def races() -> "list[Race]":
+    """Pairs of launches on the same memory that nothing orders, as found so far on the virtual machine in use.
+
+    Each has a `kind` ("stale read", "overwritten too early", "two writers") and two sides, `first` and `second`, in the order of their
+    launch; printed, it says what happens and how to put it in order. Raises RuntimeError without a virtual machine.
+    """
+    if _current is None:
+        raise RuntimeError("races are found on virtual GPUs, and none is in use: labkit.use(gpus=1, virtual=True)")
+    return _current.races()
 
 
 def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Request:

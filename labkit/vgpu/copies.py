@@ -8,7 +8,8 @@ from torch._C import _DisableTorchDispatch
 from labkit.vgpu import footprint, hardware
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.operators import compute, refuse_waiting
-from labkit.vgpu.tensor import VirtualTensor, empty, memory_of, require_values, unsupported
+from labkit.vgpu.pinned import is_pinned, pinned
+from labkit.vgpu.tensor import VirtualTensor, empty, mark_written, memory_of, require_values, unsupported
 from labkit.vgpu.without_values import forget
 
 
@@ -22,13 +23,29 @@ def copy_into(func: Any, args: tuple, kwargs: dict) -> Any:
 
 def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> None:
     """Copy values and queue the copy where CUDA does: within a GPU, between two, or between a GPU and the host."""
-    from labkit.vgpu.host import is_pinned
-
     there = source._gpu if type(source) is VirtualTensor else None
     here = target._gpu if type(target) is VirtualTensor else None
-    (here or there).machine.require_alive()
-    (here or there).machine.selected.gpu = here or there
+    machine = (here or there).machine
+    machine.require_alive()
+    machine.selected.gpu = here or there
+    host_side = target if here is None else source if there is None else None
+    waits = not (non_blocking and host_side is not None and is_pinned(host_side))
+    if machine.selected.watched or (waits and hardware.watcher is None):
+        _copy(source, target, there, here, non_blocking, waits)
+        return
+    if not waits:
+        machine.order.mark_host(host_side)
+    stream = (there or here).stream
+    before = machine.clock.before(stream)
+    if there is not None and here is not None and here is not there:
+        before |= {s: max(n, before.get(s, 0)) for s, n in machine.clock.before(here.stream).items()}
+    machine.order.copy(source, target, stream, before, lambda func, args, kwargs: _copy(args[1], args[0], there, here, non_blocking, waits))
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: Gpu | None, non_blocking: bool, waits: bool) -> None:
+    """The copy itself, from `there` to `here` (None: the host). `waits` says whether the host waits for one with the host."""
     nbytes = target.numel() * target.itemsize
+    clock, order = (here or there).machine.clock, (here or there).machine.order
     unknown = there is not None and memory_of(source).kept is None
     if here is None:
         if unknown and there.machine.blanks_host:
@@ -38,25 +55,28 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
     elif unknown or memory_of(target).kept is None:
         forget(target)
         unknown = True
+    host_side = target if here is None else source
     if here is None or there is None:
         (here or there).scratch(footprint.copies.staging(source, target, there, here, non_blocking))
-    if not unknown:
+    if not unknown and (waits or here is not None):
         with _DisableTorchDispatch():
             target.copy_(source)
-    if here is None:
-        locked = is_pinned(target)
-        there.copy("d2h", nbytes, locked, blocking=not (non_blocking and locked))
-    elif there is None:
-        locked = is_pinned(source)
-        here.copy("h2d", nbytes, locked, blocking=not (non_blocking and locked))
+    if here is None or there is None:
+        gpu = here or there
+        gpu.copy("d2h" if here is None else "h2d", nbytes, is_pinned(host_side), blocking=waits)
+        if not waits:
+            order.host_copies.append((gpu.stream, gpu.stream.count))
+            if here is None and not unknown:
+                order.to_host(source, target, gpu.stream)
     elif here is there:
         here.copy("d2d", nbytes)
     else:
         # On the source's stream, which waits for the target's, and that one for the copy (copy_kernel_cuda, ATen/native/cuda/Copy.cu).
-        clock = here.machine.clock
         clock.wait(there.stream, clock.record(here.stream))
         there.copy("p2p", nbytes, blocking=False)
         clock.wait(here.stream, clock.record(there.stream))
+    if here is not None and hardware.watcher is None:
+        mark_written(target)
 
 
 def blank(target: torch.Tensor) -> None:
@@ -94,6 +114,8 @@ def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_b
         if type(source) is VirtualTensor:
             require_values(memory_of(source))
         target = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device="cpu")
+        if non_blocking and type(source) is VirtualTensor:
+            pinned(target.zero_())  # page-locked memory (_to_copy, TensorConversions.cpp), in which nothing stands yet
     else:
         gpu.machine.require_alive()
         target = empty(gpu, shape.size(), shape.stride(), shape.dtype)

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from labkit.vgpu import copies, footprint, operators
-from labkit.vgpu.tensor import unsupported
+from labkit.vgpu.schemas import returns_views, writes, written
+from labkit.vgpu.tensor import VirtualTensor, mark_written, unsupported
 
 # The first argument gives the shape (and the device, unless `device` says otherwise); nothing is read.
 LIKE = {
@@ -42,6 +43,21 @@ ON_THE_CPU_ALONE = {"quantized", "_quantized", "mkldnn", "mkldnn_prepacked", "on
 
 def handler(func: Any) -> footprint.Handler:
     """The function that runs this operator. Raises NotImplementedError if a virtual GPU does not."""
+    chosen = _chosen(func)
+    if not writes(func) or chosen in (operators.set_storage, operators.resize, copies.copy_into):
+        return chosen
+
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        result = chosen(func, args, kwargs)
+        for x in written(func, args, kwargs):
+            if type(x) is VirtualTensor and x.layout is torch.strided:
+                mark_written(x)
+        return result
+
+    return run
+
+
+def _chosen(func: Any) -> footprint.Handler:
     if func.namespace == "c10d":
         raise unsupported("torch.distributed with CUDA tensors, and what stands on it (DistributedDataParallel, FSDP),")
     if func.namespace in ON_THE_CPU_ALONE:
@@ -60,15 +76,10 @@ def handler(func: Any) -> footprint.Handler:
         return operators.draw
     if torch.Tag.nondeterministic_seeded in func.tags:
         return operators.draw_from_default
-    if _returns_views(func):
+    if returns_views(func):
         return operators.view
     if torch.Tag.dynamic_output_shape in func.tags:
         return operators.shape_from_values
-    if any(argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments):
+    if writes(func):
         return operators.into_given if name not in MIXED else operators.mixed
     return operators.mixed if name in MIXED else operators.compute
-
-
-def _returns_views(func: Any) -> bool:
-    returns = func._schema.returns
-    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from labkit.vgpu import hardware
-from labkit.vgpu.host import pinned
 from labkit.vgpu.moves import to_device
+from labkit.vgpu.pinned import pinned
 from labkit.vgpu.tensor import VirtualTensor, empty, tensors, unsupported
 
 _device = torch.device

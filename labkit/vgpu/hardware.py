@@ -2,7 +2,9 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +14,7 @@ from labkit.vgpu import costs, errors
 from labkit.vgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
 from labkit.vgpu.clock import Clock, EventTime, StreamTime
 from labkit.vgpu.profiles import Profile
+from labkit.vgpu.turns import Turns
 
 if TYPE_CHECKING:
     from labkit.vgpu.accesses import Place
@@ -88,6 +91,7 @@ class Gpu:
         self.default_stream = StreamTime(index, 0)
         self.streams = {0: self.default_stream}
         self.next_stream = {0: 0, -1: 0}  # by priority
+        self.passed_on: bool | None = None  # in a broadcast: have the bytes been sent once?
         self.fault: Fault | None = None  # the device-side assert that stopped it
         self.generator: Any = None  # set by labkit.vgpu.install
         self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (labkit.vgpu.footprint)
@@ -99,7 +103,7 @@ class Gpu:
 
     def pool_stream(self, priority: int) -> StreamTime:
         """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
-        watch(self.machine.order)
+        watch(self.machine.order)  # with one stream a program cannot race
         high = -1 if priority < 0 else 0
         number = self.next_stream[high]
         self.next_stream[high] = (number + 1) % POOL_STREAMS
@@ -113,6 +117,7 @@ class Gpu:
         self.machine.require_alive()
         if not nbytes:
             return None
+        self.machine.clock.advance_host(self.profile.allocate_seconds)
         try:
             return self.allocator.malloc(nbytes, self.stream.stream_id)
         except OutOfMemory as error:
@@ -141,12 +146,17 @@ class Gpu:
         """Queue a kernel on the calling thread's current stream; `name` is that of the operator."""
         if self.fault is not None:
             self.notice()
-        profile = self.profile
+        profile, machine = self.profile, self.machine
         overhead = profile.launch_seconds + (profile.product_seconds if outputs else 0.0)
         if torch._C._current_graph_task_id() != -1:
             overhead += profile.backward_seconds
+        elif machine.turns.several:
+            overhead += machine.handing_over()
         seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=outputs > 0, outputs=outputs)
-        self.machine.clock.launch(self.stream, seconds, overhead, name)
+        share = 1.0  # whom should a program with one stream make room for?
+        if len(self.streams) > 1:
+            share = costs.share(profile, bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs)
+        machine.clock.launch(self.stream, seconds, overhead, name, share)
 
     def copy(self, kind: costs.CopyKind, nbytes: int, pinned: bool = False, blocking: bool = True) -> None:
         """Queue a copy on the calling thread's current stream."""
@@ -155,9 +165,21 @@ class Gpu:
         profile = self.profile
         seconds = costs.copy_seconds(profile, kind, nbytes, pinned)
         if kind == "d2d":
-            self.machine.clock.launch(self.stream, seconds, profile.launch_seconds, "copy")
+            share = costs.share(profile, bytes_moved=2 * nbytes)
+            self.machine.clock.launch(self.stream, seconds, profile.launch_seconds, "copy", share)
         else:
+            if kind == "p2p" and self.passed_on is not None:
+                seconds, self.passed_on = (0.0 if self.passed_on else seconds), True
             self.machine.clock.copy(self.stream, kind, seconds, profile.launch_seconds, blocking)
+
+    @contextmanager
+    def broadcast(self) -> Iterator[None]:
+        """In the block copies from this GPU to others are one broadcast of NCCL's: GPUs pass on what they receive, all at once."""
+        self.passed_on = False
+        try:
+            yield
+        finally:
+            self.passed_on = None
 
     def synchronize(self) -> None:
         if self.fault is not None:
@@ -183,6 +205,9 @@ class Selected(threading.local):
         self.task = -1  # the backward under way,
         self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
         self.root: Gpu | None = None  # where the next backward starts
+        self.beside = False  # a thread that works beside the host's: it takes none of their time
+        self.nodes = 0  # nodes of autograd that this thread has made so far
+        self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return
         self.watched = False  # an operator is running whose memory is watched: those that it is made of are not
         self.product: Callable[[], Memory | None] | None = None  # what the last matrix product was written to
 
@@ -207,13 +232,35 @@ class Machine:
         self.forked = False  # this is a child process that was forked after that
         self.heeds_environment = heeds_environment
         self.clock = Clock()
+        self.turns = Turns()
+        self.launcher = threading.get_ident()  # the thread that launched last
         self.selected = Selected()
         self.kept_bytes = 0
         self.host_budget, self.largest_kept = host_budget()
         self.hollow = 0  # storages without values that are alive
         self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
         self.gpus = [Gpu(self, index) for index in range(count)]
-        self.order: Order  # set by labkit.vgpu.install
+        self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see labkit.vgpu.backward
+
+    def handing_over(self) -> float:
+        """Host seconds until this thread has the interpreter's lock, if another one launched last.
+
+        PyTorch lets the lock go in every operator; a thread that waits for it has to be woken.
+        """
+        before, self.launcher = self.launcher, threading.get_ident()
+        return self.profile.handoff_seconds if before != self.launcher else 0.0
+
+    def take_turn(self) -> None:
+        """What takes host time, or memory, begins here: with other threads beside it, the caller waits for its turn."""
+        if self.turns.several:
+            self.turns.take()
+
+    @cached_property
+    def order(self) -> "Order":
+        """Who finds races."""
+        from labkit.vgpu.order import Order  # it needs tensors, which need this module
+
+        return Order(self)
 
     @property
     def current(self) -> Gpu:
@@ -297,8 +344,9 @@ def host_budget() -> tuple[int, int]:
 
 
 def _mark_forked() -> None:
-    if _in_place is not None and _in_place.initialised:
-        _in_place.forked = True
+    if _in_place is not None:
+        _in_place.turns.after_fork()
+        _in_place.forked |= _in_place.initialised
 
 
 os.register_at_fork(after_in_child=_mark_forked)

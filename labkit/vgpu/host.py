@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.vgpu import costs
+from labkit.vgpu import backward, costs, hardware
 from labkit.vgpu.copies import move
 from labkit.vgpu.hardware import Gpu, Machine
 from labkit.vgpu.operators import matrix_work, refuse_waiting
+from labkit.vgpu.pinned import pinned
+from labkit.vgpu.schemas import written
 from labkit.vgpu.tensor import VirtualTensor, tensors
-from labkit.vgpu.without_values import written
 
 # PyTorch's own operators fail or crash on symbolic zeros where a mode watches: real zeros serve as well.
 _SYMBOLIC_ZEROS, _ZEROS = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
@@ -32,12 +33,15 @@ class HostOperators(TorchDispatchMode):
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine
+        self.turns = machine.turns
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch would wrap __torch_dispatch__ against torch.compile, which costs and hides the calling frame
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if self.turns.several:
+            self.turns.take()
         selected = self.machine.selected
         task = _graph_task()
         if task == -1:
@@ -50,6 +54,8 @@ class HostOperators(TorchDispatchMode):
             call = (task, node._sequence_nr(), node.name())
             selected.visit(task)
         if VirtualTensor in types:
+            if hardware.watcher is not None:
+                backward.follow(self.machine, node if task != -1 else None, args)
             selected.call = call
             if selected.waiting == call:
                 for x in written(func, args, kwargs or {}):
@@ -79,7 +85,10 @@ class HostOperators(TorchDispatchMode):
             return pinned(func(*args, **(kwargs | {"pin_memory": False})))
         if kwargs.get("generator") is not None and ("device" not in kwargs or kwargs["device"].type == "cpu"):
             refuse_device_generator(kwargs["generator"])
-        result = func(*args, **kwargs)
+        if self.machine.order.host_copies:
+            result = self.machine.order.host_runs(func, args, kwargs, lambda: func(*args, **kwargs))
+        else:
+            result = func(*args, **kwargs)
         if type(result) is VirtualTensor:
             return result  # a factory on a GPU: its own operators have taken their time
         if waits and type(result) is torch.Tensor and result.layout is torch.strided:
@@ -124,13 +133,3 @@ def refuse_device_generator(generator: torch.Generator) -> None:
 
     if is_virtual(generator):
         raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
-
-
-def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a CPU tensor as lying in page-locked memory. The mark is on its storage, so views have it too."""
-    tensor.untyped_storage().pinned = True
-    return tensor
-
-
-def is_pinned(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and getattr(tensor.untyped_storage(), "pinned", False)

@@ -19,9 +19,25 @@ import torch.cuda.nvtx
 import torch.nn.parallel
 import torch.serialization
 import torch.utils._device
+import torch.utils.data
 from torch._subclasses.fake_tensor import FakeTensor
 
-from labkit.vgpu import autocast, driver, errors, factories, footprint, generators, hardware, moves, nvml, smi, streams, torchscript
+from labkit.vgpu import (
+    autocast,
+    backward,
+    driver,
+    errors,
+    factories,
+    footprint,
+    generators,
+    hardware,
+    moves,
+    nvml,
+    python_costs,
+    smi,
+    streams,
+    torchscript,
+)
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.host import HostOperators
 from labkit.vgpu.tensor import VirtualStorage, VirtualTensor, place, tensors, unsupported
@@ -62,7 +78,9 @@ class Installation:
 
     def remove(self) -> None:
         """Take the machine away. What still lies on its GPUs raises an error when it is used."""
+        self.machine.order.end()
         self.machine.alive = False
+        self.machine.turns.close()
         autocast.remove()
         if self._mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
             self._mode.__exit__(None, None, None)
@@ -112,11 +130,25 @@ class Installation:
         self._replace_makers()
         self._replace_in_autograd()
         self._replace_in_libraries()
+        self._take_pythons_time()
         self._refuse_by_name()
-        self._replace(threading.Thread, start=_start_with(self._mode, threading.Thread.start))
+        self._replace_in_threads()
         if self._in_child is not None:
             prepare = multiprocessing.spawn.get_preparation_data
             self._replace(multiprocessing.spawn, get_preparation_data=_with_call(prepare, *self._in_child))
+
+    def _take_pythons_time(self) -> None:
+        replicate = torch.nn.Module._replicate_for_data_parallel
+        self._replace(torch._C, _get_tracing_state=python_costs.asking_for_a_trace(self.machine))
+        self._replace(torch.nn.Module, _replicate_for_data_parallel=python_costs.replicating(self.machine, replicate))
+
+    def _replace_in_threads(self) -> None:
+        """Threads see the machine too, for modes belong to one thread, and take turns."""
+        turns, thread = self.machine.turns, threading.Thread
+        started = _start_beside(self.machine, thread.start, turns.starting(thread.start, self._mode))
+        self._replace(thread, start=started, join=turns.joining(thread.join))
+        if hasattr(threading, "_allocate_lock"):  # what a condition keeps each waiting thread on
+            self._replace(threading, _allocate_lock=turns.waiter)
 
     def _replace_driver(self) -> None:
         """What torch.cuda asks of C++, and what it remembers of the answers."""
@@ -153,6 +185,8 @@ class Installation:
             pin_memory=moves.pin_memory,
             is_pinned=moves.answer_is_pinned,
             new_tensor=factories.new_tensor,
+            numpy=moves.read_on_host(torch.Tensor.numpy),
+            tolist=moves.read_on_host(torch.Tensor.tolist),
             grad=moves.Attribute(
                 "grad", torch.Tensor.grad.__get__, errors.assign_gradient(torch.Tensor.grad.__set__), torch.Tensor.grad.__delete__
             ),
@@ -307,27 +341,31 @@ def _backward_from(machine: Machine, run: Callable[..., Any]) -> Callable[..., A
         roots = {x._gpu if type(x) is VirtualTensor else None for x in tensors(outputs)}
         before, machine.selected.root = machine.selected.root, roots.pop() if len(roots) == 1 else None
         try:
-            return run(outputs, *args, **kwargs)
+            return backward.run_on_streams(machine, run, outputs, *args, **kwargs)
         finally:
             machine.selected.root = before
 
     return run_from
 
 
-def _start_with(mode: HostOperators, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    """`Thread.start` for threads whose operators the machine sees too: modes belong to one thread."""
+def _start_beside(machine: Machine, start: Callable[..., None], in_turns: Callable[..., None]) -> Callable[[threading.Thread], None]:
+    """`Thread.start` for DataLoader's thread that pins: how far ahead of the program it gets hangs on other processes' real speed.
 
-    def run_with_mode(run: Callable[[], None]) -> None:
-        if not mode.machine.alive:
-            return run()
-        with mode:
-            return run()
+    It has a processor of its own on the computers that it is meant for, so it takes none of the host's time and no turns.
+    """
 
-    def start_with_mode(self: threading.Thread) -> None:
-        self.run = partial(run_with_mode, self.run)  # type: ignore[method-assign]
-        start(self)
+    def run_beside(run: Callable[[], None]) -> None:
+        machine.selected.beside = True
+        run()
 
-    return start_with_mode
+    def start_beside(thread: threading.Thread) -> None:
+        if getattr(thread, "_target", None) is torch.utils.data._utils.pin_memory._pin_memory_loop:
+            thread.run = partial(run_beside, thread.run)  # type: ignore[method-assign]
+            return start(thread)
+        machine.clock.advance_host(machine.profile.thread_seconds)
+        in_turns(thread)
+
+    return start_beside
 
 
 class _Call:

@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from labkit.vgpu import costs, hardware
 from labkit.vgpu.copies import move
 from labkit.vgpu.hardware import Gpu
-from labkit.vgpu.host import is_pinned, pinned
+from labkit.vgpu.pinned import is_pinned, pinned
 from labkit.vgpu.tensor import VirtualStorage, VirtualTensor, hollow
 
 _to = torch.Tensor.to
@@ -53,6 +53,7 @@ def to_device(
             gpu.machine.require_alive()
         form = {} if memory_format is None else {"memory_format": memory_format}
         return _to(tensor, tensor.dtype if dtype is None else dtype, non_blocking, copy, **form)
+    hardware.machine().take_turn()
     if tensor.requires_grad and torch.is_grad_enabled():
         return Move.apply(tensor, gpu, dtype, non_blocking, memory_format)
     return move(tensor, gpu, dtype, non_blocking, memory_format)
@@ -97,6 +98,21 @@ def cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, mem
 
 def cpu(self: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
     return to_device(self, None, memory_format=memory_format)
+
+
+# What C++ reads of a tensor on the host without asking anybody
+
+
+def read_on_host(read: Any) -> Any:
+    """`Tensor.numpy` or `tolist` of a tensor on the host, into which a copy may be under way."""
+
+    def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        order = hardware.machine().order
+        if order.host_copies:
+            order.host_reads(self, read.__name__)
+        return read(self, *args, **kwargs)
+
+    return checked
 
 
 # tensor.data
@@ -234,7 +250,9 @@ def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     if is_pinned(self):
         return self
     machine = hardware.machine()
-    machine.clock.advance_host(costs.pin_seconds(machine.profile, self.numel() * self.itemsize))
+    if not machine.selected.beside:
+        machine.take_turn()
+        machine.clock.advance_host(costs.pin_seconds(machine.profile, self.numel() * self.itemsize))
     with _DisableTorchDispatch():  # the time is taken already
         return pinned(self.clone())
 

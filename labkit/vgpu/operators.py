@@ -15,8 +15,9 @@ from labkit.vgpu.errors import different_devices, not_implemented
 from labkit.vgpu.generators import chosen
 from labkit.vgpu.half import KERNELS
 from labkit.vgpu.hardware import Gpu
+from labkit.vgpu.schemas import written
 from labkit.vgpu.tensor import VirtualTensor, hollow, memory_of, place, require_values, tensors, unsupported, wrap, wrap_all
-from labkit.vgpu.without_values import infer, loses_values, on_meta, written
+from labkit.vgpu.without_values import infer, loses_values, on_meta
 
 # Matrix products: the argument positions of the two factors.
 PRODUCTS = {
@@ -89,6 +90,7 @@ def view(func: Any, args: tuple, kwargs: dict) -> Any:
     """A view launches nothing and needs no values."""
     gpu = args[0]._gpu if type(args[0]) is VirtualTensor else common_gpu(args, kwargs)[0]
     gpu.machine.selected.gpu = gpu
+    gpu.machine.clock.advance_host(gpu.profile.view_seconds)
     with _DisableTorchDispatch():
         result = func(*args, **kwargs)
     return wrap_all(result, gpu)
@@ -149,7 +151,9 @@ def like(func: Any, args: tuple, kwargs: dict) -> Any:
     else:
         with _DisableTorchDispatch():
             result = wrap(func(*args, **kwargs), gpu)
-    if "empty" not in name:
+    if "empty" in name:
+        memory_of(result).written = 0
+    else:
         gpu.launch(nbytes, name=name)
     return result
 

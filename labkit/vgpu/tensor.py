@@ -82,6 +82,8 @@ class VirtualTensor(torch.Tensor):
 
             handler = HANDLERS[func] = dispatch.handler(func)
         try:
+            if hardware.watcher is not None:
+                return hardware.watcher.run(handler, func, args, kwargs or {})
             return handler(func, args, kwargs or {})
         except (IndexError, RuntimeError) as error:
             from labkit.vgpu import faults
@@ -246,6 +248,12 @@ def memory_of(tensor: torch.Tensor) -> Memory:
     return _storage_of(tensor).memory
 
 
+def mark_written(tensor: torch.Tensor) -> None:
+    """The last piece of work on the default stream of the tensor's GPU has written into it. Said as long as nobody watches."""
+    memory = memory_of(tensor)
+    memory.written = memory.gpu.default_stream.count
+
+
 def place(storage: torch.UntypedStorage, gpu: Gpu, kept: bool = True, allocated: bool = True) -> Memory:
     """Hang a new block of the GPU's memory on a storage."""
     nbytes = storage.nbytes()
@@ -271,6 +279,12 @@ def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
     tensor = _make_subclass(VirtualTensor, plain)
     tensor._gpu = gpu
     return tensor
+
+
+def stand_in(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
+    """The virtual tensor over a plain one of whose memory the GPU's allocator knows nothing."""
+    place(_storage_of(plain), gpu, allocated=False)
+    return wrap(plain, gpu)
 
 
 def wrap_all(result: Any, gpu: Gpu) -> Any:
@@ -314,6 +328,9 @@ def hollow(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, allocated: bool
 def empty(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype) -> VirtualTensor:
     """Uninitialised memory on a GPU, as `torch.empty_strided`, with values while the host has room for them."""
     if not gpu.machine.may_keep(span_bytes(size, stride, dtype)):
-        return hollow(gpu, size, stride, dtype)
-    with _DisableTorchDispatch():
-        return wrap(_empty_strided(size, stride, dtype=dtype, device="cpu"), gpu)
+        made = hollow(gpu, size, stride, dtype)
+    else:
+        with _DisableTorchDispatch():
+            made = wrap(_empty_strided(size, stride, dtype=dtype, device="cpu"), gpu)
+    memory_of(made).written = 0
+    return made

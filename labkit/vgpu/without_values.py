@@ -6,6 +6,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from labkit.vgpu.hardware import Gpu
+from labkit.vgpu.schemas import written
 from labkit.vgpu.tensor import VirtualTensor, hollow, memory_of, tensors
 
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
@@ -78,16 +79,6 @@ def infer(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> Any:
         return x
 
     return place_shape(shapes)
-
-
-def written(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """The tensors that the operator writes into."""
-    found = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = kwargs.get(argument.name) if argument.kwarg_only or position >= len(args) else args[position]
-            found += tensors(value)
-    return found
 
 
 def forget(x: torch.Tensor) -> None:
