@@ -171,9 +171,11 @@ def device_answers(machine: Machine) -> dict[str, Any]:
 
     def synchronize(index: int | None = None) -> None:
         machine.require_alive()
+        machine.take_turn()
         machine.gpus[selected.device if index is None else checked(index)].synchronize()
 
     def sleep(cycles: int) -> None:
+        machine.take_turn()
         gpu = machine.current
         gpu.machine.clock.launch(gpu.stream, cycles / (gpu.profile.sm_clock_khz * 1e3), gpu.profile.launch_seconds, "sleep")
 
@@ -251,6 +253,7 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         return call
 
     def empty_cache() -> None:
+        machine.take_turn()
         for gpu in gpus:
             gpu.notice(waits=True)
             gpu.allocator.empty_cache()
@@ -270,6 +273,7 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
             gpu.allocator.configure(settings)
 
     def raw_allocate(size: int, stream: int) -> int:
+        machine.take_turn()
         gpu = machine.current
         block = gpu.allocate(size)
         raw[block.address] = gpu, block

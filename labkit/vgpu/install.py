@@ -147,8 +147,8 @@ class Installation:
         turns, thread = self.machine.turns, threading.Thread
         started = _start_beside(self.machine, thread.start, turns.starting(thread.start, self._mode))
         self._replace(thread, start=started, join=turns.joining(thread.join))
-        if hasattr(threading, "_allocate_lock"):  # what a condition keeps each waiting thread on
-            self._replace(threading, _allocate_lock=turns.waiter)
+        if hasattr(threading, "_allocate_lock"):  # a private name: without it, who waits is found out a little later
+            self._replace(threading, _allocate_lock=turns.lock)
 
     def _replace_driver(self) -> None:
         """What torch.cuda asks of C++, and what it remembers of the answers."""

@@ -27,6 +27,8 @@ class Stream:
         gpu = machine.gpu(device if device_index is None else device_index)
         if gpu is None:
             raise ValueError(f"a CUDA stream lives on a CUDA device, not on {device}")
+        if stream_id is None:
+            machine.take_turn()
         self._gpu: Gpu = gpu
         self._time: StreamTime = gpu.pool_stream(priority) if stream_id is None else gpu.streams[stream_id]
         self.priority = -1 if self._time.stream_id & 4 else 0
@@ -37,11 +39,13 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait until all that is queued on the stream is done."""
+        self._gpu.machine.take_turn()
         self._gpu.notice(waits=True)
         self._gpu.machine.clock.synchronize_stream(self._time, self._gpu.profile.synchronize_seconds)
 
     def query(self) -> bool:
         """Is all that was queued on the stream done?"""
+        self._gpu.machine.take_turn()
         self._gpu.notice()
         clock = self._gpu.machine.clock
         return clock.query(clock.record(self._time))
@@ -102,6 +106,7 @@ class Event:
         if self._gpu is not None and self._gpu is not stream._gpu:
             raise RuntimeError(f"Event device {self._gpu.index} does not match recording stream's device {stream._gpu.index}.")
         self._gpu = stream._gpu
+        self._gpu.machine.take_turn()
         self._gpu.notice()
         self._recorded = self._gpu.machine.clock.record(stream._time, self._gpu.profile.event_seconds)
 
@@ -109,15 +114,18 @@ class Event:
         """Work queued on the stream from now on starts after the event."""
         stream = torch.cuda.current_stream() if stream is None else stream
         if self._recorded is not None:
+            stream._gpu.machine.take_turn()
             stream._gpu.machine.clock.wait(stream._time, self._recorded)
 
     def query(self) -> bool:
         if self._gpu is not None:
+            self._gpu.machine.take_turn()
             self._gpu.notice()
         return self._recorded is None or self._gpu.machine.clock.query(self._recorded, self._gpu.profile.event_seconds)
 
     def synchronize(self) -> None:
         if self._recorded is not None:
+            self._gpu.machine.take_turn()
             self._gpu.notice(waits=True)
             self._gpu.machine.clock.synchronize_event(self._recorded, self._gpu.profile.synchronize_seconds)
 

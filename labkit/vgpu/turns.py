@@ -1,0 +1,389 @@
+"""Host threads of one machine take turns, in the order in which they were started: the same in every run.
+
+The interpreter lets any thread go on that the operating system wakes first, and all of them share one clock, one allocator and one
+generator a GPU: times, addresses and draws would differ from run to run. So a baton goes round. A turn is one operator, or one call of
+the driver, and the Python after it, up to the thread's next one: the gate. One thread runs at a time; the others wait at the gate.
+
+A thread that waits for another one must not keep the baton, whatever it waits in: a lock, a queue, a loop that asks again and again.
+`join` and conditions (events, queues, futures) say so themselves, and who wakes whom. For the rest, a thread at the gate looks at the
+one that runs: one that stays asleep in the same sleep, or sleeps most of the time, or computes for long without an operator, is left
+out until it moves again. One that could run, and that a busy computer keeps waiting, is waited for: so the order does not depend on it.
+"""
+
+import _thread
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum, auto
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+LOOK = 1e-3  # seconds between two looks at the thread that runs
+STILL = 5  # looks in a row at the same sleep: the thread waits for something
+RESTLESS = 200  # looks since its last turn that find it asleep after little work: it asks again and again
+LITTLE = 0.2  # of the time between two looks
+BUSY = 1.0  # seconds of the processor since its last turn: it may be asking without a pause
+PATIENT = 1000  # times as much of each for a thread of which it is known that it will go on
+_HERE = str(Path(__file__).parent)
+
+
+class State(Enum):
+    TURN = auto()  # it has the turn
+    GATE = auto()  # it waits for its turn
+    AWAY = auto()  # it waits for something else, and whoever wakes it says so; or nobody knows when it comes back
+    ASLEEP = auto()  # it waits for something else, and comes back when its sleep ends
+    COMING = auto()  # it was woken, and is on its way to the gate: nobody has the turn meanwhile
+
+
+class Absence:
+    """One time that a thread is away."""
+
+    def __init__(self, seat: "Seat") -> None:
+        self.seat = seat
+
+
+class Seat:
+    """A thread's place in the round."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number  # in the order of starting
+        self.state = State.COMING
+        self.certain = True  # it will go on by itself: what it waits for does not depend on the others
+        self.absence: Absence | None = None
+        self.joined_by: list[Absence] = []
+        self.wake = _thread.allocate_lock()
+        self.wake.acquire()
+        self._identity = 0
+        self._status: str | int | None = None  # the file, once open its number, in which Linux says whether the thread sleeps
+        self._processor: int | None = None  # the clock of its time on the processor
+        self.begin()
+
+    def sit(self) -> None:
+        """Called in the thread itself."""
+        self._identity = _thread.get_ident()
+        status = f"/proc/self/task/{_thread.get_native_id()}/stat"
+        if hasattr(time, "pthread_getcpuclockid") and os.path.exists(status):
+            self._status, self._processor = status, time.pthread_getcpuclockid(self._identity)
+
+    def rise(self) -> None:
+        if isinstance(self._status, int):
+            os.close(self._status)
+        self._status = None
+
+    def begin(self) -> None:
+        """A turn begins: what was seen of the thread before is forgotten."""
+        self._idle = self._same = 0
+        self._start: float | None = None
+        self._spent: float | None = None
+
+    def _look(self) -> tuple[bool, float]:
+        """Does the thread sleep, and the seconds that it has had of a processor: the same number as long as one sleep lasts.
+
+        Where the system does not tell, every look finds another sleep.
+        """
+        if self._status is None:
+            return True, math.nan
+        try:
+            if isinstance(self._status, str):
+                self._status = os.open(self._status, os.O_RDONLY | os.O_CLOEXEC)
+            status = os.pread(self._status, 512, 0)
+            return status[status.rindex(b")") + 2 :][:1] == b"S", time.clock_gettime(self._processor)
+        except OSError:
+            return True, -1.0  # it has ended without a word
+
+    def stirs(self) -> bool:
+        """Has the sleep ended in which the thread was left?"""
+        return self.state is State.ASLEEP and self._look() != (True, self._spent)
+
+    def left_in(self) -> State | None:
+        """Called every LOOK seconds while the thread runs: the state in which the others go on without it; None to wait for it."""
+        asleep, spent = self._look()
+        if self._start is None:
+            self._start = self._spent = spent
+        self._same = self._same + 1 if asleep and spent == self._spent else 0
+        # One that computes is asleep too when it is looked at: it waits for the interpreter lock, which the one who looks has.
+        self._idle += asleep and not spent - self._spent > LITTLE * LOOK
+        self._spent = spent
+        if not self._out_of_patience(1):
+            return None
+        if (self.certain or self._in_an_operator()) and not self._out_of_patience(PATIENT):
+            return None
+        return State.ASLEEP if self._same >= STILL else State.AWAY
+
+    def _out_of_patience(self, times: int) -> bool:
+        return self._same >= STILL * times or self._idle >= RESTLESS * times or self._spent - self._start >= BUSY * times
+
+    def _in_an_operator(self) -> bool:
+        """There it waits for its kernel alone, which may have threads of its own."""
+        frame = sys._current_frames().get(self._identity)
+        file = "" if frame is None else frame.f_code.co_filename
+        return file.startswith(_HERE) and file != __file__
+
+
+class Turns:
+    """The round of one machine's host threads. `several` says whether there is more than one: who is alone need not ask."""
+
+    HEAL = 0.5  # seconds after which who waits looks for himself whether he was forgotten: an interrupt may come between any two steps
+
+    def __init__(self) -> None:
+        self.several = False
+        self._mine = threading.local()
+        self._seats: list[Seat] = []
+        self._started = 0
+        self._last = -1  # number of the seat that had the last turn
+        self._runs: Seat | None = None  # who has the turn, or is coming
+        self._watcher: Seat | None = None  # who looks at it
+        self._lock = threading.RLock()  # a signal's handler may launch operators too
+        self._mine.seat = self._runs = seat = self.add()
+        seat.state, seat.certain = State.TURN, False
+        seat.sit()
+
+    # the round
+
+    def add(self) -> Seat:
+        """A place at the end of the round, for a thread that is about to be started."""
+        with self._lock:
+            seat = Seat(self._started)
+            self._started += 1
+            self._seats.append(seat)
+            self.several = len(self._seats) > 1
+            return seat
+
+    def drop(self, seat: Seat) -> None:
+        """The thread has ended, or could not be started."""
+        with self._lock:
+            seat.rise()
+            if seat not in self._seats:
+                return
+            self._seats.remove(seat)
+            self.several = len(self._seats) > 1
+            for absence in seat.joined_by:
+                self.expect(absence)
+            self._go_on_without(seat)
+
+    @contextmanager
+    def seated(self, seat: Seat) -> Iterator[None]:
+        """In the block the calling thread takes part; it begins and ends in a turn of its own."""
+        self._mine.seat = seat
+        seat.sit()
+        try:
+            self._arrive(seat)
+            yield
+        finally:
+            if seat.state is not State.TURN:
+                self._arrive(seat)
+            self._mine.seat = None
+            self.drop(seat)
+
+    def take(self) -> None:
+        """The gate: the calling thread's turn is over, and it waits for the next one."""
+        seat = getattr(self._mine, "seat", None)
+        if seat is not None and self.several:
+            self._arrive(seat)
+
+    def close(self) -> None:
+        """The machine is taken away: nobody waits any more."""
+        with self._lock:
+            self.several = False
+            for seat in self._seats:
+                seat.state = State.TURN
+                seat.rise()
+                _release(seat.wake)
+            self._seats = []
+
+    def after_fork(self) -> None:
+        """Called in a child process, where only the thread that forked lives on."""
+        self._lock = threading.RLock()
+        self.several, seat = False, getattr(self._mine, "seat", None)
+        self._seats = [] if seat is None else [seat]
+        self._runs = self._watcher = None
+        if seat is not None:
+            seat.rise()
+            seat.sit()
+            seat.state, self._runs = State.TURN, seat
+
+    # waiting
+
+    def _arrive(self, seat: Seat) -> None:
+        """Wait at the gate until the turn comes."""
+        with self._lock:
+            if seat not in self._seats:
+                return
+            if seat.state is State.TURN:
+                self._last = seat.number
+            seat.state, seat.certain, seat.absence = State.GATE, False, None
+            self._watcher = seat
+            if self._runs is None or self._runs is seat:
+                self._pass_on()
+        try:
+            while seat.state is not State.TURN:
+                seat.wake.acquire(timeout=LOOK if self._watcher is seat else self.HEAL)
+                if seat.state is not State.TURN:
+                    self._watch(seat)
+        except BaseException:  # an interrupt: the thread runs on without a turn, until it comes to the gate again
+            with self._lock:
+                seat.state = State.AWAY
+                self._go_on_without(seat)
+            raise
+        seat.wake.acquire(blocking=False)
+        seat.begin()
+
+    def _watch(self, seat: Seat) -> None:
+        with self._lock:
+            if self._watcher is None or self._watcher.state is not State.GATE:
+                self._watcher = seat
+            running = self._runs
+            if self._watcher is not seat or seat.state is State.TURN:
+                return
+            if running is None or running.state not in (State.TURN, State.COMING):
+                self._pass_on()
+            elif (state := running.left_in()) is not None:
+                running.state, running.certain = state, False
+                self._pass_on()
+
+    def _go_on_without(self, seat: Seat) -> None:
+        if self._runs is seat:
+            self._pass_on()
+        self._appoint()
+
+    def _pass_on(self) -> None:
+        """Let those who were woken come to the gate, one after the other; then the next one there has its turn."""
+        self._runs = None
+        for seat in self._seats:
+            if seat.state is State.COMING or seat.stirs():
+                seat.state = State.COMING
+                self._runs = seat
+                break
+        else:
+            waiting = [seat for seat in self._seats if seat.state is State.GATE]
+            if waiting:
+                chosen = next((seat for seat in waiting if seat.number > self._last), waiting[0])
+                chosen.state, self._last, self._runs = State.TURN, chosen.number, chosen
+                _release(chosen.wake)
+        self._appoint()
+
+    def _appoint(self) -> None:
+        """Somebody at the gate has to watch."""
+        if self._watcher is None or self._watcher.state is not State.GATE:
+            self._watcher = next((seat for seat in self._seats if seat.state is State.GATE), None)
+            if self._watcher is not None:
+                _release(self._watcher.wake)
+
+    # being away
+
+    @contextmanager
+    def away(self) -> Iterator[Absence | None]:
+        """In the block the calling thread waits for something. Who ends that calls `expect` with the absence."""
+        seat = getattr(self._mine, "seat", None)
+        if seat is None or seat.certain or seat not in self._seats:
+            yield None
+            return
+        with self._lock:
+            absence = seat.absence = Absence(seat)
+            seat.state = State.AWAY
+            self._go_on_without(seat)
+        try:
+            yield absence
+        except BaseException:  # an interrupt does not wait at the gate
+            seat.absence = None
+            raise
+        self._arrive(seat)
+
+    def expect(self, absence: Absence) -> None:
+        """What the thread was away for is there: from now on the others wait until it has come to the gate."""
+        seat = absence.seat
+        with self._lock:
+            if seat.absence is absence and seat.state is State.AWAY:
+                seat.state, seat.certain = State.COMING, True
+                if self._runs is None:
+                    self._pass_on()
+
+    @contextmanager
+    def certain(self) -> Iterator[None]:
+        """In the block the calling thread waits for what comes without the others: it keeps its turn."""
+        seat = getattr(self._mine, "seat", None)
+        if seat is None or seat.certain:
+            yield
+            return
+        seat.certain = True
+        try:
+            yield
+        finally:
+            seat.certain = False
+
+    # what stands in for Python's own
+
+    def starting(self, start: Callable[..., None], mode: AbstractContextManager) -> Callable[[threading.Thread], None]:
+        """`Thread.start` for a thread that takes part, and runs under `mode`."""
+
+        def run_in_turns(seat: Seat, run: Callable[[], None]) -> None:
+            with self.seated(seat), mode if seat in self._seats else nullcontext():
+                run()
+
+        def start_in_turns(thread: threading.Thread) -> None:
+            seat = self.add()
+            thread.run = partial(run_in_turns, seat, thread.run)  # type: ignore[method-assign]
+            try:
+                with self.certain():  # it waits until the thread is there, which needs no turn
+                    start(thread)
+            except BaseException:
+                self.drop(seat)
+                raise
+            thread._seat = seat  # type: ignore[attr-defined]
+
+        return start_in_turns
+
+    def joining(self, join: Callable[..., None]) -> Callable[..., None]:
+        """`Thread.join` that lets the others go on."""
+
+        def join_in_turns(thread: threading.Thread, timeout: float | None = None) -> None:
+            seat = getattr(thread, "_seat", None)
+            if timeout == 0 or (seat is not None and seat not in self._seats):  # it ends at once
+                with self.certain():
+                    return join(thread, timeout)
+            with self.away() as absence:
+                if absence is None or seat is None:
+                    return join(thread, timeout)
+                seat.joined_by.append(absence)
+                try:
+                    return join(thread, timeout)
+                finally:
+                    seat.joined_by.remove(absence)
+
+        return join_in_turns
+
+    def lock(self) -> Any:
+        """The lock that `threading` makes for its own use. A condition makes one for each thread that waits on it."""
+        return Waiter(self) if sys._getframe(1).f_code is threading.Condition.wait.__code__ else _thread.allocate_lock()
+
+
+def _release(lock: Any) -> None:
+    if lock.locked():
+        lock.release()
+
+
+class Waiter:
+    """Stands in for the lock on which a `threading.Condition` keeps one thread: who waits, and who wakes it, is known."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._lock = _thread.allocate_lock()
+        self._absence: Absence | None = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._lock.acquire(blocking=False):
+            return True
+        if not blocking:
+            return False
+        with self._turns.away() as self._absence:
+            return self._lock.acquire(True, timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+        if self._absence is not None:
+            self._turns.expect(self._absence)
