@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from labkit.vgpu.errors import VERSION
 from labkit.vgpu.footprint import composes, made_of
 
 
@@ -27,6 +28,45 @@ def _with_number(operator: Any) -> Any:
 
 composes("quantile.scalar")(_with_number(torch.quantile))
 composes("nanquantile.scalar")(_with_number(torch.nanquantile))
+
+
+def _by_rank(operator: Any, ignores_nan: bool) -> Any:
+    """A quantile by a tensor of fractions, as native/Sorting.cpp makes it on CUDA: without a look at their values."""
+
+    def composed(
+        x: torch.Tensor, q: torch.Tensor, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+    ) -> torch.Tensor:
+        plain = (torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in (x, q))
+        shape = made_of(operator, *plain, dim, keepdim, interpolation=interpolation).shape  # and what C++ refuses is refused
+        x = x.flatten() if dim is None or x.dim() == 0 else x.unsqueeze(-1).transpose(dim % x.dim(), -1)
+        values = x.sort()[0]
+        values = values.reshape(*shape[q.dim() :], values.shape[-1])
+        last = values.shape[-1] - 1
+        if ignores_nan:
+            present = values.isnan().logical_not_()
+            count = present.sum(-1, keepdim=True)
+            ranks = q * (count - 1)
+            del count, present  # in C++'s order
+            ranks.masked_fill_(ranks < 0, 0)
+        else:
+            scaled, missing = torch.broadcast_tensors(q * last, values.isnan().any(-1, keepdim=True))
+            ranks = torch.masked_fill(scaled, missing, last)
+            del scaled, missing
+        if rounded := {"lower": ranks.floor_, "higher": ranks.ceil_, "nearest": ranks.round_}.get(interpolation):
+            result = values.gather(-1, rounded().long())
+        else:
+            below = ranks.long()
+            weights = torch.full_like(ranks, 0.5) if interpolation == "midpoint" else ranks - below
+            result = values.gather(-1, below)
+            result.lerp_(values.gather(-1, ranks.ceil_().long()), weights)
+        return result.squeeze_(-1) if q.dim() == 0 else result.unsqueeze_(0).transpose_(0, -1).squeeze_(-1)
+
+    return composed
+
+
+if VERSION < (2, 13):  # from then on C++ leaves the values of any subclass of a tensor alone
+    composes("quantile")(_by_rank(torch.ops.aten.quantile.default, ignores_nan=False))
+    composes("nanquantile")(_by_rank(torch.ops.aten.nanquantile.default, ignores_nan=True))
 
 
 @composes("linalg_eigvalsh")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from labkit.vgpu import operators
+from labkit.vgpu.errors import VERSION
 from labkit.vgpu.footprint import handles
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.profiles import load
@@ -40,6 +41,11 @@ OWN_TEMPORARIES = {
     "index_fill": {"TraceBackward0"},
     "mul": {"BinaryCrossEntropyWithLogitsBackward0"},
 }
+if VERSION >= (2, 14):  # from then on equal values share a gradient: a `where` is masked in place, and masks are no longer
+    OWN_TEMPORARIES["logical_and"] -= {"ClampBackward0"}
+    OWN_TEMPORARIES["logical_or"] -= {"ClampBackward0"}
+    OWN_TEMPORARIES["masked_fill"] |= {"ClampBackward0", "ClampMinBackward1", "ClampMaxBackward1"}
+    OWN_TEMPORARIES["masked_fill"] |= {"MaximumBackward0", "MinimumBackward0", "FmaxBackward0", "FminBackward0"}
 
 
 @handles("add")

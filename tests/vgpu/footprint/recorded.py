@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from labkit.vgpu.errors import VERSION
+
 FIDELITY = Path(__file__).parents[3] / "benchmarks" / "fidelity"
 WORKSPACES = {33554432, 1048576}  # cuBLAS' own, which stay: the first product of a process asks for them
 
@@ -40,6 +42,15 @@ MISSED = {
 }
 
 
+# Recorded with torch 2.11, and made of other operators from torch 2.14 on.
+OTHERWISE_FROM_2_14 = {
+    "further/quantile2": "torch 2.14 computes the ranks of a quantile in float64, and before it sorts",
+    "further/quantile_many": "torch 2.14 computes the ranks of a quantile in float64, and before it sorts",
+    "further/nanquant": "torch 2.14 computes the ranks of a quantile in float64, and before it sorts",
+    "further/clamp_both": "torch 2.14 shares a gradient between values that are equal",
+}
+
+
 def recorded(prefixes: tuple[str, ...], every: int = 1) -> list:
     """The cases whose names begin so, as parameters of a test; a case that is not met must fail, until it is."""
     names = [name for name in cases() if name.split("/")[1].startswith(prefixes)][::every]
@@ -60,6 +71,8 @@ def sequences(case: dict) -> dict[str, list]:
 
 
 def check(name: str) -> None:
-    """Raises AssertionError where the virtual GPU asks for something else than the recorded one."""
+    """Raises AssertionError where the virtual GPU asks for something else than the recorded one; skips what torch has changed since."""
+    if VERSION >= (2, 14) and name in OTHERWISE_FROM_2_14:
+        pytest.skip(OTHERWISE_FROM_2_14[name])
     case = cases()[name]
     assert sequences(operators().one(case["line"])) == sequences(case)

@@ -44,6 +44,8 @@ def test_a_bilinear_layer_agrees_with_the_cpu(machine):
     [
         lambda x: x.quantile(0.3, 1),
         lambda x: x.nanquantile(0.3),
+        lambda x: x.quantile(torch.tensor([0.1, 0.5], device=x.device), -2, keepdim=True, interpolation="midpoint"),
+        lambda x: x.nanquantile(torch.tensor([0.1, 1.0], device=x.device), 0, interpolation="lower"),
         torch.cov,
         lambda x: torch.cov(x, correction=0),
         torch.corrcoef,
@@ -57,3 +59,12 @@ def test_a_bilinear_layer_agrees_with_the_cpu(machine):
 def test_values_agree_with_the_cpu(work, machine):
     x = torch.randn(7, 9)
     torch.testing.assert_close(work(x.cuda()).cpu(), work(x))
+
+
+@pytest.mark.parametrize("quantile", [torch.quantile, torch.nanquantile])
+def test_a_quantile_does_not_wait_for_the_gpu_to_look_at_its_fractions(quantile, machine):
+    x, fractions, slept = torch.rand(2, 9, device="cuda"), torch.rand(3, device="cuda"), torch.cuda.Event()
+    torch.cuda._sleep(100_000_000)
+    slept.record()
+    quantile(x, fractions)
+    assert not slept.query()

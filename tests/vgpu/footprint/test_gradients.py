@@ -1,8 +1,10 @@
 """Gradients that meet are added up in place where nobody else holds them. None of the values may suffer."""
 
+import pytest
 import torch
 from asked import asked
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 import labkit
 from labkit.vgpu.footprint import gradients
@@ -42,3 +44,40 @@ def test_references_are_counted_in_the_installed_torch_wherever_a_machine_is_put
         assert torch.cuda.memory_allocated() == 0
     test_two_branches_meet_in_place()
     test_a_gradient_that_another_holds_is_left_alone()
+
+
+def forward_and_backward(work, x, y):
+    result = work(x.requires_grad_(), y.requires_grad_())
+    result.backward(torch.ones_like(result))
+    return x.grad, y.grad
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x, y: x.clamp(0.2, 0.8),
+        lambda x, y: x.clamp(y, y + 0.1),
+        lambda x, y: x.clamp(min=y),
+        lambda x, y: x.clamp_max(y),
+        lambda x, y: x.clamp_min(0.5),
+        torch.maximum,
+        torch.minimum,
+        torch.fmax,
+        torch.fmin,
+        torch.atan2,
+        torch.hypot,
+        lambda x, y: torch.linalg.vector_norm(x, 3),
+        lambda x, y: x.norm(dim=1),
+    ],
+)
+def test_a_formula_overwrites_in_the_installed_torch_what_it_overwrites_on_the_cpu(work):
+    """PyTorch's profiler tells of a CPU without subclasses. Numbers, which CUDA takes as they are, are tensors there: left out."""
+    x, y = torch.rand(50, 30), torch.rand(50, 30)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        held = forward_and_backward(work, x, y)  # until the end, as `asked` does
+    expected = [event.nbytes() for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
+    got = [
+        int(size) for size in asked(lambda pair: forward_and_backward(work, *pair), setup=lambda: (x.detach().cuda(), y.detach().cuda()))
+    ]
+    assert [size for size in got if abs(size) >= x.numel()] == [size for size in expected if abs(size) >= x.numel()]
+    assert held[0] is x.grad
