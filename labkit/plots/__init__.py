@@ -13,6 +13,7 @@ from labkit.plots.memory import trace_memory
 from labkit.plots.parallel import data_parallel_step
 from labkit.plots.placement import placement
 from labkit.plots.segments import segment_map
+from labkit.plots.timeline import trace_timeline
 
 __all__ = [
     "BLACK",
@@ -34,4 +35,5 @@ __all__ = [
     "segment_map",
     "trace_devices",
     "trace_memory",
+    "trace_timeline",
 ]

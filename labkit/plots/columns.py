@@ -56,8 +56,16 @@ def _step(trace: "Trace") -> float:
 def highest(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """For each interval between two edges the index of the highest value in it, the first of equals.
 
-    `times`, in order, say when each value began; it holds until the next. The first is at `edges[0]`.
+    `times`, in order, say when each value began; it holds until the next. The first is at `edges[0]` or before; what begins at the last
+    edge or later counts only there if that is where the times end.
     """
+    before = max(int(np.searchsorted(times, edges[0], side="right")) - 1, 0)
+    until = max(int(np.searchsorted(times, edges[-1], side="right")), before + 1)
+    return before + _highest(np.maximum(times[before:until], edges[0]), values[before:until], edges)
+
+
+def _highest(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The same of times none of which lies outside the edges."""
     count = len(edges) - 1
     interval = np.minimum(np.searchsorted(edges, times, side="right") - 1, count - 1)
     first, after = np.searchsorted(interval, np.arange(count), side="left"), np.searchsorted(interval, np.arange(count), side="right")

@@ -186,19 +186,19 @@ def binary_ticks(axes: Axes, end: float, most: int = 8) -> None:
     axes.set_xticks(ticks, [units.byte_text(tick) if tick else "0" for tick in ticks])
 
 
-def time_ticks(axes: Axes, end: float) -> None:
-    """Ticks on a linear x axis from 0 to `end` seconds, at round numbers of the unit that the axis is labelled with."""
+def time_ticks(axes: Axes, end: float, start: float = 0.0) -> None:
+    """Ticks on a linear x axis from `start` to `end` seconds, at round numbers of the unit that the axis is labelled with."""
     period, short = time_unit(end)
-    axes.set_xlim(0, end)
-    ticks = [tick for tick in MaxNLocator(6).tick_values(0, end / period) if 0 <= tick <= end / period]
+    axes.set_xlim(start, end)
+    ticks = [tick for tick in MaxNLocator(6).tick_values(start / period, end / period) if start <= tick * period <= end]
     axes.set_xticks([tick * period for tick in ticks], [f"{tick:g}" for tick in ticks])
     axes.set_xlabel(f"time since the start, {short}")
 
 
-def event_ticks(axes: Axes, end: float) -> None:
-    """Ticks on a linear x axis from 0 to `end` events, at round numbers."""
-    axes.set_xlim(0, end)
-    ticks = [tick for tick in MaxNLocator(6, integer=True).tick_values(0, end) if 0 <= tick <= end]
+def event_ticks(axes: Axes, end: float, start: float = 0.0) -> None:
+    """Ticks on a linear x axis from `start` to `end` events, at round numbers."""
+    axes.set_xlim(start, end)
+    ticks = [tick for tick in MaxNLocator(6, integer=True).tick_values(start, end) if start <= tick <= end]
     axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
     axes.set_xlabel("events")
 

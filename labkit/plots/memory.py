@@ -1,6 +1,6 @@
 """The memory of a device over time: what was allocated, for what, and which line made the peak."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import matplotlib
@@ -78,6 +78,23 @@ def trace_memory(trace: "Trace", device: "Device | None" = None, over: str = "ti
         return Figure(canvas, words(canvas, *_proof(seen, trace.seconds)))
 
 
+def add_memory(canvas: Canvas, box: tuple[float, float, float, float], trace: "Trace", device: int, window: tuple[float, float]) -> None:
+    """The memory of a device in a part of the recording, in seconds, drawn in a box of the canvas, without the words of its own figure.
+
+    The legend stands beside the box.
+    """
+    seen = replace(_Seen.of(trace, device, np.linspace(*window, COLUMNS + 1)), used=None)
+    axes = canvas.add_axes(box)
+    areas = _draw_layers(axes, seen, shares=False)
+    entries = _draw_lines(axes, seen) + areas
+    beside = box[0] + box[2] + 0.005, box[1] + box[3] + 0.02
+    look = {"frameon": False, "fontsize": TEXT_POINTS, "labelspacing": 0.25, "borderpad": 0, "handlelength": 1.3}
+    canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=beside, **look)
+    _scale(axes, seen, most=3)
+    axes.set_xlim(window)
+    axes.tick_params(axis="x", bottom=False, labelbottom=False)
+
+
 # What there is to see
 
 
@@ -99,10 +116,10 @@ class _Seen:
     ooms: list[int]  # indices of events
 
     @classmethod
-    def of(cls, trace: "Trace", device: "Device | None") -> "_Seen":
+    def of(cls, trace: "Trace", device: "Device | None", edges: np.ndarray | None = None) -> "_Seen":
         line = trace.timeline(device)
         device = trace.device_index(device)
-        edges = columns_of(trace, COLUMNS)
+        edges = columns_of(trace, COLUMNS) if edges is None else edges
         chosen = highest(line.times, line.allocated, edges)
         layers = trace.layers(device)
         at = int(line.allocated.argmax())
@@ -199,15 +216,15 @@ def _proof(seen: _Seen, seconds: float) -> list[str]:
 # How it is drawn
 
 
-def _draw_layers(axes: Axes, seen: _Seen) -> list:
-    """Areas one upon the other; returns what the legend says of them, from the top down."""
-    entries: list = [Patch(color="none", label="at the peak:")] if seen.peak else []
+def _draw_layers(axes: Axes, seen: _Seen, shares: bool = True) -> list:
+    """Areas one upon the other; returns what the legend says of them, from the top down: their shares of the peak, or their names."""
+    entries: list = [Patch(color="none", label="at the peak:")] if seen.peak and shares else []
     top = sum(seen.layers.values(), np.zeros(len(seen.edges) - 1))
     # From the top down, each over the one before: no seams between neighbours.
     for name in reversed(seen.layers):
         look = {"facecolor": CATEGORY_COLOURS[name], "hatch": CATEGORY_HATCHES.get(name), "edgecolor": "white", "linewidth": 0}
         axes.stairs(top, seen.edges, fill=True, **look, zorder=2)
-        entries.append(Patch(**look, label=f"{_percent(seen, name)} {name}"))
+        entries.append(Patch(**look, label=f"{_percent(seen, name)} {name}" if shares else name))
         top = top - seen.layers[name]
     return entries
 
@@ -231,10 +248,10 @@ def _far(seen: _Seen) -> bool:
     return seen.used is not None and bool(0 < FAR * held < seen.used.max())
 
 
-def _scale(axes: Axes, seen: _Seen) -> None:
+def _scale(axes: Axes, seen: _Seen, most: int = 5) -> None:
     """Bytes upwards, with their unit."""
     drawn = [seen.peak, seen.reserved.max(), 0 if _far(seen) or seen.used is None else seen.used.max(), 1]
-    byte_ticks(axes, 1.05 * float(max(drawn)), 5)
+    byte_ticks(axes, 1.05 * float(max(drawn)), most)
     axes.set_ylabel("memory" if len(seen.trace.devices) == 1 else f"memory of cuda:{seen.device}")
     axes.grid(axis="x", visible=False)
 

@@ -1,6 +1,7 @@
 """The phases of training as a strip below the axes of a figure: forward, backward, step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,21 +18,24 @@ NAMES = {"forward": ("forward", "fwd"), "backward": ("backward", "bwd"), "step":
 NARROW = 2  # points: phases that are narrower are not drawn one by one
 
 
-def add_phases(axes: Axes, phases: "list[Phase]", end: float, ticks: Callable[[Axes, float], None] = time_ticks) -> None:
-    """Draw the phases under `axes`, whose scale, from 0 to `end`, is then told below them, by `ticks`."""
-    axes.set_xlim(0, end)
+def add_phases(
+    axes: Axes, phases: "list[Phase]", end: float, ticks: Callable[[Axes, float, float], None] = time_ticks, start: float = 0.0
+) -> None:
+    """Draw the phases under `axes`, whose scale, from `start` to `end`, is then told below them, by `ticks`."""
+    axes.set_xlim(start, end)
     if not phases:
-        ticks(axes, end)
+        ticks(axes, end, start)
         return
+    phases = [replace(p, start=max(p.start, start), end=min(p.end, end)) for p in phases if p.start <= end and p.end >= start]
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
     box = axes.get_position()
     strip = axes.figure.add_axes((box.x0, box.y0 - 0.055, box.width, 0.045))
-    ticks(strip, end)
+    ticks(strip, end, start)
     strip.set_yticks([])
     strip.grid(visible=False)
     strip.spines[:].set_visible(False)
-    points = 72 * SIZE[0] * box.width / end
-    if np.median([phase.end - phase.start for phase in phases]) * points < NARROW:
+    points = 72 * SIZE[0] * box.width / (end - start)
+    if phases and np.median([phase.end - phase.start for phase in phases]) * points < NARROW:
         _draw_crowd(strip, phases)
         return
     unnamed = [name for name in COLOURS if not _draw_kind(strip, name, [phase for phase in phases if phase.name == name], points)]

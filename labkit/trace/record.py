@@ -1,37 +1,44 @@
 """`labkit.record()`: put a block of code under the instrument."""
 
-import bisect
 import datetime
 import gc
 import os
 import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from labkit import machine
+from labkit.trace.attribution import with_lines, with_stacks
 from labkit.trace.categories import categorised, held, workspace_sizes
-from labkit.trace.events import Event, Events, StackTable
+from labkit.trace.clock_source import ClockSource
+from labkit.trace.events import Events, StackTable
+from labkit.trace.kineto import KinetoSource
 from labkit.trace.phases import Phase, broken_off, noted, with_forwards
 from labkit.trace.replay import complete, complete_without_start
-from labkit.trace.sources import CudaSource, Recorded, VirtualSource
+from labkit.trace.sources import CudaSource, VirtualSource
+from labkit.trace.spans import Work
 from labkit.trace.tensors import Census, alive
 from labkit.trace.trace import Trace
 
 MAX_EVENTS = 200_000  # on a real GPU some 2 KB of host memory each
+_NO_WORK = Work.none("it was asked for memory alone; labkit.record() and %%gpu_timeline record both")
 
 
-def record(max_events: int = MAX_EVENTS) -> AbstractContextManager[Trace]:
-    """Record what happens to the memory of all GPUs in this process, in all its threads, until the `with` block ends.
+# Why the profiler is on unless it is asked to be off: who records a block wants to know both, and both in one run. But it costs: on a
+# real GPU the first start takes a second or more, each launch a little. So what shows memory alone, as %%gpu_memory, leaves it off.
+def record(max_events: int = MAX_EVENTS, *, timeline: bool = True) -> AbstractContextManager[Trace]:
+    """Record what happens to the memory of all GPUs in this process, and when what runs on them, until the `with` block ends.
 
     The trace has its figures when the block has ended, also by an exception. Recordings may lie in one another or overlap. None
     resets the peaks that `torch.cuda` keeps, and none ends a memory history that you had switched on before. In a child process that
     is forked in the block nothing is recorded.
 
     Args:
-        max_events: the newest events of each real GPU, or of all virtual ones, that are kept; `trace.lost` counts the others.
+        max_events: the newest events of each real GPU, or of all virtual ones, that are kept; `trace.lost` counts the others. Of the
+            spans of virtual GPUs as many are kept.
+        timeline: record kernels and copies too; on a real GPU by PyTorch's profiler, which can run once in a process.
 
     Raises:
         ValueError: `max_events` is not a positive whole number.
@@ -39,12 +46,12 @@ def record(max_events: int = MAX_EVENTS) -> AbstractContextManager[Trace]:
     """
     if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
         raise ValueError(f"max_events={max_events!r}: give a whole number, 1 or more")
-    return _recorded(max_events)
+    return _recorded(max_events, timeline)
 
 
 @contextmanager
-def _recorded(max_events: int) -> Iterator[Trace]:
-    recording = _Recording(max_events)
+def _recorded(max_events: int, timeline: bool) -> Iterator[Trace]:
+    recording = _Recording(max_events, timeline)
     trace = Trace.__new__(Trace)
     error, process = "", os.getpid()
     with ExitStack() as undo:
@@ -64,7 +71,7 @@ def _recorded(max_events: int) -> Iterator[Trace]:
 class _Recording:
     """A recording under way."""
 
-    def __init__(self, max_events: int) -> None:
+    def __init__(self, max_events: int, timeline: bool) -> None:
         import torch
 
         used = machine.current()
@@ -73,7 +80,9 @@ class _Recording:
             raise RuntimeError("there is no GPU to record: labkit.use(gpus=1) gives you one, real or virtual")
         self._table = StackTable()
         self._source = (VirtualSource if virtual else CudaSource)(self._table, max_events)
-        self.stop = self._source.stop
+        self._clock: ClockSource | KinetoSource | None = None
+        if timeline:
+            self._clock = ClockSource(self._table, max_events) if virtual else KinetoSource()
         self._phases: list[list[Any]] = []  # name, start, end or None, stack
         # Now, for the block may take the machine away.
         self._badge, self._origin = _badge(), _origin()
@@ -82,7 +91,15 @@ class _Recording:
         objects = gc.get_objects()
         self._at_start = held(objects, alive(objects))
         del objects
+        if self._clock is not None:
+            self._clock.start()  # before the recording's own clock, for a first start takes long
         self._source.start()
+
+    def stop(self) -> None:
+        """Leave nothing switched on, however far `start` came."""
+        self._source.stop()
+        if self._clock is not None:
+            self._clock.stop()
 
     def note(self, name: str, frame: FrameType | None) -> Any:
         """A phase starts; returns what to call when it ends."""
@@ -98,6 +115,7 @@ class _Recording:
         """Give the trace its figures."""
         seconds = self._source.now()
         recorded = self._source.finish()
+        work = _NO_WORK if self._clock is None else self._clock.finish(self._source.origin)
         self.stop()
         objects = gc.get_objects()
         living = alive(objects)
@@ -106,7 +124,7 @@ class _Recording:
         told = list(self._phases)
         phases = [Phase(name, start, seconds if end is None else end, stack) for name, start, end, stack in told]
         stacks = self._table.stacks()
-        events = Events.of(_attributed(recorded, phases))
+        events = Events.of(with_stacks(recorded.events, phases))
         for index, (name, _, end, _) in enumerate(told):
             if name == "step" and end is None:
                 phases[index] = broken_off(phases[index], phases, events, stacks)
@@ -115,6 +133,7 @@ class _Recording:
             events = complete_without_start(events, recorded.settings)
         else:
             events = complete(events, recorded.segments, recorded.settings)
+        work = with_lines(work, events, phases, stacks)
         workspaces = workspace_sizes(recorded.capability)
         events = categorised(events, recorded.segments, stacks, phases, self._at_start, at_end, workspaces)
         trace.__init__(
@@ -133,19 +152,8 @@ class _Recording:
             badge=self._badge,
             origin=self._origin,
             census=census,
+            work=work,
         )
-
-
-def _attributed(recorded: Recorded, phases: list[Phase]) -> list[Event]:
-    """The events; those without a stack get that of the phase they lie in, for a backward pass on CUDA runs in C++ threads."""
-    backward = [phase for phase in phases if phase.name == "backward"]
-    starts = [phase.start for phase in backward]
-
-    def stack(event: Event) -> int:
-        at = bisect.bisect_right(starts, event.time) - 1
-        return backward[at].stack if at >= 0 and event.time <= backward[at].end else 0
-
-    return [event if event.stack else replace(event, stack=stack(event)) for event in recorded.events]
 
 
 def _out_of_memory(error: BaseException) -> str:

@@ -52,7 +52,7 @@ class VirtualSource:
         self._listening: list[tuple[Any, Callable[..., None]]] = []
 
     def start(self) -> None:
-        self._start = self._machine.clock.host
+        self.origin = self._machine.clock.host
         gpus = self._machine.gpus
         self._segments = from_snapshot([segment for gpu in gpus for segment in gpu.allocator.segments()], lambda frames: 0)
         for gpu in gpus:
@@ -62,7 +62,7 @@ class VirtualSource:
             self._listening.append((gpu.allocator, listener))
 
     def now(self) -> float:
-        return self._machine.clock.host - self._start
+        return self._machine.clock.host - self.origin
 
     def finish(self) -> Recorded:
         gpus = self._machine.gpus
@@ -138,6 +138,7 @@ class CudaSource:
         self._kept = [len(entries) for entries in before["device_traces"]]
         self._counts = self._counted()
         self._start = time.time_ns()
+        self.origin = self._start
         self._watch_used()
 
     def now(self) -> float:

@@ -1,4 +1,4 @@
-"""A trace: what a recorded block of code did to the memory of each GPU."""
+"""A trace: what a recorded block of code did to the memory of each GPU, and when what ran on them."""
 
 import pickle
 import re
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from labkit.source_lines import is_users
-from labkit.trace import files, replay, snapshot
+from labkit.trace import busy, chrome, files, replay, snapshot
 from labkit.trace import lines as lines_of_code
 from labkit.trace.events import (
     ALLOC,
@@ -27,6 +27,7 @@ from labkit.trace.events import (
 from labkit.trace.leaks import Birth, Leaks, find_leaks
 from labkit.trace.phases import Phase
 from labkit.trace.replay import Segment
+from labkit.trace.spans import COPIES, HOST, KERNEL, WAIT, Work
 from labkit.vgpu.allocator.settings import Settings
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Timeline:
 
 
 class Trace:
-    """What happened to GPU memory in a block of code. `labkit.record()` makes one; bytes and seconds.
+    """What happened to GPU memory in a block of code, and when what ran. `labkit.record()` makes one; bytes and seconds.
 
     Attributes:
         events: the columns of `labkit.trace.events.Events`, in order of time.
@@ -68,6 +69,11 @@ class Trace:
         error: the text of the out-of-memory error that ended the block; else empty.
         badge, origin: where the numbers come from.
         census: the storages that were alive at the end, where this process recorded them.
+        spans: the kernels and copies of the GPUs, and what the host launched and waited for: `labkit.trace.spans.Spans`.
+        waits: streams that wait for other streams: `labkit.trace.spans.Waits`.
+        races: pieces of work that touch the same memory without an order, where that is known: a virtual GPU's.
+        lost_spans: the number of the oldest spans and waits that were forgotten.
+        no_timeline: why there are no spans; empty where there are, or where nothing ran.
     """
 
     def __init__(
@@ -88,9 +94,12 @@ class Trace:
         badge: str,
         origin: dict[str, str],
         census: "Census | None" = None,
+        work: Work | None = None,
     ) -> None:
+        work = Work.none("only its memory was recorded") if work is None else work
         self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
-        self.spans: list[Any] = []  # kernels and copies on streams: not recorded yet
+        self.spans, self.waits, self.races = work.spans, work.waits, work.races
+        self.lost_spans, self.no_timeline = work.lost, work.missing
         self._timelines: dict[int, Timeline] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -103,8 +112,9 @@ class Trace:
 
     @property
     def devices(self) -> list[int]:
-        """The devices on which memory was held, or an event happened."""
+        """The devices on which memory was held, an event happened, or something ran."""
         there = {device for device, nbytes in self.reserved_at_end.items() if nbytes}
+        there |= set(np.unique(self.spans.device).tolist()) - {HOST}
         return sorted({0} | there | set(np.unique(self.events.device).tolist()) | {segment.device for segment in self.start})
 
     @property
@@ -254,7 +264,9 @@ class Trace:
         device = self.device_index(device)
         met = [segment.stream for segment in self.start if segment.device == device]
         found, first = np.unique(self.events.stream[self.events.device == device], return_index=True)
-        others = [stream for stream in dict.fromkeys([*met, *found[np.argsort(first)].tolist()]) if stream]
+        ran, begun = np.unique(self.spans.stream[self.spans.device == device], return_index=True)
+        in_order = [*met, *found[np.argsort(first)].tolist(), *ran[np.argsort(begun)].tolist()]
+        others = [stream for stream in dict.fromkeys(in_order) if stream]
         return {0: "default stream", **{stream: f"stream {number}" for number, stream in enumerate(others, 1)}}
 
     def device_index(self, device: "Device | None" = None) -> int:
@@ -280,6 +292,47 @@ class Trace:
         from labkit.trace.oom import explain
 
         return explain(self)
+
+    # Time
+
+    @property
+    def end(self) -> float:
+        """When the last of all was done: the recording itself, or what it had launched."""
+        return max([self.seconds, *self.spans.end.max(initial=0.0, keepdims=True).tolist()])
+
+    def busy(self, device: "Device | None" = None, kind: str | None = None) -> float:
+        """Seconds in which a device worked: on anything, or on a `kind`: "kernel", "copy", "h2d", "d2h" or "p2p".
+
+        A copy between two devices is work of the one that it comes from.
+        Raises ValueError for another kind or device, RuntimeError where no timeline was recorded.
+        """
+        if kind is not None and kind not in busy.ASKED:
+            raise ValueError(f"kind={kind!r}: choose {', '.join(map(repr, busy.ASKED))}, or None for all of them")
+        return busy.seconds_of(self.spans, self._ran(device, (KERNEL, *COPIES) if kind is None else busy.ASKED[kind]))
+
+    def idle(self, device: "Device | None" = None) -> float:
+        """Seconds in which a device did nothing, from the start of the recording to the end of all work. Raises as `busy` does."""
+        return self.end - self.busy(device)
+
+    def overlap(self, device: "Device | None" = None) -> float:
+        """Seconds in which a device copied and ran a kernel at once; `busy(device, "copy")` says how long it copied. Raises as `busy`
+        does."""
+        return busy.seconds_of_both(self.spans, self._ran(device, (KERNEL,)), self._ran(device, COPIES))
+
+    @property
+    def host_waited(self) -> float:
+        """Seconds in which a thread of the host waited for a device. Raises RuntimeError where no timeline was recorded."""
+        self.require_timeline()
+        return busy.seconds_of(self.spans, busy.chosen(self.spans, HOST, (WAIT,)))
+
+    def _ran(self, device: "Device | None", kinds: tuple[int, ...]) -> np.ndarray:
+        self.require_timeline()
+        return busy.chosen(self.spans, self.device_index(device), kinds)
+
+    def require_timeline(self) -> None:
+        """Raises RuntimeError, which says why, where no timeline was recorded."""
+        if self.no_timeline:
+            raise RuntimeError(f"this recording has no timeline: {self.no_timeline}")
 
     # Leaks
 
@@ -320,6 +373,20 @@ class Trace:
 
         return plots.trace_memory(self, self.device_index(device), over)
 
+    def plot_timeline(
+        self, device: "Device | None" = None, *, memory: bool = False, start: float = 0.0, end: float | None = None
+    ) -> "Figure":
+        """What ran when: a lane for the host, for each stream in use and for each copy engine in use, of one device or of all.
+
+        `memory=True` puts the device's memory above it, on the same axis of time. `start` and `end`, in seconds, cut out a part.
+        The figure has `png`, `html`, `alt` and `save("timeline.png")`.
+        Raises ValueError for a device that the recording does not know and for a part that is none, RuntimeError where no timeline
+        was recorded.
+        """
+        from labkit import plots
+
+        return plots.trace_timeline(self, None if device is None else self.device_index(device), memory=memory, start=start, end=end)
+
     def plot_segments(self, at: str | float | int = "peak", device: "Device | None" = None) -> "Figure":
         """The map of a device's segments and blocks at one moment; `at` as for `segments`.
 
@@ -347,6 +414,14 @@ class Trace:
         """
         told = pickle.dumps(snapshot.of(self), protocol=4)
         Path(path).write_bytes(told)
+
+    def export_chrome(self, path: str | Path) -> None:
+        """Write a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open: spans, waits, races and memory.
+
+        Raises RuntimeError where no timeline was recorded, OSError where the file cannot be written: then nothing is left there.
+        """
+        self.require_timeline()
+        chrome.write(self, path)
 
     def __repr__(self) -> str:
         if "events" not in self.__dict__:

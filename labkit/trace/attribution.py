@@ -1,0 +1,53 @@
+"""Which line of Python an event or a span belongs to, where its source does not say: that of the phase, or of what came before it."""
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from labkit.source_lines import is_users
+from labkit.trace.events import Event, Events, Stack
+from labkit.trace.phases import Phase, phase_of
+from labkit.trace.spans import Work
+
+
+def with_stacks(events: Iterable[Event], phases: list[Phase]) -> list[Event]:
+    """The events; those without a stack get that of the phase they lie in, for a backward pass on CUDA runs in C++ threads."""
+    backward = [phase for phase in phases if phase.name == "backward"]
+    starts = [phase.start for phase in backward]
+
+    def stack(event: Event) -> int:
+        at = bisect.bisect_right(starts, event.time) - 1
+        return backward[at].stack if at >= 0 and event.time <= backward[at].end else 0
+
+    return [event if event.stack else replace(event, stack=stack(event)) for event in events]
+
+
+def with_lines(work: Work, events: Events, phases: list[Phase], stacks: list[Stack]) -> Work:
+    """The spans; those whose stack has no line of the user's get that of the phase in which they were launched.
+
+    The profiler on CUDA tells of no stacks: asked for them, it costs a quarter more. There a launch gets the stack of the last event of
+    the memory before it in its phase. Nearly every operator allocates its result and then launches at once; one that works in place
+    may be told as the line of the operator before.
+    """
+    if not len(work.spans) and not len(work.waits):
+        return work
+    spans, waits = work.spans, work.waits
+    launched = np.where(spans.launch >= 0, spans.start[spans.launch], spans.start)
+    users = np.array([any(is_users(line.filename) for line in stack) for stack in stacks], dtype=bool)
+
+    def better(stack: np.ndarray, times: np.ndarray) -> np.ndarray:
+        phase = phase_of(phases, times)
+        before = np.searchsorted(events.time, times, side="right") - 1
+        same = (before >= 0) & (phase == (phase_of(phases, events.time)[before] if len(events) else -1))
+        near = events.stack[before] if len(events) else np.zeros(len(times), np.int32)
+        of_phase = np.array([0, *(phase.stack for phase in phases)], np.int32)[phase + 1]
+        guessed = np.where(same & users[near], near, of_phase)
+        return np.where(users[stack], stack, np.where(stack == 0, guessed, np.where(phase >= 0, of_phase, stack)))
+
+    return replace(
+        work,
+        spans=replace(spans, stack=better(spans.stack, launched)),
+        waits=replace(waits, stack=better(waits.stack, waits.until)),
+    )

@@ -1,0 +1,157 @@
+"""Where the spans of real GPUs come from: PyTorch's profiler (Kineto), of which one session can run in a process."""
+
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from labkit.trace.activities import Activity, activities_of, work_of
+from labkit.trace.spans import Work
+
+UNAVAILABLE = "this build of PyTorch has no profiler for CUDA (torch.profiler.supported_activities())"
+WAS_RUNNING = "PyTorch's profiler was running already, and one can run at a time: start it after the recording, or record without it"
+GAVE_WAY = "the program started PyTorch's profiler itself, and one can run at a time"
+
+
+class KinetoSource:
+    """What the profiler hears of one recording. Recordings at the same time share the one session."""
+
+    def __init__(self) -> None:
+        self.heard: list[Activity] = []
+        self.missing = ""  # why nothing is heard
+
+    def start(self) -> None:
+        _session.join(self)
+
+    def stop(self) -> None:
+        """Listen no more, however far `start` came."""
+        _session.leave(self)
+
+    def finish(self, origin: int) -> Work:
+        """What was heard, in seconds from `origin`, which is told in nanoseconds of the system's clock."""
+        self.stop()
+        return Work.none(self.missing) if self.missing else work_of(self.heard, origin)
+
+
+class _Session:
+    """The profiler, while at least one recording listens.
+
+    It runs in a thread of its own: PyTorch ends a session only in the thread that began it, and recordings end in any thread and order.
+    What CUDA does is heard from all threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._listeners: list[KinetoSource] = []
+        self._profile: Any = None
+        self._process = 0
+        self._thread: ThreadPoolExecutor | None = None
+        self._undo: Callable[[], None] | None = None
+
+    def join(self, source: KinetoSource) -> None:
+        import torch
+        from torch.autograd import profiler
+
+        with self._lock:
+            if torch.profiler.ProfilerActivity.CUDA not in torch.profiler.supported_activities():
+                source.missing = UNAVAILABLE
+            elif self._profile is None and (profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled()):
+                source.missing = WAS_RUNNING
+            else:
+                if self._profile is None:
+                    self._begin()
+                self._listeners.append(source)
+
+    def leave(self, source: KinetoSource) -> None:
+        with self._lock:
+            if source not in self._listeners or self._process != os.getpid():  # a forked child has no session
+                return
+            told = self._end()
+            for listener in self._listeners:
+                listener.heard += told
+            self._listeners.remove(source)
+            if self._listeners:
+                self._begin()
+
+    def give_way(self) -> None:
+        """The program starts a profiler of its own."""
+        with self._lock:
+            if self._profile is not None:
+                self._end()
+                for listener in self._listeners:
+                    listener.missing = GAVE_WAY
+                self._listeners.clear()
+
+    def _begin(self) -> None:
+        """Only what CUDA does, and what waits for what: with CPU operators or stacks a launch costs a quarter more.
+
+        The first session of a process loads and starts CUPTI, which can take a second or more. No work may be under way, for Kineto
+        drops what began before the session or ends after it.
+        """
+        from torch._C._profiler import _ExperimentalConfig
+        from torch.autograd import profiler
+
+        _synchronize()
+        self._process = os.getpid()
+        self._thread = ThreadPoolExecutor(1, "labkit profiler")
+        config = _ExperimentalConfig(enable_cuda_sync_events=True)
+        profile = profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True, experimental_config=config)
+        self._thread.submit(profile.__enter__).result()
+        self._profile = profile
+        self._undo = _when_another_starts(self.give_way)
+
+    def _end(self) -> list[Activity]:
+        profile, thread = self._profile, self._thread
+        self._profile = self._thread = None
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+        try:
+            _synchronize()
+            thread.submit(profile.__exit__, None, None, None).result()
+        finally:
+            thread.shutdown()
+        return _told(profile)
+
+
+def _synchronize() -> None:
+    """Wait for all GPUs that this process uses; asking another would take its memory for a context."""
+    import torch
+
+    for device in range(torch.cuda.device_count()):
+        if torch._C._cuda_hasPrimaryContext(device):
+            torch.cuda.synchronize(device)
+
+
+def _told(profile: Any) -> list[Activity]:
+    """What a session heard. Only the file that it writes tells the kinds, the correlations and what waits for what in every version."""
+    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
+        path = Path(folder) / "kineto.json"
+        profile.kineto_results.save(str(path))
+        return activities_of(json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False))
+
+
+def _when_another_starts(give_way: Callable[[], None]) -> Callable[[], None]:
+    """Call `give_way` before another session is prepared; returns what ends that."""
+    from torch.autograd import profiler
+
+    prepare = profiler.profile._prepare_trace
+
+    def prepare_trace(profile: Any) -> None:
+        give_way()
+        prepare(profile)
+
+    profiler.profile._prepare_trace = prepare_trace
+
+    def undo() -> None:
+        if profiler.profile._prepare_trace is prepare_trace:  # else somebody put a function of his own around ours
+            profiler.profile._prepare_trace = prepare
+
+    return undo
+
+
+_session = _Session()

@@ -1,0 +1,142 @@
+"""The columns of a timeline: what ran where and when, who waited for whom, and which two pieces of work raced."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+# What a span is. The first four are work of a device: a kernel, or a copy, named after the engine that does it. (A copy within a
+# device and a fill are done by its multiprocessors, so they are kernels.) The last two are the host's: it launches, or it waits.
+KINDS = ("kernel", "h2d", "d2h", "p2p", "launch", "wait")
+KERNEL, H2D, D2H, P2P, LAUNCH, WAIT = range(len(KINDS))
+KIND_OF = {name: index for index, name in enumerate(KINDS)}
+COPIES = (H2D, D2H, P2P)
+HOST = -1  # the device of the host's spans, whose stream is the number of the thread
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Columns of equal length, in order of `start`, in seconds from the start of the recording.
+
+    `kind` indexes KINDS, `name` the list `names`, `stack` the trace's stacks. `launch` is, of a device's span, the index of the host's
+    span that launched it, -1 if that is not known.
+    """
+
+    start: np.ndarray
+    duration: np.ndarray
+    device: np.ndarray
+    stream: np.ndarray
+    kind: np.ndarray
+    name: np.ndarray
+    stack: np.ndarray
+    launch: np.ndarray
+    names: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def end(self) -> np.ndarray:
+        return self.start + self.duration
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple]) -> "Spans":
+        """The columns of rows (start, duration, device, stream, kind, name, stack, launch), where `name` is a text and `launch` the
+        position of a row, or -1."""
+        told = list(zip(*rows, strict=True)) or [()] * len(_SPAN_TYPES)
+        names = {name: index for index, name in enumerate(dict.fromkeys(told[5]))}
+        told[5] = [names[name] for name in told[5]]
+        columns = {name: np.array(told[index], kind) for index, (name, kind) in enumerate(_SPAN_TYPES.items())}
+        order = np.argsort(columns["start"], kind="stable")
+        columns = {name: column[order] for name, column in columns.items()}
+        place = np.empty(len(order) + 1, np.int32)
+        place[order] = np.arange(len(order))
+        place[-1] = -1  # what "not known" stays
+        columns["launch"] = place[columns["launch"]]
+        return cls(**columns, names=list(names))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waits:
+    """Columns of equal length, in order of `until`: a stream waits for another.
+
+    The event is on `stream` of `device` and happens at `time`; what is queued next on `to_stream` of `to_device` may start at
+    `until`. Seconds from the start of the recording; `stack` indexes the trace's stacks.
+    """
+
+    time: np.ndarray
+    device: np.ndarray
+    stream: np.ndarray
+    until: np.ndarray
+    to_device: np.ndarray
+    to_stream: np.ndarray
+    stack: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple]) -> "Waits":
+        """The columns of rows (time, device, stream, until, to_device, to_stream, stack)."""
+        told = sorted(rows, key=lambda row: row[3])
+        return cls(*(np.array([row[index] for row in told], kind) for index, kind in enumerate(_WAIT_TYPES.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two pieces of work that race: a launch called `name`, on a stream of a device, by the source line `line` ("train.py:12"),
+    at `seconds` of the recording; it ran from `start` to `end`, which are None where that is not known."""
+
+    device: int
+    stream: int
+    name: str
+    line: str
+    seconds: float
+    start: float | None
+    end: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two pieces of work that touch the same memory, and nothing orders the one after the other; `kind` says what comes of it."""
+
+    first: Side
+    second: Side
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a recording knows of time. `lost` counts the oldest spans that were forgotten; `missing` says why there are none at all."""
+
+    spans: Spans
+    waits: Waits
+    races: list[Race]
+    lost: int = 0
+    missing: str = ""
+
+    @classmethod
+    def none(cls, why: str) -> "Work":
+        return cls(Spans.of([]), Waits.of([]), [], 0, why)
+
+
+_SPAN_TYPES = {
+    "start": np.float64,
+    "duration": np.float64,
+    "device": np.int16,
+    "stream": np.int64,
+    "kind": np.uint8,
+    "name": np.int32,
+    "stack": np.int32,
+    "launch": np.int32,
+}
+_WAIT_TYPES = {
+    "time": np.float64,
+    "device": np.int16,
+    "stream": np.int64,
+    "until": np.float64,
+    "to_device": np.int16,
+    "to_stream": np.int64,
+    "stack": np.int32,
+}
+SPAN_COLUMNS, WAIT_COLUMNS = tuple(_SPAN_TYPES), tuple(column.name for column in fields(Waits))
