@@ -40,10 +40,23 @@ class Region(NamedTuple):
             return False
         if self == other and not shift:
             return True
+        if self._shows_all(first, end, other_first, other_end) or other._shows_all(other_first, other_end, first, end):
+            return True
         start, stop = min(first, other_first), max(end, other_end)
         mask = torch.zeros(stop - start, dtype=torch.bool, device="cpu")
         self._shown(mask, -start).fill_(True)
         return bool(other._shown(mask, shift - start).any())
+
+    def _shows_all(self, first: int, end: int, other_first: int, other_end: int) -> bool:
+        """Does this region show each byte from `first` to `end`, among them the other's first or last? Then no mask need be made."""
+        if not (first <= other_first < end or first < other_end <= end):
+            return False
+        expected = 1
+        for stride, size in sorted((s, n) for n, s in zip(self.size, self.stride, strict=True) if n > 1):
+            if stride != expected:
+                return False
+            expected *= size
+        return True
 
     def _shown(self, mask: torch.Tensor, shift: int) -> torch.Tensor:
         """The bytes of `mask` that stand for this region, whose storage begins at byte `shift` of it."""
