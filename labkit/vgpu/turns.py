@@ -136,10 +136,10 @@ class Turns:
         self._seats: list[Seat] = []
         self._started = 0
         self._last = -1  # number of the seat that had the last turn
-        self._runs: Seat | None = None  # who has the turn, or is coming
+        self.running: Seat | None = None  # who has the turn, or is coming
         self._watcher: Seat | None = None  # who looks at it
         self._lock = threading.RLock()  # a signal's handler may launch operators too
-        self._mine.seat = self._runs = seat = self.add()
+        self._mine.seat = self.running = seat = self.add()
         seat.state, seat.certain = State.TURN, False
         seat.sit()
 
@@ -201,11 +201,11 @@ class Turns:
         self._lock = threading.RLock()
         self.several, seat = False, getattr(self._mine, "seat", None)
         self._seats = [] if seat is None else [seat]
-        self._runs = self._watcher = None
+        self.running = self._watcher = None
         if seat is not None:
             seat.rise()
             seat.sit()
-            seat.state, self._runs = State.TURN, seat
+            seat.state, self.running = State.TURN, seat
 
     # waiting
 
@@ -218,7 +218,7 @@ class Turns:
                 self._last = seat.number
             seat.state, seat.certain, seat.absence = State.GATE, False, None
             self._watcher = seat
-            if self._runs is None or self._runs is seat:
+            if self.running is None or self.running is seat:
                 self._pass_on()
         try:
             while seat.state is not State.TURN:
@@ -237,7 +237,7 @@ class Turns:
         with self._lock:
             if self._watcher is None or self._watcher.state is not State.GATE:
                 self._watcher = seat
-            running = self._runs
+            running = self.running
             if self._watcher is not seat or seat.state is State.TURN:
                 return
             if running is None or running.state not in (State.TURN, State.COMING):
@@ -247,23 +247,23 @@ class Turns:
                 self._pass_on()
 
     def _go_on_without(self, seat: Seat) -> None:
-        if self._runs is seat:
+        if self.running is seat:
             self._pass_on()
         self._appoint()
 
     def _pass_on(self) -> None:
         """Let those who were woken come to the gate, one after the other; then the next one there has its turn."""
-        self._runs = None
+        self.running = None
         for seat in self._seats:
             if seat.state is State.COMING or seat.stirs():
                 seat.state = State.COMING
-                self._runs = seat
+                self.running = seat
                 break
         else:
             waiting = [seat for seat in self._seats if seat.state is State.GATE]
             if waiting:
                 chosen = next((seat for seat in waiting if seat.number > self._last), waiting[0])
-                chosen.state, self._last, self._runs = State.TURN, chosen.number, chosen
+                chosen.state, self._last, self.running = State.TURN, chosen.number, chosen
                 _release(chosen.wake)
         self._appoint()
 
@@ -300,7 +300,7 @@ class Turns:
         with self._lock:
             if seat.absence is absence and seat.state is State.AWAY:
                 seat.state, seat.certain = State.COMING, True
-                if self._runs is None:
+                if self.running is None:
                     self._pass_on()
 
     @contextmanager

@@ -19,11 +19,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit
+from labkit.machine import Machine
 from labkit.vgpu import hardware
 from labkit.vgpu.clock import Span
 from labkit.vgpu.turns import Seat, Turns
 
-QUICK = 1.0  # seconds
+QUICK = 5.0  # seconds, on a computer that does much else
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def quick() -> Iterator[None]:
 
 
 @contextmanager
-def fresh(gpus: int = 1) -> Iterator[labkit.machine.Machine]:
+def fresh(gpus: int = 1) -> Iterator[Machine]:
     """A machine of the test's own, whatever is in place before."""
     labkit.use(None)
     with labkit.use(gpus=gpus, like="H200", virtual=True, quiet=True) as machine:
