@@ -29,7 +29,7 @@ FLAGS = [
     "--disable-sync",
 ]
 DONE = "every cell has run"
-PATIENCE = 200  # seconds for all cells of a lesson: ten times what they take on two idle cores
+PATIENCE = 240  # seconds for all cells of a lesson: many times what they take on two idle cores
 SLOWEST = 60 * SECONDS  # what a page shows after a click, on a machine that is busy with something else
 FRONT_END = JupyterLab() if find_spec("jupyterlab") else ClassicNotebook()
 
@@ -82,7 +82,7 @@ def server(folder, tmp_path_factory) -> Iterator[str]:
         yield address
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(60)
 
 
 def ask(address: str, what: str, method: str = "GET") -> object:

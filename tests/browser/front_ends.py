@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 1000  # Playwright counts in milliseconds
+OPENED = 120 * SECONDS  # a page, the first time, on a machine that is busy with something else
 TOKEN = "browser-tests"
 
 
@@ -36,9 +37,9 @@ class JupyterLab:
         ]
 
     def open(self, page: Any, address: str, name: str) -> None:
-        page.goto(f"{address}/lab/tree/{name}?reset&token={TOKEN}")
-        page.locator(self.notebook).wait_for(timeout=60 * SECONDS)
-        page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").wait_for(timeout=60 * SECONDS)
+        page.goto(f"{address}/lab/tree/{name}?reset&token={TOKEN}", timeout=OPENED)
+        page.locator(self.notebook).wait_for(timeout=OPENED)
+        page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").wait_for(timeout=OPENED)
         page.evaluate(self.ready)
 
     def run_all(self, page: Any) -> None:
@@ -67,9 +68,9 @@ class ClassicNotebook:
         return ["--NotebookApp.port_retries=0", f"--NotebookApp.token={TOKEN}", f"--NotebookApp.notebook_dir={folder}"]
 
     def open(self, page: Any, address: str, name: str) -> None:
-        page.goto(f"{address}/notebooks/{name}?token={TOKEN}")
-        page.locator(self.notebook).wait_for(timeout=60 * SECONDS)
-        page.wait_for_function(self.ready, timeout=60 * SECONDS)
+        page.goto(f"{address}/notebooks/{name}?token={TOKEN}", timeout=OPENED)
+        page.locator(self.notebook).wait_for(timeout=OPENED)
+        page.wait_for_function(self.ready, timeout=OPENED)
 
     def run_all(self, page: Any) -> None:
         page.locator("#celllink").click()
