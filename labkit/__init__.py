@@ -38,7 +38,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext labkit`: adds the cell magic `%%gpu_memory` to a notebook."""
-    from labkit.magics import GpuMemory
+    """`%load_ext labkit`: adds the cell magics `%%gpu_memory` and `%%gpu_timeline` to a notebook."""
+    from labkit.magics import GpuMagics
 
-    shell.register_magics(GpuMemory)
+    shell.register_magics(GpuMagics)

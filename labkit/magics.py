@@ -1,4 +1,5 @@
-"""`%%gpu_memory`: run a notebook's cell and show what it did to GPU memory. `%load_ext labkit` brings it, and so does `labkit.use`."""
+"""`%%gpu_memory` and `%%gpu_timeline`: run a notebook's cell and show what it did on the GPUs. `%load_ext labkit` brings them, and so
+does `labkit.use`."""
 
 import ast
 import inspect
@@ -6,6 +7,9 @@ import io
 import keyword
 import token
 import tokenize
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -16,12 +20,12 @@ from IPython.display import display
 from labkit.trace import Trace, record
 from labkit.trace.record import MAX_EVENTS
 
-_AWAITS = "%%gpu_memory cannot run a cell that awaits at its top level: put `with labkit.record() as trace:` around that code instead"
+_AWAITS = "cannot run a cell that awaits at its top level: put `with labkit.record() as trace:` around that code instead"
 
 
 @magics_class
-class GpuMemory(Magics):
-    """The cell magic."""
+class GpuMagics(Magics):
+    """The cell magics."""
 
     @magic_arguments("%gpu_memory")
     @argument("name", nargs="?", help="a variable for the trace, as in `%%%%gpu_memory trace`")
@@ -33,23 +37,41 @@ class GpuMemory(Magics):
         """Run the cell, then show the memory of its GPUs over time and what each line did; and why, if the memory ran out."""
         __tracebackhide__ = "__ipython_bottom__"  # as IPython's own run_code: a traceback begins at the cell's line
         options = parse_argstring(self.gpu_memory, line)
+        return self._run("%%gpu_memory", options, cell, show, timeline=False)
+
+    @magic_arguments("%gpu_timeline")
+    @argument("name", nargs="?", help="a variable for the trace, as in `%%%%gpu_timeline trace`")
+    @argument("-o", "--output", metavar="NAME", help="the same, as in `%%%%gpu_timeline -o trace`")
+    @argument("--max-events", type=int, default=MAX_EVENTS, metavar="N", help="how many events are kept (default: %(default)s)")
+    @argument("--memory", action="store_true", help="draw the memory of a GPU above, on the same axis of time")
+    @no_var_expand
+    @cell_magic
+    def gpu_timeline(self, line: str, cell: str) -> Any:
+        """Run the cell, then show what ran when on the host, the streams and the copy engines; and why, if the memory ran out."""
+        __tracebackhide__ = "__ipython_bottom__"
+        options = parse_argstring(self.gpu_timeline, line)
+        return self._run("%%gpu_timeline", options, cell, partial(show_timeline, memory=options.memory), timeline=True)
+
+    def _run(self, magic: str, options: Namespace, cell: str, shown: Callable[[Trace], None], timeline: bool) -> Any:
+        """Run a cell under a recording and show it, also when an error ends the cell; gives the value of its last expression."""
+        __tracebackhide__ = "__ipython_bottom__"
         name = _variable(options.name, options.output)
         if options.max_events < 1:
             raise UsageError(f"--max-events {options.max_events}: give a whole number, 1 or more")
-        body, last = self._compiled(cell)
+        body, last = self._compiled(magic, cell)
         trace = None
         try:
-            with record(options.max_events) as trace:
+            with record(options.max_events, timeline=timeline) as trace:
                 exec(body, self.shell.user_global_ns, self.shell.user_ns)
                 value = eval(last, self.shell.user_global_ns, self.shell.user_ns) if last is not None else None
         finally:
             if trace is not None:
                 if name is not None:
                     self.shell.user_ns[name] = trace
-                show(trace)
+                shown(trace)
         return None if _ends_in_semicolon(cell) else value  # IPython displays it
 
-    def _compiled(self, cell: str) -> tuple[Any, Any]:
+    def _compiled(self, magic: str, cell: str) -> tuple[Any, Any]:
         """The cell's code, and that of its last expression, None if it ends in a statement."""
         __tracebackhide__ = "__ipython_bottom__"
         shell = self.shell
@@ -60,7 +82,7 @@ class GpuMemory(Magics):
         tree = shell.transform_ast(shell.compile.ast_parse(source, filename=filename))
         whole = compile(tree, filename, "exec", shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         if whole.co_flags & inspect.CO_COROUTINE:
-            raise UsageError(_AWAITS)
+            raise UsageError(f"{magic} {_AWAITS}")
         last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         return shell.compile(tree, filename, "exec"), last and shell.compile(last, filename, "eval")
 
@@ -71,6 +93,16 @@ def show(trace: Trace) -> None:
     for device in [device for device in trace.devices if peaks[device]] or [trace.device]:
         display(trace.plot_memory(device))
         display(trace.lines(device))
+    if trace.oom is not None:
+        display(trace.oom)
+
+
+def show_timeline(trace: Trace, memory: bool = False) -> None:
+    """Display in a notebook what ran when, or why that is not known; then why the memory ran out, if it did."""
+    if trace.no_timeline:
+        print(f"There is no timeline to show: {trace.no_timeline}.")
+    else:
+        display(trace.plot_timeline(memory=memory))
     if trace.oom is not None:
         display(trace.oom)
 

@@ -1,4 +1,4 @@
-"""`%%gpu_memory` in a shell of this process: it runs a cell as IPython does, and shows what it did to memory."""
+"""`%%gpu_memory` and `%%gpu_timeline` in a shell of this process: it runs a cell as IPython does, and shows what it did to memory."""
 
 import subprocess
 import sys
@@ -12,6 +12,8 @@ from traitlets.config import Config
 
 import labkit
 from labkit.trace import Trace
+from labkit.trace.clock_source import ClockSource
+from labkit.trace.spans import Work
 
 
 @pytest.fixture
@@ -187,3 +189,50 @@ def test_a_machine_is_shown_once_in_the_cell_that_prints_its_banner(shell):
             assert result.success and printed.count("<labkit: 1 virtual GPU") + len(shown) == 1
     finally:
         labkit.use(None)
+
+
+def test_a_timeline_of_a_cell(shell):
+    result, shown, _ = run(shell, "%%gpu_timeline trace\nx = torch.ones(1 << 20).cuda()\n(x + x).sum().item()")
+    assert result.result == 1 << 21
+    figure, words = shown
+    trace = shell.user_ns["trace"]
+    assert figure == trace.plot_timeline().alt and words == "(the figure in words)"
+    assert trace.busy(0, "h2d") > 0 and trace.line(int(trace.spans.stack[-1])).place == "cell:3"
+
+
+def test_a_timeline_with_memory(shell):
+    _, shown, _ = run(shell, "%%gpu_timeline --memory -o told\nx = torch.ones(1 << 20).cuda()")
+    assert shown[0] == shell.user_ns["told"].plot_timeline(memory=True).alt
+
+
+def test_gpu_memory_leaves_the_timeline_out(shell):
+    run(shell, "%%gpu_memory trace\nx = torch.ones(8, device='cuda')")
+    with pytest.raises(RuntimeError, match="%%gpu_timeline"):
+        shell.user_ns["trace"].plot_timeline()
+
+
+def test_an_error_under_gpu_timeline_is_the_cells_error(shell):
+    result, shown, printed = run(shell, "%%gpu_timeline trace\nx = torch.zeros(1000, device='cuda')\n1 / 0")
+    assert type(result.error_in_exec) is ZeroDivisionError and "labkit/magics" not in printed and len(shown) == 2
+    result, shown, _ = run(shell, "%%gpu_timeline\nx = torch.zeros(1 << 30, device='cuda')")
+    assert type(result.error_in_exec) is torch.OutOfMemoryError and shown[-1].startswith("Out of memory on cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [("a -o b", "give the trace one name"), ("--max-events 0", "give a whole number"), ("--fast", "--fast")]
+)
+def test_bad_options_of_gpu_timeline(shell, line, said):
+    result, shown, printed = run(shell, f"%%gpu_timeline {line}\nran = True")
+    assert not result.success and shown == [] and "ran" not in shell.user_ns
+    assert printed.startswith("UsageError: ") and said in printed and len(printed.splitlines()) == 1
+
+
+def test_gpu_timeline_refuses_a_cell_that_awaits(shell):
+    result, _, printed = run(shell, "%%gpu_timeline\nawait x")
+    assert not result.success and "%%gpu_timeline cannot run a cell that awaits" in printed
+
+
+def test_a_timeline_that_is_not_known_is_said(shell, monkeypatch):
+    monkeypatch.setattr(ClockSource, "finish", lambda source, origin: Work.none("no clock"))
+    result, shown, printed = run(shell, "%%gpu_timeline\nx = torch.ones(8, device='cuda')")
+    assert result.success and shown == [] and printed == "There is no timeline to show: no clock.\n"

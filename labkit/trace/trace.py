@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from labkit.source_lines import is_users
-from labkit.trace import busy, chrome, files, replay, snapshot
+from labkit.trace import chrome, files, replay, snapshot
 from labkit.trace import lines as lines_of_code
 from labkit.trace.events import (
     ALLOC,
@@ -27,7 +27,8 @@ from labkit.trace.events import (
 from labkit.trace.leaks import Birth, Leaks, find_leaks
 from labkit.trace.phases import Phase
 from labkit.trace.replay import Segment
-from labkit.trace.spans import COPIES, HOST, KERNEL, WAIT, Work
+from labkit.trace.spans import HOST, Work
+from labkit.trace.times import Times
 from labkit.vgpu.allocator.settings import Settings
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Timeline:
     used: np.ndarray
 
 
-class Trace:
+class Trace(Times):
     """What happened to GPU memory in a block of code, and when what ran. `labkit.record()` makes one; bytes and seconds.
 
     Attributes:
@@ -292,47 +293,6 @@ class Trace:
         from labkit.trace.oom import explain
 
         return explain(self)
-
-    # Time
-
-    @property
-    def end(self) -> float:
-        """When the last of all was done: the recording itself, or what it had launched."""
-        return max([self.seconds, *self.spans.end.max(initial=0.0, keepdims=True).tolist()])
-
-    def busy(self, device: "Device | None" = None, kind: str | None = None) -> float:
-        """Seconds in which a device worked: on anything, or on a `kind`: "kernel", "copy", "h2d", "d2h" or "p2p".
-
-        A copy between two devices is work of the one that it comes from.
-        Raises ValueError for another kind or device, RuntimeError where no timeline was recorded.
-        """
-        if kind is not None and kind not in busy.ASKED:
-            raise ValueError(f"kind={kind!r}: choose {', '.join(map(repr, busy.ASKED))}, or None for all of them")
-        return busy.seconds_of(self.spans, self._ran(device, (KERNEL, *COPIES) if kind is None else busy.ASKED[kind]))
-
-    def idle(self, device: "Device | None" = None) -> float:
-        """Seconds in which a device did nothing, from the start of the recording to the end of all work. Raises as `busy` does."""
-        return self.end - self.busy(device)
-
-    def overlap(self, device: "Device | None" = None) -> float:
-        """Seconds in which a device copied and ran a kernel at once; `busy(device, "copy")` says how long it copied. Raises as `busy`
-        does."""
-        return busy.seconds_of_both(self.spans, self._ran(device, (KERNEL,)), self._ran(device, COPIES))
-
-    @property
-    def host_waited(self) -> float:
-        """Seconds in which a thread of the host waited for a device. Raises RuntimeError where no timeline was recorded."""
-        self.require_timeline()
-        return busy.seconds_of(self.spans, busy.chosen(self.spans, HOST, (WAIT,)))
-
-    def _ran(self, device: "Device | None", kinds: tuple[int, ...]) -> np.ndarray:
-        self.require_timeline()
-        return busy.chosen(self.spans, self.device_index(device), kinds)
-
-    def require_timeline(self) -> None:
-        """Raises RuntimeError, which says why, where no timeline was recorded."""
-        if self.no_timeline:
-            raise RuntimeError(f"this recording has no timeline: {self.no_timeline}")
 
     # Leaks
 
