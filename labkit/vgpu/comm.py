@@ -1,6 +1,7 @@
 """Copies and sums over several virtual GPUs: what torch.nn.parallel asks of C++ (torch/csrc/cuda/comm.cpp)."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor
     """The tensor on each device; where it lies already, itself."""
     if gpu_of(tensor) is not None and hardware.machine().gpu(devices[0]) is not gpu_of(tensor):
         raise RuntimeError("Expected first device to be the device of the tensor to broadcast")
-    return [to_device(tensor, hardware.machine().gpu(index), non_blocking=True) for index in devices]
+    source = gpu_of(tensor)
+    with nullcontext() if source is None else source.broadcast():
+        return [to_device(tensor, hardware.machine().gpu(index), non_blocking=True) for index in devices]
 
 
 def broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -32,17 +35,19 @@ def broadcast_coalesced(
     if any(gpu_of(tensor) is not hardware.machine().gpus[devices[0]] for tensor in tensors):
         raise RuntimeError("All tensors must be on devices[0]: " + str(devices[0]))
     received: list[dict[int, torch.Tensor]] = [{} for _ in devices]
+    gpus = hardware.machine().gpus
     with torch.no_grad():
         for group in _groups(tensors, buffer_size):
             members = [tensors[position] for position in group]
             flat = torch._utils._flatten_dense_tensors(members) if len(members) > 1 else members[0]
-            for row, index in zip(received, devices, strict=True):
-                if index == devices[0]:
-                    row.update(zip(group, members, strict=True))
-                    continue
-                there = to_device(flat.detach(), hardware.machine().gpus[index], non_blocking=True)
-                parts = torch._utils._unflatten_dense_tensors(there, members) if len(members) > 1 else [there]
-                row.update(zip(group, parts, strict=True))
+            with gpus[devices[0]].broadcast():
+                for row, index in zip(received, devices, strict=True):
+                    if index == devices[0]:
+                        row.update(zip(group, members, strict=True))
+                        continue
+                    there = to_device(flat.detach(), gpus[index], non_blocking=True)
+                    parts = torch._utils._unflatten_dense_tensors(there, members) if len(members) > 1 else [there]
+                    row.update(zip(group, parts, strict=True))
             del flat
     return [[row[position] for position in range(len(tensors))] for row in received]
 
@@ -127,7 +132,10 @@ def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]
 
 def _add_from(output: VirtualTensor, tensor: VirtualTensor) -> None:
     """Add a tensor of another device in place: NCCL reads it over the link, into no memory of PyTorch's."""
-    tensor._gpu.copy("p2p", tensor.numel() * tensor.itemsize, blocking=False)
+    there, here, clock = tensor._gpu, output._gpu, output._gpu.machine.clock
+    clock.wait(there.stream, clock.record(here.stream))
+    there.copy("p2p", tensor.numel() * tensor.itemsize, blocking=False)
+    clock.wait(here.stream, clock.record(there.stream))
     if memory_of(output).kept is not None and memory_of(tensor).kept is not None:
         with torch._C._DisableTorchDispatch():
             output.add_(tensor)

@@ -4,23 +4,27 @@ Every function returns seconds of the device or the host that does the work. Wha
 start is the profile's `launch_seconds`, and the clock adds it.
 """
 
+from math import ceil
 from typing import Literal
 
 from labkit.vgpu.profiles import Profile
 
-# Output elements that one multiprocessor computes at a time in a matrix product: a tile that cuBLAS offers for the format.
-# Chosen among those tiles by the measured H200 table.
+# Output elements of the large tile that cuBLAS cuts a matrix product into, one a multiprocessor at a time. Chosen among those tiles
+# that it offers for the format, by the measured H200 table.
 TILES = {
-    "float32": 128 * 64,
+    "float32": 128 * 128,
     "tf32": 128 * 128,
     "float16": 128 * 256,
     "bfloat16": 128 * 256,
     "float64": 64 * 64,
     "int8": 128 * 256,
 }
-# Sums of more terms than this are split among multiprocessors that would be idle (cuBLAS calls it split-K). Assumed: the measured
-# square products do not show where it begins.
-SPLIT_TERMS = 1024
+SMALL = 4  # the small tile, of half the rows and columns, is so many times smaller
+# Longer sums are split among multiprocessors that would be idle (cuBLAS calls it split-K). Assumed: the measured square products do
+# not show where it begins.
+SPLIT_TERMS = 4096
+# A thread of a memory-bound kernel has one vector of 16 bytes under way: so many threads are busy, if there are as many bytes.
+VECTOR_BYTES = 16
 # A pageable copy goes through a pinned staging buffer; its first piece has to be there before the copy engine can start.
 STAGING_BYTES = 65536
 
@@ -52,16 +56,43 @@ def _vector_flops(profile: Profile, format: str) -> float:
 
 
 def _matmul_seconds(profile: Profile, flops: float, format: str, outputs: int) -> float:
-    """All tiles spread over all multiprocessors, but never less than one tile on one multiprocessor.
+    """Waves of tiles, one tile a multiprocessor: in large tiles, or in small ones where those leave fewer multiprocessors idle.
 
     A small product has fewer tiles than the GPU has multiprocessors: the idle ones are why it stays far below the peak.
     """
-    rate = profile.peak_flops[format] * profile.matmul_efficiency[format]
-    outputs = outputs or (flops / 2) ** (2 / 3)
-    terms = min(flops / (2 * outputs), SPLIT_TERMS)
+    rate = profile.peak_flops[format] * profile.matmul_efficiency[format] / profile.multiprocessors
+    outputs = outputs or round((flops / 2) ** (2 / 3))
+    tile, small = _tiles(profile, format)
+    in_large, terms = _pieces(flops, outputs, tile)
+    large_seconds = ceil(in_large / profile.multiprocessors) * 2 * min(tile, outputs) * terms / rate
+    if in_large >= 4 * profile.multiprocessors:
+        return large_seconds
+    in_small, terms = _pieces(flops, outputs, small)
+    small_seconds = ceil(in_small / profile.multiprocessors) * 2 * min(small, outputs) * terms / (rate * profile.small_tile_efficiency)
+    return min(large_seconds, small_seconds)
+
+
+def _tiles(profile: Profile, format: str) -> tuple[int, int]:
     lacking = format in ("tf32", "bfloat16") and profile.peak_flops[format] == profile.peak_flops["float32"]  # so computed as float32
-    one_tile = 2 * min(outputs, TILES["float32" if lacking else format]) * terms
-    return max(flops / rate, one_tile * profile.multiprocessors / rate)
+    tile = TILES["float32" if lacking else format]
+    return tile, tile // SMALL
+
+
+def _pieces(flops: float, outputs: int, tile: int) -> tuple[int, float]:
+    """How many pieces of work, and the terms of the sums in each."""
+    terms = flops / (2 * outputs)
+    return ceil(outputs / tile) * ceil(terms / SPLIT_TERMS), min(terms, SPLIT_TERMS)
+
+
+def share(profile: Profile, *, bytes_moved: int, flops: float = 0, format: str = "float32", outputs: int = 0) -> float:
+    """The share of the GPU, above 0 and at most 1, that a kernel fills: kernels of several streams run at once while there is room.
+
+    Of a matrix product the multiprocessors that have a tile, of another kernel the threads that have something to read or write.
+    """
+    if outputs:
+        return min(1.0, _pieces(flops, outputs, _tiles(profile, format)[1])[0] / profile.multiprocessors)
+    threads = profile.multiprocessors * profile.max_threads_per_multiprocessor
+    return min(1.0, max(bytes_moved / (VECTOR_BYTES * threads), 1 / profile.multiprocessors))
 
 
 def copy_seconds(profile: Profile, kind: CopyKind, nbytes: int, pinned: bool) -> float:

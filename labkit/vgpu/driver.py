@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from labkit.vgpu import comm, errors, hardware, history
+from labkit.vgpu import comm, costs, errors, hardware, history
 from labkit.vgpu.allocator import Settings
 from labkit.vgpu.hardware import Machine
 from labkit.vgpu.profiles import Profile
@@ -177,7 +177,8 @@ def device_answers(machine: Machine) -> dict[str, Any]:
     def sleep(cycles: int) -> None:
         machine.take_turn()
         gpu = machine.current
-        gpu.machine.clock.launch(gpu.stream, cycles / (gpu.profile.sm_clock_khz * 1e3), gpu.profile.launch_seconds, "sleep")
+        seconds = cycles / (gpu.profile.sm_clock_khz * 1e3)
+        gpu.machine.clock.launch(gpu.stream, seconds, gpu.profile.launch_seconds, "sleep", costs.share(gpu.profile, bytes_moved=0))
 
     def capability(index: int) -> dict[str, Any]:
         return {"supported_dtypes": set(), "major": machine.profile.major, "minor": machine.profile.minor}
@@ -254,6 +255,7 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
 
     def empty_cache() -> None:
         machine.take_turn()
+        machine.clock.advance_host(machine.profile.empty_cache_seconds)
         for gpu in gpus:
             gpu.notice(waits=True)
             gpu.allocator.empty_cache()

@@ -151,7 +151,7 @@ class Gpu:
         if torch._C._current_graph_task_id() != -1:
             overhead += profile.backward_seconds
         elif machine.turns.several:
-            overhead += machine.handing_over()
+            overhead = max(overhead, machine.handing_over())  # the lock is free while the launch is made
         seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=outputs > 0, outputs=outputs)
         share = 1.0  # whom should a program with one stream make room for?
         if len(self.streams) > 1:
@@ -233,7 +233,7 @@ class Machine:
         self.heeds_environment = heeds_environment
         self.clock = Clock()
         self.turns = Turns()
-        self.launcher = threading.get_ident()  # the thread that launched last
+        self.launcher = self.turns.running  # the thread that launched last
         self.selected = Selected()
         self.kept_bytes = 0
         self.host_budget, self.largest_kept = host_budget()
@@ -247,8 +247,8 @@ class Machine:
 
         PyTorch lets the lock go in every operator; a thread that waits for it has to be woken.
         """
-        before, self.launcher = self.launcher, threading.get_ident()
-        return self.profile.handoff_seconds if before != self.launcher else 0.0
+        before, self.launcher = self.launcher, self.turns.running  # by its seat: the system gives a thread's number to the next one
+        return self.profile.handoff_seconds if before is not self.launcher else 0.0
 
     def take_turn(self) -> None:
         """What takes host time, or memory, begins here: with other threads beside it, the caller waits for its turn."""

@@ -41,7 +41,8 @@ class Profile:
     memory_bytes_per_second: float
     memory_efficiency: float  # reachable fraction of memory_bytes_per_second
     peak_flops: Mapping[str, float]  # FLOP/s by FORMATS
-    matmul_efficiency: Mapping[str, float]  # reachable fraction of peak_flops
+    matmul_efficiency: Mapping[str, float]  # fraction of peak_flops that full waves of large tiles reach
+    small_tile_efficiency: float  # fraction of that which small tiles reach
     pinned_h2d_bytes_per_second: float
     pinned_d2h_bytes_per_second: float
     pageable_h2d_bytes_per_second: float
@@ -54,12 +55,19 @@ class Profile:
     launch_seconds: float  # host time of one operator call that launches a kernel or a copy
     backward_seconds: float  # host time that a launch costs more in a backward: its node, and the engine's own thread
     product_seconds: float  # host time that a matrix product costs more: cuBLAS chooses a kernel
-    allocate_seconds: float  # host time of an output tensor whose block comes from the cache
+    allocate_seconds: float  # host time of new memory for an output whose block comes from the cache
+    view_seconds: float  # host time of an operator that launches nothing
+    module_seconds: float  # host time of a module's call, beside what it calls
+    replicate_seconds: float  # host time of one module of one replica that nn.DataParallel makes, without what it holds
+    attribute_seconds: float  # host time of each tensor and each child of it
+    thread_seconds: float  # host time of starting a thread and waiting for its end
+    handoff_seconds: float  # host time until a thread goes on that another one has handed the interpreter's lock to
     event_seconds: float  # host time of recording or asking an event
     synchronize_seconds: float  # host time from the end of the work until synchronize returns
     kernel_minimum_seconds: float  # device time of a kernel that does next to nothing
     malloc_seconds: float  # host time of one cudaMalloc
     free_seconds: float  # host time of one cudaFree
+    empty_cache_seconds: float  # host time of torch.cuda.empty_cache() that finds nothing to free
     pin_latency_seconds: float
     pin_bytes_per_second: float
     pinned_latency_seconds: float

@@ -1,0 +1,138 @@
+"""Fit the constants of the virtual H200, and of its host, on what a real one showed.
+
+    python benchmarks/timing/fit.py
+
+Prints each constant with the figures it came from. The profiles (labkit/vgpu/profiles/h200.toml and host.toml) hold these values; a
+test compares them. Nothing here reads multi.json: by that the result is judged (benchmarks/timing.py).
+
+micro.json: one H200, torch 2.11, 2026-11-20, by micro.py beside it. host_costs.json: another H200's host, a day later, by
+benchmarks/fidelity/host_costs.py. That host was faster: `slower` says how much, by what x.add_ and an operator with a new tensor took on both.
+"""
+
+import json
+from math import ceil
+from pathlib import Path
+from statistics import mean
+
+from labkit.vgpu import profiles
+from labkit.vgpu.costs import STAGING_BYTES, TILES
+
+HERE = Path(__file__).parent
+HOST_COSTS = HERE.parent / "fidelity" / "h200" / "host_costs.json"
+DTYPES = {
+    "float32": "torch.float32", "tf32": "tf32", "float16": "torch.float16", "bfloat16": "torch.bfloat16", "float64": "torch.float64",
+}  # fmt: skip
+TINY = ("n=1", "n=1024")
+OPERATORS = {"add_ms": 12, "relu_ms": 8, "exp_ms": 8, "sum_ms": 4}  # bytes an element
+KERNEL_MINIMUM = 2e-6  # assumed: what profilers show for a kernel that does next to nothing; the figures here show only sums with it
+Fitted = dict[str, tuple[float, str]]
+
+
+def fit() -> Fitted:
+    """Every fitted constant by its name in the profile (a table's entry as table.key): its value, and what it came from."""
+    micro = json.loads((HERE / "micro.json").read_text(encoding="utf-8"))
+    other = json.loads(HOST_COSTS.read_text(encoding="utf-8"))["cuda"]
+    host = host_of_micro(micro)
+    one_kernel = sum(host[name][0] for name in ("event_seconds", "launch_seconds", "allocate_seconds", "kernel_minimum_seconds"))
+    product = host["product_seconds"][0]
+    between = host["event_seconds"][0] + host["launch_seconds"][0]
+    found = host | copies(micro, between) | memory(micro, one_kernel) | products(micro, one_kernel + product - KERNEL_MINIMUM)
+    slower = (
+        mean((host["launch_seconds"][0] / other["add_"], (host["launch_seconds"][0] + host["allocate_seconds"][0]) / other["add"])) * 1e6
+    )
+    found |= host_of_the_other(other, slower)
+    return {name: (float(f"{value:.3g}"), source) for name, (value, source) in found.items()}
+
+
+def host_of_micro(micro: dict) -> Fitted:
+    launch = micro["launch_us_host"] * 1e-6
+    chains = micro["small kernels"]
+    an_operator = mean((chains["one chain"] / 200, chains["two serial"] / 400, chains["two streams"] / 400)) * 1e-3
+    allocate = an_operator - launch
+    tiny = mean(micro[f"elementwise {n}"][name] for n in TINY for name in ("add_ms", "relu_ms", "exp_ms")) * 1e-3
+    event = tiny - an_operator - KERNEL_MINIMUM
+    product = mean(micro[f"matmul {n} tf32"]["ms"] for n in (256, 512)) * 1e-3 - tiny
+    synchronize = micro["launch_sync_us"] * 1e-6 - launch - KERNEL_MINIMUM
+    empty = micro["cudaMalloc+free_64MiB_us"] * 1e-6 - allocate
+    return {
+        "launch_seconds": (launch, "launch_us_host: 1000 × x.add_(1)"),
+        "allocate_seconds": (allocate, "small kernels: 200 and 400 × y = y.sin(), less a launch"),
+        "kernel_minimum_seconds": (KERNEL_MINIMUM, "assumed"),
+        "event_seconds": (event, "elementwise n=1, n=1024: add, relu, exp between two events, less operator and kernel"),
+        "product_seconds": (product, "matmul 256 and 512, tf32, less the same"),
+        "synchronize_seconds": (synchronize, "launch_sync_us, less launch and kernel"),
+        "empty_cache_seconds": (empty, "cudaMalloc+free_64MiB_us, where a block was left in the cache, less allocate_seconds"),
+    }
+
+
+def host_of_the_other(other: dict, slower: float) -> Fitted:
+    us = slower * 1e-6
+    backward = (other["forward and backward 8"] - other["forward 8"]) / 48 - other["add"]
+    module = mean((other["nn.Linear recorded"] - other["linear recorded"], other["nn.ReLU"] - other["relu recorded"]))
+    return {
+        "backward_seconds": (us * backward, f"forward and backward 8, less forward 8, of 48 kernels, less add; × {slower:.2f}"),
+        "module_seconds": (us * module, f"nn.Linear and nn.ReLU, less the functions; × {slower:.2f}"),
+        "view_seconds": (us * other["view"], f"view; × {slower:.2f}"),
+    }
+
+
+def copies(micro: dict, between: float) -> Fitted:
+    """Rates from 512 MiB, latencies from 4 KiB, the staging buffer's filling from 64 KiB."""
+    large, small = 1 << 29, 1 << 12
+    found: Fitted = {}
+    for kind in ("h2d", "d2h"):
+        for memory in ("pinned", "pageable"):
+            rate = large / (micro[f"copy_ms {large}"][f"{kind}_{memory}"] * 1e-3 - between)
+            found[f"{memory}_{kind}_bytes_per_second"] = (rate, f"copy_ms {large} {kind}_{memory}")
+
+    def seconds(memory: str, nbytes: int) -> float:
+        return mean(micro[f"copy_ms {nbytes}"][f"{kind}_{memory}"] * 1e-3 - between for kind in ("h2d", "d2h"))
+
+    def carried(memory: str, nbytes: int) -> float:
+        return mean(nbytes / found[f"{memory}_{kind}_bytes_per_second"][0] for kind in ("h2d", "d2h"))
+
+    pinned = seconds("pinned", small) - carried("pinned", small)
+    filled = [seconds("pageable", n) - carried("pageable", n) for n in (small, STAGING_BYTES)]
+    staging = (STAGING_BYTES - small) / (filled[1] - filled[0])
+    pin_rate = mean(n / micro[f"pin_memory_s {n}"] for n in (1 << 24, 1 << 27, 1 << 29))
+    return found | {
+        "pinned_latency_seconds": (pinned, "copy_ms 4096 pinned, both ways"),
+        "pageable_latency_seconds": (filled[0] - small / staging, "copy_ms 4096 pageable, both ways"),
+        "staging_bytes_per_second": (staging, "copy_ms 65536 pageable, both ways, beside that of 4096"),
+        "pin_bytes_per_second": (pin_rate, "pin_memory_s of 16, 128 and 512 MiB"),
+        "pin_latency_seconds": (micro["pin_memory_s 4096"] - 4096 / pin_rate, "pin_memory_s 4096"),
+    }
+
+
+def memory(micro: dict, one_kernel: float) -> Fitted:
+    n = 1 << 28
+    row = micro[f"elementwise n={n}"]
+    rate = mean(n * item / (row[name] * 1e-3 - one_kernel) for name, item in OPERATORS.items())
+    value = rate / profiles.load("H200").memory_bytes_per_second
+    return {"memory_efficiency": (value, f"elementwise n={n}, all four, of the data sheet's bandwidth")}
+
+
+def products(micro: dict, overhead: float) -> Fitted:
+    """Rates from 4096² and 8192², which fill waves of large tiles; small tiles by 1024², which does not."""
+    profile = profiles.load("H200")
+    found: Fitted = {}
+    small = []
+    for format, dtype in DTYPES.items():
+
+        def waves(n: int, tile: int) -> float:
+            return ceil(n * n / tile / profile.multiprocessors) * profile.multiprocessors * tile
+
+        def seconds(n: int, dtype: str = dtype) -> float:
+            return micro[f"matmul {n} {dtype}"]["ms"] * 1e-3 - overhead - KERNEL_MINIMUM
+
+        rate = mean(2 * n * waves(n, TILES[format]) / seconds(n) for n in (4096, 8192))
+        found[f"matmul_efficiency.{format}"] = (rate / profile.peak_flops[format], f"matmul 4096 and 8192 {dtype}, in waves of tiles")
+        small.append(2 * 1024 * waves(1024, TILES[format] // 4) / rate / seconds(1024))
+    small.sort()
+    found["small_tile_efficiency"] = (small[len(small) // 2], "matmul 1024, the median of the formats")
+    return found
+
+
+if __name__ == "__main__":
+    for name, (value, source) in fit().items():
+        print(f"{name:32} {value:<10.3g} {source}")
