@@ -20,7 +20,7 @@ from labkit.vgpu.accesses import Access, Place, Region, as_before, mapped, overl
 from labkit.vgpu.clock import Known, StreamTime
 from labkit.vgpu.launches import Arrival, Launch, Line, outputs_of, reference, user_line
 from labkit.vgpu.races import Race, Side
-from labkit.vgpu.schemas import returns_views, written
+from labkit.vgpu.schemas import returns_views, writes, written
 from labkit.vgpu.tensor import VirtualTensor, stand_in, tensors
 
 if TYPE_CHECKING:
@@ -38,11 +38,14 @@ TOUCH_NOTHING = (operators.view, operators.set_storage, operators.resize)
 
 
 class Use(NamedTuple):
-    """What an operator does with one of its arguments."""
+    """What an operator does with one of its tensors, and where that lies. `known` says whether its values are."""
 
     tensor: torch.Tensor
     reads: bool
     writes: bool
+    place: Place
+    region: Region
+    known: bool
 
 
 class Order:
@@ -75,11 +78,9 @@ class Order:
         name = func._schema.name.removeprefix("aten::")
         if self.machine.selected.watched or handler in TOUCH_NOTHING or _copies_elsewhere(name, args, kwargs):
             return handler(func, args, kwargs)
-        uses = _uses(func, name, args, kwargs)
-        if handler is operators.like:  # its argument gives a shape alone
-            if "empty" in name:
-                return handler(func, args, kwargs)
-            uses = []
+        if handler is operators.like and "empty" in name:
+            return handler(func, args, kwargs)
+        uses = [] if handler is operators.like else self._uses(func, name, args, kwargs)  # whose argument gives a shape alone
         gpu = next((x._gpu for x in tensors(args, kwargs) if type(x) is VirtualTensor), None)
         if gpu is None:
             return handler(func, args, kwargs)
@@ -87,27 +88,30 @@ class Order:
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, stream: StreamTime, before: Known, do: Handler) -> None:
         """Run `do`, called as an operator's handler is, as a copy on `stream`. `before` is what is done before it."""
-        uses = [use for use in (Use(target, False, True), Use(source, True, False)) if self.place_of(use.tensor) is not None]
+        uses = [use for use in (self._use(target, False, True), self._use(source, True, False)) if use is not None]
         self._watched(stream, before, torch.ops.aten.copy_.default, (target, source), {}, uses, do)
 
     def _watched(self, stream: StreamTime, before: Known, func: Any, args: tuple, kwargs: dict, uses: list[Use], do: Handler) -> Any:
         selected, clock = self.machine.selected, self.machine.clock
         launch = Launch(stream, func._schema.name.removeprefix("aten::"), clock.host, user_line())
         stale: dict[int, torch.Tensor] = {}
-        overwritten: list[tuple[Access, torch.Tensor]] = []
+        overwritten: list[tuple[Access, Use]] = []
         for use in uses:
-            unordered = self._unordered(use.tensor, before)
+            unordered = self._unordered(use, before)
+            if not unordered:
+                continue
             missed = [access for access in unordered if access.writes]
             if use.reads and missed:
                 self._tell(races.STALE, missed[-1].launch, Side.of(launch), launch.line)
-                if known(use.tensor):
+                if use.known:
                     stale[id(use.tensor)] = self._stale(use, missed)
             if use.writes:
-                overwritten += self._overwritten(launch, use.tensor, unordered)
+                overwritten += self._overwritten(launch, use, unordered)
         if stale:
             args, kwargs = (mapped(value, lambda x: stale.get(id(x), x)) for value in (args, kwargs))
-        befores = {id(use.tensor): self._before(use.tensor) for use in uses if use.writes}
-        if all(known(x) for x in tensors(args, kwargs)):
+        # What a write replaces: nothing if nobody has written there yet, or nobody knows what.
+        befores = [snapshot(use.tensor) if use.writes and use.known and use.place.filled else None for use in uses]
+        if all(use.known for use in uses):
             self._keep(launch, func, args, kwargs)
         ready = stream.ready
         selected.watched = True
@@ -117,31 +121,35 @@ class Order:
             selected.watched = False
         launch.count, launch.end = stream.count, stream.ready
         launch.start = min(max(ready, clock.host), launch.end)
-        for use in uses:
-            self._note(launch, use, befores.get(id(use.tensor)))
+        for use, old in zip(uses, befores, strict=True):
+            self._note(launch, use, old)
         for x in tensors(result):
             if is_new(x):
-                overwritten += self._overwritten(launch, x, self._unordered(x, before))
-                self._note(launch, Use(x, False, True), None)
-        self._note_outputs(launch, func, args, kwargs, result)
-        for access, tensor in overwritten:
-            self._run_again(access, tensor)
+                use = self._use(x, False, True)
+                overwritten += self._overwritten(launch, use, self._unordered(use, before))
+                self._note(launch, use, None)
+        if launch.func is not None:
+            self._note_outputs(launch, func, args, kwargs, result)
+        for access, use in overwritten:
+            self._run_again(access, use)
         return result
 
-    def _unordered(self, tensor: torch.Tensor, before: Known) -> list[Access]:
-        """Accesses to what the tensor shows, oldest first, that are not done before."""
-        place = self.place_of(tensor)
-        late = [x for x in place.accesses if before.get(x.launch.stream, 0) < x.launch.count] if place is not None else []
-        return [x for x in late if x.touches(Region.of(tensor))] if late else late
+    def _unordered(self, use: Use, before: Known) -> list[Access]:
+        """Accesses to what is used, oldest first, that are not done before."""
+        return [
+            access
+            for access in use.place.accesses
+            if before.get(access.launch.stream, 0) < access.launch.count and access.touches(use.region)
+        ]
 
-    def _overwritten(self, launch: Launch, tensor: torch.Tensor, unordered: list[Access]) -> list[tuple[Access, torch.Tensor]]:
-        """The reads that see what `launch` writes into the tensor, which it may do before or after them."""
+    def _overwritten(self, launch: Launch, use: Use, unordered: list[Access]) -> list[tuple[Access, Use]]:
+        """The reads that see what `launch` writes there, which it may do before or after them."""
         reads = [access for access in unordered if not access.writes]
         if reads:
             self._tell(races.OVERWRITTEN, reads[-1].launch, Side.of(launch), launch.line)
         elif unordered:
             self._tell(races.BOTH_WRITE, unordered[-1].launch, Side.of(launch), launch.line)
-        return [(access, tensor) for access in reads]
+        return [(access, use) for access in reads]
 
     def _stale(self, use: Use, missed: list[Access]) -> torch.Tensor:
         """What stands in for a tensor that is read too early. One that is written too gets the old values itself: a write is lost."""
@@ -153,11 +161,6 @@ class Order:
             if type(use.tensor) is not VirtualTensor:
                 return old
             return stand_in(old, use.tensor._gpu)
-
-    def _before(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What a write into the tensor replaces: None if nobody knows, or nobody has written there yet."""
-        place = self.place_of(tensor)
-        return snapshot(tensor) if place is not None and place.filled and known(tensor) else None
 
     def _keep(self, launch: Launch, func: Any, args: tuple, kwargs: dict) -> None:
         """Remember the arguments as they are, and forget those of the oldest launches beyond the host's means."""
@@ -182,28 +185,23 @@ class Order:
 
     def _note(self, launch: Launch, use: Use, before: torch.Tensor | None) -> None:
         """Write down what the launch has touched, and on whose work it stands."""
-        place, region = self.place_of(use.tensor), Region.of(use.tensor)
-        if place is None:
-            return
-        if use.reads and (write := place.writer(region)) is not None and write.launch.func is not None:
+        if use.reads and (write := use.place.writer(use.region)) is not None and write.launch.func is not None:
             write.launch.dependents.append(launch)
-        place.add(Access(launch, place, region, use.writes, before))
+        use.place.add(Access(launch, use.place, use.region, use.writes, before))
 
     def _note_outputs(self, launch: Launch, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        if launch.func is None:
-            return
         for x in outputs_of(func, args, kwargs, result):
             if (place := self.place_of(x)) is not None:
                 arrival = next((a for a in reversed(self._arrivals) if a.target is x), None)
                 launch.outputs.append((arrival or reference(x), place, Region.of(x)))
 
-    def _run_again(self, access: Access, tensor: torch.Tensor) -> None:
-        """A launch that has read this memory reads it after the write into `tensor` that nothing ordered after it."""
+    def _run_again(self, access: Access, use: Use) -> None:
+        """A launch that has read this memory reads it after a write that nothing ordered after it."""
         launch = access.launch
         kept = next((x for x in tensors(launch.args, launch.kwargs) if launch.places.get(id(x)) is access.origin), None)
-        if kept is not None and known(tensor):
+        if kept is not None and use.known:
             with _DisableTorchDispatch():
-                content = overlaid(whole(kept), whole(tensor), -access.shift)
+                content = overlaid(whole(kept), whole(use.tensor), -access.shift)
             launch.run_again({access.origin: content})
 
     def _tell(self, kind: str, first: Launch, second: Side, line: Line | None) -> None:
@@ -215,9 +213,29 @@ class Order:
 
     # Memory that comes and goes
 
+    def _uses(self, func: Any, name: str, args: tuple, kwargs: dict) -> list[Use]:
+        """What the operator does with each of its tensors that others may touch."""
+        targets = {id(x) for x in written(func, args, kwargs)} if writes(func) else ()
+        outs = {id(x) for x in tensors(kwargs)} if targets and kwargs else ()
+        uses = []
+        for x in tensors(args, kwargs) if kwargs else tensors(args):
+            is_target = id(x) in targets
+            overwrites = is_target and (name in OVERWRITES or id(x) in outs)
+            use = self._use(x, not overwrites, is_target)
+            if use is not None:
+                uses.append(use)
+        return uses
+
+    def _use(self, tensor: torch.Tensor, reads: bool, writes: bool) -> Use | None:
+        place = self.place_of(tensor)
+        if place is None:
+            return None
+        known = type(tensor) is not VirtualTensor or tensor.untyped_storage().memory.kept is not None
+        return Use(tensor, reads, writes, place, Region.of(tensor), known)
+
     def place_of(self, tensor: torch.Tensor) -> Place | None:
         """The place of a device tensor's memory, or of page-locked memory that has been copied from or to; None for other tensors."""
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or tensor.is_nested:
             return None
         if type(tensor) is not VirtualTensor:
             return getattr(tensor.untyped_storage(), "place", None)
@@ -269,25 +287,26 @@ class Order:
     def host_runs(self, func: Any, args: tuple, kwargs: dict, run: Callable[[], Any]) -> Any:
         """Run an operator of the host, which may touch page-locked memory that is being copied."""
         name = func._schema.name.removeprefix("aten::")
-        overwritten: list[tuple[Access, torch.Tensor]] = []
-        for use in [] if returns_views(func) else _uses(func, name, args, kwargs):
-            unordered = self._unordered(use.tensor, self.machine.clock.known)
+        overwritten: list[tuple[Access, Use]] = []
+        for use in [] if returns_views(func) else self._uses(func, name, args, kwargs):
             if use.reads:
                 self.host_reads(use.tensor, name)
+            unordered = self._unordered(use, self.machine.clock.known)
             reads = [access for access in unordered if not access.writes]
             if use.writes and unordered:
                 kind, first = (races.OVERWRITTEN, reads[-1]) if reads else (races.BOTH_WRITE, unordered[-1])
                 line = user_line()
                 self._tell(kind, first.launch, Side.of_host(name, line, self.machine.clock.host), line)
-                overwritten += [(access, use.tensor) for access in reads]
+                overwritten += [(access, use) for access in reads]
         result = run()
-        for access, tensor in overwritten:
-            self._run_again(access, tensor)
+        for access, use in overwritten:
+            self._run_again(access, use)
         return result
 
     def host_reads(self, tensor: torch.Tensor, name: str) -> None:
         """The host looks at a tensor of its own, which holds the old values while a copy into it is under way."""
-        late = [access for access in self._unordered(tensor, self.machine.clock.known) if access.writes]
+        use = self._use(tensor, True, False)
+        late = [access for access in self._unordered(use, self.machine.clock.known) if access.writes] if use is not None else []
         if late:
             line = user_line()
             self._tell(races.STALE, late[-1].launch, Side.of_host(name, line, self.machine.clock.host), line)
@@ -303,30 +322,12 @@ class Order:
             self._forget_oldest()
 
 
-def _uses(func: Any, name: str, args: tuple, kwargs: dict) -> list[Use]:
-    """What the operator does with each of its tensors."""
-    targets = {id(x) for x in written(func, args, kwargs)}
-    outs = {id(x) for x in tensors({key: value for key, value in kwargs.items() if id(value) in targets})}
-    uses = []
-    for x in tensors(args, kwargs):
-        if x.layout is torch.strided:
-            overwrites = id(x) in outs or (name in OVERWRITES and id(x) in targets)
-            uses.append(Use(x, not overwrites, id(x) in targets))
-    return uses
-
-
 def _copies_elsewhere(name: str, args: tuple, kwargs: dict) -> bool:
     """Copies are watched where they are queued (labkit.vgpu.copies), for they have an order of their own."""
     return name == "copy_" or (name == "_to_copy" and kwargs.get("device") is not None and kwargs["device"].type != "cpu")
 
 
-def known(tensor: torch.Tensor) -> bool:
-    """Are the tensor's values known?"""
-    if tensor.layout is not torch.strided:
-        return False
-    return type(tensor) is not VirtualTensor or tensor.untyped_storage().memory.kept is not None
-
-
 def is_new(tensor: torch.Tensor) -> bool:
     """Has an operator made this tensor's memory just now?"""
-    return type(tensor) is VirtualTensor and tensor.layout is torch.strided and tensor.untyped_storage().memory.place is None
+    plain = type(tensor) is VirtualTensor and tensor.layout is torch.strided and not tensor.is_nested
+    return plain and tensor.untyped_storage().memory.place is None

@@ -1,5 +1,6 @@
 """What an operator's schema says about its arguments and results."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from labkit.vgpu.tensor import tensors
 
 
+@cache
 def writes(func: Any) -> bool:
     """Does the operator write into an argument?"""
     return any(argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments)
@@ -15,13 +17,20 @@ def writes(func: Any) -> bool:
 def written(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """The tensors that the operator writes into."""
     found = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = kwargs.get(argument.name) if argument.kwarg_only or position >= len(args) else args[position]
-            found += tensors(value)
+    for position, name, by_name in _targets(func):
+        value = kwargs.get(name) if by_name or position >= len(args) else args[position]
+        found += tensors(value)
     return found
 
 
+@cache
+def _targets(func: Any) -> list[tuple[int, str, bool]]:
+    """The arguments that are written into: their place, their name, and whether they are given by name alone."""
+    arguments = enumerate(func._schema.arguments)
+    return [(at, a.name, a.kwarg_only) for at, a in arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+@cache
 def returns_views(func: Any) -> bool:
     """Are all its results views of its arguments?"""
     returns = func._schema.returns

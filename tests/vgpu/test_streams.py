@@ -165,6 +165,7 @@ def test_a_thread_starts_on_device_0_and_the_default_streams():
 def test_memory_freed_on_its_own_stream_waits_for_no_one_but_recorded_ones():
     stream = torch.cuda.Stream()
     x = torch.ones(1000, device="cuda")
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         busy()
         y = x * 2

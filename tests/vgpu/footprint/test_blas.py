@@ -54,6 +54,7 @@ def test_threads_and_streams():
             return recorded(lambda: x @ x)[1]
 
         assert CUBLAS in product()
+        torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             assert CUBLAS in product()
         found: list[list[str]] = []
