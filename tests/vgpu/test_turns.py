@@ -22,7 +22,8 @@ import labkit
 from labkit.machine import Machine
 from labkit.vgpu import hardware
 from labkit.vgpu.clock import Span
-from labkit.vgpu.turns import Seat, Turns
+from labkit.vgpu.seats import Seat
+from labkit.vgpu.turns import Turns
 
 QUICK = 5.0  # seconds, on a computer that does much else
 
