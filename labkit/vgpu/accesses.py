@@ -119,6 +119,11 @@ class Access:
         return moved
 
 
+def has_region(tensor: torch.Tensor) -> bool:
+    """Does the tensor show a region of one storage, as sparse and nested ones do not?"""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 # Contents of storages, all plain tensors. Whole storages are tensors of bytes.
 
 

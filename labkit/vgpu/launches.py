@@ -10,7 +10,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from labkit.source_lines import is_users
-from labkit.vgpu.accesses import Place, Region, at, mapped, whole
+from labkit.vgpu.accesses import Place, Region, at, has_region, mapped, whole
 from labkit.vgpu.clock import StreamTime
 from labkit.vgpu.half import KERNELS
 from labkit.vgpu.schemas import written
@@ -117,9 +117,9 @@ class Launch:
 
 def outputs_of(func: Any, args: tuple, kwargs: dict, result: Any) -> list[torch.Tensor]:
     """What an operator has written: arguments, then new tensors, each once."""
-    found = [x for x in written(func, args, kwargs) if x.layout is torch.strided]
+    found = [x for x in written(func, args, kwargs) if has_region(x)]
     storages = {x.untyped_storage()._cdata for x in found}
-    return found + [x for x in tensors(result) if x.layout is torch.strided and x.untyped_storage()._cdata not in storages]
+    return found + [x for x in tensors(result) if has_region(x) and x.untyped_storage()._cdata not in storages]
 
 
 def reference(tensor: torch.Tensor) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from labkit.vgpu import operators, races
-from labkit.vgpu.accesses import Access, Place, Region, as_before, mapped, overlaid, snapshot, whole
+from labkit.vgpu.accesses import Access, Place, Region, as_before, has_region, mapped, overlaid, snapshot, whole
 from labkit.vgpu.clock import Known, StreamTime
 from labkit.vgpu.launches import Arrival, Launch, Line, outputs_of, reference, user_line
 from labkit.vgpu.races import Race, Side
@@ -111,7 +111,7 @@ class Order:
             args, kwargs = (mapped(value, lambda x: stale.get(id(x), x)) for value in (args, kwargs))
         # What a write replaces: nothing if nobody has written there yet, or nobody knows what.
         befores = [snapshot(use.tensor) if use.writes and use.known and use.place.filled else None for use in uses]
-        if all(use.known for use in uses):
+        if all(use.known for use in uses) and all(has_region(x) for x in tensors(args, kwargs)):
             self._keep(launch, func, args, kwargs)
         ready = stream.ready
         selected.watched = True
@@ -235,7 +235,7 @@ class Order:
 
     def place_of(self, tensor: torch.Tensor) -> Place | None:
         """The place of a device tensor's memory, or of page-locked memory that has been copied from or to; None for other tensors."""
-        if tensor.layout is not torch.strided or tensor.is_nested:
+        if not has_region(tensor):
             return None
         if type(tensor) is not VirtualTensor:
             return getattr(tensor.untyped_storage(), "place", None)
@@ -329,5 +329,4 @@ def _copies_elsewhere(name: str, args: tuple, kwargs: dict) -> bool:
 
 def is_new(tensor: torch.Tensor) -> bool:
     """Has an operator made this tensor's memory just now?"""
-    plain = type(tensor) is VirtualTensor and tensor.layout is torch.strided and not tensor.is_nested
-    return plain and tensor.untyped_storage().memory.place is None
+    return type(tensor) is VirtualTensor and has_region(tensor) and tensor.untyped_storage().memory.place is None
