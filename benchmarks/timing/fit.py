@@ -5,8 +5,9 @@
 Prints each constant with the figures it came from. The profiles (labkit/vgpu/profiles/h200.toml and host.toml) hold these values; a
 test compares them. Nothing here reads multi.json: by that the result is judged (benchmarks/timing.py).
 
-micro.json: one H200, torch 2.11, 2026-11-20, by micro.py beside it. host_costs.json: another H200's host, a day later, by
-benchmarks/fidelity/host_costs.py. That host was faster: `slower` says how much, by what x.add_ and an operator with a new tensor took on both.
+micro.json: one H200, torch 2.11, 2026-11-20, by micro.py beside it. host_costs.json: another one, a day later, by
+benchmarks/fidelity/host_costs.py. Its host was faster: `slower` says how much, by what x.add_ and an operator with a new tensor took
+on both.
 """
 
 import json

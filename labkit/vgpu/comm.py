@@ -17,6 +17,7 @@ def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor
     """The tensor on each device; where it lies already, itself."""
     if gpu_of(tensor) is not None and hardware.machine().gpu(devices[0]) is not gpu_of(tensor):
         raise RuntimeError("Expected first device to be the device of the tensor to broadcast")
+    _take_time(tensors=len(devices))
     source = gpu_of(tensor)
     with nullcontext() if source is None else source.broadcast():
         return [to_device(tensor, hardware.machine().gpu(index), non_blocking=True) for index in devices]
@@ -35,6 +36,7 @@ def broadcast_coalesced(
     if any(gpu_of(tensor) is not hardware.machine().gpus[devices[0]] for tensor in tensors):
         raise RuntimeError("All tensors must be on devices[0]: " + str(devices[0]))
     received: list[dict[int, torch.Tensor]] = [{} for _ in devices]
+    _take_time(tensors=len(tensors) * len(devices))
     gpus = hardware.machine().gpus
     with torch.no_grad():
         for group in _groups(tensors, buffer_size):
@@ -61,6 +63,7 @@ def scatter(
             "Expected devices and chunk_sizes to be of same length, but got "
             f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(chunk_sizes)}"
         )
+    _take_time(tensors=len(devices))
     chunks = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
     parts = []
     for position, (chunk, index) in enumerate(zip(chunks, devices, strict=False)):
@@ -73,6 +76,7 @@ def scatter(
 def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
     """All tensors, one after the other along `dim`, on one device (None: the current one, -1: the CPU)."""
     _check_gather(tensors, dim)
+    _take_time(tensors=len(tensors))
     shape = list(tensors[0].shape)
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
     device = "cpu" if destination == -1 else hardware.machine().gpu(destination).device
@@ -94,6 +98,12 @@ def reduce(inputs: Sequence[torch.Tensor], output: torch.Tensor, root: int = 0, 
         for position, tensor in enumerate(inputs):
             if position != root:
                 _add_from(output, tensor)
+
+
+def _take_time(tensors: int) -> None:
+    """The host time of Python's own work around one of these calls."""
+    machine = hardware.machine()
+    machine.clock.advance_host(machine.profile.function_seconds + tensors * machine.profile.attribute_seconds)
 
 
 def _check_gather(tensors: Sequence[torch.Tensor], dim: int) -> None:

@@ -72,9 +72,10 @@ def _copy(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: G
         here.copy("d2d", nbytes)
     else:
         # On the source's stream, which waits for the target's, and that one for the copy (copy_kernel_cuda, ATen/native/cuda/Copy.cu).
-        clock.wait(there.stream, clock.record(here.stream))
+        an_event = 4 * there.profile.event_seconds  # made, recorded, waited for, destroyed
+        clock.wait(there.stream, clock.record(here.stream, an_event))
         there.copy("p2p", nbytes, blocking=False)
-        clock.wait(here.stream, clock.record(there.stream))
+        clock.wait(here.stream, clock.record(there.stream, an_event))
     if here is not None and hardware.watcher is None:
         mark_written(target)
 

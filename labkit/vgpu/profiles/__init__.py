@@ -59,7 +59,8 @@ class Profile:
     view_seconds: float  # host time of an operator that launches nothing
     module_seconds: float  # host time of a module's call, beside what it calls
     replicate_seconds: float  # host time of one module of one replica that nn.DataParallel makes, without what it holds
-    attribute_seconds: float  # host time of each tensor and each child of it
+    attribute_seconds: float  # host time of each tensor or child that Python hands to a replica
+    function_seconds: float  # host time of Python's part of a scatter, gather or broadcast of nn.parallel
     thread_seconds: float  # host time of starting a thread and waiting for its end
     handoff_seconds: float  # host time until a thread goes on that another one has handed the interpreter's lock to
     event_seconds: float  # host time of recording or asking an event
