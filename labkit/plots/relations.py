@@ -14,6 +14,8 @@ from labkit.trace.spans import HOST, Race, Side
 if TYPE_CHECKING:
     from labkit.trace.trace import Trace
 
+MANY = 30  # arrows: more are drawn thinner,
+NEAR, FAR = 2, 8  # and one stands for those within so many pixels
 EDGE = (1 - FILLED) / 2  # from a lane's border to its boxes
 
 
@@ -23,21 +25,23 @@ def draw_waits(axes: Axes, trace: "Trace", lanes: list[Lane], window: tuple[floa
     rows = {(lane.device, lane.stream): row for row, lane in enumerate(lanes) if lane.stream is not None}
     waits, pixel = trace.waits, (window[1] - window[0]) / pixels
     seen = np.flatnonzero((waits.until >= window[0]) & (waits.time <= window[1])).tolist()
+    near = (NEAR if len(seen) <= MANY else FAR) * pixel
     drawn: dict[tuple, tuple] = {}
     for index in seen:
         source = rows.get((int(waits.device[index]), int(waits.stream[index])))
         target = rows.get((int(waits.to_device[index]), int(waits.to_stream[index])))
         if source is not None and target is not None and source != target:
             begin, end = float(waits.time[index]), float(waits.until[index])
-            drawn.setdefault((source, target, round(begin / (2 * pixel)), round(end / (2 * pixel))), (begin, source, end, target))
+            drawn.setdefault((source, target, round(begin / near), round(end / near)), (begin, source, end, target))
     lines = [((begin, _edge(a, b)), (end, _edge(b, a))) for begin, a, end, b in drawn.values()]
-    around = [withStroke(linewidth=2.5, foreground="white")]
-    axes.add_collection(LineCollection(lines, colors=BLACK, linewidths=1.0, zorder=6, path_effects=around), autolim=False)
+    few = len(lines) <= MANY
+    around = [withStroke(linewidth=2.5, foreground="white")] if few else None
+    axes.add_collection(LineCollection(lines, colors=BLACK, linewidths=1.0 if few else 0.6, zorder=6, path_effects=around), autolim=False)
     for down, marker in ((True, "v"), (False, "^")):
         heads = [line[1] for line, (_, a, _, b) in zip(lines, drawn.values(), strict=True) if (b > a) is down]
         if heads:
             x, y = zip(*heads, strict=True)
-            axes.plot(x, y, marker, color=BLACK, markersize=4, zorder=7, linestyle="")
+            axes.plot(x, y, marker, color=BLACK, markersize=4 if few else 3, zorder=7, linestyle="", markeredgewidth=0)
 
 
 def _edge(row: int, other: int) -> float:
@@ -68,8 +72,7 @@ def _place(side: Side, lanes: list[Lane]) -> tuple[int, float, float] | None:
     """The row of a side, and from when to when it is drawn there; None where it has no lane."""
     for row, lane in enumerate(lanes):
         if lane.device == side.device and (side.device == HOST or lane.stream == side.stream):
-            start = side.seconds if side.start is None else side.start
-            return row, start, start if side.end is None else side.end
+            return row, side.start, side.end
     return None
 
 

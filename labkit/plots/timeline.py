@@ -41,6 +41,7 @@ LEFT, RIGHT = 0.17, 0.79  # where the axes lie, as shares of the figure's width
 PIXELS = (RIGHT - LEFT) * SIZE[0] * DOTS_PER_INCH
 WIDTH = 72 * 0.96 * SIZE[0]  # points: what is written across the figure
 TITLE, LINE = 0.32, 0.18  # inches: the title, and a line of text
+TWO_LINES = 0.29  # inches: beside such a lane two lines of text fit
 LOWEST, HIGHEST = 0.19, 0.42  # inches: a lane
 MEMORY = 1.2  # inches: the memory above the lanes
 GAP = 0.12  # inches between the two
@@ -72,7 +73,7 @@ def trace_timeline(trace: "Trace", device: int | None = None, memory: bool = Fal
         _add_legend(canvas, entries, rows, page)
         _tell_races(canvas, races, page, top - told * LINE)
         axes = canvas.add_axes(page.box(under, page.lanes))
-        _draw(axes, trace, shown, races, window)
+        _draw(axes, trace, shown, races, window, page.lanes / len(shown))
         add_phases(axes, trace.phases, window[1], start=window[0])
         if memory:
             box = page.box(under + page.lanes + GAP, MEMORY)
@@ -121,7 +122,8 @@ def _devices(trace: "Trace") -> list[int]:
 # How it is drawn
 
 
-def _draw(axes: Axes, trace: "Trace", lanes: list[Lane], races: list, window: tuple[float, float]) -> None:
+def _draw(axes: Axes, trace: "Trace", lanes: list[Lane], races: list, window: tuple[float, float], inches: float) -> None:
+    """The lanes, each so high, and what stands between them."""
     axes.set(xlim=window, ylim=(len(lanes), 0))
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
@@ -130,20 +132,23 @@ def _draw(axes: Axes, trace: "Trace", lanes: list[Lane], races: list, window: tu
     shade(axes, len(lanes))
     for row, lane in enumerate(lanes):
         draw_lane(axes, trace, lane, row, window, PIXELS)
-        axes.annotate(_told(trace, lane), (1, row + 0.5), (8, 0), xycoords=axes.get_yaxis_transform(), **BESIDE, fontsize=TEXT_POINTS)
+        axes.annotate(
+            _told(trace, lane, inches), (1, row + 0.5), (8, 0), xycoords=axes.get_yaxis_transform(), **BESIDE, fontsize=TEXT_POINTS
+        )
     draw_waits(axes, trace, lanes, window, PIXELS)
     draw_races(axes, races, lanes, window)
 
 
-def _told(trace: "Trace", lane: Lane) -> str:
-    """The share of the time that is written beside a lane."""
+def _told(trace: "Trace", lane: Lane, inches: float) -> str:
+    """The share of the time that is written beside a lane, which is so high."""
     if lane.is_host:
         return f"waits {_percent(trace.host_waited, trace.end)}"
     taken = busy.seconds_of(trace.spans, lane.mask)
     if lane.kind is None:
         return f"busy {_percent(taken, trace.end)}"
     hidden = busy.seconds_of_both(trace.spans, lane.mask, busy.chosen(trace.spans, lane.device, busy.ASKED["kernel"]))
-    return f"busy {_percent(taken, trace.end)}, of which\n{_percent(hidden, taken)} overlapped"
+    told = f"busy {_percent(taken, trace.end)}"
+    return f"{told}, of which\n{_percent(hidden, taken)} overlapped" if inches >= TWO_LINES else told
 
 
 def _percent(part: float, whole: float) -> str:

@@ -22,9 +22,9 @@ def seconds_of(spans: Spans, *which: np.ndarray) -> float:
     # In order of start: what is between the latest end so far and the next start is a gap.
     latest = np.maximum.accumulate(end)
     gaps = np.maximum(start[1:] - latest[:-1], 0.0)
-    return float(latest[-1] - start[0] - gaps.sum())
+    return round(float(latest[-1] - start[0] - gaps.sum()), 12)  # to the picosecond: less is only how floats round
 
 
 def seconds_of_both(spans: Spans, first: np.ndarray, second: np.ndarray) -> float:
     """Seconds in which one of the first and one of the second went on at once."""
-    return max(0.0, seconds_of(spans, first) + seconds_of(spans, second) - seconds_of(spans, first, second))
+    return round(max(0.0, seconds_of(spans, first) + seconds_of(spans, second) - seconds_of(spans, first, second)), 12)

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+import numpy as np
+
 from labkit.trace.events import StackTable
 from labkit.trace.spans import HOST, KERNEL, KIND_OF, LAUNCH, WAIT, Race, Side, Spans, Waits, Work
 
+ROUNDING = 1e-12  # seconds: times closer than this are the same
 EARLIER = "launched before the recording"
 
 
@@ -67,17 +70,25 @@ class ClockSource:
             else:
                 waiter = what.waiter.device_index, what.waiter.stream_id
                 waits.append((what.time - origin, what.device, what.stream, what.until - origin, *waiter, stack))
-        return Work(Spans.of(rows), Waits.of(waits), self._races(origin), self._count - len(heard))
+        spans = Spans.of(rows)
+        return Work(spans, Waits.of(waits), self._races(origin, spans), self._count - len(heard))
 
     def _counted(self) -> None:
         self._count += 1
 
-    def _races(self, origin: float) -> list[Race]:
+    def _races(self, origin: float, spans: Spans) -> list[Race]:
         """The machine's races that showed in this recording. It is here alone that the trace meets the machine's own."""
-        found = [race for race in getattr(self._machine, "races", ()) if race.second.seconds >= origin]
-        return [Race(_side(race.first, origin), _side(race.second, origin), getattr(race, "kind", "")) for race in found]
+        order = vars(self._machine).get("order")  # it is made with the first stream beside the default one
+        found = [race for race in (order.races if order else ()) if race.second.seconds >= origin]
+        return [Race(_side(race.first, origin, spans), _side(race.second, origin, spans), race.kind) for race in found]
 
 
-def _side(side: Any, origin: float) -> Side:
-    start, end = (None if moment is None else moment - origin for moment in (side.start, side.end))
-    return Side(side.device, side.stream, side.name, side.line, side.seconds - origin, start, end)
+def _side(side: Any, origin: float, spans: Spans) -> Side:
+    """A side of a race. A race is found before its second side runs: when that was follows from what was launched next on its stream."""
+    seconds, start, end = side.seconds - origin, side.start - origin, side.end - origin
+    if seconds >= 0:
+        ran = np.flatnonzero((spans.device == side.device) & (spans.stream == side.stream) & (spans.launch >= 0))
+        ran = ran[spans.start[spans.launch[ran]] >= seconds - ROUNDING]
+        if len(ran):
+            start, end = float(spans.start[ran[0]]), float(spans.end[ran[0]])
+    return Side(side.device, side.stream, side.name, side.line, seconds, start, end)

@@ -85,15 +85,15 @@ class Waits:
 @dataclass(frozen=True, slots=True)
 class Side:
     """One of two pieces of work that race: a launch called `name`, on a stream of a device, by the source line `line` ("train.py:12"),
-    at `seconds` of the recording; it ran from `start` to `end`, which are None where that is not known."""
+    at `seconds` of the recording; it ran from `start` to `end`. `device` is HOST where the host itself is that side."""
 
     device: int
     stream: int
     name: str
     line: str
     seconds: float
-    start: float | None
-    end: float | None
+    start: float
+    end: float
 
 
 @dataclass(frozen=True, slots=True)

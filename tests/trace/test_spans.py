@@ -1,7 +1,5 @@
 """Spans of a virtual GPU in the trace: what ran where and when, by which line, who waited, and the numbers that follow."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ import labkit
 from labkit.trace.clock_source import EARLIER
 from labkit.trace.spans import COPIES, H2D, HOST, KERNEL, KINDS, LAUNCH, WAIT, Spans
 from labkit.vgpu import hardware
+from labkit.vgpu.races import RaceWarning
 
 
 @pytest.fixture
@@ -196,21 +195,26 @@ def test_a_recording_changes_no_time(machine):
     assert recorded == pytest.approx(plain, rel=1e-9)
 
 
-def test_the_machines_races_of_the_recording_are_told(machine):
-    used = hardware.machine()
+def test_the_races_of_the_recording_are_told(machine):
+    x, side = torch.ones(8, device="cuda"), torch.cuda.Stream()
 
-    def side(name, seconds, start):
-        return SimpleNamespace(device=0, stream=3, name=name, line=f"train.py:{seconds:.0f}", seconds=seconds, start=start, end=start)
+    def race(write):
+        write(x)
+        with torch.cuda.stream(side):
+            torch.sum(x)
+        torch.cuda.synchronize()
 
-    early, late = labkit.host_time(), labkit.host_time() + 5
-    used.races = [
-        SimpleNamespace(kind="stale read", first=side("a", early - 9, early - 9), second=side("b", early - 8, early - 8)),
-    ]
-    with labkit.record() as trace:
-        used.races.append(SimpleNamespace(kind="stale read", first=side("c", early - 1, None), second=side("d", late, late + 1)))
-    (race,) = trace.races
-    assert (race.kind, race.first.name, race.second.name, race.first.start) == ("stale read", "c", "d", None)
-    assert race.second.seconds == pytest.approx(5) and race.second.start == pytest.approx(6)
+    with pytest.warns(RaceWarning):
+        race(torch.Tensor.zero_)
+    with pytest.warns(RaceWarning), labkit.record() as trace:
+        race(torch.Tensor.normal_)
+    (found,) = trace.races
+    spans = trace.spans
+    kernels = np.flatnonzero(spans.kind == KERNEL)
+    assert [(s.name, s.stream) for s in (found.first, found.second)] == [("normal_", 0), ("sum", side.stream_id)]
+    assert found.kind == "stale read" and found.second.line.startswith("test_spans.py:")
+    for told, span in zip((found.first, found.second), kernels, strict=True):
+        assert (told.start, told.end) == (pytest.approx(spans.start[span]), pytest.approx(spans.end[span]))
 
 
 def test_columns_are_in_order_and_launches_keep_their_span():
