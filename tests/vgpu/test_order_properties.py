@@ -1,7 +1,11 @@
-"""Random programs of streams, events, copies and frees: the first race is found where a slow, obvious search finds it, and no other."""
+"""Random programs of streams, events, copies and frees, beside a slow, obvious search for paths from each piece of work to each.
+
+The first race is found where the search finds it, and no other; a program without one computes what it says.
+"""
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,6 +35,8 @@ class SlowSearch:
         self.events: dict[int, set[int]] = {event: set() for event in EVENTS}
         self.touched: list[tuple[int, int, slice, bool]] = []  # node, memory, part, writes
         self.memory = {tensor: tensor for tensor in TENSORS}
+        self.values = {tensor: np.zeros(LENGTH) for tensor in TENSORS}
+        self.sums: list[float] = []
 
     def node(self, *streams: int) -> int:
         self.before.append({self.last[stream] for stream in streams if self.last[stream] is not None} | self.host)
@@ -54,6 +60,12 @@ class SlowSearch:
     def apply(self, action: tuple) -> bool:
         """Does this action race?"""
         kind, stream, tensor, part, event = action
+        if kind == "write":
+            self.values[tensor][PARTS[part]] += 1
+        elif kind == "replace":
+            self.values[tensor][:] = 0
+        elif kind in ("read", "copy"):
+            self.sums.append(self.values[tensor][PARTS[part]].sum())
         if kind in ("read", "write"):
             return self.touch(self.node(stream), tensor, PARTS[part], kind == "write")
         if kind == "copy":  # from cuda:0 on this stream to the default stream of cuda:1, which both wait for one another
@@ -97,7 +109,7 @@ class Program:
             if kind == "read":
                 self.kept.append(shown.sum())
             elif kind == "write":
-                shown.fill_(1.0)
+                shown.add_(1.0)
             elif kind == "copy":
                 self.kept.append(shown.to("cuda:1"))
             elif kind == "record":
@@ -139,6 +151,8 @@ def test_races_are_found_where_there_are_some_and_nowhere_else(program):
                 assert expected, f"{action} of {program} races with nothing"
                 return
             assert not expected, f"{action} of {program} races, and nobody says so"
+        torch.cuda.synchronize(0)
+        assert [kept.sum().item() for kept in fast.kept] == slow.sums
 
 
 _made: list[torch.cuda.Stream] = []
