@@ -134,6 +134,10 @@ def products(micro: dict, overhead: float) -> Fitted:
     return found
 
 
-if __name__ == "__main__":
+def main() -> None:
     for name, (value, source) in fit().items():
         print(f"{name:32} {value:<10.3g} {source}")
+
+
+if __name__ == "__main__":
+    main()

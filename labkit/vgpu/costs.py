@@ -102,7 +102,7 @@ def copy_seconds(profile: Profile, kind: CopyKind, nbytes: int, pinned: bool) ->
     devices). `pinned` says whether the host memory is page-locked; it plays no part in "d2d" and "p2p".
     """
     if kind == "d2d":
-        return kernel_seconds(profile, bytes_moved=2 * nbytes)
+        return max(kernel_seconds(profile, bytes_moved=2 * nbytes), profile.kernel_minimum_seconds + profile.pinned_latency_seconds)
     if kind == "p2p":
         return profile.p2p_latency_seconds + nbytes / profile.p2p_bytes_per_second
     if kind not in ("h2d", "d2h"):
