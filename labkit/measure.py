@@ -28,6 +28,8 @@ EXPERIMENTS = {
     "fragmentation": Recorded(experiments.fragmentation),
     "host_and_device": Recorded(experiments.host_and_device),
     "leaky_training": Recorded(experiments.leaky_training),
+    "pipeline_splits": Recorded(experiments.pipeline_splits, gpus=2),
+    "pipeline_step": Recorded(experiments.pipeline_step, gpus=4),
 }
 
 

@@ -9,9 +9,11 @@ from labkit.experiments.four_ways import four_ways
 from labkit.experiments.fragmentation import fragmentation
 from labkit.experiments.leaks import leaky_training
 from labkit.experiments.memory import MemoryRecorder, MemorySample
+from labkit.experiments.pipeline import pipeline_step
 from labkit.experiments.placement import placement
 from labkit.experiments.result import Result, Run, collect
 from labkit.experiments.sizes import host_and_device
+from labkit.experiments.splits import pipeline_splits
 
 __all__ = [
     "AllocatorByHand",
@@ -28,5 +30,7 @@ __all__ = [
     "host_and_device",
     "leaky_training",
     "number_formats",
+    "pipeline_splits",
+    "pipeline_step",
     "placement",
 ]

@@ -11,6 +11,7 @@ from labkit.plots.fragmentation import fragmentation
 from labkit.plots.leaks import leaky_training
 from labkit.plots.memory import trace_memory
 from labkit.plots.parallel import data_parallel_step
+from labkit.plots.pipeline import pipeline_splits, pipeline_step
 from labkit.plots.placement import placement
 from labkit.plots.segments import segment_map
 from labkit.plots.timeline import trace_timeline
@@ -31,6 +32,8 @@ __all__ = [
     "leaky_training",
     "memory_over_time",
     "number_formats",
+    "pipeline_splits",
+    "pipeline_step",
     "placement",
     "segment_map",
     "trace_devices",

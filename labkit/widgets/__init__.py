@@ -8,5 +8,6 @@ from labkit.widgets.leaks import LeakLab
 from labkit.widgets.memory import MemoryPanel
 from labkit.widgets.monitor import Monitor
 from labkit.widgets.parallel import DataParallelLab
+from labkit.widgets.pipeline import PipelineLab
 
-__all__ = ["AllocatorLab", "CopySpeedLab", "DataParallelLab", "FormatLab", "Lab", "LeakLab", "MemoryPanel", "Monitor"]
+__all__ = ["AllocatorLab", "CopySpeedLab", "DataParallelLab", "FormatLab", "Lab", "LeakLab", "MemoryPanel", "Monitor", "PipelineLab"]

@@ -1,0 +1,58 @@
+"""The order in which the stages of a pipeline take up their work: GPipe and 1F1B, and what of the time is lost in either."""
+
+from collections.abc import Sequence
+
+FORWARD, BACKWARD = "forward", "backward"
+ONE_BATCH, GPIPE, ONE_F_ONE_B = "one batch", "GPipe", "1F1B"
+SCHEDULES = (ONE_BATCH, GPIPE, ONE_F_ONE_B)
+Action = tuple[str, int]  # forward or backward, and of which micro-batch, counted from 0
+
+
+def order(schedule: str, stage: int, stages: int, micro_batches: int) -> list[Action]:
+    """What a stage does, one after the other.
+
+    GPipe (Huang et al., 2019): all forwards, then all backwards. 1F1B (Narayanan et al., 2019: PipeDream; the variant that waits for
+    the last backward is Megatron-LM's): as many forwards as there are stages behind this one, then in turn one forward and one
+    backward. "one batch" is GPipe without a split: there is one micro-batch, whatever was asked for.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule={schedule!r}: choose one of {', '.join(map(repr, SCHEDULES))}")
+    every = range(1 if schedule == ONE_BATCH else micro_batches)
+    ahead = min(stages - 1 - stage, len(every)) if schedule == ONE_F_ONE_B else len(every)
+    actions: list[Action] = [(FORWARD, index) for index in every[:ahead]]
+    for index in every[ahead:]:
+        actions += [(FORWARD, index), (BACKWARD, index - ahead)]
+    return actions + [(BACKWARD, index) for index in every[len(every) - ahead :]]
+
+
+def bubble(stages: int, micro_batches: int) -> float:
+    """The share of the time that each stage waits, if all take equally long and copies take no time: (p - 1) / (m + p - 1)."""
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+def launches(orders: Sequence[Sequence[Action]]) -> list[tuple[int, str, int]]:
+    """All actions of all stages as (stage, work, micro-batch), in an order in which each stands behind those it needs.
+
+    In each round every stage takes one, if what that needs was there before the round. Raises ValueError if they wait for each other.
+    """
+    waiting = [list(actions) for actions in orders]
+    last = len(waiting) - 1
+    done: set[tuple[int, str, int]] = set()
+    launched: list[tuple[int, str, int]] = []
+    while any(waiting):
+        ready = [(stage, *actions[0]) for stage, actions in enumerate(waiting) if actions and _needs(stage, *actions[0], last) <= done]
+        if not ready:
+            stuck = ", ".join(f"{stage} before {actions[0][0]} {actions[0][1]}" for stage, actions in enumerate(waiting) if actions)
+            raise ValueError(f"the stages wait for each other: {stuck}")
+        for action in ready:
+            waiting[action[0]].pop(0)
+        done |= set(ready)
+        launched += ready
+    return launched
+
+
+def _needs(stage: int, work: str, micro_batch: int, last: int) -> set[tuple[int, str, int]]:
+    if work == FORWARD:
+        return {(stage - 1, FORWARD, micro_batch)} if stage else set()
+    behind = set() if stage == last else {(stage + 1, BACKWARD, micro_batch)}
+    return behind | {(stage, FORWARD, micro_batch)}

@@ -1,0 +1,107 @@
+"""The lab of pipelines: stages, micro-batches, schedule and link, and for how long the GPUs wait."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ipywidgets as widgets
+
+from labkit import machine, plots, units
+from labkit.experiments import Result, Run, pipeline_step
+from labkit.experiments.pipeline import peaks, waiting_share
+from labkit.experiments.schedules import SCHEDULES, bubble
+from labkit.widgets.base import Lab
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+LINKS = {"as it is": 1, "4 times slower": 4, "16 times slower": 16, "64 times slower": 64}
+LAYERS = 2  # of each stage
+GOOD = 5.0  # percent: a prediction this close is called good
+_WIDE = {"description_width": "initial"}
+
+
+class PipelineLab(Lab):
+    """Cut a network into stages and its batch into micro-batches, predict for how long the GPUs wait, then see what each does when.
+
+    `schedules` are those switched on at first. The prediction is for the last that is switched on.
+    """
+
+    question = "Under the last schedule that is switched on, for how many percent of the step does a GPU wait, on average?"
+    unit = "%"
+    zero_is_possible = True
+
+    def __init__(self, schedules: Sequence[str] = SCHEDULES[1:], micro_batches: int = 8) -> None:
+        used = machine.current()
+        most = 4 if used is None else used.count
+        self.stages = widgets.SelectionSlider(options=range(1, most + 1), value=most, description="Stages:", style=_WIDE)
+        self.micro_batches = widgets.SelectionSlider(options=MICRO_BATCHES, value=micro_batches, description="Micro-batches:", style=_WIDE)
+        self.link = widgets.Dropdown(options=list(LINKS), description="Link:", style=_WIDE, layout=widgets.Layout(width="14em"))
+        self.switches = {
+            name: widgets.Checkbox(value=name in schedules, description=name, indent=False, layout=widgets.Layout(width="7em"))
+            for name in SCHEDULES
+        }
+        self._choices = [self.stages, self.micro_batches, self.link, *self.switches.values()]
+        super().__init__()
+        rows = [widgets.HBox(row, layout=widgets.Layout(flex_flow="row wrap")) for row in (self._choices[:3], self._choices[3:])]
+        self.children = (*rows, *self.children)
+        for choice in self._choices:
+            choice.observe(lambda change: self._on_main_thread(self._changed), "value")
+
+    @property
+    def schedules(self) -> list[str]:
+        """Those that are switched on."""
+        return [name for name, switch in self.switches.items() if switch.value]
+
+    def experiment(self) -> Run:
+        return pipeline_step([LAYERS] * self.stages.value, self.micro_batches.value, self.schedules, LINKS[self.link.value])
+
+    def point(self, row: dict[str, Any]) -> str:
+        return f"{row['schedule']}, {row['work']} of micro-batch {row['micro_batch'] + 1} on cuda:{row['stage']}"
+
+    def draw(self, result: Result, prediction: float | None) -> plots.Figure:
+        return plots.pipeline_step(result, result.recorded(), prediction)
+
+    def verdict(self, result: Result, prediction: float) -> str:
+        schedule = result.parameters["schedules"][-1]
+        share = waiting_share(result, schedule)
+        if share is None:
+            return f"{schedule} was not measured to its end, so your prediction of {prediction:g}% stays open. Press Run to try again."
+        percent = 100 * share
+        told = f"With {schedule} the GPUs wait {percent:.0f}% of the step; you predicted {prediction:g}%"
+        off = prediction - percent
+        told += ". A good prediction!" if abs(off) <= GOOD else f", {abs(off):.0f} too {'high' if off > 0 else 'low'}."
+        count = 1 if schedule == SCHEDULES[0] else result.parameters["micro_batches"]
+        most = max(peaks(result, schedule).values())
+        return f"{told} The formula says {100 * bubble(self._count(result), count):.0f}%. At most {units.byte_text(most)} on a GPU."
+
+    @staticmethod
+    def _count(result: Result) -> int:
+        from labkit.experiments.pipeline import stages
+
+        return stages(result)
+
+    def _predict(self) -> None:
+        super()._predict()
+        if self.prediction is not None and self.prediction >= 100 and not self.running:
+            self.prediction = None
+            self._say("Something is done in each step: predict less than 100%.", alert=True)
+            self._set_buttons(running=False)
+
+    def _changed(self) -> None:
+        """Another pipeline needs another prediction."""
+        if self.running:
+            return
+        self.prediction = None
+        self._say("First predict, then run.")
+        self._set_buttons(running=False)
+
+    def _set_buttons(self, running: bool) -> None:
+        super()._set_buttons(running)
+        for choice in self._choices:
+            choice.disabled = running
+
+    def _fail(self, error: Exception) -> None:
+        """A choice that cannot be run is no failure of the experiment."""
+        if isinstance(error, ValueError):
+            self.picture.value = ""
+            self._say("Switch at least one schedule on." if not self.schedules else str(error), alert=True)
+        else:
+            super()._fail(error)
