@@ -46,6 +46,8 @@ def _copy(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: G
     """The copy itself, from `there` to `here` (None: the host). `waits` says whether the host waits for one with the host."""
     nbytes = target.numel() * target.itemsize
     clock, order = (here or there).machine.clock, (here or there).machine.order
+    if not non_blocking and (here is None or there is None):
+        (here or there).machine.sync_debug.notice()
     unknown = there is not None and memory_of(source).kept is None
     if here is None:
         if unknown and there.machine.blanks_host:

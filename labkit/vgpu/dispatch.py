@@ -30,8 +30,8 @@ NAMED: dict[str, footprint.Handler] = {
     "copy_": copies.copy_into,
     "_to_copy": copies.to_copy,
     "_local_scalar_dense": operators.read_scalar,
+    "item": operators.read_scalar,
     "equal": operators.compare,
-    "allclose": operators.all_close,
     "set_": operators.set_storage,
     "resize_": operators.resize,
 }

@@ -148,7 +148,7 @@ def refuse(name: str, original: Any = None) -> Any:
 
 def device_answers(machine: Machine) -> dict[str, Any]:
     selected = machine.selected
-    sync_debug, benchmark = {"mode": 0}, {"limit": 10}
+    benchmark = {"limit": 10}
 
     def checked(index: int) -> int:
         machine.require_alive()
@@ -195,8 +195,8 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_isInBadFork": lambda: machine.forked,
         "_cuda_canDeviceAccessPeer": lambda a, b: a != b and machine.profile.peer_access,
         "_cuda_getArchFlags": lambda: ARCHITECTURES,
-        "_cuda_get_sync_debug_mode": lambda: sync_debug["mode"],
-        "_cuda_set_sync_debug_mode": lambda mode: sync_debug.update(mode=mode),
+        "_cuda_get_sync_debug_mode": lambda: machine.sync_debug.mode,
+        "_cuda_set_sync_debug_mode": machine.sync_debug.set,
         "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.replace(".", "0")) * 10,
         "_cuda_hasPrimaryContext": lambda index: machine.initialised and checked(index) == index,
         "_cuda_get_cudnn_benchmark_limit": lambda: benchmark["limit"],

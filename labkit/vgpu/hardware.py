@@ -14,6 +14,7 @@ from labkit.vgpu import costs, errors
 from labkit.vgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
 from labkit.vgpu.clock import Clock, EventTime, StreamTime
 from labkit.vgpu.profiles import Profile
+from labkit.vgpu.sync_debug import SyncDebug
 from labkit.vgpu.turns import Turns
 
 if TYPE_CHECKING:
@@ -181,6 +182,16 @@ class Gpu:
         finally:
             self.passed_on = None
 
+    def read(self, nbytes: int) -> None:
+        """The host waits for a few numbers that a kernel has found."""
+        self.machine.sync_debug.notice()
+        self.copy("d2h", nbytes, pinned=True)
+
+    def send(self, nbytes: int) -> None:
+        """The host waits while what lies in its pageable memory goes to the GPU."""
+        self.machine.sync_debug.notice()
+        self.copy("h2d", nbytes)
+
     def synchronize(self) -> None:
         if self.fault is not None:
             self.notice(waits=True)
@@ -233,6 +244,7 @@ class Machine:
         self.heeds_environment = heeds_environment
         self.clock = Clock()
         self.turns = Turns()
+        self.sync_debug = SyncDebug()
         self.launcher = self.turns.running  # the thread that launched last
         self.selected = Selected()
         self.kept_bytes = 0

@@ -236,7 +236,7 @@ def read_scalar(func: Any, args: tuple, kwargs: dict) -> Any:
     """`.item()`: the host waits for the stream and for the number."""
     gpu, nbytes = common_gpu(args, kwargs)
     require_values(memory_of(args[0]))
-    gpu.copy("d2h", nbytes, pinned=True)
+    gpu.read(nbytes)
     with _DisableTorchDispatch():
         return func(*args, **kwargs)
 
@@ -247,20 +247,16 @@ def compare(func: Any, args: tuple, kwargs: dict) -> Any:
     for x in tensors(args):
         require_values(memory_of(x))
     gpu.launch(moved, name=func._schema.name.removeprefix("aten::"))
-    gpu.copy("d2h", 1, pinned=True)
+    gpu.read(1)
     with _DisableTorchDispatch():
         return func(*args, **kwargs)
 
 
-def all_close(func: Any, args: tuple, kwargs: dict) -> bool:
-    """`allclose` is made of other operators, the last of which is read."""
-    return bool(torch.isclose(*args, **kwargs).all().item())
-
-
 def shape_from_values(func: Any, args: tuple, kwargs: dict) -> Any:
-    """An operator whose output's shape depends on values: the host waits to learn it."""
+    """An operator whose output's shape depends on values: the host waits to learn it, if it is not told."""
     result = mixed(func, args, kwargs)
-    common_gpu(tuple(x for x in tensors(args) if type(x) is VirtualTensor), {})[0].copy("d2h", 8, pinned=True)
+    if kwargs.get("output_size") is None:
+        common_gpu(tuple(x for x in tensors(args) if type(x) is VirtualTensor), {})[0].read(8)
     return result
 
 

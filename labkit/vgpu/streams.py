@@ -40,6 +40,7 @@ class Stream:
     def synchronize(self) -> None:
         """Wait until all that is queued on the stream is done."""
         self._gpu.machine.take_turn()
+        self._gpu.machine.sync_debug.notice()
         self._gpu.notice(waits=True)
         self._gpu.machine.clock.synchronize_stream(self._time, self._gpu.profile.synchronize_seconds)
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import footprint, operators, without_values
+from labkit.vgpu import errors, footprint, operators, without_values
 from labkit.vgpu.footprint import cub
 from labkit.vgpu.footprint.sequence import OUT, Out, Plan, perform, play
 from labkit.vgpu.footprint.sorting import reduction
+from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.tensor import VirtualTensor, wrap
 
 aten = torch.ops.aten
@@ -82,6 +83,26 @@ def _found(mask: torch.Tensor) -> int:
         return int(mask.count_nonzero())
 
 
+def find_positions(gpu: Gpu, indices: Any) -> None:
+    """The host waits for the number of a mask's positions, and while those that it has itself go to the GPU.
+
+    It does not wait for the positions of a mask of its own, from torch 2.9 on (expandTensors, ATen/native/IndexingUtils.h).
+    """
+    for index in indices:
+        if type(index) is VirtualTensor:
+            if is_mask(index):
+                gpu.read(8)
+        elif index is not None and (not is_mask(index) or errors.VERSION < (2, 9)):
+            gpu.send(8 * (_found(index) * index.dim() if is_mask(index) else index.numel()))
+
+
+def fills(indices: Any, values: torch.Tensor) -> bool:
+    """Is this one value of the host's under one mask (canDispatchToMaskedFill, ATen/native/TensorAdvancedIndexingUtils.h)?"""
+    given = [index for index in indices if index is not None]
+    alone = len(given) == 1 and is_mask(given[0]) and type(given[0]) is VirtualTensor
+    return alone and values.numel() == 1 and type(values) is not VirtualTensor
+
+
 def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
     """What turning the indices into positions allocates, the positions of each indexed dimension, and the frees of what it keeps."""
     steps: list[Any] = []
@@ -110,18 +131,17 @@ def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
 def index(func: Any, args: tuple, kwargs: dict) -> Any:
     x, indices = args[0], args[1]
     check_indices(x, indices)
+    gpu, moved = operators.common_gpu(tuple(y for y in operators.tensors(args) if type(y) is VirtualTensor), {})
+    find_positions(gpu, indices)
     if "out" in kwargs or not without_values.all_known(indices):
         return operators.mixed(func, args, kwargs)
     before, _, behind = places(x, indices)
-    gpu, moved = operators.common_gpu(tuple(y for y in operators.tensors(args) if type(y) is VirtualTensor), {})
-    if any(map(is_mask, indices)):
-        gpu.copy("d2h", 8, pinned=True)  # the host waits for the count
     return perform(func, args, kwargs, lambda outputs: (*before, OUT, *behind), gpu, moved)
 
 
 @footprint.handles("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 def index_put(func: Any, args: tuple, kwargs: dict) -> Any:
-    """With accumulation the positions are sorted; otherwise the kernel needs nothing. One value under a mask is a fill."""
+    """With accumulation the positions are sorted; otherwise the kernel needs nothing. One value from the host under a mask is a fill."""
     x, indices, values = args[0], args[1], args[2]
     check_indices(x, indices)
     if type(x) is not VirtualTensor:
@@ -130,7 +150,12 @@ def index_put(func: Any, args: tuple, kwargs: dict) -> Any:
     unsafe = args[4] if len(args) > 4 else kwargs.get("unsafe", False)
     own = func is aten.index_put.default and own_zeros(func)
     plan: Plan = ()
-    if without_values.all_known(indices) and (accumulate or not (values.numel() == 1 and any(map(is_mask, indices)))):
+    filled = not accumulate and fills(indices, values)
+    if not filled:
+        if type(values) is not VirtualTensor:
+            x._gpu.send(values.itemsize)
+        find_positions(x._gpu, indices)
+    if not filled and without_values.all_known(indices):
         before, counts, behind = places(x, indices)
         if accumulate:
             plan = (*before, *_accumulate(x, indices, counts, check=not own and not unsafe, behind=behind))
@@ -183,7 +208,7 @@ def nonzero(func: Any, args: tuple, kwargs: dict) -> Any:
         return operators.into_given(func, args, kwargs)
     x = args[0]
     gpu, moved = operators.common_gpu(args, kwargs)
-    gpu.copy("d2h", 8, pinned=True)
+    gpu.read(8)
     sms = gpu.profile.multiprocessors
     return perform(func, args, kwargs, lambda outputs: nonzero_plan(x.numel(), x.dim(), outputs[0].shape[0], sms, OUT), gpu, moved)
 
@@ -195,7 +220,7 @@ def masked_select(func: Any, args: tuple, kwargs: dict) -> Any:
         return operators.into_given(func, args, kwargs)
     x, mask = args
     gpu, moved = operators.common_gpu(args, kwargs)
-    gpu.copy("d2h", 8, pinned=True)
+    gpu.read(8)
     shape = torch.broadcast_shapes(x.shape, mask.shape)
     n, dims, sms = shape.numel(), max(len(shape), 1), gpu.profile.multiprocessors
 
@@ -336,11 +361,17 @@ def _extreme_values(x: torch.Tensor) -> Plan:
     return size, *reduction("min", x), -size, size, *reduction("max", x), -size
 
 
+def _read_extremes(x: VirtualTensor) -> None:
+    for _ in range(2):
+        x._gpu.read(x.itemsize)
+
+
 @footprint.handles("bincount")
 def bincount(func: Any, args: tuple, kwargs: dict) -> Any:
     if "out" in kwargs or args[0].numel() == 0:
         return operators.compute(func, args, kwargs)
     plan = (*_extreme_values(args[0]), OUT)
+    _read_extremes(args[0])
     return perform(func, args, kwargs, lambda outputs: plan)
 
 
@@ -352,6 +383,8 @@ def histc(func: Any, args: tuple, kwargs: dict) -> Any:
     named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     search = named.get("min", 0) == named.get("max", 0) and args[0].numel()
     plan = (OUT, *(_extreme_values(args[0]) if search else ()))
+    if search:
+        _read_extremes(args[0])
     return perform(func, args, kwargs, lambda outputs: plan)
 
 
@@ -361,6 +394,8 @@ def unique(func: Any, args: tuple, kwargs: dict) -> Any:
     x = args[0]
     _, inverse, counts = (*args[1:], *(kwargs.get(a.name, a.default_value) for a in func._schema.arguments[len(args) :]))[:3]
     n, item = x.numel(), x.itemsize
+    if n:
+        x._gpu.read(8)  # how many there are
     if n == 0 or x.dtype is torch.bool:
         return perform(func, args, kwargs, _whole)
     keys, places = n * item, 8 * n
@@ -386,6 +421,8 @@ def unique_consecutive(func: Any, args: tuple, kwargs: dict) -> Any:
     x = args[0]
     inverse, counts, dim = (*args[1:], *(kwargs.get(a.name, a.default_value) for a in func._schema.arguments[len(args) :]))[:3]
     n = x.numel()
+    if n:
+        x._gpu.read(8)  # how many there are
     if n == 0 or dim is not None:
         return perform(func, args, kwargs, _whole)
     begin: Plan = (Out(1, 8 * n), 4 * n, cub.int_scan(n), -cub.int_scan(n), -4 * n) if inverse else ()
