@@ -48,6 +48,15 @@ class Use(NamedTuple):
     known: bool
 
 
+class Freed(NamedTuple):
+    """Memory that was given back while streams of which the allocator does not know used it. `stream` is the one it belongs to."""
+
+    address: int
+    size: int
+    stream: StreamTime
+    place: Place
+
+
 class Order:
     """The order of one machine's work. `races` are those found so far, each pair of lines once.
 
@@ -62,7 +71,7 @@ class Order:
         self._in_flight: deque[Launch] = deque()  # those that can be run again
         self._held = 0  # bytes that these hold
         self._arrivals: list[Arrival] = []
-        self._freed: dict[int, list[tuple[int, int, Place]]] = {}  # by GPU: address and size of memory freed while in use
+        self._freed: dict[int, list[Freed]] = {}  # by GPU
         machine.clock.call_when_learned(self._learn)
 
     def end(self) -> None:
@@ -247,7 +256,6 @@ class Order:
 
     def _inherit(self, memory: "Memory") -> None:
         """What was done with this memory before it was watched, and what is still done with the bytes that it is made of."""
-        known = self.machine.clock.known
         if memory.written:
             launch = Launch(memory.gpu.default_stream, "earlier work", 0.0, None)
             launch.count = memory.written
@@ -256,20 +264,24 @@ class Order:
         if memory.block is None or not self._freed:
             return
         address, size = memory.block.address, memory.block.size
-        still = []
-        for start, length, place in self._freed.get(memory.gpu.index, []):
-            if start < address + size and address < start + length:
-                memory.place.accesses += [access.shifted(start - address) for access in place.accesses]
-            if any(known.get(access.launch.stream, 0) < access.launch.count for access in place.accesses):
-                still.append((start, length, place))
-        self._freed[memory.gpu.index] = still
+        for freed in self._freed.get(memory.gpu.index, ()):
+            if freed.address < address + size and address < freed.address + freed.size:
+                memory.place.accesses += [access.shifted(freed.address - address) for access in freed.place.accesses]
+        self._freed[memory.gpu.index] = [freed for freed in self._freed.get(memory.gpu.index, ()) if self._still_used(freed)]
 
     def freed(self, memory: "Memory") -> None:
         """The program gives memory back: streams that the allocator does not know of may still use its bytes."""
         block = memory.block
         told = {block.stream, *(block.streams or ())}
         if any(access.launch.stream.stream_id not in told for access in memory.place.accesses):
-            self._freed.setdefault(memory.gpu.index, []).append((block.address, block.size, memory.place))
+            freed = Freed(block.address, block.size, memory.gpu.streams[block.stream], memory.place)
+            if self._still_used(freed):
+                self._freed.setdefault(memory.gpu.index, []).append(freed)
+
+    def _still_used(self, freed: Freed) -> bool:
+        """May its stream hand the memory out again before all that was done with it is over?"""
+        before = self.machine.clock.before(freed.stream)
+        return any(before.get(access.launch.stream, 0) < access.launch.count for access in freed.place.accesses)
 
     # The host
 
