@@ -76,7 +76,7 @@ def _set_up_for_times(options: argparse.Namespace) -> None:
     machine = hardware.machine()
     machine.blanks_host = options.no_values  # a script times copies to the host too
     if options.virtual_time:
-        host_clock.put_in_place(machine.clock)
+        host_clock.put_in_place(machine.clock, lambda seconds: machine.turns.sleep(seconds, machine.clock))
 
 
 def _check_script(script: str) -> None:

@@ -46,8 +46,9 @@ def _keeps_real_time(file: str, names: dict[str, Any]) -> bool:
     return any(module == name or module.startswith(name + ".") for name in _BY_THE_REAL_CLOCK)
 
 
-def replacements(clock: Clock) -> dict[str, _Served]:
-    """The functions of `time` that tell or take time, by name, on this clock."""
+def replacements(clock: Clock, pause: Callable[[float], None] | None = None) -> dict[str, _Served]:
+    """The functions of `time` that tell or take time, by name, on this clock. `pause` lets seconds go by: all of the host's, if None."""
+    pause = clock.advance_host if pause is None else pause
     asleep = 0.0  # seconds that took no processor time
 
     def now() -> float:
@@ -58,7 +59,7 @@ def replacements(clock: Clock) -> dict[str, _Served]:
         nonlocal asleep
         if not (hasattr(seconds, "__float__") or hasattr(seconds, "__index__")) or seconds < 0:
             return real_sleep(seconds)  # Python says what is wrong with it
-        clock.advance_host(float(seconds))
+        pause(float(seconds))
         asleep += float(seconds)
         real_sleep(0)  # another thread may run
 
@@ -73,9 +74,12 @@ def replacements(clock: Clock) -> dict[str, _Served]:
     return {name: _Served(getattr(time, name), function) for name, function in served.items()}
 
 
-def put_in_place(clock: Clock) -> Callable[[], None]:
-    """Let `time` tell this clock's time and `time.sleep` advance it, until the function that this returns is called."""
-    served = replacements(clock)
+def put_in_place(clock: Clock, pause: Callable[[float], None] | None = None) -> Callable[[], None]:
+    """Let `time` tell this clock's time and `time.sleep` advance it, until the function that this returns is called.
+
+    `pause` stands for a sleep of so many seconds where threads take turns: the others go on meanwhile.
+    """
+    served = replacements(clock, pause)
     before = {name: getattr(time, name) for name in served}
     timed: list[Any] = [timeit.timeit, timeit.repeat, timeit.Timer.__init__]  # their default arguments hold the clock
     defaults = [function.__defaults__ for function in timed]

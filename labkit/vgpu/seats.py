@@ -45,6 +45,7 @@ class Seat:
         self.certain = True  # it will go on by itself: what it waits for does not depend on the others
         self.absence: Absence | None = None
         self.joined_by: list[Absence] = []
+        self.alarm: float | None = None  # when its sleep on the machine's clock is over
         self.wake = _thread.allocate_lock()
         self.wake.acquire()
         self._identity = 0

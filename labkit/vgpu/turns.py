@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+from labkit.vgpu.clock import Clock
 from labkit.vgpu.seats import LOOK, Absence, Seat, State
 
 
@@ -174,6 +175,24 @@ class Turns:
             self._watcher = next((seat for seat in self._seats if seat.state is State.GATE), None)
             if self._watcher is not None:
                 _release(self._watcher.wake)
+
+    # sleeping on the machine's clock
+
+    def sleep(self, seconds: float, clock: Clock) -> None:
+        """So many seconds of the machine's clock go by for the calling thread. The others go on meanwhile; if all sleep, time jumps."""
+        seat = getattr(self._mine, "seat", None)
+        if seat is None or not self.several:
+            return clock.advance_host(seconds)
+        seat.alarm = clock.host + seconds
+        try:
+            while clock.host < seat.alarm:
+                self.take()
+                with self._lock:
+                    others = [other for other in self._seats if other.state is State.GATE]
+                    if all(other.alarm is not None for other in others):
+                        clock.advance_host(max(0.0, min(other.alarm for other in (seat, *others)) - clock.host))
+        finally:
+            seat.alarm = None
 
     # being away
 

@@ -159,6 +159,34 @@ def test_turns_go_round_in_the_order_of_starting(machine):
     assert order == [0, 1, 2] * 3
 
 
+def test_sleeps_of_the_machines_clock_overlap(machine):
+    clock = hardware.machine().clock
+    start, woken = clock.host, []
+
+    def sleep(seconds: float) -> None:
+        hardware.machine().turns.sleep(seconds, clock)
+        woken.append((seconds, clock.host - start >= seconds))
+        torch.ones(2)
+
+    run_threads(*(lambda seconds=seconds: sleep(seconds) for seconds in (3.0, 1.0, 2.0)))
+    assert woken == [(1.0, True), (2.0, True), (3.0, True)]
+    assert clock.host - start == pytest.approx(3.0, rel=1e-3)
+    hardware.machine().turns.sleep(1.0, clock)
+    assert clock.host - start == pytest.approx(4.0, rel=1e-3)
+
+
+def test_a_sleep_is_shorter_than_the_work_beside_it(machine):
+    clock = hardware.machine().clock
+    start = clock.host
+
+    def work() -> None:
+        while clock.host - start < 1e-3:
+            torch.ones(2)
+
+    run_threads(work, lambda: hardware.machine().turns.sleep(5e-4, clock))
+    assert clock.host - start == pytest.approx(1e-3, rel=0.2)
+
+
 def test_who_is_alone_has_nothing_to_do_with_turns(machine, monkeypatch):
     monkeypatch.setattr(Turns, "take", lambda self: pytest.fail("nobody else is there"))
     torch.ones(2, device="cuda").add(1)
@@ -232,6 +260,18 @@ def test_a_pool_of_threads(machine, quick):
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(launch, range(20))) == [2.0 * times for times in range(20)]
         assert launch() == 6.0  # the idle ones hold nobody up
+
+
+def test_backwards_that_meet_at_one_leaf(machine, quick):
+    """C++ holds a lock of its own around a leaf's gradient while it runs operators."""
+    leaf = torch.ones(4, device="cuda", requires_grad=True)
+
+    def back() -> None:
+        for _ in range(10):
+            (leaf * 2).sum().backward()
+
+    run_threads(back, back, back)
+    assert leaf.grad.tolist() == [60.0] * 4
 
 
 def test_who_asks_again_and_again(machine):
