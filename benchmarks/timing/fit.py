@@ -6,8 +6,8 @@ Prints each constant with the figures it came from. The profiles (labkit/vgpu/pr
 test compares them. Nothing here reads multi.json: by that the result is judged (benchmarks/timing.py).
 
 micro.json: one H200, torch 2.11, 2026-11-20, by micro.py beside it. host_costs.json: another one, a day later, by
-benchmarks/fidelity/host_costs.py. Its host was faster: `slower` says how much, by what x.add_ and an operator with a new tensor took
-on both.
+benchmarks/fidelity/host_costs.py. Its host was faster: `slower` says how much, by what an operator took that makes a tensor, which
+both have.
 """
 
 import json
@@ -32,15 +32,13 @@ Fitted = dict[str, tuple[float, str]]
 def fit() -> Fitted:
     """Every fitted constant by its name in the profile (a table's entry as table.key): its value, and what it came from."""
     micro = json.loads((HERE / "micro.json").read_text(encoding="utf-8"))
-    other = json.loads(HOST_COSTS.read_text(encoding="utf-8"))["cuda"]
+    other = json.loads(HOST_COSTS.read_text(encoding="utf-8"))
     host = host_of_micro(micro)
     one_kernel = sum(host[name][0] for name in ("event_seconds", "launch_seconds", "allocate_seconds", "kernel_minimum_seconds"))
     product = host["product_seconds"][0]
     between = host["event_seconds"][0] + host["launch_seconds"][0]
     found = host | copies(micro, between) | memory(micro, one_kernel) | products(micro, one_kernel + product - KERNEL_MINIMUM)
-    slower = (
-        mean((host["launch_seconds"][0] / other["add_"], (host["launch_seconds"][0] + host["allocate_seconds"][0]) / other["add"])) * 1e6
-    )
+    slower = (host["launch_seconds"][0] + host["allocate_seconds"][0]) / (other["cuda"]["add"] * 1e-6)
     found |= host_of_the_other(other, slower)
     return {name: (float(f"{value:.3g}"), source) for name, (value, source) in found.items()}
 
@@ -67,12 +65,13 @@ def host_of_micro(micro: dict) -> Fitted:
 
 
 def host_of_the_other(other: dict, slower: float) -> Fitted:
-    us = slower * 1e-6
+    us, on_cpu, other = slower * 1e-6, other["cpu"], other["cuda"]
     backward = (other["forward and backward 8"] - other["forward 8"]) / 48 - other["add"]
     module = mean((other["nn.Linear recorded"] - other["linear recorded"], other["nn.ReLU"] - other["relu recorded"]))
     return {
         "backward_seconds": (us * backward, f"forward and backward 8, less forward 8, of 48 kernels, less add; × {slower:.2f}"),
         "module_seconds": (us * module, f"nn.Linear and nn.ReLU, less the functions; × {slower:.2f}"),
+        "cpu_launch_seconds": (us * on_cpu["add"], f"add of small tensors on the CPU; × {slower:.2f}"),
         "view_seconds": (us * other["view"], f"view; × {slower:.2f}"),
     }
 
