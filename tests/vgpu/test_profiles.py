@@ -11,9 +11,9 @@ FOLDER = Path(profiles.__file__).parent
 ALL = profiles.names()
 
 
-def test_six_models():
-    assert ALL == ["T4", "L4", "A100", "H100", "H200", "RTX 4090"]
-    assert len({profiles.load(name).name for name in ALL}) == 6
+def test_seven_models():
+    assert ALL == ["T4", "L4", "A100", "H100", "H200", "RTX 4090", "A100-80"]
+    assert len({profiles.load(name).name for name in ALL}) == 7
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,8 @@ def test_six_models():
         ("l4", "NVIDIA L4"),
         ("a100", "NVIDIA A100-SXM4-40GB"),
         ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),
+        ("a100-80", "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"),
         ("H100", "NVIDIA H100 80GB HBM3"),
         ("h200", "NVIDIA H200"),
         ("NVIDIA H200", "NVIDIA H200"),
@@ -76,12 +78,13 @@ def test_figures_fit_together(name):
     assert p.pageable_h2d_bytes_per_second < p.pinned_h2d_bytes_per_second
     assert p.pageable_d2h_bytes_per_second < p.pinned_d2h_bytes_per_second
     assert p.peer_access == (p.nvlinks > 0) == (p.p2p_bytes_per_second > p.pinned_h2d_bytes_per_second)
+    assert 0 < p.small_tile_efficiency <= 1
     assert p.shared_memory_per_block_bytes < p.shared_memory_per_block_optin_bytes <= p.shared_memory_per_multiprocessor_bytes
 
 
 def test_float32_peak_is_two_operations_a_core_a_clock():
     """The float32 figure of a datasheet is cores × boost clock × 2, for chips whose boost clock is the maximum clock shown here."""
-    cores = {"T4": 64, "L4": 128, "A100": 64, "H100": 128, "H200": 128, "RTX 4090": 128}
+    cores = {"T4": 64, "L4": 128, "A100": 64, "A100-80": 64, "H100": 128, "H200": 128, "RTX 4090": 128}
     for name, per_multiprocessor in cores.items():
         p = profiles.load(name)
         made = 2e3 * p.sm_clock_khz * p.multiprocessors * per_multiprocessor

@@ -7,7 +7,9 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 
-_FILES = {"T4": "t4", "L4": "l4", "A100": "a100", "H100": "h100", "H200": "h200", "RTX 4090": "rtx4090"}
+_FILES = {
+    "T4": "t4", "L4": "l4", "A100": "a100", "H100": "h100", "H200": "h200", "RTX 4090": "rtx4090", "A100-80": "a100_80",
+}  # fmt: skip
 FORMATS = ("float32", "tf32", "float16", "bfloat16", "float64", "int8")
 
 
