@@ -1,4 +1,4 @@
-"""What it costs on a real GPU to record memory: `labkit.record()` beside PyTorch's own history, on two training steps.
+"""What it costs on a real GPU to record: `labkit.record()` beside PyTorch's own history and profiler, on two training steps.
 
     python benchmarks/recording.py [ROUNDS]
 
@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -20,8 +20,9 @@ import labkit
 LAYERS = 8
 LAUNCH_BOUND = (1024, 512, 100)  # width, batch, steps timed at a stretch
 BUSY = (8192, 8192, 3)
-HISTORY_LIMIT = 1.05  # of PyTorch's own history, on the step bound by launches
-BARE_LIMIT = 1.02  # of no recording, on the step that keeps the GPU busy
+HISTORY_LIMIT = 1.05  # of PyTorch's own history, on the step bound by launches, for memory alone
+PROFILER_LIMIT = 1.10  # of PyTorch's own profiler of CUDA alone, on the same step, for memory and timeline
+BARE_LIMIT = 1.02  # of no recording, on the step that keeps the GPU busy, for memory alone
 
 
 @contextmanager
@@ -34,7 +35,20 @@ def history() -> Iterator[None]:
         torch.cuda.memory._record_memory_history(None)
 
 
-SIDES = {"bare": nullcontext, "PyTorch's history": history, "labkit.record()": labkit.record}
+def profiler() -> AbstractContextManager[object]:
+    """PyTorch's own profiler, which listens to CUDA alone."""
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+
+
+BARE, HISTORY, PROFILER = "bare", "PyTorch's history", "PyTorch's profiler"
+MEMORY, BOTH = "record(timeline=False)", "record()"
+SIDES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    BARE: nullcontext,
+    HISTORY: history,
+    MEMORY: lambda: labkit.record(timeline=False),
+    PROFILER: profiler,
+    BOTH: labkit.record,
+}
 
 
 def training_step(width: int, batch: int) -> Callable[[], None]:
@@ -87,17 +101,14 @@ def main() -> int:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 11
     times = {"bound by launches": measure(*LAUNCH_BOUND, rounds), "keeps the GPU busy": measure(*BUSY, max(3, rounds // 3))}
     print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}; {LAYERS} layers of {LAUNCH_BOUND[0]} and of {BUSY[0]}")
-    print(f"{'a training step':20}" + "".join(f"{name:>22}" for name in times))
+    print(f"{'a training step':24}" + "".join(f"{name:>22}" for name in times))
     for side in SIDES:
-        print(f"{side:20}" + "".join(f"{statistics.median(found[side]) * 1e3:>19.3f} ms" for found in times.values()))
+        print(f"{side:24}" + "".join(f"{statistics.median(found[side]) * 1e3:>19.3f} ms" for found in times.values()))
     launch_bound, busy = times.values()
     checks = (
-        (
-            "bound by launches, labkit.record() / PyTorch's history",
-            ratio(launch_bound, "labkit.record()", "PyTorch's history"),
-            HISTORY_LIMIT,
-        ),
-        ("keeps the GPU busy, record() / bare", ratio(busy, "labkit.record()", "bare"), BARE_LIMIT),
+        (f"bound by launches, {MEMORY} / {HISTORY}", ratio(launch_bound, MEMORY, HISTORY), HISTORY_LIMIT),
+        (f"bound by launches, {BOTH} / {PROFILER}", ratio(launch_bound, BOTH, PROFILER), PROFILER_LIMIT),
+        (f"keeps the GPU busy, {MEMORY} / {BARE}", ratio(busy, MEMORY, BARE), BARE_LIMIT),
     )
     for name, found, limit in checks:
         print(f"{name}: {found:.3f}, at most {limit} {'kept' if found <= limit else 'EXCEEDED'}")

@@ -4,13 +4,15 @@ usage: python benchmarks/trace_plots.py [--events N ...] [--check]
 
 The traces are as training makes them: parameters stay, activations are allocated on the way forward and freed on the way back, every
 operator takes and frees a temporary. Each size runs in a process of its own. "memory" is the most that the process held beyond what
-it held when the trace was made. With --check the exit status is 1 if the memory plot takes more than 2 s for 100,000 events, 10 s
-for more, or 1 GiB.
+it held when the trace was made. Beside N events the trace holds N kernels and copies, which the host has launched, on four devices with
+two streams each. With --check the exit status is 1 if the memory plot takes more than 2 s for 100,000 events, 10 s for more, or 1 GiB; or
+the timeline more than 3 s for 100,000 kernels and copies, or 1 GiB.
 """
 
 import argparse
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from time import perf_counter
@@ -22,10 +24,12 @@ from labkit import plots
 from labkit.trace import Trace
 from labkit.trace.events import ACTIVATIONS, ALLOC, FREE_COMPLETED, FREE_REQUESTED, GRADIENTS, OTHER, SEGMENT_ALLOC, Events, SourceLine
 from labkit.trace.phases import Phase
+from labkit.trace.spans import H2D, HOST, KERNEL, LAUNCH, Spans, Waits, Work
 from labkit.vgpu.allocator.settings import Settings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LAYERS = 100
+DEVICES = 4
 LARGE = 20 * MIB  # a segment
 SEGMENTS = LAYERS + 1
 BLOCK = 16 * MIB  # a layer's activation or gradient, at the start of its segment; the rest is for the temporaries
@@ -54,6 +58,35 @@ def step_of_training() -> tuple[np.ndarray, list[Phase]]:
         free(layer, 0, BLOCK, 2, ACTIVATIONS)
         free(LAYERS, 0, BLOCK, 2, GRADIENTS)
     return np.array(rows), [Phase("forward", 0, middle, 1), Phase("backward", middle, len(rows), 2)]
+
+
+def make_work(count: int) -> Work:
+    """So many kernels and copies, launched one after the other: on each device kernels on one stream wait for copies on another."""
+    number = np.arange(count)
+    device, copies = (number // 2) % DEVICES, number % 2 == 1
+    launched = number * EVENT
+    draw = np.random.default_rng(0)
+    duration = draw.uniform(0.2, 8, count) * EVENT
+    start = launched + EVENT
+    for lane in range(2 * DEVICES):  # what is queued on a stream starts when it is free
+        mine = np.flatnonzero((device == lane % DEVICES) & (copies == (lane >= DEVICES)))
+        taken = np.concatenate([[0.0], np.cumsum(duration[mine])])
+        start[mine] = np.maximum.accumulate(start[mine] - taken[:-1]) + taken[:-1]
+    host = zip(
+        launched,
+        [EVENT / 2] * count,
+        [HOST] * count,
+        [0] * count,
+        [LAUNCH] * count,
+        ["launch"] * count,
+        number % 3,
+        [-1] * count,
+        strict=True,
+    )
+    kinds, names = np.where(copies, H2D, KERNEL), np.where(copies, "copy", np.where(number % 4, "mm", "add"))
+    work = zip(start, duration, device, 7 * copies, kinds, names.tolist(), number % 3, number, strict=True)
+    waits = [(start[i] + duration[i], device[i], 7, start[i] + duration[i], device[i], 0, 1) for i in np.flatnonzero(copies)[::5].tolist()]
+    return Work(Spans.of([*host, *work]), Waits.of(waits), [])
 
 
 def make_trace(count: int) -> Trace:
@@ -86,12 +119,13 @@ def make_trace(count: int) -> Trace:
         used=[(0.0, 0, 3 * GIB)],
         allocated_at_end={0: 0},
         reserved_at_end={0: SEGMENTS * LARGE},
-        totals={0: 16 * GIB},
+        totals=dict.fromkeys(range(DEVICES), 16 * GIB),
         seconds=number * EVENT,
         lost=0,
         error="",
         badge="made up",
         origin={},
+        work=make_work(count),
     )
 
 
@@ -105,6 +139,11 @@ def births(action: np.ndarray, segment: np.ndarray, offset: np.ndarray) -> np.nd
     of_block = np.isin(action[order], [ALLOC, FREE_REQUESTED, FREE_COMPLETED])
     birth[order[of_block]] = order[last[of_block]]
     return birth
+
+
+def chrome_trace(trace: Trace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trace.export_chrome(f"{folder}/trace.json")
 
 
 def measured(call: Callable[[], object]) -> tuple[float, int]:
@@ -134,9 +173,13 @@ def report(count: int) -> bool:
     small = make_trace(1000)
     small.plot_memory()  # the first picture of a process loads fonts
     small.plot_segments()
+    small.plot_timeline()
     trace = make_trace(count)
     calls: dict[str, Callable[[], object]] = {
         "plot_memory": trace.plot_memory,
+        "plot_timeline": trace.plot_timeline,
+        "plot_timeline, a part": lambda: trace.plot_timeline(0, memory=True, start=0.4 * trace.end, end=0.401 * trace.end),
+        "export_chrome": lambda: chrome_trace(trace),
         "plots.trace_devices": lambda: plots.trace_devices(trace),
         "plot_segments": trace.plot_segments,
         "segments": trace.segments,
@@ -146,9 +189,11 @@ def report(count: int) -> bool:
     good = True
     for name, call in calls.items():
         seconds, nbytes = measured(call)
-        print(f"{len(trace.events):>9,} events  {name:<20} {seconds:6.2f} s  {nbytes / MIB:6.0f} MiB", flush=True)
+        print(f"{len(trace.events):>9,} events  {name:<22} {seconds:6.2f} s  {nbytes / MIB:6.0f} MiB", flush=True)
         if name == "plot_memory":
-            good = seconds < (2 if count <= 100_000 else 10) and nbytes < GIB
+            good &= seconds < (2 if count <= 100_000 else 10) and nbytes < GIB
+        if name == "plot_timeline":
+            good &= (seconds < 3 or count > 100_000) and nbytes < GIB
     print(f"{len(trace.events):>9,} events  the process held at most {peak_of_process() / MIB:.0f} MiB, imports and trace included")
     return good
 

@@ -27,7 +27,9 @@ def _parser() -> argparse.ArgumentParser:
     run = command("run", _run, "Run an unmodified PyTorch script on virtual GPUs, as `python SCRIPT ARGUMENTS` would run it on real ones.")
     run.add_argument("--virtual-time", action="store_true", help="let Python's `time` tell the model's times: the same on every computer")
     _add_machine_and_script(run)
-    trace = command("trace", _trace, "Run a PyTorch script and write an HTML page about the memory of its GPUs, also when it fails.")
+    trace = command(
+        "trace", _trace, "Run a PyTorch script and write an HTML page about the memory and time of its GPUs, also when it fails."
+    )
     trace.epilog = (
         "Any of --gpus, --like, --memory and --no-values asks for virtual GPUs. Without them the script runs on the real GPUs, if there "
         "are any, and CUDA is up before its first line. Recorded is this process, from the script's first line to its last: not the "
@@ -36,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_machine_and_script(trace)
     trace.add_argument("--output", metavar="FILE", help="the page, written over if it is there (default: SCRIPT-memory.html, here)")
     trace.add_argument("--max-events", type=int, metavar="N", help="keep more or fewer events than labkit.record() does; the newest stay")
+    trace.add_argument("--no-timeline", action="store_true", help="leave out what ran when: on real GPUs PyTorch's profiler stays off")
     measure = command("measure", _measure, "Make the recordings that ship with the kit, on this machine's real GPUs.")
     measure.add_argument("--output", default="recordings", metavar="FOLDER", help="where the JSON files go (default: recordings)")
     measure.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
@@ -116,7 +119,9 @@ def _trace(options: argparse.Namespace) -> int:
     except (ValueError, TypeError, RuntimeError) as error:
         return _refuse(str(error), "trace")
     command = shlex.join([options.script, *options.arguments])
-    report.run_and_report(lambda: run_script(options.script, options.arguments), command, target, options.max_events)
+    report.run_and_report(
+        lambda: run_script(options.script, options.arguments), command, target, options.max_events, not options.no_timeline
+    )
     return 0
 
 

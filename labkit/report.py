@@ -1,4 +1,4 @@
-"""`python -m labkit trace`: run a script under the instrument, and write one HTML page about the memory of its GPUs."""
+"""`python -m labkit trace`: run a script under the instrument, and write one HTML page about the memory and the time of its GPUs."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import units
+from labkit.inventory import Table
 from labkit.trace import Trace, record
 from labkit.trace.events import OOM
 from labkit.trace.leaks import Leaks
@@ -56,11 +57,14 @@ def checked(path: str | Path) -> Path:
     return target
 
 
-def run_and_report(run: Callable[[], None], command: str, target: Path, max_events: int | None = None) -> None:
-    """Record `run()` and write the page to `target`, also when an exception ends it, which then goes on its way."""
+def run_and_report(run: Callable[[], None], command: str, target: Path, max_events: int | None = None, timeline: bool = True) -> None:
+    """Record `run()` and write the page to `target`, also when an exception ends it, which then goes on its way.
+
+    `timeline=False` leaves out what ran when.
+    """
     process, ended, trace = os.getpid(), "at its last line", None
     try:
-        with record(MAX_EVENTS if max_events is None else max_events) as trace:
+        with record(MAX_EVENTS if max_events is None else max_events, timeline=timeline) as trace:
             run()
     except BaseException as raised:
         ended = _ending(raised)
@@ -98,8 +102,8 @@ def page(trace: Trace, leaks: Leaks, command: str, ended: str) -> str:
     """One self-contained HTML page: where the numbers come from, and what each device's memory did."""
     peaks = trace.peaks
     devices = [device for device in trace.devices if peaks[device] or (trace.events.device == device).any()]
-    title = f"GPU memory of {command}"
-    body = [f"<h1>GPU memory of <code>{escape(command)}</code></h1>", _facts(trace, command, ended)]
+    title = f"GPU memory and time of {command}"
+    body = [f"<h1>GPU memory and time of <code>{escape(command)}</code></h1>", _facts(trace, command, ended)]
     if trace.lost:
         text = (
             f"{trace.lost} events were lost, the oldest. Peaks may have been higher, and which blocks lay where is not known: "
@@ -108,6 +112,8 @@ def page(trace: Trace, leaks: Leaks, command: str, ended: str) -> str:
         body.append(f'<p class="alarm">{text}</p>')
     if (explained := trace.oom) is not None:
         body.append(f'<section class="alarm"><h2>Why the memory ran out</h2>{_scroll(explained._repr_html_(), "Explanation")}</section>')
+    if devices:
+        body.append(_time(trace, devices))
     if len(devices) > 1:
         from labkit import plots
 
@@ -137,6 +143,23 @@ def _facts(trace: Trace, command: str, ended: str) -> str:
         **{_NAMES.get(name, name.capitalize()): escape(value) for name, value in sorted(trace.origin.items())},
     }
     return "<dl>" + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts.items()) + "</dl>"
+
+
+def _time(trace: Trace, devices: list[int]) -> str:
+    """What ran when, and how long each device worked."""
+    if trace.no_timeline:
+        return f"<section><h2>What ran when</h2><p>Not known: {escape(trace.no_timeline)}.</p></section>"
+    header = ("device", "worked", "kernels", "copies", "both at once", "idle")
+    figures = (
+        (trace.busy(device), trace.busy(device, "kernel"), trace.busy(device, "copy"), trace.overlap(device), trace.idle(device))
+        for device in devices
+    )
+    rows = tuple((f"cuda:{device}", *map(units.time_text, row)) for device, row in zip(devices, figures, strict=True))
+    table = Table(header, rows, f"Of {units.time_text(trace.end)}; the host waited {units.time_text(trace.host_waited)}")
+    return (
+        f"<section><h2>What ran when</h2>{_figure(trace.plot_timeline(memory=True))}"
+        f"{_scroll(table._repr_html_(), 'How long each device worked')}</section>"
+    )
 
 
 def _device(trace: Trace, device: int) -> str:

@@ -74,7 +74,7 @@ def test_a_page_holds_all_that_it_shows(card, target, capsys):
     assert "torch.zeros(2 * MiB" in page.text and "Nothing that the script" not in page.text
     assert "kept" in page.text.partition("Alive at the end")[2]
     images = page.having("img")
-    assert len(images) == 2 and all(image["src"].startswith("data:image/png;base64,") and len(image["alt"]) > 40 for image in images)
+    assert len(images) == 3 and all(image["src"].startswith("data:image/png;base64,") and len(image["alt"]) > 40 for image in images)
     policy = next(meta["content"] for meta in page.having("meta") if meta.get("http-equiv"))
     assert "default-src 'none'" in policy
     assert not {"script", "link", "iframe", "a"} & {tag for tag, _ in page.tags}
@@ -91,7 +91,7 @@ def test_every_device_has_its_part(card, target):
     page, _ = written(target, run)
     assert re.findall(r"All devices|cuda:\d(?=Peak|\n|The figure)", page.text)[0] == "All devices"
     assert [heading for heading in ("cuda:0", "cuda:1") if f"<h2>{heading}</h2>" in target.read_text("utf-8")] == ["cuda:0", "cuda:1"]
-    assert len(page.having("img")) == 5
+    assert len(page.having("img")) == 6
 
 
 def test_a_script_that_uses_no_gpu(card, target):
@@ -134,7 +134,7 @@ def test_lost_events_are_told(card, target):
             torch.zeros(MiB, device="cuda")
 
     page, _ = written(target, run, max_events=10)
-    assert "events were lost" in page.text and "--max-events" in page.text and len(page.having("img")) == 1
+    assert "events were lost" in page.text and "--max-events" in page.text and len(page.having("img")) == 2
     assert "Nothing that the script allocated after the lost events was alive" in page.text
 
 
@@ -187,10 +187,26 @@ def test_a_page_that_cannot_be_written_leaves_the_scripts_end_alone(card, tmp_pa
 
 
 def test_a_recording_that_cannot_begin_says_why(target, monkeypatch):
-    def refuse(max_events):
+    def refuse(max_events, timeline):
         raise RuntimeError("the driver does not answer")
 
     monkeypatch.setattr(report, "record", refuse)
     with pytest.raises(RuntimeError, match="the driver does not answer"):
         report.run_and_report(lambda: None, "train.py", target)
     assert not target.exists()
+
+
+def test_the_page_says_what_ran_when_and_how_long(card, target):
+    def run():
+        x = torch.ones(MiB).cuda()
+        (x + x).sum().item()
+
+    page, _ = written(target, run)
+    part = page.text.partition("What ran when")[2]
+    assert "cuda:0" in part and "the host waited" in part and "kernels" in part.partition("Line by line")[0]
+    assert any("worked" in image["alt"] and "kernels and copies" in image["alt"] for image in page.having("img"))
+
+
+def test_a_page_of_memory_alone_says_why(card, target):
+    page, _ = written(target, lambda: torch.ones(MiB, device="cuda"), timeline=False)
+    assert "Not known: it was asked for memory alone" in page.text and len(page.having("img")) == 2

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from labkit.source_lines import is_users
-from labkit.trace.events import Event, Events, Stack
+from labkit.trace.events import ALLOC, Event, Events, Stack
 from labkit.trace.phases import Phase, phase_of
 from labkit.trace.spans import Work
 
@@ -22,6 +22,42 @@ def with_stacks(events: Iterable[Event], phases: list[Phase]) -> list[Event]:
         return backward[at].stack if at >= 0 and event.time <= backward[at].end else 0
 
     return [event if event.stack else replace(event, stack=stack(event)) for event in events]
+
+
+def with_allocators_streams(work: Work, events: Events) -> Work:
+    """The spans with each stream as PyTorch's allocator calls it, which CUPTI numbers otherwise.
+
+    What runs on a stream takes its memory on that stream right before. So the two are the same if most launches on the one follow an
+    event on the other; and no two are the same as one.
+    """
+    spans, waits = work.spans, work.waits
+    if not len(events):
+        return work
+    same: dict[tuple[int, int], int] = {}
+    for device in np.unique(spans.device[spans.launch >= 0]).tolist():
+        mine = np.flatnonzero((spans.device == device) & (spans.launch >= 0))
+        there = np.flatnonzero((events.device == device) & (events.action == ALLOC))
+        if not len(there):
+            continue
+        before = np.searchsorted(events.time[there], spans.start[spans.launch[mine]], side="right") - 1
+        streams, handles = spans.stream[mine[before >= 0]], events.stream[there[before[before >= 0]]]
+        taken: set[int] = set()
+        for stream in sorted(set(streams.tolist()), key=lambda stream: -np.count_nonzero(streams == stream)):
+            found, votes = np.unique(handles[streams == stream], return_counts=True)
+            handle = int(found[votes.argmax()])
+            if 2 * votes.max() > votes.sum() and handle not in taken:
+                same[device, stream] = handle
+                taken.add(handle)
+
+    def told(devices: np.ndarray, streams: np.ndarray) -> np.ndarray:
+        places = zip(devices.tolist(), streams.tolist(), strict=True)
+        return np.array([same.get(place, place[1]) for place in places], np.int64)
+
+    return replace(
+        work,
+        spans=replace(spans, stream=told(spans.device, spans.stream)),
+        waits=replace(waits, stream=told(waits.device, waits.stream), to_stream=told(waits.to_device, waits.to_stream)),
+    )
 
 
 def with_lines(work: Work, events: Events, phases: list[Phase], stacks: list[Stack]) -> Work:

@@ -27,11 +27,12 @@ Event = dict[str, Any]
 def write(trace: "Trace", path: str | Path) -> None:
     """Write a trace to a file, whole or not at all. Raises OSError where it cannot be written."""
     head = {"displayTimeUnit": "ms", "otherData": {"badge": trace.badge, **trace.origin}}
+    encode = json.JSONEncoder(ensure_ascii=False).encode
     with written_whole(path) as file:
         file.write((json.dumps(head)[:-1] + ', "traceEvents": [\n').encode())
         comma = ""
         for event in events_of(trace):
-            file.write(f"{comma}{json.dumps(event)}".encode())
+            file.write(f"{comma}{encode(event)}".encode())
             comma = ",\n"
         file.write(b"\n]}\n")
 
@@ -65,6 +66,10 @@ class _Lanes:
         }  # in order of start
         for mine in self.of_lane.values():  # seconds are rounded to ns: what touches must not overlap
             self.start[mine[1:]] = np.maximum(self.start[mine[1:]], np.minimum(self.end[mine[:-1]], self.start[mine[1:]] + 1))
+        threads = zip(spans.device.tolist(), spans.stream.tolist(), (self.start / 1000).tolist(), strict=True)
+        self.places: list[Event] = [
+            {"pid": _process(device), "tid": self.threads[device, stream], "ts": time} for device, stream, time in threads
+        ]
 
     def names(self) -> Iterator[Event]:
         for device in [HOST, *self.trace.devices]:
@@ -86,20 +91,14 @@ class _Lanes:
 
     def slices(self) -> Iterator[Event]:
         spans, lines = self.trace.spans, [self.trace.line(stack) for stack in range(len(self.trace.stacks))]
-        for index in range(len(spans)):
-            device, kind, stack = int(spans.device[index]), int(spans.kind[index]), int(spans.stack[index])
-            line = lines[stack]
-            slice_ = {
-                "ph": "X",
-                "name": spans.names[spans.name[index]],
-                "cat": KINDS[kind],
-                **self._at(index),
-                "dur": _microseconds(max(int(self.end[index] - self.start[index]), 0)),
-                "args": {} if line is None else {"line": line.place, "source": line.text},
-            }
+        args = [{} if line is None else {"line": line.place, "source": line.text} for line in lines]
+        durations = (np.maximum(self.end - self.start, 0) / 1000).tolist()
+        told = zip(spans.name.tolist(), spans.kind.tolist(), spans.stack.tolist(), self.places, durations, strict=True)
+        for name, kind, stack, place, duration in told:
+            slice_ = {"ph": "X", "name": spans.names[name], "cat": KINDS[kind], **place, "dur": duration, "args": args[stack]}
             yield slice_
             if kind in COPIES:
-                yield slice_ | {"cat": "copy engine", "tid": ENGINES + kind, "pid": _process(device)}
+                yield slice_ | {"cat": "copy engine", "tid": ENGINES + kind}
 
     def launches(self) -> Iterator[Event]:
         launch = self.trace.spans.launch
@@ -122,7 +121,8 @@ class _Lanes:
             if ends[0] is not None and ends[1] is not None:
                 yield from self._arrow(f"race {index}", "race", ends[0], ends[1])
             at = ends[1] if ends[1] is not None else ends[0]
-            place = {"pid": _process(HOST), "tid": 1, "ts": _microseconds(round(race.second.seconds * 1e9))} if at is None else self._at(at)
+            moment = _microseconds(round(race.second.seconds * 1e9))
+            place = {"pid": _process(HOST), "tid": 1, "ts": moment} if at is None else self.places[at]
             yield {"ph": "i", "s": "t", "name": text, "cat": "race", **place}
 
     def _last(self, lane: tuple[int, int], seconds: float) -> int | None:
@@ -136,16 +136,12 @@ class _Lanes:
         return int(mine[after]) if after < len(mine) else None
 
     def _of_side(self, side: Side) -> int | None:
-        return None if side.start is None else self._first((side.device, side.stream), side.start)
-
-    def _at(self, index: int) -> Event:
-        spans = self.trace.spans
-        place = int(spans.device[index]), int(spans.stream[index])
-        return {"pid": _process(place[0]), "tid": self.threads[place], "ts": _microseconds(int(self.start[index]))}
+        """The span of a side of a race; None where it ran before the recording, or is the host."""
+        return None if side.device == HOST else self._first((side.device, side.stream), side.start)
 
     def _arrow(self, identity: str, name: str, source: int, target: int) -> Iterable[Event]:
         same = {"name": name, "cat": name, "id": identity}
-        return ({"ph": "s", **same, **self._at(source)}, {"ph": "f", "bp": "e", **same, **self._at(target)})
+        return ({"ph": "s", **same, **self.places[source]}, {"ph": "f", "bp": "e", **same, **self.places[target]})
 
 
 def _process(device: int) -> int:

@@ -4,8 +4,9 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from labkit.trace.spans import Work
 UNAVAILABLE = "this build of PyTorch has no profiler for CUDA (torch.profiler.supported_activities())"
 WAS_RUNNING = "PyTorch's profiler was running already, and one can run at a time: start it after the recording, or record without it"
 GAVE_WAY = "the program started PyTorch's profiler itself, and one can run at a time"
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 class KinetoSource:
@@ -49,10 +51,11 @@ class _Session:
         self._listeners: list[KinetoSource] = []
         self._profile: Any = None
         self._process = 0
-        self._thread: ThreadPoolExecutor | None = None
-        self._undo: Callable[[], None] | None = None
+        self._thread: Any = None
+        self._undo: Any = None
 
     def join(self, source: KinetoSource) -> None:
+        """Let a source listen; where the profiler cannot run, the source is told why, and its recording goes without."""
         import torch
         from torch.autograd import profiler
 
@@ -62,18 +65,20 @@ class _Session:
             elif self._profile is None and (profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled()):
                 source.missing = WAS_RUNNING
             else:
+                self._listeners.append(source)
                 if self._profile is None:
                     self._begin()
-                self._listeners.append(source)
 
     def leave(self, source: KinetoSource) -> None:
+        """Tell all what was heard so far, and go on for the others."""
         with self._lock:
             if source not in self._listeners or self._process != os.getpid():  # a forked child has no session
                 return
             told = self._end()
             for listener in self._listeners:
                 listener.heard += told
-            self._listeners.remove(source)
+            if source in self._listeners:  # else the session has failed
+                self._listeners.remove(source)
             if self._listeners:
                 self._begin()
 
@@ -82,9 +87,13 @@ class _Session:
         with self._lock:
             if self._profile is not None:
                 self._end()
-                for listener in self._listeners:
-                    listener.missing = GAVE_WAY
-                self._listeners.clear()
+                self._tell(GAVE_WAY)
+
+    def _tell(self, missing: str) -> None:
+        """No source will hear anything, for this reason."""
+        for listener in self._listeners:
+            listener.missing = missing
+        self._listeners.clear()
 
     def _begin(self) -> None:
         """Only what CUDA does, and what waits for what: with CPU operators or stacks a launch costs a quarter more.
@@ -95,27 +104,60 @@ class _Session:
         from torch._C._profiler import _ExperimentalConfig
         from torch.autograd import profiler
 
-        _synchronize()
         self._process = os.getpid()
-        self._thread = ThreadPoolExecutor(1, "labkit profiler")
         config = _ExperimentalConfig(enable_cuda_sync_events=True)
         profile = profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True, experimental_config=config)
-        self._thread.submit(profile.__enter__).result()
-        self._profile = profile
-        self._undo = _when_another_starts(self.give_way)
-
-    def _end(self) -> list[Activity]:
-        profile, thread = self._profile, self._thread
-        self._profile = self._thread = None
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        thread = ThreadPoolExecutor(1, "labkit profiler")
         try:
             _synchronize()
-            thread.submit(profile.__exit__, None, None, None).result()
+            with _quiet():
+                profile._prepare_trace()  # in this thread: Kineto complains when it is loaded in another than the one that loaded PyTorch
+            thread.submit(profile._start_trace).result()
+        except Exception as error:  # whatever it is, the memory can be recorded without
+            thread.shutdown()
+            self._tell(f"PyTorch's profiler could not be started: {error}")
+        else:
+            self._profile, self._thread = profile, thread
+            self._undo = _when_another_starts(self.give_way)
+
+    def _end(self) -> list[Activity]:
+        profile, thread, undo = self._profile, self._thread, self._undo
+        self._profile = self._thread = self._undo = None
+        undo()
+        try:
+            thread.submit(_ended, profile).result()
+            return _told(profile)
+        except Exception as error:  # a GPU that an assert has stopped, a full disk: what the block itself raised matters more
+            self._tell(f"what PyTorch's profiler heard could not be read: {error}")
+            return []
         finally:
             thread.shutdown()
-        return _told(profile)
+
+
+def _ended(profile: Any) -> None:
+    """End a session, also where a GPU has failed and PyTorch, which waits for it first, would leave the session running."""
+    from torch.autograd import profiler
+
+    try:
+        _synchronize()
+        profile.__exit__(None, None, None)
+    except Exception:
+        with suppress(Exception):
+            profiler._disable_profiler()
+        profiler._run_on_profiler_stop()
+        raise
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Kineto reads when it is loaded how much it shall say: from PyTorch 2.13 on it writes at every start and stop otherwise."""
+    if (said := os.environ.get(_LOG_LEVEL)) is None:
+        os.environ[_LOG_LEVEL] = "99"
+    try:
+        yield
+    finally:
+        if said is None:
+            del os.environ[_LOG_LEVEL]
 
 
 def _synchronize() -> None:

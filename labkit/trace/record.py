@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from labkit import machine
-from labkit.trace.attribution import with_lines, with_stacks
+from labkit.trace.attribution import with_allocators_streams, with_lines, with_stacks
 from labkit.trace.categories import categorised, held, workspace_sizes
 from labkit.trace.clock_source import ClockSource
 from labkit.trace.events import Events, StackTable
@@ -133,6 +133,8 @@ class _Recording:
             events = complete_without_start(events, recorded.settings)
         else:
             events = complete(events, recorded.segments, recorded.settings)
+        if isinstance(self._clock, KinetoSource):
+            work = with_allocators_streams(work, events)
         work = with_lines(work, events, phases, stacks)
         workspaces = workspace_sizes(recorded.capability)
         events = categorised(events, recorded.segments, stacks, phases, self._at_start, at_end, workspaces)

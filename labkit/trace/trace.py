@@ -75,6 +75,7 @@ class Trace(Times):
         races: pieces of work that touch the same memory without an order, where that is known: a virtual GPU's.
         lost_spans: the number of the oldest spans and waits that were forgotten.
         no_timeline: why there are no spans; empty where there are, or where nothing ran.
+        named_streams: what to call streams, by their handles; `stream_names` numbers the others.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Trace(Times):
         self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
         self.spans, self.waits, self.races = work.spans, work.waits, work.races
         self.lost_spans, self.no_timeline = work.lost, work.missing
+        self.named_streams: dict[int, str] = {}
         self._timelines: dict[int, Timeline] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -261,14 +263,15 @@ class Trace(Times):
         )
 
     def stream_names(self, device: "Device") -> dict[int, str]:
-        """What to call a device's streams, whose handles are addresses: they are numbered as the recording met them."""
+        """What to call a device's streams, whose handles are addresses: their names, or numbers as the recording met them."""
         device = self.device_index(device)
         met = [segment.stream for segment in self.start if segment.device == device]
         found, first = np.unique(self.events.stream[self.events.device == device], return_index=True)
         ran, begun = np.unique(self.spans.stream[self.spans.device == device], return_index=True)
-        in_order = [*met, *found[np.argsort(first)].tolist(), *ran[np.argsort(begun)].tolist()]
+        in_order = [*self.named_streams, *met, *found[np.argsort(first)].tolist(), *ran[np.argsort(begun)].tolist()]
         others = [stream for stream in dict.fromkeys(in_order) if stream]
-        return {0: "default stream", **{stream: f"stream {number}" for number, stream in enumerate(others, 1)}}
+        names = {0: "default stream", **{stream: f"stream {number}" for number, stream in enumerate(others, 1)}}
+        return {stream: self.named_streams.get(stream, name) for stream, name in names.items()}
 
     def device_index(self, device: "Device | None" = None) -> int:
         """The number of a device that is given as a number, as "cuda:1" or as a torch.device; None is the one with the highest peak.
