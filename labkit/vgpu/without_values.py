@@ -9,6 +9,7 @@ from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.schemas import written
 from labkit.vgpu.tensor import VirtualTensor, hollow, memory_of, tensors
 
+REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
 
 
@@ -40,9 +41,34 @@ def keeps_values(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> bool:
     return gpu.machine.may_keep(fresh)
 
 
-def on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The operator run on shapes alone; None where PyTorch cannot say them without the values."""
+_shapes: dict[tuple, Any] = {}  # what on_meta said of each call
 
+
+def on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The operator run on shapes alone; None where PyTorch cannot say them without the values. Read the result, never change it."""
+    call = func, torch.get_default_dtype(), _shape_key(args), _shape_key(kwargs)
+    try:
+        if call not in _shapes:
+            if len(_shapes) >= REMEMBERED:
+                _shapes.clear()
+            _shapes[call] = _on_meta(func, args, kwargs)
+    except TypeError:  # an argument that cannot be remembered
+        return _on_meta(func, args, kwargs)
+    return _shapes[call]
+
+
+def _shape_key(x: Any) -> Any:
+    """What stands for an argument: equal for those that give the same shapes. 1, 1.0 and True are equal, but do not."""
+    if isinstance(x, torch.Tensor):
+        return torch.Tensor if x.is_nested else (x.size(), x.stride(), x.dtype)
+    if isinstance(x, (list, tuple)):
+        return tuple(map(_shape_key, x))
+    if isinstance(x, dict):
+        return tuple((name, _shape_key(value)) for name, value in x.items() if name != "generator")
+    return type(x), x
+
+
+def _on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
     def shape_of(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             if x.is_nested:

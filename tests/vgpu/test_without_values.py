@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import labkit
+from labkit.vgpu import without_values
 
 NOT_KEPT = "the values of this tensor on cuda:0 were not kept, because the machine was made with values=False"
 
@@ -103,6 +104,26 @@ def test_shapes_dtypes_and_devices_are_right(hollow):
     assert x.topk(2).indices.dtype == torch.int64
     assert torch.linalg.svd(x)[1].shape == (4,)
     assert x.T.contiguous().stride() == (4, 1)
+
+
+def test_shapes_are_remembered_and_told_apart(hollow, monkeypatch):
+    x = torch.ones(3, 4, dtype=torch.int32, device="cuda")
+    asked = []
+    ask = without_values._on_meta
+    monkeypatch.setattr(without_values, "_on_meta", lambda func, *given: asked.append(func) or ask(func, *given))
+    for _ in range(3):
+        assert [(x + y).dtype for y in (1, 1.0, True)] == [torch.int32, torch.float32, torch.int32]
+        assert [(x + torch.ones(n, 1, 4, device="cuda")).shape for n in (1, 2)] == [(1, 3, 4), (2, 3, 4)]
+        assert (x.T + 1).stride() == (1, 4)
+    assert len([func for func in asked if func is torch.ops.aten.add.Tensor]) <= 6
+    monkeypatch.setattr(without_values, "REMEMBERED", 0)
+    assert (x + 12345).dtype is torch.int32 and len(without_values._shapes) == 1
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert (x / 2).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (x / 2).dtype is torch.float32
 
 
 def test_a_module_can_be_copied(hollow):
