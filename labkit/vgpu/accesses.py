@@ -1,6 +1,5 @@
 """Who touched which part of a memory: what the search for races compares."""
 
-import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -176,5 +175,5 @@ def mapped(value: Any, change: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(mapped(x, change) for x in value)
     if isinstance(value, dict):
-        return dict(zip(value, mapped(list(itertools.chain(value.values())), change), strict=True))
+        return {key: mapped(x, change) for key, x in value.items()}
     return value

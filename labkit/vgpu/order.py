@@ -89,10 +89,11 @@ class Order:
             return handler(func, args, kwargs)
         if handler is operators.like and "empty" in name:
             return handler(func, args, kwargs)
-        uses = [] if handler is operators.like else self._uses(func, name, args, kwargs)  # whose argument gives a shape alone
-        gpu = next((x._gpu for x in tensors(args, kwargs) if type(x) is VirtualTensor), None)
+        found = list(tensors(args, kwargs))
+        gpu = next((x._gpu for x in found if type(x) is VirtualTensor), None)
         if gpu is None:
             return handler(func, args, kwargs)
+        uses = [] if handler is operators.like else self._uses(func, name, found, args, kwargs)  # whose argument gives a shape alone
         return self._watched(gpu.stream, self.machine.clock.before(gpu.stream), func, args, kwargs, uses, handler)
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, stream: StreamTime, before: Known, do: Handler) -> None:
@@ -117,10 +118,10 @@ class Order:
             if use.writes:
                 overwritten += self._overwritten(launch, use, unordered)
         if stale:
-            args, kwargs = (mapped(value, lambda x: stale.get(id(x), x)) for value in (args, kwargs))
+            args, kwargs = mapped((args, kwargs), lambda x: stale.get(id(x), x))
         # What a write replaces: nothing if nobody has written there yet, or nobody knows what.
         befores = [snapshot(use.tensor) if use.writes and use.known and use.place.filled else None for use in uses]
-        if all(use.known for use in uses) and all(has_region(x) for x in tensors(args, kwargs)):
+        if all(use.known for use in uses) and all(map(has_region, tensors(args, kwargs) if kwargs else tensors(args))):
             self._keep(launch, func, args, kwargs)
         ready = stream.ready
         selected.watched = True
@@ -181,7 +182,7 @@ class Order:
             launch.nbytes += copy.untyped_storage().nbytes()
             return copy
 
-        launch.func, launch.args, launch.kwargs = func, mapped(args, kept), mapped(kwargs, kept)
+        launch.func, launch.args, launch.kwargs = func, mapped(args, kept), mapped(kwargs, kept) if kwargs else kwargs
         self._in_flight.append(launch)
         self._held += launch.nbytes
         while self._held > SHARE * self.machine.host_budget:
@@ -222,12 +223,12 @@ class Order:
 
     # Memory that comes and goes
 
-    def _uses(self, func: Any, name: str, args: tuple, kwargs: dict) -> list[Use]:
-        """What the operator does with each of its tensors that others may touch."""
+    def _uses(self, func: Any, name: str, found: list[torch.Tensor], args: tuple, kwargs: dict) -> list[Use]:
+        """What the operator does with each of the tensors among its arguments that others may touch."""
         targets = {id(x) for x in written(func, args, kwargs)} if writes(func) else ()
         outs = {id(x) for x in tensors(kwargs)} if targets and kwargs else ()
         uses = []
-        for x in tensors(args, kwargs) if kwargs else tensors(args):
+        for x in found:
             is_target = id(x) in targets
             overwrites = is_target and (name in OVERWRITES or id(x) in outs)
             use = self._use(x, not overwrites, is_target)
@@ -300,7 +301,8 @@ class Order:
         """Run an operator of the host, which may touch page-locked memory that is being copied."""
         name = func._schema.name.removeprefix("aten::")
         overwritten: list[tuple[Access, Use]] = []
-        for use in [] if returns_views(func) else self._uses(func, name, args, kwargs):
+        found = [] if returns_views(func) else list(tensors(args, kwargs))
+        for use in self._uses(func, name, found, args, kwargs):
             if use.reads:
                 self.host_reads(use.tensor, name)
             unordered = self._unordered(use, self.machine.clock.known)
