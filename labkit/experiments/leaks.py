@@ -93,7 +93,7 @@ def _training(leaks: list[str], steps: int, names_holder: bool) -> Iterator[Row]
             allocated = torch.cuda.memory_allocated()
             return {"leak": " + ".join(leaks) or NO_LEAK, "step": number, "allocated": allocated, "grown": allocated - start, "holder": ""}
 
-        with record() if names_holder else nullcontext() as trace:
+        with record(timeline=False) if names_holder else nullcontext() as trace:
             for number in range(1, steps):
                 yield row(number)
         last = row(steps)  # after it nothing is left of the recorded steps, but for what leaked
