@@ -59,7 +59,7 @@ def highest(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndar
     `times`, in order, say when each value began; it holds until the next. The first is at `edges[0]` or before; what begins at the last
     edge or later counts only there if that is where the times end.
     """
-    before = max(int(np.searchsorted(times, edges[0], side="right")) - 1, 0)
+    before = max(int(np.searchsorted(times, edges[0], side="left")) - 1, 0)
     until = max(int(np.searchsorted(times, edges[-1], side="right")), before + 1)
     return before + _highest(np.maximum(times[before:until], edges[0]), values[before:until], edges)
 

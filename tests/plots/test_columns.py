@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from labkit.plots.columns import columns_of, highest
@@ -23,6 +23,7 @@ def by_hand(times, values, edges):
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=60), st.integers(1, 12))
+@example([(0, 0)], 1)  # several moments at the first edge
 def test_each_column_has_its_highest_value(later, count):
     times = np.array([0, *sorted(time for time, _ in later)], float)
     values = np.array([3, *(value for _, value in later)])
