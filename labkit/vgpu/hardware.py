@@ -148,12 +148,14 @@ class Gpu:
         if self.fault is not None:
             self.notice()
         profile, machine = self.profile, self.machine
-        overhead = profile.launch_seconds + (profile.product_seconds if outputs else 0.0)
+        overhead = profile.launch_seconds + (profile.product_seconds if flops else 0.0)
+        if flops and not outputs:  # neither a product alone: a convolution, attention or a recurrent layer
+            flops /= costs.COMPOSED
         if torch._C._current_graph_task_id() != -1:
             overhead += profile.backward_seconds
         elif machine.turns.several:
             overhead = max(overhead, machine.handing_over())  # the lock is free while the launch is made
-        seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=outputs > 0, outputs=outputs)
+        seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=flops > 0, outputs=outputs)
         share = 1.0  # whom should a program with one stream make room for?
         if len(self.streams) > 1:
             share = costs.share(profile, bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs)

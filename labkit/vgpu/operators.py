@@ -105,8 +105,17 @@ def product(func: Any, args: tuple, kwargs: dict) -> Any:
         raise not_implemented(kernel, dtype)
     work = matrix_work(func, args)
     flops, outputs = work if work is not None else (0, 0)
-    format = FORMATS.get(dtype, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32")
-    return run(func, args, kwargs, gpu, moved, flops, format, outputs)
+    return run(func, args, kwargs, gpu, moved, flops, product_format(dtype), outputs)
+
+
+def product_format(dtype: torch.dtype) -> str:
+    """The format in which cuBLAS multiplies."""
+    return FORMATS.get(dtype, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32")
+
+
+def cudnn_format(dtype: torch.dtype) -> str:
+    """The format in which cuDNN multiplies: unless told otherwise, it takes float32 for tf32."""
+    return FORMATS.get(dtype, "tf32" if torch.backends.cudnn.allow_tf32 else "float32")
 
 
 def matrix_work(func: Any, args: tuple) -> tuple[int, int] | None:

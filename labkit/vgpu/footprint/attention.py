@@ -183,7 +183,7 @@ class Attention(torch.autograd.Function):
                     p = p * kept
                 aten.copy_.default(out, p @ values)
         terms = 2 * prod(q.shape) * k.shape[2]
-        flops, format = terms + 2 * prod(out.shape) * k.shape[2], operators.FORMATS.get(q.dtype, "tf32")
+        flops, format = terms + 2 * prod(out.shape) * k.shape[2], operators.product_format(q.dtype)
         gpu.launch(sum(map(bytes_of, (q, k, v, out))), flops, format, name="attention")
         if needs:
             ctx.save_for_backward(mask, k, q, v, sums, out, *seeds)
@@ -213,7 +213,7 @@ class Attention(torch.autograd.Function):
                 for x, value in zip((*grads, bias), results, strict=True):
                     if x is not None:
                         aten.copy_.default(x, value)
-        flops, format = 10 * prod(q.shape) * k.shape[2], operators.FORMATS.get(q.dtype, "tf32")
+        flops, format = 10 * prod(q.shape) * k.shape[2], operators.product_format(q.dtype)
         gpu.launch(2 * sum(map(bytes_of, (q, k, v, out))), flops, format, name="attention_backward")
         return *grads, bias, None, None, None, None
 

@@ -9,6 +9,7 @@ Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convoluti
 """
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from math import log, prod
 from pathlib import Path
@@ -133,7 +134,7 @@ def convolution(func: Any, args: tuple, kwargs: dict) -> Any:
         space = figures(x, bytes_of(outputs[0]), weight, stride, padding, dilation, transposed, groups)[OUTPUT]
         return Out(0), space, -space
 
-    return perform(func, args, kwargs, plan, gpu, moved, flops=_flops(args[0], weight, transposed))
+    return perform(func, args, kwargs, plan, gpu, moved, flops=_flops(x, weight, transposed, _extent(x, weight, stride, padding, dilation)))
 
 
 @footprint.handles("convolution_backward")
@@ -156,10 +157,16 @@ def convolution_backward(func: Any, args: tuple, kwargs: dict) -> Any:
         sums = reductions.staging(grad, dims, reductions.sum_bytes(grad.dtype))
         steps += [Out(2), *sums, *(-size for size in reversed(sums))]
     steps.append(-copy)
-    flops = _flops(x, weight, transposed) * (mask[0] + mask[1])
+    flops = _flops(x, weight, transposed, grad.shape[2:]) * (mask[0] + mask[1])
     return perform(func, args, kwargs, lambda outputs: tuple(steps), gpu, moved, flops=flops)
 
 
-def _flops(x: Tensor, weight: Tensor, transposed: bool) -> int:
-    """Those of a convolution with stride 1 and padding; an upper bound for others."""
-    return 2 * x.shape[0] * prod(x.shape[2:]) * (x.shape[1] * prod(weight.shape[1:]) if transposed else weight.numel())
+def _extent(x: Tensor, weight: Tensor, *settings: Sequence[int]) -> list[int]:
+    """The output's, without batch and channels: stride, padding and dilation have an entry a dimension, or one for all."""
+    sizes = zip(x.shape[2:], weight.shape[2:], *(list(s) * (x.dim() - 2 if len(s) == 1 else 1) for s in settings), strict=True)
+    return [(n + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for n, k, stride, padding, dilation in sizes]
+
+
+def _flops(x: Tensor, weight: Tensor, transposed: bool, extent: Sequence[int]) -> int:
+    """Floating-point operations: every output position has all weights, or every input position, of a transposed convolution."""
+    return 2 * x.shape[0] * prod(x.shape[2:] if transposed else extent) * weight.numel()

@@ -148,7 +148,7 @@ class Recurrent(torch.autograd.Function):
         del turned
         inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), needs and setup.train)
         flops = 2 * rows * sum(w.numel() for w in weights if w.dim() > 1)
-        gpu.launch(sum(y.numel() * y.itemsize for y in (x, out, *weights)), flops, operators.FORMATS.get(x.dtype, "tf32"), name=setup.kind)
+        gpu.launch(sum(y.numel() * y.itemsize for y in (x, out, *weights)), flops, operators.cudnn_format(x.dtype), name=setup.kind)
         if needs:
             if kept is not None:
                 kept.inner = inner  # so that it goes when the graph lets go of the reserve space
@@ -184,7 +184,10 @@ class Recurrent(torch.autograd.Function):
         _inner_gradients(kept.inner, grads, (dx, *states, *dws))
         zeros.clear()
         gpu.launch(
-            2 * sum(y.numel() * y.itemsize for y in (x, out, *weights)), 4 * x.shape[0] * x.shape[1] * total, name=f"{setup.kind}_backward"
+            2 * sum(y.numel() * y.itemsize for y in (x, out, *weights)),
+            4 * x.shape[0] * x.shape[1] * total,
+            operators.cudnn_format(x.dtype),
+            name=f"{setup.kind}_backward",
         )
         states = [y if needed else None for y, needed in zip(states, ctx.needs_input_grad[2:4], strict=False)]
         return None, dx if ctx.needs_input_grad[1] else None, states[0], states[1] if cx is not None else None, *dws

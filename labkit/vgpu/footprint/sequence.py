@@ -92,7 +92,7 @@ def perform(
     moved += sum(x.numel() * x.itemsize for x in made if isinstance(x, torch.Tensor))
     name = func._schema.name.removeprefix("aten::")
     if flops:
-        gpu.launch(moved, flops, operators.FORMATS.get(args[0].dtype, "tf32"), name=name)
+        gpu.launch(moved, flops, operators.cudnn_format(args[0].dtype), name=name)
     else:
         gpu.launch(moved, name=name)
     return made[0] if single else tuple(made)
