@@ -83,19 +83,25 @@ def fitting(trace: "Trace", lanes: list[Lane], most: int) -> list[Lane]:
     return [lane for lane in lanes if id(lane) in kept]
 
 
-def draw_lane(axes: Axes, trace: "Trace", lane: Lane, row: int, window: tuple[float, float], pixels: float) -> None:
-    """The spans of a lane that lie in a window of seconds, which is drawn so many pixels wide; `row` counts from the top."""
+def draw_lane(axes: Axes, trace: "Trace", lane: Lane, row: int, window: tuple[float, float], pixels: float) -> bool:
+    """The spans of a lane that lie in a window of seconds, which is drawn so many pixels wide; `row` counts from the top.
+
+    Returns whether some were too many to be drawn one by one.
+    """
     spans, (low, high) = trace.spans, window
     seen = lane.mask & (spans.end >= low) & (spans.start <= high)
-    pixel = (high - low) / pixels
+    pixel, crowded = (high - low) / pixels, False
     # What the host waits for lies under what other threads launch meanwhile.
     for kind in (WAIT, LAUNCH) if lane.is_host else np.unique(spans.kind[seen]).tolist():
         mask = seen & (spans.kind == kind)
         if mask.any():
             start, end = np.maximum(spans.start[mask], low), np.minimum(spans.end[mask], high)
-            _draw_boxes(axes, boxes(start, end, low, pixel), row, pixel, LOOKS[kind], zorder=2 if kind == WAIT else 3)
+            told = boxes(start, end, low, pixel)
+            crowded |= bool((told[:, 2] < 1).any())
+            _draw_boxes(axes, told, row, pixel, LOOKS[kind], zorder=2 if kind == WAIT else 3)
     if not lane.is_host:
         _write_names(axes, trace, np.flatnonzero(seen & (spans.kind == KERNEL)), row, window, pixels)
+    return crowded
 
 
 def boxes(start: np.ndarray, end: np.ndarray, low: float, pixel: float) -> np.ndarray:

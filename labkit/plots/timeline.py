@@ -73,12 +73,12 @@ def trace_timeline(trace: "Trace", device: int | None = None, memory: bool = Fal
         _add_legend(canvas, entries, rows, page)
         _tell_races(canvas, races, page, top - told * LINE)
         axes = canvas.add_axes(page.box(under, page.lanes))
-        _draw(axes, trace, shown, races, window, page.lanes / len(shown))
+        crowded = _draw(axes, trace, shown, races, window, page.lanes / len(shown))
         add_phases(axes, trace.phases, window[1], start=window[0])
         if memory:
             box = page.box(under + page.lanes + GAP, MEMORY)
             memory_figure.add_memory(canvas, box, trace, trace.device_index(device), window)
-        _note_left_out(canvas, trace, len(lanes) - len(shown))
+        _add_note(canvas, trace, crowded, len(lanes) - len(shown))
         add_badge(canvas, trace.badge)
         return Figure(canvas, words(canvas, *_proof(trace, devices, races)))
 
@@ -122,21 +122,23 @@ def _devices(trace: "Trace") -> list[int]:
 # How it is drawn
 
 
-def _draw(axes: Axes, trace: "Trace", lanes: list[Lane], races: list, window: tuple[float, float], inches: float) -> None:
-    """The lanes, each so high, and what stands between them."""
+def _draw(axes: Axes, trace: "Trace", lanes: list[Lane], races: list, window: tuple[float, float], inches: float) -> bool:
+    """The lanes, each so high, and what stands between them; returns whether some spans were too many to be drawn one by one."""
     axes.set(xlim=window, ylim=(len(lanes), 0))
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.set_yticks([row + 0.5 for row in range(len(lanes))], [lane.name for lane in lanes], fontsize=TEXT_POINTS)
     shade(axes, len(lanes))
+    crowded = False
     for row, lane in enumerate(lanes):
-        draw_lane(axes, trace, lane, row, window, PIXELS)
+        crowded |= draw_lane(axes, trace, lane, row, window, PIXELS)
         axes.annotate(
             _told(trace, lane, inches), (1, row + 0.5), (8, 0), xycoords=axes.get_yaxis_transform(), **BESIDE, fontsize=TEXT_POINTS
         )
     draw_waits(axes, trace, lanes, window, PIXELS)
     draw_races(axes, races, lanes, window)
+    return crowded
 
 
 def _told(trace: "Trace", lane: Lane, inches: float) -> str:
@@ -184,11 +186,13 @@ def _tell_races(canvas: Canvas, races: list, page: _Page, top: float) -> None:
         canvas.text(0.02, page.y(top + number * LINE), text, **look)
 
 
-def _note_left_out(canvas: Canvas, trace: "Trace", lanes: int) -> None:
-    """What the picture does not show."""
-    told = [f"{lanes} lane{'s' * (lanes != 1)} with less work left out"] if lanes else []
-    told += [f"the oldest {trace.lost_spans} spans were lost"] if trace.lost_spans else []
-    canvas.text(0.02, 0.03, "; ".join(told), fontsize=TEXT_POINTS, color="#444444")
+def _add_note(canvas: Canvas, trace: "Trace", crowded: bool, left_out: int) -> None:
+    """What the picture does not show, in the lower left corner as far as the badge leaves room."""
+    told = [f"oldest {trace.lost_spans} spans lost"] if trace.lost_spans else []
+    told += [f"{left_out} lane{'s' * (left_out != 1)} left out"] if left_out else []
+    told += ["low bars: share of time"] if crowded else []
+    room = WIDTH - text_width(trace.badge) - 20
+    canvas.text(0.02, 0.03, shortened("; ".join(told), room), fontsize=TEXT_POINTS, color="#444444", parse_math=False)
 
 
 # What it finds

@@ -162,7 +162,7 @@ def test_lanes_for_which_there_is_no_room_are_counted(timeline, drawn):
     shown = texts(drawn[-1])
     left_out = next(text for text in shown if "left out" in text)
     names = [text for text in shown if text.startswith("stream ")]
-    assert left_out == f"{30 - len(names)} lanes with less work left out" and "host" in shown and "default stream" not in shown
+    assert left_out == f"{30 - len(names)} lanes left out" and "host" in shown and "default stream" not in shown
     assert names[-1] == "stream 29"  # the busiest
 
 
@@ -211,7 +211,17 @@ def test_nothing_ran(timeline, drawn):
 
 def test_lost_spans_are_told(timeline, drawn):
     figure = timeline(lost_spans=9).plot_timeline()
-    assert "the oldest 9 spans were lost" in texts(drawn[-1]) and "The oldest 9 spans and waits were lost." in figure.alt
+    assert "oldest 9 spans lost" in texts(drawn[-1]) and "The oldest 9 spans and waits were lost." in figure.alt
+
+
+def test_a_crowd_of_spans_is_drawn_by_its_share_of_the_time_and_that_is_said(timeline, drawn):
+    rows = [(i * 1e-3, 0.5e-3, 0, 0, KERNEL, "add", 1, -1) for i in range(10000)]
+    timeline(rows).plot_timeline()
+    axes = drawn[-1].axes[0]
+    heights = [path.get_extents().height for shown in of_colour(axes, LOOKS[KERNEL]["facecolor"]) for path in shown.get_paths()]
+    assert "low bars: share of time" in texts(drawn[-1]) and np.median(heights) == pytest.approx(0.5 * 0.8, rel=0.05)
+    timeline().plot_timeline()
+    assert "low bars: share of time" not in texts(drawn[-1])
 
 
 def test_the_picture_is_the_same_every_time(timeline):
