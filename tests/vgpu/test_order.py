@@ -159,6 +159,14 @@ def test_two_writers(side):
     assert kinds() == [BOTH_WRITE]
 
 
+@pytest.mark.parametrize("make", [lambda: torch.arange(1000.0, device="cuda"), lambda: torch.eye(40, device="cuda")])
+def test_what_an_operator_has_just_made_races_with_nobody(side, make):
+    """These resize what they write to, so that its memory is new and written at once."""
+    torch.ones(1000, device="cuda").mul_(2)
+    made = make()
+    assert made.sum().item() == made.cpu().sum().item() and labkit.races() == []
+
+
 # A reader after the next writer
 
 
