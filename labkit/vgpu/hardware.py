@@ -173,7 +173,8 @@ class Gpu:
         else:
             if kind == "p2p" and self.passed_on is not None:
                 seconds, self.passed_on = (0.0 if self.passed_on else seconds), True
-            self.machine.clock.copy(self.stream, kind, seconds, profile.launch_seconds, blocking)
+            name = "copy" if kind == "p2p" else "copy, pinned" if pinned else "copy, pageable"
+            self.machine.clock.copy(self.stream, kind, seconds, profile.launch_seconds, blocking, name)
 
     @contextmanager
     def broadcast(self) -> Iterator[None]:

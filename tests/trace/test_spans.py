@@ -76,8 +76,9 @@ def test_copies_run_on_their_engines_and_the_host_waits_for_those_that_block(mac
         y.cpu()
         z.to("cuda:1")
         torch.cuda.synchronize(0)
-    assert [kind for _, _, kind, _, _ in rows(trace, *COPIES)] == ["h2d", "h2d", "d2h", "p2p"]
-    assert [name for *_, name, _ in rows(trace, WAIT)] == ["copy", "synchronize device", "copy", "synchronize device"]
+    copies = [(kind, name) for _, _, kind, name, _ in rows(trace, *COPIES)]
+    assert copies == [("h2d", "copy, pageable"), ("h2d", "copy, pinned"), ("d2h", "copy, pageable"), ("p2p", "copy")]
+    assert [name for *_, name, _ in rows(trace, WAIT)] == ["copy, pageable", "synchronize device", "copy, pageable", "synchronize device"]
     waited = trace.spans.duration[trace.spans.kind == WAIT].sum()
     assert trace.host_waited == pytest.approx(waited) and 0 < waited < trace.end
 
