@@ -1,4 +1,4 @@
-"""A batch that goes through two GPUs in parts: seconds of a step by the number of parts, and by the order in which two halves launch."""
+"""A batch that goes through two GPUs in micro-batches: seconds of a step by their number, and by the order in which two halves launch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
@@ -16,10 +16,10 @@ LARGEST = 1 << 16
 
 
 def pipeline_splits(splits: Sequence[int] = SPLITS, repeats: int = 3, layers: int = 16, width: int = 4096, batch: int = 8192) -> Run:
-    """Seconds of forward and backward of a network whose halves lie on two GPUs, by the number of parts that the batch is cut into.
+    """Seconds of forward and backward of a network whose halves lie on two GPUs, by the number of micro-batches.
 
     The network has `layers` linear layers, each with ReLU, `width` neurons wide. Two programs do the same with plain `.to`, and differ
-    in one thing: "compute first" launches the second half on a part before the first half and the copy of the next part, "copy first"
+    in one thing: "compute first" launches the second half on a micro-batch before the first half and the copy of the next, "copy first"
     after them. The median of `repeats`, after one that does not count. Virtual GPUs compute no values meanwhile.
 
     Raises ValueError for what is out of bounds, RuntimeError when fewer than two GPUs are in use.
@@ -52,7 +52,7 @@ def _points(splits: list[int], repeats: int, layers: int, width: int, batch: int
 
 
 def copy_first(first: nn.Module, second: nn.Module, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs of the parts. The first half and the copy of a part are launched before the second half of the part before."""
+    """The outputs of the micro-batches. The first half of one, and its copy, are launched before the second half of the one before."""
     outputs, before = [], None
     for part in parts:
         arrived = first(part).to("cuda:1")
@@ -63,7 +63,7 @@ def copy_first(first: nn.Module, second: nn.Module, parts: Sequence[torch.Tensor
 
 
 def compute_first(first: nn.Module, second: nn.Module, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs of the parts, each of which is launched as a whole before the next."""
+    """The outputs of the micro-batches, each of which is launched as a whole before the next."""
     return [second(first(part).to("cuda:1")) for part in parts]
 
 

@@ -189,17 +189,17 @@ WIDTH, ROWS, LAYERS = 4096, 8192, 4  # of the network whose step is timed: layer
 
 
 def draw_steps(generator: random.Random) -> Plain:
-    """A small batch, rising, whose parts are not equally long; and into how many parts both batches are cut."""
+    """A small batch, rising, whose micro-batches are not equally long; and into how many both batches are cut."""
     values = sorted(generator.sample(range(1, 10), generator.choice([5, 7])))
     return {"values": values, "weights": [generator.randint(1, 4), generator.randint(1, 4)], "splits": generator.choice([2, 3])}
 
 
 def observe_steps(step: Any, inputs: Plain) -> Plain:
-    """Loss, gradients and what each half saw of the small batch; the seconds of a step of the large one, whole and in parts."""
+    """Loss, gradients and what each half saw of the small batch; the seconds of a step of the large one, whole and cut."""
     splits = inputs["splits"]
     first, second = (Scale(float(weight)).cuda(index) for index, weight in enumerate(inputs["weights"]))
     x = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")
-    with during(f"{len(x)} rows in {splits} parts"):
+    with during(f"{len(x)} rows, splits={splits}"):
         loss = step(first, second, x, splits)
     told = {
         "loss": loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else type(loss).__name__,
@@ -211,10 +211,10 @@ def observe_steps(step: Any, inputs: Plain) -> Plain:
 
 
 def _step_seconds(step: Any, splits: int) -> list[float]:
-    """Of the large batch, in one piece and in parts."""
+    """Of the large batch, in one piece and cut."""
     halves = [_half(f"cuda:{index}") for index in range(2)]
     large = torch.ones(ROWS, WIDTH, device="cuda:0")
-    return [_seconds(lambda parts=parts: step(*halves, large, parts)) for parts in (1, splits)]
+    return [_seconds(lambda count=count: step(*halves, large, count)) for count in (1, splits)]
 
 
 def _half(device: str) -> nn.Module:
@@ -238,23 +238,23 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
     loss, due = observed["loss"], squares * (a * b) ** 2
     if isinstance(loss, str):
         return not_yet(f"your function returned {loss}, not the loss.")
-    parts = -(-len(values) // -(-len(values) // splits))
-    if observed["seen"] != [[f"cuda:{index}"] * parts for index in range(2)]:
+    count = -(-len(values) // -(-len(values) // splits))
+    if observed["seen"] != [[f"cuda:{index}"] * count for index in range(2)]:
         ran = " and ".join(str(len(seen)) for seen in observed["seen"])
-        return not_yet(f"{len(values)} rows in {splits} parts: each half was to see {parts} parts on its GPU; they saw {ran}.")
+        return not_yet(f"{len(values)} rows, splits={splits}: each half was to see {count} micro-batches on its GPU; they saw {ran}.")
     if not _close(loss, due):
-        return not_yet(f"the loss of the batch {values} is {due:g}; yours is {loss:g}. The parts are not equal.")
+        return not_yet(f"the loss of the batch {values} is {due:g}; yours is {loss:g}. The micro-batches are not equal.")
     for found, gradient in zip(observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True):
         if found is None or not _close(found, gradient):
-            return not_yet(f"a gradient is {found}; without parts it is {gradient:g}. Count each row once.")
+            return not_yet(f"a gradient is {found}; for the whole batch it is {gradient:g}. Count each row once.")
     whole, cut = observed["seconds"]
     gain, formula, late = whole / cut, 2 * splits / (splits + 1), 2 * splits / (splits + 2)
     if gain < late + 0.4 * (formula - late):
         return not_yet(
-            f"the values are right, but {splits} parts are {gain:.2f} times as fast as one; the formula says {formula:.2f}. "
+            f"the values are right, but {splits} micro-batches are {gain:.2f} times as fast as one; the formula says {formula:.2f}. "
             "What is launched between a copy and the second half that needs it, and when does the backward begin?"
         )
-    return right(f"{splits} parts are {gain:.2f} times as fast as one; the formula says {formula:.2f}.")
+    return right(f"{splits} micro-batches are {gain:.2f} times as fast as one; the formula says {formula:.2f}.")
 
 
 def _close(found: float, due: float) -> bool:

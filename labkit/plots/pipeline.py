@@ -1,4 +1,4 @@
-"""The figures of pipelines: what each stage's GPU does when, and a step by the number of parts of the batch."""
+"""The figures of pipelines: what each stage's GPU does when, and a step by the number of micro-batches."""
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ from labkit.plots.figure import (
 COLOURS = {FORWARD: BLUE, BACKWARD: ORANGE}
 INK = {FORWARD: "white", BACKWARD: "black"}
 HEIGHT = 0.8  # of a bar, where the stages are 1 apart
-BEHIND = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+ABOVE = -0.75  # where a prediction stands, above stage 0
 FORMULA_COLOUR = "#767676"
 
 
@@ -46,26 +46,27 @@ def pipeline_step(result: Result, recorded: Result | None = None, prediction: fl
     schedules = list(dict.fromkeys(result.column("schedule"))) or result.parameters["schedules"][:1]
     with matplotlib.rc_context(STYLE):
         canvas, *panels = new_canvas(_waiting_finding(result), rows=len(schedules))
-        canvas.subplots_adjust(hspace=0.55, top=0.83, right=0.84, left=0.09)
+        panels[0].get_gridspec().update(hspace=0.5, top=0.81, right=0.85, left=0.09)
         end = _end(result, prediction)
         for axes, schedule in zip(panels, schedules, strict=True):
+            axes.set_position(axes.get_subplotspec().get_position(canvas))
             time_ticks(axes, end)
             axes.label_outer()
             axes.tick_params(axis="x", bottom=axes is panels[-1])
             axes.set_title(_heading(result, recorded, schedule), loc="left", fontsize=TEXT_POINTS)
-            axes.set_title(" most memory", loc="right", fontsize=TEXT_POINTS, ha="left")
             _draw_bars(axes, result, schedule)
             _draw_memory(axes, result, schedule)
+        panels[0].set_title(" most memory", loc="right", fontsize=TEXT_POINTS, ha="left")
         sentence = _predicted_end(panels[-1], result, prediction)
         entries = [Patch(color=COLOURS[work], label=work) for work in (FORWARD, BACKWARD)]
-        canvas.legend(handles=entries, loc="lower left", bbox_to_anchor=(0, 0), ncols=2, frameon=False, fontsize=TEXT_POINTS)
+        canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=(0, 0.945), ncols=2, frameon=False, fontsize=TEXT_POINTS)
         badge = result.badge if recorded is None else f"{result.badge}  ·  {recorded.badge}"
         add_badge(canvas, badge)
         return Figure(canvas, words(canvas, _told_memory(result, schedules), sentence, _told_recorded(recorded), result.badge))
 
 
 def pipeline_splits(result: Result, recorded: Result | None = None) -> Figure:
-    """Seconds of a step by the number of parts of the batch, a line for each order of launching, and what the formula gives."""
+    """Seconds of a step by the number of micro-batches, a line for each order of launching, and what the formula gives."""
     with matplotlib.rc_context(STYLE):
         canvas, axes = new_canvas(_splits_finding(result))
         labels = []
@@ -74,7 +75,7 @@ def pipeline_splits(result: Result, recorded: Result | None = None) -> Figure:
                 splits, seconds = source.column("splits", program=program), source.column("seconds", program=program)
                 labels += line(axes, splits, seconds, colour, dashes, program if source is result else f"{program}, recorded")
         labels += _draw_formula(axes, result)
-        binary_scale(axes, "parts of the batch", lambda splits: f"{splits:g}", most=8)
+        binary_scale(axes, "micro-batches", lambda splits: f"{splits:g}", most=8)
         decimal_scale(axes, "time of forward and backward", units.time_text)
         label_ends(axes, labels)
         add_badge(canvas, badges(result, recorded))
@@ -100,6 +101,8 @@ def _percent(share: float) -> str:
 def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
     count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
     name = schedule if count == 1 else f"{schedule}, {count} micro-batches"
+    if len(result.parameters["schedules"]) == 1 and recorded is None:
+        return name  # the figure's title says the rest
     share, before = waiting_share(result, schedule), None if recorded is None else waiting_share(recorded, schedule)
     waits = "not measured to its end" if share is None else f"GPUs wait {_percent(share)}"
     return f"{name}: {waits}" + ("" if before is None else f" (recorded: {_percent(before)})")
@@ -108,13 +111,13 @@ def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
 def _splits_finding(result: Result) -> str:
     gain = {1: 1.0} | split_gain(result)
     if len(gain) == 1:
-        return "Not measured yet: a batch whole and in parts"
+        return "Not measured yet: a batch whole and cut"
     best = max(gain, key=lambda splits: (gain[splits], -splits))
     if best == 1:
         return "The batch in one piece is fastest"
     most = max(gain)
     rest = f"; {most} are slower again" if gain[best] > SAME * gain[most] else ""
-    return f"{best} parts are {gain[best]:.1f} times as fast as one{rest}"
+    return f"{best} micro-batches are {gain[best]:.1f} times as fast as one{rest}"
 
 
 def _told_memory(result: Result, schedules: list[str]) -> str:
@@ -193,11 +196,10 @@ def _predicted_end(axes: Axes, result: Result, prediction: float | None) -> str:
     if seconds is None:
         return ""
     hollow = {"markerfacecolor": "none", "markeredgecolor": BLACK, "markeredgewidth": 2}
-    axes.plot([seconds], [0], linestyle="", marker="s", markersize=11, clip_on=False, zorder=4, **hollow)
+    axes.set_ylim(axes.get_ylim()[0], -1.1)  # room above the bars
+    axes.plot([seconds], [ABOVE], linestyle="", marker="s", markersize=11, clip_on=False, zorder=4, **hollow)
     side = "right" if seconds > axes.get_xlim()[1] / 2 else "left"
-    axes.annotate(
-        f"predicted: {prediction:g}%", (seconds, 0), (-11 if side == "right" else 11, 0), **BESIDE, ha=side, bbox=BEHIND, zorder=4
-    )
+    axes.annotate(f"predicted: {prediction:g}%", (seconds, ABOVE), (-11 if side == "right" else 11, 0), **BESIDE, ha=side)
     return f"Predicted for {result.parameters['schedules'][-1]}: the GPUs wait {prediction:g}%."
 
 

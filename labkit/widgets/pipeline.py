@@ -7,8 +7,8 @@ import ipywidgets as widgets
 
 from labkit import machine, plots, units
 from labkit.experiments import Result, Run, pipeline_step
-from labkit.experiments.pipeline import peaks, waiting_share
-from labkit.experiments.schedules import SCHEDULES, bubble
+from labkit.experiments.pipeline import peaks, stages, waiting_share
+from labkit.experiments.schedules import ONE_BATCH, SCHEDULES, bubble
 from labkit.widgets.base import Lab
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -41,7 +41,8 @@ class PipelineLab(Lab):
         self._choices = [self.stages, self.micro_batches, self.link, *self.switches.values()]
         super().__init__()
         rows = [widgets.HBox(row, layout=widgets.Layout(flex_flow="row wrap")) for row in (self._choices[:3], self._choices[3:])]
-        self.children = (*rows, *self.children)
+        question, *others = self.children
+        self.children = (question, *rows, *others)
         for choice in self._choices:
             choice.observe(lambda change: self._on_main_thread(self._changed), "value")
 
@@ -68,15 +69,9 @@ class PipelineLab(Lab):
         told = f"With {schedule} the GPUs wait {percent:.0f}% of the step; you predicted {prediction:g}%"
         off = prediction - percent
         told += ". A good prediction!" if abs(off) <= GOOD else f", {abs(off):.0f} too {'high' if off > 0 else 'low'}."
-        count = 1 if schedule == SCHEDULES[0] else result.parameters["micro_batches"]
+        count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
         most = max(peaks(result, schedule).values())
-        return f"{told} The formula says {100 * bubble(self._count(result), count):.0f}%. At most {units.byte_text(most)} on a GPU."
-
-    @staticmethod
-    def _count(result: Result) -> int:
-        from labkit.experiments.pipeline import stages
-
-        return stages(result)
+        return f"{told} The formula says {100 * bubble(stages(result), count):.0f}%. At most {units.byte_text(most)} on a GPU."
 
     def _predict(self) -> None:
         super()._predict()

@@ -92,10 +92,10 @@ GOOD_STEP = {
         ({}, None),
         ({"loss": "NoneType"}, "returned NoneType, not the loss"),
         ({"seen": [["cuda:0"], ["cuda:1"]]}, "they saw 1 and 1"),
-        ({"loss": 180.0}, "The parts are not equal"),
-        ({"gradients": [None, 112.0]}, "a gradient is None; without parts it is 168"),
+        ({"loss": 180.0}, "The micro-batches are not equal"),
+        ({"gradients": [None, 112.0]}, "a gradient is None; for the whole batch it is 168"),
         ({"gradients": [168.0, 336.0]}, "a gradient is 336"),
-        ({"seconds": [4.0, 4.0]}, "2 parts are 1.00 times as fast as one; the formula says 1.33"),
+        ({"seconds": [4.0, 4.0]}, "2 micro-batches are 1.00 times as fast as one; the formula says 1.33"),
     ],
 )
 def test_a_step_is_judged_by_loss_gradients_parts_and_time(change, hint):
@@ -104,7 +104,7 @@ def test_a_step_is_judged_by_loss_gradients_parts_and_time(change, hint):
     assert hint is None or hint in verdict.message
 
 
-def test_parts_of_a_drawn_batch_are_not_equal():
+def test_micro_batches_of_a_drawn_batch_are_not_equal():
     for seed in range(20):
         inputs = lesson_04.draw_steps(random.Random(seed))
         assert len(inputs["values"]) % inputs["splits"]

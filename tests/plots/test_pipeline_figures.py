@@ -67,11 +67,11 @@ def test_a_panel_for_each_schedule_on_one_scale(drawn):
 @pytest.mark.parametrize(
     ("seconds", "title"),
     [
-        ({1: 2.0, 2: 1.4, 4: 1.0}, "4 parts are 2.0 times as fast as one"),
-        ({1: 2.0, 2: 1.0, 4: 1.5}, "2 parts are 2.0 times as fast as one; 4 are slower again"),
+        ({1: 2.0, 2: 1.4, 4: 1.0}, "4 micro-batches are 2.0 times as fast as one"),
+        ({1: 2.0, 2: 1.0, 4: 1.5}, "2 micro-batches are 2.0 times as fast as one; 4 are slower again"),
         ({1: 1.0, 2: 1.0, 4: 1.5}, "The batch in one piece is fastest"),
-        ({2: 1.0}, "Not measured yet: a batch whole and in parts"),
-        ({}, "Not measured yet: a batch whole and in parts"),
+        ({2: 1.0}, "Not measured yet: a batch whole and cut"),
+        ({}, "Not measured yet: a batch whole and cut"),
     ],
 )
 def test_the_title_of_a_sweep_names_the_best_number_of_parts(seconds, title):
@@ -87,6 +87,7 @@ def test_solid_is_measured_dashed_is_recorded_dotted_the_formula(drawn):
     assert list(axes.lines[-1].get_ydata()) == [2.0, 1.5]
     assert "formula" in [text.get_text() for text in axes.texts]
     assert figure.alt == (
-        "2 parts are 1.4 times as fast as one. Copy first takes 2 s with 1, 2 s with 2; compute first takes 2 s with 1, 1.4 s with 2. "
+        "2 micro-batches are 1.4 times as fast as one. "
+        "Copy first takes 2 s with 1, 2 s with 2; compute first takes 2 s with 1, 1.4 s with 2. "
         "Recorded on 4× NVIDIA H200: copy first takes 200 ms with 1, 200 ms with 2. Measured on paper."
     )

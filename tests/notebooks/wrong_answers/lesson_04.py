@@ -151,7 +151,7 @@ def step(first, second, x, splits):
     loss.backward()
     return loss
 """,
-            "The parts are not equal",
+            "The micro-batches are not equal",
         ),
         "no backward": (
             """
