@@ -6,7 +6,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +121,11 @@ class _Session:
             self._undo = _when_another_starts(self.give_way)
 
     def _end(self) -> list[Activity]:
-        profile, thread, undo = self._profile, self._thread, self._undo
+        thread, undo = self._thread, self._undo
         self._profile = self._thread = self._undo = None
         undo()
         try:
-            thread.submit(_ended, profile).result()
-            return _told(profile)
+            return _told(thread.submit(_ended).result())
         except Exception as error:  # a GPU that an assert has stopped, a full disk: what the block itself raised matters more
             self._tell(f"what PyTorch's profiler heard could not be read: {error}")
             return []
@@ -134,18 +133,17 @@ class _Session:
             thread.shutdown()
 
 
-def _ended(profile: Any) -> None:
-    """End a session, also where a GPU has failed and PyTorch, which waits for it first, would leave the session running."""
+def _ended() -> Any:
+    """End the session; gives what it heard. PyTorch's own way would leave it running where a GPU has failed, and sort what was heard into
+    Python objects, which takes older versions seconds."""
     from torch.autograd import profiler
 
     try:
         _synchronize()
-        profile.__exit__(None, None, None)
-    except Exception:
-        with suppress(Exception):
-            profiler._disable_profiler()
+    finally:
+        heard = profiler._disable_profiler()
         profiler._run_on_profiler_stop()
-        raise
+    return heard
 
 
 @contextmanager
@@ -169,11 +167,11 @@ def _synchronize() -> None:
             torch.cuda.synchronize(device)
 
 
-def _told(profile: Any) -> list[Activity]:
+def _told(heard: Any) -> list[Activity]:
     """What a session heard. Only the file that it writes tells the kinds, the correlations and what waits for what in every version."""
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         path = Path(folder) / "kineto.json"
-        profile.kineto_results.save(str(path))
+        heard.save(str(path))
         return activities_of(json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False))
 
 

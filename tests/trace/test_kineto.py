@@ -42,9 +42,14 @@ class FakeProfile:
         return self
 
     def __exit__(self, *exception):
-        assert threading.get_ident() == self.thread and FakeProfile.running == [self]
-        FakeProfile.running.remove(self)
-        self.kineto_results = self
+        assert FakeProfile.disable() is self
+
+    @staticmethod
+    def disable():
+        (profile,) = FakeProfile.running
+        assert threading.get_ident() == profile.thread
+        FakeProfile.running.clear()
+        return profile
 
     def save(self, path):
         at = {"ts": (time.time_ns() - self.start) / 1000, "dur": 1.0, "args": {"correlation": 1}}
@@ -62,6 +67,7 @@ def synchronized(monkeypatch) -> list[int]:
     waits = []
     FakeProfile.running, FakeProfile.made = [], 0
     monkeypatch.setattr(profiler, "profile", FakeProfile)
+    monkeypatch.setattr(profiler, "_disable_profiler", FakeProfile.disable)
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {ProfilerActivity.CPU, ProfilerActivity.CUDA})
     monkeypatch.setattr(kineto, "_synchronize", lambda: waits.append(1))
     yield waits
@@ -137,16 +143,13 @@ def test_a_session_that_cannot_start_is_said_and_leaves_nothing_behind(synchroni
     assert names(source.finish(origin)) == ["kernel 1"]
 
 
-@pytest.mark.parametrize("name", ["save", "__exit__"])
-def test_a_session_that_cannot_be_read_is_said_to_all_and_leaves_nothing_behind(synchronized, monkeypatch, name):
-    ended = []
-    monkeypatch.setattr(profiler, "_disable_profiler", lambda: ended.append(FakeProfile.running.pop()))
+@pytest.mark.parametrize("broken", [(FakeProfile, "save"), (kineto, "_synchronize")])
+def test_a_session_that_cannot_be_read_is_said_to_all_and_leaves_nothing_behind(synchronized, monkeypatch, broken):
     (first, origin), (second, _) = started(), started()
-    with monkeypatch.context() as broken:
-        broken.setattr(FakeProfile, name, fail)
-        for source in (first, second):
-            assert source.finish(origin).missing == "what PyTorch's profiler heard could not be read: broken"
-    assert len(ended) == (name == "__exit__") and not profiler._is_profiler_enabled
+    monkeypatch.setattr(*broken, fail)
+    for source in (first, second):
+        assert source.finish(origin).missing == "what PyTorch's profiler heard could not be read: broken"
+    assert not profiler._is_profiler_enabled
 
 
 # In a process of its own: what the real profiler does with a second session may be fatal. It hears the CPU here; on CUDA only the
