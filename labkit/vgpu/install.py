@@ -4,6 +4,7 @@ import gc
 import importlib
 import multiprocessing.spawn
 import os
+import queue
 import socket
 import threading
 import warnings
@@ -147,8 +148,10 @@ class Installation:
         turns, thread = self.machine.turns, threading.Thread
         started = _start_beside(self.machine, thread.start, turns.starting(thread.start, self._mode))
         self._replace(thread, start=started, join=turns.joining(thread.join))
+        self._replace(threading, Lock=turns.lock_class())
+        self._replace(queue, SimpleQueue=turns.queue_class())
         if hasattr(threading, "_allocate_lock"):  # a private name: without it, who waits is found out a little later
-            self._replace(threading, _allocate_lock=turns.lock)
+            self._replace(threading, _allocate_lock=turns.waiting_lock)
 
     def _replace_driver(self) -> None:
         """What torch.cuda asks of C++, and what it remembers of the answers."""

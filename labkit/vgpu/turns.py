@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from labkit.vgpu.clock import Clock
+from labkit.vgpu.locks import Lock, SimpleQueue, Waiter
 from labkit.vgpu.seats import LOOK, Absence, Seat, State
 
 
@@ -277,33 +278,19 @@ class Turns:
 
         return join_in_turns
 
-    def lock(self) -> Any:
+    def waiting_lock(self) -> Any:
         """The lock that `threading` makes for its own use. A condition makes one for each thread that waits on it."""
         return Waiter(self) if sys._getframe(1).f_code is threading.Condition.wait.__code__ else _thread.allocate_lock()
+
+    def lock_class(self) -> type[Lock]:
+        """`threading.Lock` of this machine's threads."""
+        return type("lock", (Lock,), {"turns": self})
+
+    def queue_class(self) -> type[SimpleQueue]:
+        """`queue.SimpleQueue` of this machine's threads, through which a pool's get their work."""
+        return type("SimpleQueue", (SimpleQueue,), {"turns": self})
 
 
 def _release(lock: Any) -> None:
     if lock.locked():
         lock.release()
-
-
-class Waiter:
-    """Stands in for the lock on which a `threading.Condition` keeps one thread: who waits, and who wakes it, is known."""
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-        self._lock = _thread.allocate_lock()
-        self._absence: Absence | None = None
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if self._lock.acquire(blocking=False):
-            return True
-        if not blocking:
-            return False
-        with self._turns.away() as self._absence:
-            return self._lock.acquire(True, timeout)
-
-    def release(self) -> None:
-        self._lock.release()
-        if self._absence is not None:
-            self._turns.expect(self._absence)

@@ -1,6 +1,7 @@
 """A virtual machine is put in place and taken away without a trace."""
 
 import importlib
+import queue
 import threading
 from pathlib import Path
 
@@ -29,7 +30,9 @@ WATCHED = (
     importlib.import_module("torch.utils._foreach_utils"),
     torch.nn.functional,
     torch.random,
+    threading,
     threading.Thread,
+    queue,
 )
 KERNELS = ("empty.memory_format", "empty_strided", "dropout", "scaled_dot_product_attention", "one_hot", "mm", "add.Tensor")
 

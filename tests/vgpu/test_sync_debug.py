@@ -36,8 +36,14 @@ def warned(work: Callable[[], object]) -> list[warnings.WarningMessage]:
 
 def on_gpu() -> dict[str, torch.Tensor]:
     x = torch.arange(4.0, device="cuda")
-    found = {"x": x, "y": x[1].clone(), "ind": torch.tensor([0, 3, 1], device="cuda"), "mask": x > 1, "repeats": torch.full((1,), 2, device="cuda")}
-    found |= {"ind_cpu": found["ind"].cpu(), "mask_cpu": found["mask"].cpu(), "host": torch.ones(4), "locked": torch.ones(4).pin_memory()}
+    found = {"x": x, "y": x[1].clone(), "ind": torch.tensor([0, 3, 1], device="cuda"), "mask": x > 1}
+    found |= {
+        "repeats": torch.full((1,), 2, device="cuda"),
+        "ind_cpu": found["ind"].cpu(),
+        "mask_cpu": found["mask"].cpu(),
+        "host": torch.ones(4),
+        "locked": torch.ones(4).pin_memory(),
+    }
     found["parameter"] = torch.ones(4, device="cuda", requires_grad=True)
     return found
 
