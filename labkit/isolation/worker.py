@@ -119,13 +119,16 @@ def _sent(place: Path, value: Any) -> dict[str, str]:
 
 
 class _Recording:
-    """The recording of the GPUs' memory, where there are any; it, or the reason why there is none, goes to a file."""
+    """The recording of the GPUs, where there are any; it, or the reason why there is none, goes to a file."""
 
     def __init__(self, place: Path) -> None:
         import torch
 
         self._place = place
-        self._block = labkit.record() if torch.cuda.is_available() else None
+        used = labkit.current()
+        # On real GPUs of memory alone: to start the profiler takes longer than to start the process.
+        timeline = used is not None and used.virtual
+        self._block = labkit.record(timeline=timeline) if torch.cuda.is_available() else None
         if self._block is not None:
             self._trace = self._block.__enter__()
 
