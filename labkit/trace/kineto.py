@@ -84,6 +84,8 @@ class _Session:
 
     def give_way(self) -> None:
         """The program starts a profiler of its own."""
+        if self._process != os.getpid():  # a forked child has neither the session nor its thread
+            return
         with self._lock:
             if self._profile is not None:
                 self._end()

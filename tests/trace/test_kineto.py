@@ -1,6 +1,7 @@
 """Recordings share the one session of PyTorch's profiler, give way to the program's own, and say why they know nothing."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -124,6 +125,15 @@ def test_the_programs_own_profiler_comes_first(synchronized):
         assert source.finish(origin).missing == kineto.GAVE_WAY
 
 
+def test_a_forked_child_has_no_session_to_end(synchronized, monkeypatch):
+    source, origin = started()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: 1)
+        kineto._session.give_way()
+        source.stop()
+    assert len(FakeProfile.running) == 1 and names(source.finish(origin)) == ["kernel 0"]
+
+
 def test_a_profiler_that_runs_already_is_left_alone(synchronized, monkeypatch):
     monkeypatch.setattr(profiler, "_is_profiler_enabled", True)
     source, origin = started()
@@ -202,7 +212,10 @@ def test_a_build_without_cupti_says_so():
 def test_kernel_time_of_each_stream_is_that_of_cuda_events():
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
     x = torch.randn(4096, 4096, device="cuda")
-    x @ x
+    for stream in streams:  # the first product on a stream takes memory for cuBLAS
+        with torch.cuda.stream(stream):
+            x @ x
+    torch.cuda.synchronize()
     with labkit.record() as trace:
         marks = []
         for stream in streams:
