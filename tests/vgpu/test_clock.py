@@ -13,6 +13,7 @@ seconds = st.integers(0, 1000).map(lambda n: n / 1024)
 stream_index = st.integers(0, 3)  # two devices with two streams each
 step = st.one_of(
     st.tuples(st.just("launch"), stream_index, seconds, seconds),
+    st.tuples(st.just("launch"), stream_index, seconds, seconds, st.just("part"), st.sampled_from([0.25, 0.5, 0.75])),
     st.tuples(st.just("copy"), stream_index, st.sampled_from(["h2d", "d2h", "p2p"]), seconds, seconds, st.booleans()),
     st.tuples(st.just("record"), stream_index, seconds),
     st.tuples(st.just("wait"), stream_index, st.integers(0, 100)),
