@@ -38,7 +38,9 @@ def record(max_events: int = MAX_EVENTS, *, timeline: bool = True) -> AbstractCo
     Args:
         max_events: the newest events of each real GPU, or of all virtual ones, that are kept; `trace.lost` counts the others. Of the
             spans of virtual GPUs as many are kept.
-        timeline: record kernels and copies too; on a real GPU by PyTorch's profiler, which can run once in a process.
+        timeline: record kernels and copies too. On real GPUs PyTorch's profiler tells of them. It can run once in a process, so
+            `trace.no_timeline` says why there is none where the program uses it itself; and it keeps the first 128 MiB of what it
+            hears (libkineto/src/Config.cpp), which is some hundred thousand launches.
 
     Raises:
         ValueError: `max_events` is not a positive whole number.
