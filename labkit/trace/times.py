@@ -29,7 +29,7 @@ class Times:
     def busy(self, device: "Device | None" = None, kind: str | None = None) -> float:
         """Seconds in which a device worked: on anything, or on a `kind`: "kernel", "copy", "h2d", "d2h" or "p2p".
 
-        A copy between two devices is work of the one that it comes from.
+        Without a device it is the one with the highest peak of memory. A copy between two devices is work of the one that it comes from.
         Raises ValueError for another kind or device, RuntimeError where no timeline was recorded.
         """
         if kind is not None and kind not in busy.ASKED:
