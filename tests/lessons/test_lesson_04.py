@@ -82,7 +82,7 @@ GOOD_STEP = {
     "loss": 168.0,
     "gradients": [168.0, 112.0],
     "seen": [["cuda:0", "cuda:0"], ["cuda:1", "cuda:1"]],
-    "seconds": [4.0, 3.1],
+    "seconds": [3.1, 3.0, 4.0],
 }
 
 
@@ -95,7 +95,8 @@ GOOD_STEP = {
         ({"loss": 180.0}, "The micro-batches are not equal"),
         ({"gradients": [None, 112.0]}, "a gradient is None; for the whole batch it is 168"),
         ({"gradients": [168.0, 336.0]}, "a gradient is 336"),
-        ({"seconds": [4.0, 4.0]}, "2 micro-batches are 1.00 times as fast as one; the formula says 1.33"),
+        ({"seconds": [3.9, 3.0, 4.0]}, "2 micro-batches take 1.30 times as long as they need"),
+        ({"seconds": [2.0, 3.0, 4.0]}, None),
     ],
 )
 def test_a_step_is_judged_by_loss_gradients_parts_and_time(change, hint):
