@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import labkit
+from labkit.trace import busy
 from labkit.trace.clock_source import EARLIER
 from labkit.trace.spans import COPIES, H2D, HOST, KERNEL, KINDS, LAUNCH, WAIT, Spans
 from labkit.vgpu import hardware
@@ -229,3 +230,15 @@ def test_columns_are_in_order_and_launches_keep_their_span():
     assert spans.start.tolist() == [0, 1, 2] and spans.end.tolist() == [0.5, 2, 3]
     assert [spans.names[name] for name in spans.name] == ["b", "a", "b"] and spans.launch.tolist() == [-1, 2, -1]
     assert len(Spans.of([])) == 0
+
+
+def test_what_follows_one_another_overlaps_in_nothing():
+    """However the floats round."""
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        edges = np.cumsum(generator.random(9) * 1e-3)
+        spans = Spans.of(
+            (start, end - start, 0, 0, (KERNEL, H2D)[index % 2], "x", 0, -1)
+            for index, (start, end) in enumerate(zip(edges[:-1], edges[1:], strict=True))
+        )
+        assert busy.seconds_of_both(spans, spans.kind == KERNEL, spans.kind == H2D) == 0.0
