@@ -112,8 +112,11 @@ class VirtualTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """As PyTorch prints a CUDA tensor; it would name the subclass, whose name is as long as "tensor"."""
-        if tensor_contents is None and self.layout is torch.strided and memory_of(self).kept is None:
-            tensor_contents = f"<values not kept>, size={tuple(self.shape)}"
+        if tensor_contents is None and self.layout is torch.strided:
+            if memory_of(self).kept is None:
+                tensor_contents = f"<values not kept>, size={tuple(self.shape)}"
+            elif not self._gpu.machine.values:  # of what printing computes on the way not all would be kept
+                tensor_contents = torch._tensor_str._tensor_str(self.detach().cpu(), len("tensor("))
         text = torch._tensor_str._str(self, tensor_contents=tensor_contents)
         if text.startswith("Parameter("):
             return "Parameter containing:\nt" + text.removeprefix("Parameter(T")[:-1]
