@@ -21,6 +21,7 @@ class Recorded:
 
 
 EXPERIMENTS = {
+    "copy_overlap": Recorded(experiments.copy_overlap),
     "copy_speed": Recorded(experiments.copy_speed),
     "data_parallel_step": Recorded(experiments.data_parallel_step, gpus=4),
     "format_speed": Recorded(experiments.format_speed),
@@ -30,6 +31,7 @@ EXPERIMENTS = {
     "leaky_training": Recorded(experiments.leaky_training),
     "pipeline_splits": Recorded(experiments.pipeline_splits, gpus=2),
     "pipeline_step": Recorded(experiments.pipeline_step, gpus=4),
+    "two_streams": Recorded(experiments.two_streams),
 }
 
 

@@ -9,11 +9,14 @@ from labkit.experiments.four_ways import four_ways
 from labkit.experiments.fragmentation import fragmentation
 from labkit.experiments.leaks import leaky_training
 from labkit.experiments.memory import MemoryRecorder, MemorySample
+from labkit.experiments.overlap import copy_overlap
 from labkit.experiments.pipeline import pipeline_step
 from labkit.experiments.placement import placement
 from labkit.experiments.result import Result, Run, collect
 from labkit.experiments.sizes import host_and_device
 from labkit.experiments.splits import pipeline_splits
+from labkit.experiments.stream_program import run_program
+from labkit.experiments.two_streams import two_streams
 
 __all__ = [
     "AllocatorByHand",
@@ -22,6 +25,7 @@ __all__ = [
     "Result",
     "Run",
     "collect",
+    "copy_overlap",
     "copy_speed",
     "data_parallel_step",
     "format_speed",
@@ -33,4 +37,6 @@ __all__ = [
     "pipeline_splits",
     "pipeline_step",
     "placement",
+    "run_program",
+    "two_streams",
 ]

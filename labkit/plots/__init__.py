@@ -14,6 +14,7 @@ from labkit.plots.parallel import data_parallel_step
 from labkit.plots.pipeline import pipeline_splits, pipeline_step
 from labkit.plots.placement import placement
 from labkit.plots.segments import segment_map
+from labkit.plots.streams import copy_overlap, two_streams
 from labkit.plots.timeline import trace_timeline
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "VERMILLION",
     "Figure",
     "allocator_by_hand",
+    "copy_overlap",
     "copy_speed",
     "data_parallel_step",
     "format_speed",
@@ -39,4 +41,5 @@ __all__ = [
     "trace_devices",
     "trace_memory",
     "trace_timeline",
+    "two_streams",
 ]

@@ -9,5 +9,17 @@ from labkit.widgets.memory import MemoryPanel
 from labkit.widgets.monitor import Monitor
 from labkit.widgets.parallel import DataParallelLab
 from labkit.widgets.pipeline import PipelineLab
+from labkit.widgets.streams import StreamsLab
 
-__all__ = ["AllocatorLab", "CopySpeedLab", "DataParallelLab", "FormatLab", "Lab", "LeakLab", "MemoryPanel", "Monitor", "PipelineLab"]
+__all__ = [
+    "AllocatorLab",
+    "CopySpeedLab",
+    "DataParallelLab",
+    "FormatLab",
+    "Lab",
+    "LeakLab",
+    "MemoryPanel",
+    "Monitor",
+    "PipelineLab",
+    "StreamsLab",
+]

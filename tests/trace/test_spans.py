@@ -1,5 +1,7 @@
 """Spans of a virtual GPU in the trace: what ran where and when, by which line, who waited, and the numbers that follow."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -238,7 +240,6 @@ def test_what_follows_one_another_overlaps_in_nothing():
     for _ in range(50):
         edges = np.cumsum(generator.random(9) * 1e-3)
         spans = Spans.of(
-            (start, end - start, 0, 0, (KERNEL, H2D)[index % 2], "x", 0, -1)
-            for index, (start, end) in enumerate(zip(edges[:-1], edges[1:], strict=True))
+            (start, end - start, 0, 0, (KERNEL, H2D)[index % 2], "x", 0, -1) for index, (start, end) in enumerate(pairwise(edges))
         )
         assert busy.seconds_of_both(spans, spans.kind == KERNEL, spans.kind == H2D) == 0.0
