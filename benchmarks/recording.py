@@ -41,13 +41,13 @@ def profiler() -> AbstractContextManager[object]:
 
 
 BARE, HISTORY, PROFILER = "bare", "PyTorch's history", "PyTorch's profiler"
-MEMORY, BOTH = "record(timeline=False)", "record()"
+MEMORY, BOTH = "record()", "record(timeline=True)"
 SIDES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     BARE: nullcontext,
     HISTORY: history,
-    MEMORY: lambda: labkit.record(timeline=False),
+    MEMORY: labkit.record,
     PROFILER: profiler,
-    BOTH: labkit.record,
+    BOTH: lambda: labkit.record(timeline=True),
 }
 
 

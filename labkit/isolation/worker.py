@@ -125,10 +125,7 @@ class _Recording:
         import torch
 
         self._place = place
-        used = labkit.current()
-        # On real GPUs of memory alone: to start the profiler takes longer than to start the process.
-        timeline = used is not None and used.virtual
-        self._block = labkit.record(timeline=timeline) if torch.cuda.is_available() else None
+        self._block = labkit.record() if torch.cuda.is_available() else None
         if self._block is not None:
             self._trace = self._block.__enter__()
 

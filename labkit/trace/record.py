@@ -23,12 +23,10 @@ from labkit.trace.tensors import Census, alive
 from labkit.trace.trace import Trace
 
 MAX_EVENTS = 200_000  # on a real GPU some 2 KB of host memory each
-_NO_WORK = Work.none("it was asked for memory alone; labkit.record() and %%gpu_timeline record both")
+_NO_WORK = Work.none("it was asked for memory alone; labkit.record(timeline=True) and %%gpu_timeline record both")
 
 
-# Why the profiler is on unless it is asked to be off: who records a block wants to know both, and both in one run. But it costs: on a
-# real GPU the first start takes a second or more, each launch a little. So what shows memory alone, as %%gpu_memory, leaves it off.
-def record(max_events: int = MAX_EVENTS, *, timeline: bool = True) -> AbstractContextManager[Trace]:
+def record(max_events: int = MAX_EVENTS, *, timeline: bool | None = None) -> AbstractContextManager[Trace]:
     """Record what happens to the memory of all GPUs in this process, and when what runs on them, until the `with` block ends.
 
     The trace has its figures when the block has ended, also by an exception. Recordings may lie in one another or overlap. None
@@ -38,9 +36,10 @@ def record(max_events: int = MAX_EVENTS, *, timeline: bool = True) -> AbstractCo
     Args:
         max_events: the newest events of each real GPU, or of all virtual ones, that are kept; `trace.lost` counts the others. Of the
             spans of virtual GPUs as many are kept.
-        timeline: record kernels and copies too. On real GPUs PyTorch's profiler tells of them. It can run once in a process, so
-            `trace.no_timeline` says why there is none where the program uses it itself; and it keeps the first 128 MiB of what it
-            hears (libkineto/src/Config.cpp), which is some hundred thousand launches.
+        timeline: record kernels and copies too. None records them on virtual GPUs alone: on real ones PyTorch's profiler tells of
+            them, whose first start takes a second or more, and which costs a little at each launch. It can run once in a process,
+            so `trace.no_timeline` says why there is none where the program uses it itself; and it keeps the first 128 MiB of what
+            it hears (libkineto/src/Config.cpp), which is some hundred thousand launches.
 
     Raises:
         ValueError: `max_events` is not a positive whole number.
@@ -52,7 +51,7 @@ def record(max_events: int = MAX_EVENTS, *, timeline: bool = True) -> AbstractCo
 
 
 @contextmanager
-def _recorded(max_events: int, timeline: bool) -> Iterator[Trace]:
+def _recorded(max_events: int, timeline: bool | None) -> Iterator[Trace]:
     recording = _Recording(max_events, timeline)
     trace = Trace.__new__(Trace)
     error, process = "", os.getpid()
@@ -73,7 +72,7 @@ def _recorded(max_events: int, timeline: bool) -> Iterator[Trace]:
 class _Recording:
     """A recording under way."""
 
-    def __init__(self, max_events: int, timeline: bool) -> None:
+    def __init__(self, max_events: int, timeline: bool | None) -> None:
         import torch
 
         used = machine.current()
@@ -83,7 +82,7 @@ class _Recording:
         self._table = StackTable()
         self._source = (VirtualSource if virtual else CudaSource)(self._table, max_events)
         self._clock: ClockSource | KinetoSource | None = None
-        if timeline:
+        if virtual if timeline is None else timeline:
             self._clock = ClockSource(self._table, max_events) if virtual else KinetoSource()
         self._phases: list[list[Any]] = []  # name, start, end or None, stack
         # Now, for the block may take the machine away.

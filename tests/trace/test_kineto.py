@@ -216,7 +216,7 @@ def test_kernel_time_of_each_stream_is_that_of_cuda_events():
         with torch.cuda.stream(stream):
             x @ x
     torch.cuda.synchronize()
-    with labkit.record() as trace:
+    with labkit.record(timeline=True) as trace:
         marks = []
         for stream in streams:
             with torch.cuda.stream(stream):
@@ -240,7 +240,7 @@ def test_kernel_time_of_each_stream_is_that_of_cuda_events():
 def test_lines_copies_and_waits_on_a_real_gpu():
     pinned, side = torch.ones(64 << 20, dtype=torch.uint8).pin_memory(), torch.cuda.Stream()
     x = torch.ones(1 << 20, device="cuda")
-    with labkit.record() as trace:
+    with labkit.record(timeline=True) as trace:
         y = x + x
         with torch.cuda.stream(side):
             z = pinned.to("cuda", non_blocking=True)
@@ -258,17 +258,17 @@ def test_lines_copies_and_waits_on_a_real_gpu():
 @pytest.mark.gpu
 def test_nested_recordings_and_the_users_profiler_on_a_real_gpu():
     x = torch.ones(1 << 20, device="cuda")
-    with labkit.record() as outer:
+    with labkit.record(timeline=True) as outer:
         x + 1
-        with labkit.record() as inner:
+        with labkit.record(timeline=True) as inner:
             x * 2
         x - 3
     assert [int((t.spans.kind == 0).sum()) for t in (outer, inner)] == [3, 1]
-    with labkit.record() as gave_way, torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as own:
+    with labkit.record(timeline=True) as gave_way, torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as own:
         x + 1
         torch.cuda.synchronize()
     assert any(event.device_time > 0 for event in own.events()) and gave_way.no_timeline == kineto.GAVE_WAY
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]), labkit.record() as late:
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]), labkit.record(timeline=True) as late:
         x + 1
     assert late.no_timeline == kineto.WAS_RUNNING and late.peak > 0
 
