@@ -77,7 +77,6 @@ SILENT = {
 WAITING = {
     "put under a mask": lambda x, mask, y, **_: put(x, mask, y),
     "put at the host's positions": lambda x, ind_cpu, y, **_: put(x, ind_cpu, y),
-    "put the host's number": lambda x, ind, **_: put(x, ind, 1.0),
     "index by a mask": lambda x, mask, **_: x[mask],
     "index by the host's positions": lambda x, ind_cpu, **_: x[ind_cpu],
     "nonzero": lambda x, **_: x.nonzero(),
@@ -110,6 +109,9 @@ WAITING = {
         "index by the host's mask": lambda x, mask_cpu, **_: x[mask_cpu],
         "put under the host's mask": lambda x, mask_cpu, y, **_: put(x, mask_cpu, y),
     }
+)
+(SILENT if errors.VERSION >= (2, 15) else WAITING).update(  # from then on PyTorch fills, and the number goes with the kernel
+    {"put the host's number": lambda x, ind, **_: put(x, ind, 1.0)}
 )
 
 
