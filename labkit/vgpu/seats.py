@@ -109,7 +109,9 @@ class Seat:
         return self._same >= STILL * times or self._idle >= RESTLESS * times or self._spent - self._start >= BUSY * times
 
     def _in_an_operator(self) -> bool:
-        """There it waits for its kernel alone, which may have threads of its own."""
-        frame = sys._current_frames().get(self._identity)
-        file = "" if frame is None else frame.f_code.co_filename
-        return file.startswith(_HERE) and file != __file__
+        """There it waits for its kernel alone, which may have threads of its own; PyTorch's own files may lie between."""
+        frame = top = sys._current_frames().get(self._identity)
+        while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
+            frame = frame.f_back
+        files = [x.f_code.co_filename for x in (top, frame) if x is not None]
+        return any(file.startswith(_HERE) and file != __file__ for file in files)

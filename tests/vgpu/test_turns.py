@@ -22,6 +22,7 @@ import labkit
 from labkit.machine import Machine
 from labkit.vgpu import hardware
 from labkit.vgpu.clock import Span
+from labkit.vgpu.half import KERNELS
 from labkit.vgpu.seats import Seat
 from labkit.vgpu.turns import Turns
 
@@ -157,6 +158,24 @@ def test_turns_go_round_in_the_order_of_starting(machine):
 
     run_threads(*(lambda index=index: work(index) for index in range(3)))
     assert order == [0, 1, 2] * 3
+
+
+def test_a_thread_that_waits_for_its_kernels_own_threads_keeps_its_turn(machine, monkeypatch):
+    """A kernel of PyTorch's with threads of its own lets the caller sleep, in a file of PyTorch's."""
+    running, most = [], 0
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        running.append(x)
+        most = max(most, len(running))
+        time.sleep(0.05)
+        running.pop()
+        return torch.ops.aten.exp.default(x)
+
+    monkeypatch.setitem(KERNELS, torch.ops.aten.exp.default, kernel)
+    inputs = [torch.zeros(3, device="cuda") for _ in range(3)]
+    run_threads(*[lambda x=x: [x.exp() for _ in range(3)] for x in inputs])
+    assert most == 1
 
 
 def test_sleeps_of_the_machines_clock_overlap(machine):
