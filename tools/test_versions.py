@@ -85,7 +85,7 @@ def installed(version: str, wanted: str) -> Path:
     """The Python of this version's environment, made or brought up to date. Raises CalledProcessError if no Python here has a wheel."""
     folder = ENVIRONMENTS / f"torch-{version}"
     python = folder / "bin" / "python"
-    pythons = [python] if python.exists() else [found for name in PYTHONS if (found := shutil.which(name))]
+    pythons = [python] if has_pip(python) else [found for name in PYTHONS if (found := shutil.which(name))]
     for position, base in enumerate(pythons):
         try:
             if base != python:
@@ -125,6 +125,11 @@ def requirement(version: str) -> str:
 def normal(name: str) -> str:
     """A package's name as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def has_pip(python: Path) -> bool:
+    """Is this an environment that was made to the end?"""
+    return python.exists() and subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode == 0
 
 
 def pip(python: Path, *arguments: str | Path) -> None:
