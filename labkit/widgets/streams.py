@@ -10,7 +10,6 @@ from labkit.experiments.stream_program import (
     COPY_OUT,
     HOST_WAIT,
     KERNEL,
-    MOST_STEPS,
     ORDERED,
     RACE,
     STALE,
@@ -27,6 +26,7 @@ from labkit.widgets.base import Panel
 
 _WRAP = widgets.Layout(flex_flow="row wrap", align_items="center")
 _STYLE = {"description_width": "initial"}
+ROWS = 8  # of the program that are seen at once
 FIRST = (Step(COPY_IN, "a"), Step(KERNEL, "b"), Step(COPY_OUT, "b"))
 ACTIONS = {
     "copy a batch to the GPU": COPY_IN,
@@ -54,12 +54,15 @@ class StreamsLab(Panel):
         self.action = widgets.Dropdown(options=list(ACTIONS.items()), value=WAIT, description="New line:", style=_STYLE)
         self.stream = widgets.Dropdown(options=STREAMS, value="b", description="stream:", style=_STYLE, layout=narrow)
         self.other = widgets.Dropdown(options=STREAMS, description="waits for:", style=_STYLE, layout=narrow)
-        self.program = widgets.Select(description="Program:", rows=MOST_STEPS + 1, layout=widgets.Layout(width="44em"))
+        self.program = widgets.Select(description="Program:", rows=ROWS, layout=widgets.Layout(width="44em"))
         self.add_button = widgets.Button(description="Insert", icon="plus", tooltip="Put the new line before the line that is selected")
         self.remove_button = widgets.Button(description="Remove", icon="minus", tooltip="Take the selected line out")
         self.reset_button = widgets.Button(description="Reset", icon="undo", tooltip="Go back to the first program")
         self.answer = widgets.Dropdown(
-            options=[(NOT_YET, ""), *((MEANS[verdict], verdict) for verdict in VERDICTS)], description="You predict:", style=_STYLE
+            options=[(NOT_YET, ""), *((MEANS[verdict], verdict) for verdict in VERDICTS)],
+            description="You predict:",
+            style=_STYLE,
+            layout=widgets.Layout(width="28em"),
         )
         self.run_button = widgets.Button(description="Run", icon="play", tooltip="Run the program on a virtual GPU")
         self.message = widgets.HTML()
@@ -72,7 +75,9 @@ class StreamsLab(Panel):
             (self.run_button, self._run),
         ):
             self._when_clicked(button, action)
-        question = "x, y and the results are zeros; batch 0 is full of ones, batch 1 of twos. What will the host read?"
+        question = (
+            "x, y and the results are zeros; batch 0 is full of ones, batch 1 of twos; a kernel makes y = 2 x. What will the host read?"
+        )
         super().__init__(
             [
                 widgets.HTML(f"<p><b>{question}</b></p>"),

@@ -4,6 +4,9 @@ import re
 
 import pytest
 
+from labkit.experiments.stream_program import ORDERED, RACE, STALE
+from labkit.widgets.streams import MEANS
+
 pytestmark = pytest.mark.browser
 
 CELLS = (
@@ -19,7 +22,6 @@ def test_a_learner_puts_waits_in_and_takes_them_out(open_cells, look):
     action, stream, other, program, answer = (
         page.get_by_label(label) for label in ("New line:", "stream:", "waits for:", "Program:", "You predict:")
     )
-    stream = page.get_by_label("stream:", exact=True).first
     insert, remove, reset, run = (page.locator(".jupyter-button", has_text=name).first for name in ("Insert", "Remove", "Reset", "Run"))
     message = page.locator(".widget-html-content p[role]").first
     picture = page.locator(".widget-html-content img").first
@@ -31,7 +33,7 @@ def test_a_learner_puts_waits_in_and_takes_them_out(open_cells, look):
     expect(message).to_contain_text("Stream a is in order with itself")
     look(page, "streams_silly", message)
 
-    answer.select_option(label=re.compile("^race"))
+    answer.select_option(label=MEANS[RACE])
     run.click()
     expect(message).to_contain_text("Stale value: the host reads 0; line after line it would be 2.")
     expect(picture).to_have_attribute("alt", re.compile("2 races: nothing orders"))
@@ -48,7 +50,7 @@ def test_a_learner_puts_waits_in_and_takes_them_out(open_cells, look):
     program.select_option(index=4)
     insert.click()
     expect(message).to_contain_text("Line 5 is new")
-    answer.select_option(label=re.compile("^ordered"))
+    answer.select_option(label=MEANS[ORDERED])
     run.focus()
     page.keyboard.press("Space")
     expect(message).to_contain_text("Ordered: the host reads 2")
@@ -58,7 +60,7 @@ def test_a_learner_puts_waits_in_and_takes_them_out(open_cells, look):
     program.select_option(index=1)
     remove.click()
     expect(message).to_contain_text("Line 2 is out")
-    answer.select_option(label=re.compile("^stale"))
+    answer.select_option(label=MEANS[STALE])
     run.click()
     expect(message).to_contain_text("2 of 3 predictions came true")
 
