@@ -24,6 +24,8 @@ PRODUCTS = {
     "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "vdot": (0, 1),
     "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "baddbmm_": (1, 2), "addmv": (1, 2), "addmv_": (1, 2),
 }  # fmt: skip
+# Operators that read of their first argument no more than they return.
+PICKS = {"embedding", "index_select", "gather", "take"}
 # The names that CUDA gives the kernels it does not have for integers.
 INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "dot": "dot", "vdot": "vdot"}
 INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
@@ -82,6 +84,8 @@ def run(func: Any, args: tuple, kwargs: dict, gpu: Gpu, moved: int, flops: float
         gpu.scratch(rule(func, args, kwargs, result))
     for x in tensors(result):
         moved += x.numel() * x.itemsize
+        if name in PICKS:
+            moved += (x.numel() - args[0].numel()) * x.itemsize
     gpu.launch(moved, flops, format, outputs, name)
     return result
 

@@ -81,6 +81,14 @@ def test_an_operator_takes_a_launch_and_what_its_output_takes(machine):
     assert host_seconds(lambda: torch.empty(64, device="cuda")) == pytest.approx(H200.allocate_seconds)
 
 
+def test_a_few_rows_of_a_large_table_take_little_time(machine):
+    table = torch.empty(1 << 20, 1 << 10, device="cuda")
+    rows = torch.zeros(16, dtype=torch.int64, device="cuda")
+    assert wall_seconds(lambda: nn.functional.embedding(rows, table)) < 1e-4
+    assert wall_seconds(lambda: table.index_select(0, rows)) < 1e-4
+    assert wall_seconds(lambda: table.sum()) > 5e-4
+
+
 def test_memory_from_the_driver_takes_longer_than_from_the_cache(machine):
     def fresh() -> None:
         torch.cuda.empty_cache()
