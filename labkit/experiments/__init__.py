@@ -2,7 +2,7 @@
 
 from labkit.experiments.allocator_by_hand import AllocatorByHand
 from labkit.experiments.copies import copy_speed
-from labkit.experiments.data_parallel import data_parallel_step
+from labkit.experiments.data_parallel import data_parallel_step, data_parallel_work, traced_step
 from labkit.experiments.format_speed import format_speed
 from labkit.experiments.formats import number_formats
 from labkit.experiments.four_ways import four_ways
@@ -28,6 +28,7 @@ __all__ = [
     "copy_overlap",
     "copy_speed",
     "data_parallel_step",
+    "data_parallel_work",
     "format_speed",
     "four_ways",
     "fragmentation",
@@ -38,5 +39,6 @@ __all__ = [
     "pipeline_step",
     "placement",
     "run_program",
+    "traced_step",
     "two_streams",
 ]

@@ -10,7 +10,7 @@ from labkit.plots.four_ways import four_ways
 from labkit.plots.fragmentation import fragmentation
 from labkit.plots.leaks import leaky_training
 from labkit.plots.memory import trace_memory
-from labkit.plots.parallel import data_parallel_step
+from labkit.plots.parallel import data_parallel_step, data_parallel_work
 from labkit.plots.pipeline import pipeline_splits, pipeline_step
 from labkit.plots.placement import placement
 from labkit.plots.segments import segment_map
@@ -27,6 +27,7 @@ __all__ = [
     "copy_overlap",
     "copy_speed",
     "data_parallel_step",
+    "data_parallel_work",
     "format_speed",
     "four_ways",
     "fragmentation",

@@ -1,10 +1,13 @@
-"""The figure of nn.DataParallel's training step: a small and a large network by the number of GPUs."""
+"""The figures of nn.DataParallel's training step: a small and a large network by the number of GPUs, and what each GPU does in it."""
+
+from statistics import mean
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 
 from labkit import units
-from labkit.experiments.data_parallel import parallel_gain
+from labkit.experiments.data_parallel import computing_shares, parallel_gain
 from labkit.experiments.result import Result
 from labkit.plots.experiments import SAME, badges, line, sources, told
 from labkit.plots.figure import (
@@ -44,6 +47,48 @@ def data_parallel_step(result: Result, recorded: Result | None = None, predictio
         label_ends(axes, labels)
         add_badge(canvas, badges(result, recorded))
         return Figure(canvas, words(canvas, _proof(result), sentence, _proof(recorded), result.badge))
+
+
+def data_parallel_work(result: Result, recorded: Result | None = None) -> Figure:
+    """The share of a training step for which each GPU computes, a bar for each, in a panel for each model; a diamond where recorded."""
+    models = list(result.parameters["models"])
+    with matplotlib.rc_context(STYLE):
+        canvas, *panels = new_canvas(_work_finding(result, models), rows=len(models))
+        for axes, model, colour in zip(panels, models, COLOURS, strict=False):
+            shares = computing_shares(result, model)
+            axes.barh(list(shares), list(shares.values()), color=colour, height=0.6)
+            if recorded is not None:
+                there = computing_shares(recorded, model)
+                axes.plot(list(there.values()), list(there), "D", markerfacecolor="white", markeredgecolor="black", label="recorded")
+            axes.set(xlim=(0, 1), yticks=range(result.parameters["gpus"]))
+            axes.set_yticklabels([f"GPU {gpu}" for gpu in range(result.parameters["gpus"])])
+            axes.invert_yaxis()
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+            axes.text(1.02, 0.5, f"{model} model", transform=axes.transAxes, va="center", color=darker(colour))
+        panels[-1].set_xlabel("share of the step for which it computes")
+        if recorded is not None:
+            panels[0].legend(frameon=False, loc="center right")
+        add_badge(canvas, badges(result, recorded))
+        return Figure(canvas, words(canvas, _work_proof(result, models), _work_proof(recorded, models), result.badge))
+
+
+def _work_finding(result: Result, models: list[str]) -> str:
+    parts = []
+    for model in models:
+        if shares := computing_shares(result, model):
+            parts.append(f"{mean(shares.values()):.0%} of the {model} model's step")
+    return f"GPUs compute for {', '.join(parts)}" if parts else "Not measured yet: for how much of a step each GPU computes"
+
+
+def _work_proof(result: Result | None, models: list[str]) -> str:
+    if result is None or not result.rows:
+        return ""
+    parts = []
+    for model in models:
+        shares = computing_shares(result, model)
+        if shares:
+            parts.append(f"{model} model, {', '.join(f'GPU {gpu} {share:.0%}' for gpu, share in shares.items())}")
+    return told(result, f"{'; '.join(parts)}.")
 
 
 def _finding(result: Result, models: list[str]) -> str:

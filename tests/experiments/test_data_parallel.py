@@ -5,8 +5,8 @@ import torch
 
 import labkit
 from labkit import recordings
-from labkit.experiments import collect, data_parallel_step
-from labkit.experiments.data_parallel import parallel_gain
+from labkit.experiments import collect, data_parallel_step, data_parallel_work, traced_step
+from labkit.experiments.data_parallel import computing_shares, parallel_gain
 
 
 @pytest.mark.parametrize("like", ["T4", "H200"])
@@ -59,3 +59,38 @@ def test_four_real_gpus_say_the_same():
     with labkit.use(gpus=4, virtual=False, quiet=True):
         result = collect(data_parallel_step())
     assert parallel_gain(result, "small")[4] < 1 < parallel_gain(result, "large")[4]
+
+
+# What each GPU does in a step
+
+
+def test_in_a_small_models_step_the_gpus_wait_for_launches():
+    with labkit.use(gpus=4, like="H200", virtual=True, quiet=True):
+        result = collect(data_parallel_work())
+        small, large = (computing_shares(result, model) for model in ("small", "large"))
+        assert list(small) == list(large) == [0, 1, 2, 3]
+        assert max(small.values()) < 0.2 < 0.6 < min(large.values()) < 1
+        assert torch.ones(2, device="cuda").tolist() == [1, 1]  # values are computed again
+        again = traced_step(1024, 512)
+    assert again.busy(1, "kernel") / again.end == pytest.approx(small[1])
+    assert again.host_waited < 0.1 * again.end
+
+
+def test_bad_arguments_of_a_traced_step_are_refused():
+    with pytest.raises(RuntimeError, match="no GPU is in use"):
+        traced_step(8, 8)
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        with pytest.raises(ValueError, match="from 1 to 2"):
+            traced_step(8, 8)
+        with pytest.raises(ValueError, match="from 1 to 65536"):
+            traced_step(0, 8, gpus=2)
+        with pytest.raises(ValueError, match="from 1 to 2"):
+            data_parallel_work()
+
+
+@pytest.mark.gpu(4)
+@pytest.mark.filterwarnings("ignore:.*Attempting to run cuBLAS, but there was no current CUDA context")
+def test_four_real_gpus_wait_for_launches_too():
+    with labkit.use(gpus=4, virtual=False, quiet=True):
+        result = collect(data_parallel_work())
+    assert max(computing_shares(result, "small").values()) < min(computing_shares(result, "large").values())

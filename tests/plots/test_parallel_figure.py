@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import plots
-from labkit.experiments.data_parallel import COLUMNS
+from labkit.experiments.data_parallel import COLUMNS, WORK_COLUMNS
 from labkit.experiments.result import Result
 
 
@@ -57,3 +57,23 @@ def test_solid_is_measured_dashed_is_recorded_hollow_is_predicted(drawn):
 
 def test_a_prediction_for_what_was_not_measured_is_not_drawn():
     assert "Predicted" not in plots.data_parallel_step(steps({"small": {1: 0.002}, "large": {}}), prediction=3).alt
+
+
+def work(shares, badge="measured on paper", **more) -> Result:
+    """A result from {model: shares of the GPUs}."""
+    rows = [
+        {"model": model, "gpu": gpu, "computing": share, "seconds": 1.0} for model, row in shares.items() for gpu, share in enumerate(row)
+    ]
+    return Result("data_parallel_work", {"gpus": 2, "models": {"small": [8, 4], "large": [8, 4]}}, WORK_COLUMNS, rows, badge, **more)
+
+
+def test_the_share_of_a_step_at_work_beside_the_recorded_one():
+    recorded = work({"small": [0.1, 0.2], "large": [0.9, 0.8]}, "recorded on 2× NVIDIA H200", origin={"machine": "2x NVIDIA H200"})
+    figure = plots.data_parallel_work(work({"small": [0.2, 0.1], "large": [0.75, 0.65]}), recorded)
+    assert figure.title == "GPUs compute for 15% of the small model's step, 70% of the large model's step"
+    assert "Small model, GPU 0 20%, GPU 1 10%; large model, GPU 0 75%, GPU 1 65%." in figure.alt
+    assert "GPU 0 90%" in figure.alt and figure.alt.endswith("Measured on paper.")
+
+
+def test_nothing_measured_yet():
+    assert plots.data_parallel_work(work({})).title == "Not measured yet: for how much of a step each GPU computes"
