@@ -331,7 +331,14 @@ def test_an_interrupt_comes_through(machine, quick):
         launch(10)
         release.wait()
 
-    for wait in (lambda thread: launch(10**6), threading.Thread.join):
+    # In place: Python drops an interrupt that falls into a finalizer, and so into the freeing of a tensor.
+    x = torch.zeros(2, device="cuda")
+
+    def launch_on(thread: threading.Thread) -> None:
+        for _ in range(10**6):
+            x.add_(1)
+
+    for wait in (launch_on, threading.Thread.join):
         release = threading.Event()
         thread = threading.Thread(target=stuck, args=(release,))
         thread.start()
