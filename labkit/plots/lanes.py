@@ -140,6 +140,7 @@ def _columns(start: np.ndarray, end: np.ndarray, low: float, width: float) -> np
     done = np.repeat(np.concatenate([[0.0], np.cumsum(end - start)]), 2)[1:-1]  # seconds covered before each of the moments
     share = np.diff(np.interp(edges, moments, done)) / width
     there = share > 0
+    there[((start - low) / width).astype(int) - first] = True  # also where a span takes no time
     return np.stack([edges[:-1][there], np.full(there.sum(), width), np.clip(share[there], LEAST, 1.0)], axis=1)
 
 

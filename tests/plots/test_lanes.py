@@ -35,6 +35,10 @@ def test_columns_do_not_move_with_what_lies_before_them():
     assert drawn((9, 9.5), (10, 10.5), low=8.0) == [(8, COLUMN, 0.25)]
 
 
+def test_spans_that_take_no_time_are_seen():
+    assert drawn((0, 0), (1, 1)) == [(0, COLUMN, LEAST)]
+
+
 def test_nothing():
     assert drawn() == []
 
