@@ -327,20 +327,19 @@ def test_how_far_a_loader_has_pinned_ahead_takes_no_host_time():
 
 
 def test_an_interrupt_comes_through(machine, quick):
-    def stuck(release: threading.Event) -> None:
+    def waits(release: threading.Event) -> None:
         launch(10)
         release.wait()
 
-    # In place: Python drops an interrupt that falls into a finalizer, and so into the freeing of a tensor.
-    x = torch.zeros(2, device="cuda")
+    def computes(release: threading.Event) -> None:
+        launch(10)
+        while not release.is_set():
+            pass
 
-    def launch_on(thread: threading.Thread) -> None:
-        for _ in range(10**6):
-            x.add_(1)
-
-    for wait in (launch_on, threading.Thread.join):
+    # At the gate and in a join: elsewhere Python may drop an interrupt, as in the freeing of a tensor.
+    for keeps, wait in ((computes, lambda thread: launch(100)), (waits, threading.Thread.join)):
         release = threading.Event()
-        thread = threading.Thread(target=stuck, args=(release,))
+        thread = threading.Thread(target=keeps, args=(release,))
         thread.start()
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 0.05)
