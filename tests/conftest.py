@@ -8,6 +8,11 @@ settings.register_profile("kit", deadline=None)
 settings.load_profile("kit")
 
 
+def gpus_needed(count: int = 1) -> int:
+    """What the marker asks for: `gpu`, `gpu(2)` or `gpu(count=2)`."""
+    return count
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked `gpu` where there are too few real GPUs, and say so."""
     marked = [(item, marker) for item in items if (marker := item.get_closest_marker("gpu"))]
@@ -17,6 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     present = torch.cuda.device_count()
     for item, marker in marked:
-        needed = marker.args[0] if marker.args else 1
+        needed = gpus_needed(*marker.args, **marker.kwargs)
         if present < needed:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} real CUDA GPU{'s' * (needed > 1)}, this machine has {present}"))
