@@ -30,8 +30,13 @@ def _targets(func: Any) -> list[tuple[int, str, bool]]:
     return [(at, a.name, a.kwarg_only) for at, a in arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
+UNSAID = {"aten::_unsafe_view"}  # views that autograd is not to know of, so their schema says nothing
+
+
 @cache
 def returns_views(func: Any) -> bool:
     """Are all its results views of its arguments?"""
+    if func._schema.name in UNSAID:
+        return True
     returns = func._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)

@@ -106,6 +106,15 @@ def test_shapes_dtypes_and_devices_are_right(hollow):
     assert x.T.contiguous().stride() == (4, 1)
 
 
+def test_a_product_of_three_dimensions_takes_its_memory_once(hollow):
+    x, weight = torch.ones(2, 512, 64, device="cuda"), torch.ones(64, 4096, device="cuda")
+    x @ weight  # takes cuBLAS's workspace
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = x @ weight
+    assert torch.cuda.max_memory_allocated() - before == result.nbytes
+
+
 def test_shapes_are_remembered_and_told_apart(hollow, monkeypatch):
     x = torch.ones(3, 4, dtype=torch.int32, device="cuda")
     asked = []
