@@ -1,0 +1,71 @@
+"""Child processes that end with their block: in order, by an error, by an interrupt."""
+
+import os
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from labkit import processes
+from labkit.processes import children, context
+
+
+def double(line, number):
+    line.send((number * 2, "torch" in sys.modules, os.getpid()))
+
+
+def wait(line):
+    line.send(os.getpid())
+    time.sleep(60)
+
+
+def fail():
+    sys.exit(3)
+
+
+def test_children_answer_and_have_imported_torch_already():
+    ours, theirs = context().Pipe()
+    with children(double, [(theirs, 1), (theirs, 2)]) as started:
+        answers = [ours.recv() for _ in started]
+    assert sorted(answer[0] for answer in answers) == [2, 4]
+    assert all(answer[1] for answer in answers)
+    assert [process.exitcode for process in started] == [0, 0]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_in_the_block_ends_them(error):
+    ours, theirs = context().Pipe()
+    with pytest.raises(error), children(wait, [(theirs,), (theirs,)]):
+        pids = [ours.recv() for _ in range(2)]
+        raise error
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_one_that_does_not_end_by_itself_is_killed(monkeypatch):
+    monkeypatch.setattr(processes, "PATIENCE", 0.1)
+    ours, theirs = context().Pipe()
+    with children(wait, [(theirs,)]) as (process,):
+        pid = ours.recv()
+    assert process.exitcode == -9 and not psutil.pid_exists(pid)
+
+
+def test_those_that_were_started_end_when_the_next_cannot_be():
+    ours, theirs = context().Pipe()
+    pids = []
+
+    def arguments():
+        yield (theirs,)
+        pids.append(ours.recv())
+        yield (threading.Lock(),)
+
+    with pytest.raises(TypeError, match="pickle"), children(wait, arguments()):
+        pass
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_the_status_of_a_child_is_known_after_the_block():
+    with children(fail, [()]) as (process,):
+        pass
+    assert process.exitcode == 3
