@@ -1,6 +1,7 @@
 """The experiments: plain functions, parameters in, a `Run` out whose points can be stepped one by one or collected into a `Result`."""
 
 from labkit.experiments.allocator_by_hand import AllocatorByHand
+from labkit.experiments.claims import articles_on_trial, try_claim
 from labkit.experiments.copies import copy_speed
 from labkit.experiments.data_parallel import data_parallel_step, data_parallel_work, traced_step
 from labkit.experiments.format_speed import format_speed
@@ -24,6 +25,7 @@ __all__ = [
     "MemorySample",
     "Result",
     "Run",
+    "articles_on_trial",
     "collect",
     "copy_overlap",
     "copy_speed",
@@ -40,5 +42,6 @@ __all__ = [
     "placement",
     "run_program",
     "traced_step",
+    "try_claim",
     "two_streams",
 ]

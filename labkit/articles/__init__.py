@@ -1,0 +1,139 @@
+"""Four articles on PyTorch and GPUs, claim by claim: what each says, the code that puts it to the test, and the verdict.
+
+One TOML file an article, or two for a long one. The claims are told in a few words; of an article's code, `code` holds the lines that the
+claim stands on, without comments. `before` and `after` are the kit's own, and so is all code of a claim that has no snippet.
+"""
+
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+VERDICTS = ("holds", "held once", "never held")
+ORDER = ("shared_gpu_memory", "memory_and_multiple_gpus", "gpu_acceleration", "speed_up_pytorch")  # as a learner meets them
+
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Article:
+    """Where claims come from. `name` is the kit's own short name; `url` is "" where the article's text does not say it."""
+
+    name: str
+    title: str
+    author: str
+    date: str
+    url: str = ""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What running a claim comes to: the class of the exception and a part of its message, what is printed (`prints`, or `like`, a regular
+    expression), and a part of the warning. Nothing of what stands empty: no exception, no warning. `may_warn` is a part of a warning that
+    PyTorch gives once in a process."""
+
+    raises: str = ""
+    message: str = ""
+    prints: str = ""
+    like: str = ""
+    warns: str = ""
+    may_warn: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim.
+
+    Attributes:
+        name: by which `try_claim` finds it.
+        article: whose it is, and its `section` there.
+        says: the claim in a few words.
+        verdict: "holds", "held once" or "never held".
+        why: what happens instead, or why it holds, in a sentence or two.
+        snippet: is `code` the article's?
+        code: what is run, after `before` and followed by `after`, in one namespace that holds torch and nn.
+        expect: what it comes to on CUDA; `expect_virtual` on a virtual GPU, where that differs.
+        today: what to write now; it runs after `before`, too, and neither fails nor warns.
+        changed: the version in which it changed, and `source`, an address that says so.
+        gpus: how many it needs.
+        values: False where only memory and time count, so that virtual GPUs need not compute.
+        alone: it starts processes or changes what all the process shares.
+        untried: why it is not run; then `code` may be empty.
+    """
+
+    name: str
+    article: Article
+    section: str
+    says: str
+    verdict: str
+    why: str
+    snippet: bool = False
+    code: str = ""
+    before: str = ""
+    after: str = ""
+    expect: Expected = field(default_factory=Expected)
+    expect_virtual: Expected | None = None
+    today: str = ""
+    changed: str = ""
+    source: str = ""
+    gpus: int = 1
+    values: bool = True
+    alone: bool = False
+    untried: str = ""
+
+    def expected(self, virtual: bool) -> Expected:
+        """What running it comes to on a virtual GPU, or on a real one."""
+        return self.expect_virtual if virtual and self.expect_virtual is not None else self.expect
+
+    @property
+    def program(self) -> str:
+        """All that is run."""
+        return "\n".join(part.strip("\n") for part in (self.before, self.code, self.after) if part) + "\n"
+
+
+def articles() -> list[Article]:
+    """The four, in the order in which a learner meets them."""
+    return [_load(name)[0] for name in ORDER]
+
+
+def claims(article: str | None = None, verdict: str | None = None) -> list[Claim]:
+    """All claims in reading order, or those of one article and with one verdict.
+
+    Raises ValueError, naming the choices, for an article or a verdict that there is not.
+    """
+    if article is not None and article not in ORDER:
+        raise ValueError(f"article={article!r}: choose one of {', '.join(map(repr, ORDER))}, or None for all")
+    if verdict is not None and verdict not in VERDICTS:
+        raise ValueError(f"verdict={verdict!r}: choose one of {', '.join(map(repr, VERDICTS))}, or None for all")
+    found = [claim for name in ([article] if article else ORDER) for claim in _load(name)[1]]
+    return [claim for claim in found if verdict in (None, claim.verdict)]
+
+
+def find(name: str) -> Claim:
+    """The claim of this name. Raises ValueError when there is none, naming those that come near."""
+    there = {claim.name: claim for claim in claims()}
+    if name not in there:
+        import difflib
+
+        near = difflib.get_close_matches(str(name), there, n=3, cutoff=0.4)
+        raise ValueError(f"there is no claim {name!r}; " + (f"near it: {', '.join(near)}" if near else "labkit.articles.claims() has all"))
+    return there[name]
+
+
+@cache
+def _load(name: str) -> tuple[Article, list[Claim]]:
+    contents = [tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(_FOLDER.glob(f"{name}*.toml"))]
+    article = Article(name, **contents[0]["article"])
+    return article, [_claim(article, entry) for part in contents for entry in part["claim"]]
+
+
+def _claim(article: Article, entry: dict[str, Any]) -> Claim:
+    given = dict(entry)
+    given["expect"] = Expected(**given.get("expect", {}))
+    if "expect_virtual" in given:
+        given["expect_virtual"] = Expected(**given["expect_virtual"])
+    claim = Claim(article=article, **given)
+    if claim.verdict not in VERDICTS:
+        raise ValueError(f"{claim.name}: the verdict {claim.verdict!r} is none of {', '.join(VERDICTS)}")
+    return claim
