@@ -16,6 +16,8 @@ _FUNCTIONS = {
     "isolated": "labkit.isolation",
     "Isolated": "labkit.isolation",
     "IsolatedError": "labkit.isolation",
+    "torchrun": "labkit.ranks",
+    "TorchrunError": "labkit.ranks",
     "record": "labkit.trace",
     "Trace": "labkit.trace",
 }
@@ -38,7 +40,8 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext labkit`: adds the cell magics `%%gpu_memory` and `%%gpu_timeline` to a notebook."""
+    """`%load_ext labkit`: adds the cell magics `%%gpu_memory`, `%%gpu_timeline` and `%%torchrun` to a notebook."""
     from labkit.magics import GpuMagics
+    from labkit.ranks.magic import TorchrunMagic
 
-    shell.register_magics(GpuMagics)
+    shell.register_magics(GpuMagics, TorchrunMagic)

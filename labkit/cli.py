@@ -1,9 +1,10 @@
-"""The command line: `python -m labkit doctor`, `run`, `trace` and `measure`."""
+"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun` and `measure`."""
 
 import argparse
 import importlib.machinery
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable
 
@@ -39,6 +40,11 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--output", metavar="FILE", help="the page, written over if it is there (default: SCRIPT-memory.html, here)")
     trace.add_argument("--max-events", type=int, metavar="N", help="keep more or fewer events than labkit.record() does; the newest stay")
     trace.add_argument("--no-timeline", action="store_true", help="leave out what ran when: on real GPUs PyTorch's profiler stays off")
+    torchrun = command(
+        "torchrun", _torchrun, "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour."
+    )
+    _add_ranks(torchrun)
+    _add_script(torchrun)
     measure = command("measure", _measure, "Make the recordings that ship with the kit, on this machine's real GPUs.")
     measure.add_argument("--output", default="recordings", metavar="FOLDER", help="where the JSON files go (default: recordings)")
     measure.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
@@ -50,6 +56,22 @@ def _add_machine_and_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--like", metavar="MODEL", help="the GPU they are modelled on, such as T4 or H200 (default: T4)")
     parser.add_argument("--memory", metavar="SIZE", help="memory of each, such as 16GiB (default: the model's)")
     parser.add_argument("--no-values", action="store_true", help="keep shapes, memory, order and time, and compute nothing")
+    _add_script(parser)
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="how many in all (default: 2)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines among which they are divided (default: 1)")
+    parser.add_argument(
+        "--endpoint", metavar="HOST:PORT", help="of one of the machines: give the same command on each (default: all nodes are on this one)"
+    )
+    parser.add_argument("--timeout", type=float, metavar="S", help="seconds that it may take (default: no limit)")
+    parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start all ranks again when one fails (default: 0 times)")
+    parser.add_argument("--devices", metavar="KIND", help="cuda or cpu (default: cuda if this machine has a GPU for each rank)")
+    parser.add_argument("--in-order", action="store_true", help="show the ranks' output one rank after the other")
+
+
+def _add_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", help="the Python script")
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     own.required = False  # argparse would ask for them where the script is missing
@@ -128,6 +150,26 @@ def _trace(options: argparse.Namespace) -> int:
 def _refuse(message: str, command: str = "run") -> int:
     print(f"labkit {command}: {message}", file=sys.stderr)
     return 2  # as argparse does for an argument that it refuses
+
+
+def _torchrun(options: argparse.Namespace) -> int:
+    from labkit import ranks
+
+    chosen = {name: getattr(options, name) for name in ("ranks", "nodes", "endpoint", "timeout", "max_restarts", "devices")}
+    try:
+        ranks.torchrun(options.script, *options.arguments, **chosen, live=not options.in_order)
+    except ValueError as error:
+        return _refuse(str(error), "torchrun")
+    except SyntaxError as error:
+        print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
+        return 1
+    except ranks.TorchrunError as error:
+        print("\n".join([f"labkit torchrun: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("labkit torchrun: interrupted; all ranks are stopped.", file=sys.stderr)
+        return 130  # as a shell reports it
+    return 0
 
 
 def _measure(options: argparse.Namespace) -> int:

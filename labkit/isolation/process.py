@@ -9,6 +9,7 @@ import json
 import math
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -101,18 +102,12 @@ class Process:
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
-                    env=os.environ | self._environment(),
+                    env=os.environ | mark(self._folder),
                 )
         except BaseException:
             self._control.close()
             raise
         self._stage, self._deadline = Stage.STARTING, time.monotonic() + LIMITS[Stage.STARTING]
-
-    def _environment(self) -> dict[str, str]:
-        # An isolated run within one belongs to both.
-        marks = [*filter(None, [os.environ.get(MARK)]), self._folder]
-        # CUDA would write what lies on the GPU to a file.
-        return {MARK: " ".join(marks), "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0"}
 
     def run(self, timeout: float | None) -> Ended:
         """Listen until the process ends, or until the function has run for `timeout` seconds. No process is left in any case."""
@@ -160,12 +155,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids what is a zombie
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(KILLING)
-        deadline = time.monotonic() + KILLING
-        while (left := started_in(self._folder)) and time.monotonic() < deadline:
-            for process in left:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            time.sleep(0.001)
+        end_started_in(self._folder)
 
     def _read_rest(self) -> None:
         """What lies in the pipe; nobody is left to add to it."""
@@ -174,6 +164,13 @@ class Process:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(output, CHUNK):
                 self._output.add(data)
+
+
+def mark(folder: str) -> dict[str, str]:
+    """The environment variables of what belongs to `folder`: a run within another one belongs to both."""
+    marks = [*filter(None, [os.environ.get(MARK)]), folder]
+    # CUDA would write what lies on the GPU to a file.
+    return {MARK: " ".join(marks), "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0"}
 
 
 def started_in(folder: str) -> list[psutil.Process]:
@@ -185,6 +182,28 @@ def started_in(folder: str) -> list[psutil.Process]:
             if folder in process.environ().get(MARK, "") and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def end_started_in(folder: str) -> None:
+    """Kill what was started in `folder`; return when all is gone."""
+    deadline = time.monotonic() + KILLING
+    while (left := started_in(folder)) and time.monotonic() < deadline:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.001)
+
+
+def end_with(line: socket.socket, folder: str) -> None:
+    """For a thread of a worker. Nothing ever comes on this line: it closes when the process at its other end is gone. Then nobody else
+    clears up."""
+    with contextlib.suppress(OSError):
+        line.recv(1)
+    for process in started_in(folder):
+        if process.pid != os.getpid():
+            process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _search_path() -> str:

@@ -6,8 +6,6 @@ import json
 import linecache
 import os
 import resource
-import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -21,7 +19,7 @@ import cloudpickle
 import labkit
 from labkit.isolation import parcel
 from labkit.isolation.endings import kind_of
-from labkit.isolation.process import Stage, started_in
+from labkit.isolation.process import Stage, end_with
 
 # Frames that a traceback leaves out: how this process works, and what is C++ on a real GPU.
 _KIT = os.path.dirname(labkit.__file__)
@@ -35,7 +33,7 @@ def main(folder: str, control: str) -> None:
     "start" (the machine cannot be put in place); with the exception's `kind`, `type`, `text` and `traceback`, and the result's type `of`.
     """
     place, line = Path(folder), socket.socket(fileno=int(control))
-    threading.Thread(target=_end_with, args=(line, place), name="lifeline", daemon=True).start()
+    threading.Thread(target=end_with, args=(line, folder), name="lifeline", daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no file of gigabytes
     with contextlib.suppress(OSError):  # where Linux runs out of memory, it ends this process before the notebook
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -48,17 +46,6 @@ def main(folder: str, control: str) -> None:
         _serve(place, request, line, crash)
         faulthandler.disable()
     _say(line, Stage.ENDING)
-
-
-def _end_with(line: socket.socket, place: Path) -> None:
-    """Nothing ever comes on this line. It closes when the process that waits for the result is gone: then nobody else clears up."""
-    with contextlib.suppress(OSError):
-        line.recv(1)
-    for process in started_in(os.fspath(place)):
-        if process.pid != os.getpid():
-            process.kill()
-    shutil.rmtree(place, ignore_errors=True)
-    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def _say(line: socket.socket, stage: Stage) -> None:

@@ -1,0 +1,143 @@
+"""Ranks from a notebook: PyTorch's own torchrun starts them, `labkit.torchrun` shows what they print and leaves nothing behind."""
+
+import json
+import os
+import re
+import shlex
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from labkit.machine import MAXIMUM
+from labkit.ranks.job import Job
+from labkit.ranks.outcome import Ranks, TorchrunError, outcome
+from labkit.ranks.shown import Shown
+
+__all__ = ["Ranks", "TorchrunError", "torchrun"]
+
+JOINING = 300.0  # seconds that a node waits for the others where there is no other limit
+_LONGEST = 90  # bytes of a folder's name that leave room in a socket's: 104 on macOS, 108 on Linux
+
+
+def torchrun(
+    script: str | os.PathLike,
+    *arguments: object,
+    ranks: int = 2,
+    nodes: int = 1,
+    endpoint: str | None = None,
+    timeout: float | None = 60,
+    max_restarts: int = 0,
+    devices: str | None = None,
+    live: bool = False,
+    quiet: bool = False,
+) -> Ranks:
+    """Run `script` in several processes, the ranks, with PyTorch's own `torchrun`; show what they print, and return what they found.
+
+    Each rank runs the script as `torchrun` would: plain PyTorch, with RANK, WORLD_SIZE and LOCAL_RANK in the environment. Plain data that a
+    script leaves in its variable `result` comes back, a tensor as lists. Ranks see this computer's GPUs if there is one for each, so that
+    `init_process_group()` takes NCCL; otherwise they see none, and it takes gloo. Nor do they see one while LABKIT_VIRTUAL is set: ranks
+    have no virtual GPUs. When the call ends, however it ends, no process is left.
+
+    Args:
+        script: the path of a Python script.
+        arguments: for the script, as on a command line.
+        ranks: how many in all, 1 to 16 on each node.
+        nodes: machines among which the ranks are divided. Without `endpoint` all are on this one, with an agent of torchrun for each.
+        endpoint: "HOST:PORT" of one of the machines, where the nodes meet. This call is then one node; make the same call on each machine.
+        timeout: seconds that it may take, its start and the wait for other nodes included. None: no limit, but 300 s for that wait.
+        max_restarts: how often torchrun starts all ranks again after one has failed.
+        devices: "cuda" for a GPU each, or an error; "cpu" for none; None as above.
+        live: print lines as they come. Otherwise in the order of the ranks: the same text whatever the timing.
+        quiet: print nothing.
+
+    Raises:
+        TorchrunError: a rank failed, or took too long, or a node did not come. Its message names the rank that failed first, its note shows
+            that rank's traceback or last lines; `TorchrunError` lists its attributes.
+        SyntaxError: of the script; no rank was started.
+        ValueError, TypeError: an argument is not one of the choices, which the message names.
+    """
+    path = Path(script)
+    if not path.is_file():
+        raise ValueError(f"no such script: {path}")
+    request = _request(arguments, ranks, nodes, endpoint, timeout, max_restarts, devices)
+    request |= {"script": os.path.abspath(path), "name": str(path)}
+    return _run(path.read_bytes(), request, timeout, live, quiet)
+
+
+def torchrun_cell(source: str, **options: Any) -> Ranks:
+    """Run the text of a notebook's cell as a script: what `%%torchrun` does. Options and errors as of `torchrun`."""
+    chosen = {"ranks": 2, "nodes": 1, "endpoint": None, "timeout": 60, "max_restarts": 0, "devices": None} | options
+    live = chosen.pop("live", False)
+    request = _request((), **chosen) | {"script": None, "name": "cell.py"}
+    return _run(source.encode(), request, chosen["timeout"], live, quiet=False)
+
+
+def _run(source: bytes, request: dict[str, Any], timeout: float | None, live: bool, quiet: bool) -> Ranks:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each rank gives them
+        compile(source, request["name"], "exec", dont_inherit=True)
+    with tempfile.TemporaryDirectory(prefix="labkit-", dir=_short_folder(), ignore_cleanup_errors=True) as folder:
+        if request["script"] is None:
+            request["script"] = os.path.join(folder, request["name"])
+            Path(request["script"]).write_bytes(source)
+        Path(folder, "request.json").write_text(json.dumps(request))
+        job = Job(folder, request, Shown(request["ranks_here"] * request["nodes_here"], live, quiet))
+        job.run(timeout)
+        return outcome(job, _command(request), timeout)
+
+
+def _short_folder() -> str | None:
+    """Where temporary files lie, or a place with a shorter name: that of a socket is limited."""
+    return None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST - len("labkit-12345678/ranks") else "/tmp"
+
+
+def _request(arguments: tuple, ranks: Any, nodes: Any, endpoint: Any, timeout: Any, max_restarts: Any, devices: Any) -> dict[str, Any]:
+    """What is asked for, checked."""
+    if os.name != "posix":
+        raise NotImplementedError("labkit.torchrun works on Linux and macOS, not on this system")
+    _check_number("nodes", nodes, 1, MAXIMUM)
+    _check_number("ranks", ranks, nodes, MAXIMUM * nodes)
+    _check_number("max_restarts", max_restarts, 0, 100)
+    if ranks % nodes:
+        raise ValueError(
+            f"ranks={ranks} cannot be divided among nodes={nodes}: choose {ranks - ranks % nodes} or {ranks + nodes - ranks % nodes}"
+        )
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9):
+        raise ValueError(f"timeout={timeout!r}: choose a positive number of seconds, or None for no limit")
+    if devices not in (None, "cpu", "cuda"):
+        raise ValueError(f"devices={devices!r}: choose 'cpu', 'cuda' or None")
+    if endpoint is not None and not (isinstance(endpoint, str) and re.fullmatch(r"\S+:\d{1,5}", endpoint) and _port(endpoint) < 1 << 16):
+        raise ValueError(f"endpoint={endpoint!r}: give the address of one of the machines and a port, such as '192.168.1.10:29400'")
+    hidden = devices is None and os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0")
+    return {
+        "arguments": [str(argument) for argument in arguments],
+        "nodes": nodes,
+        "nodes_here": nodes if endpoint is None else 1,
+        "ranks_here": ranks // nodes,  # of each node
+        "endpoint": endpoint,
+        "limit": JOINING if timeout is None else timeout * 2 / 3,
+        "max_restarts": max_restarts,
+        "devices": "cpu" if hidden else devices,
+    }
+
+
+def _port(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])
+
+
+def _check_number(name: str, value: Any, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{name}={value!r}: choose a whole number from {least} to {most}")
+
+
+def _command(request: dict[str, Any]) -> str:
+    """The same in a terminal."""
+    each = f"--nproc-per-node={request['ranks_here']}"
+    if request["nodes"] == 1:
+        options = ["--standalone", each]
+    else:
+        options = [f"--nnodes={request['nodes']}", each, "--rdzv-backend=c10d", f"--rdzv-endpoint={request['endpoint'] or 'HOST:29400'}"]
+    if request["max_restarts"]:
+        options.append(f"--max-restarts={request['max_restarts']}")
+    return shlex.join(["torchrun", *options, request["name"], *request["arguments"]])

@@ -1,0 +1,162 @@
+"""PyTorch's own torchrun, one process a node, started by the process that waits for the ranks and ended with it."""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # this kit, should it be found nowhere else
+
+import psutil
+import torch
+from torch.distributed import DistError, TCPStore, launcher, run
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from labkit.isolation.process import end_with
+
+PROBE = 5.0  # seconds for a store to answer on a port of this machine that is in use
+_RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
+
+
+class RefusedError(Exception):
+    """The ranks cannot be started: a kind, and a sentence that says why."""
+
+
+def main(folder: str, control: str, node: str) -> None:
+    """Run the `node`-th agent of this machine, as `folder`'s request asks. What comes of it goes down the control line, a JSON a line."""
+    line = socket.socket(fileno=int(control))
+    request = json.loads((Path(folder) / "request.json").read_text())
+    status = 1
+    try:
+        endpoint = _ask(line, request["endpoint"], folder)
+        _choose_devices(request, int(node))
+        host, port, address = _addresses(endpoint)
+        store = _meeting_place(host, port, address, request["limit"])
+        _tell(line, endpoint=f"{host}:{store.port}", devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu")
+        _name_interface(address, both=request["endpoint"] is not None)
+        _watch_exits(line)
+        run.main(_torchrun_arguments(request, folder, f"{host}:{store.port}", address))
+        status = 0
+    except ChildFailedError:
+        pass  # told rank by rank
+    except RefusedError as error:
+        _tell(line, refused=error.args)
+    except Exception as error:
+        _tell(line, refused=("join" if "Rendezvous" in type(error).__name__ else "start", f"{type(error).__name__}: {error}"))
+    sys.stdout.flush()
+    os._exit(status)  # with its threads and its store
+
+
+def _tell(line: socket.socket, **what: Any) -> None:
+    with contextlib.suppress(OSError):
+        line.sendall(json.dumps(what).encode() + b"\n")
+
+
+def _ask(line: socket.socket, endpoint: str | None, folder: str) -> str:
+    """Where the agents of this job meet: "host:0" for the one that chooses a port. From then on the line only says that somebody waits."""
+    told = b""
+    while not told.endswith(b"\n"):
+        received = line.recv(1 << 12)
+        if not received:
+            os._exit(1)
+        told += received
+    threading.Thread(target=end_with, args=(line, folder), name="lifeline", daemon=True).start()
+    return told.decode().strip()
+
+
+def _choose_devices(request: dict[str, Any], node: int) -> None:
+    """Let the ranks see the GPUs of this machine, a part for each node here, if there is one for each rank; otherwise none."""
+    ranks, wish = request["ranks_here"], request["devices"]
+    count = torch.cuda.device_count() if wish != "cpu" else 0
+    needed = ranks * request["nodes_here"]
+    if wish == "cuda" and count < needed:
+        raise RefusedError("start", f'devices="cuda" asks for {needed} real CUDA GPUs, and PyTorch sees {count}')
+    if count < needed:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif request["nodes_here"] > 1:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(seen[node * ranks : (node + 1) * ranks])
+
+
+def _addresses(endpoint: str) -> tuple[str, int, str]:
+    """Host and port of the meeting place, and this machine's own address as the host sees it."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        family, kind, _, _, there = socket.getaddrinfo(host, int(port) or 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(there)  # sends nothing
+            return there[0], int(port), probe.getsockname()[0]
+    except OSError as error:
+        raise RefusedError("join", f"there is no way from this machine to {host!r} ({error.strerror or error})") from error
+
+
+def _meeting_place(host: str, port: int, address: str, limit: float) -> TCPStore:
+    """The store at which the agents find each other: on this machine if the host is this one, unless another agent here has it."""
+    mine = host == address
+    if mine:
+        with contextlib.suppress(DistError):
+            return TCPStore(host, port, is_master=True, wait_for_workers=False)
+    seconds = PROBE if mine else limit
+    try:
+        # Against a program that listens there and never answers, the time limit of the store itself does not help.
+        visit = ThreadPoolExecutor(1).submit(TCPStore, host, port, is_master=False, timeout=timedelta(seconds=seconds))
+        return visit.result(seconds + 1)
+    except (TimeoutError, RuntimeError) as error:
+        if mine:
+            raise RefusedError("port", f"port {port} of this machine is in use by another program: choose another one") from error
+        raise RefusedError(
+            "join", f"no torchrun answered at {host}:{port} within {seconds:g} s: start the same command on the machine with that address"
+        ) from error
+
+
+def _name_interface(address: str, both: bool) -> None:
+    """Gloo, and between machines NCCL, shall use the network that the agents met on; left alone, they go by the machine's name."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            if both:
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+            return
+
+
+def _watch_exits(line: socket.socket) -> None:
+    """Have torchrun's agent tell how its ranks ended, whenever one failed: it only reports the last time itself."""
+
+    class Agent(LocalElasticAgent):
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            result = super()._monitor_workers(worker_group)
+            if result.is_failed():
+                _tell(line, exits={failure.pid: failure.exitcode for failure in result.failures.values()})
+            return result
+
+    launcher.api.LocalElasticAgent = Agent
+
+
+def _torchrun_arguments(request: dict[str, Any], folder: str, endpoint: str, address: str) -> list[str]:
+    limit = max(1, round(request["limit"]))
+    return [
+        f"--nnodes={request['nodes']}",
+        f"--nproc-per-node={request['ranks_here']}",
+        f"--max-restarts={request['max_restarts']}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-conf=is_host=0,join_timeout={limit},read_timeout={limit}",
+        "--rdzv-id=labkit",
+        f"--local-addr={address}",
+        f"--log-dir={folder}",  # it makes a folder there, wherever the output goes
+        _RANK,
+        folder,
+        request["script"],
+        *request["arguments"],
+    ]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

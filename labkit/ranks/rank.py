@@ -1,0 +1,106 @@
+"""What torchrun starts for each rank: it introduces itself to the process that waits, then runs the script as Python would."""
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # this kit, should it be found nowhere else
+
+from labkit.cli import run_script
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def main(folder: str, script: str, *arguments: str) -> None:
+    """Run `script`. All that it prints goes to `folder`'s socket, and how it ended, with the plain data in its variable `result`."""
+    _end_with_torchrun()
+    control, output = _connect(folder, "control"), _connect(folder, "output")
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    output.close()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no file of gigabytes
+    stacks = open(os.path.join(folder, f"stacks-{os.getpid()}"), "w")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, stacks)  # it stays open for the signal
+    try:
+        run_script(script, list(arguments))
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            _tell(control, ended="exit", text=str(error.code))
+            raise
+        _tell(control, **_returned())
+    except BaseException as error:
+        _tell(control, ended="raised", **_described(error, os.path.abspath(script)))
+        _leave(1)
+    else:
+        _tell(control, **_returned())
+
+
+def _end_with_torchrun() -> None:
+    """Linux kills this process when torchrun's is gone, and before a notebook's when memory runs out."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _connect(folder: str, purpose: str) -> socket.socket:
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(os.path.join(folder, "ranks"))
+    _tell(line, purpose=purpose, rank=int(os.environ["RANK"]), pid=os.getpid())
+    return line
+
+
+def _tell(there: socket.socket, **what: Any) -> None:
+    with contextlib.suppress(OSError):  # the script may have closed every file
+        there.sendall(json.dumps(what).encode() + b"\n")
+
+
+def _returned() -> dict[str, Any]:
+    """The script's variable `result`, if it left one. Tensors and arrays become lists."""
+    value = vars(sys.modules["__main__"]).get("result")
+    try:
+        text = json.dumps(value, default=_as_lists)
+    except Exception as error:
+        return {"ended": "result", "text": str(error)}
+    return {"ended": "returned", "result": json.loads(text)}
+
+
+def _as_lists(value: Any) -> Any:
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"it holds a {type(value).__name__}")
+    return value.tolist()
+
+
+def _described(error: BaseException, script: str) -> dict[str, Any]:
+    """As text. The traceback begins at the script's own first line."""
+    told = traceback.TracebackException.from_exception(error)
+    own = [frame.filename for frame in told.stack]
+    told.stack[:] = told.stack[own.index(script) if script in own else 0 :]
+    module, name = type(error).__module__, type(error).__qualname__
+    return {
+        "time": time.monotonic(),
+        "type": name if module in ("builtins", "__main__") else f"{module}.{name}",
+        "text": str(error),
+        "line": next((frame.lineno for frame in reversed(told.stack) if frame.filename == script), None),
+        "traceback": "".join(told.format()),
+    }
+
+
+def _leave(status: int) -> NoReturn:
+    """End as a Python does that has printed an error's traceback; the process that waits for this one prints the first."""
+    sys.excepthook = lambda *error: None
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,308 @@
+"""`labkit.torchrun` starts ranks with PyTorch's torchrun, shows what they print, names what went wrong, and leaves nothing behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
+
+import labkit
+from labkit.isolation.process import started_in
+from labkit.ranks.shown import Shown
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SUM = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total = torch.full((2,), 2.0**rank)
+    dist.all_reduce(total)
+    print("of", size, os.environ["LOCAL_RANK"], sys.argv[1:], torch.cuda.is_available(), os.environ["KEPT"], torch.get_num_threads())
+    print("a line on stderr", file=sys.stderr)
+    result = {"rank": rank, "total": total}
+    dist.destroy_process_group()
+"""
+WITHOUT_TORCH = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_that_end_well(script, capsys, monkeypatch, nodes):
+    """On one node and on two, which this computer plays; ranks see no virtual GPU."""
+    monkeypatch.setenv("KEPT", "environment")
+    monkeypatch.setenv("LABKIT_VIRTUAL", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    path = script(SUM)
+    ranks = labkit.torchrun(path, "--epochs", 2, ranks=4, nodes=nodes)
+    assert ranks.results == [{"rank": rank, "total": [15.0, 15.0]} for rank in range(4)]
+    local = [str(rank % (4 // nodes)) for rank in range(4)]
+    assert ranks.outputs == [f"of 4 {at} ['--epochs', '2'] False environment 1\na line on stderr\n" for at in local]
+    assert ranks.exit_codes == [0] * 4 and ranks.restarts == [] and repr(ranks) == "<Ranks: 4 ended well>"
+    shown = [f"[rank {rank}] {line}\n" for rank in range(4) for line in ranks.outputs[rank].splitlines()]
+    banner = "labkit: 4 ranks: CPU tensors, gloo.\n" if nodes == 1 else "labkit: 4 ranks on 2 nodes: CPU tensors, gloo.\n"
+    assert capsys.readouterr().out == banner + "".join(shown)
+    how = {1: "--standalone --nproc-per-node=4", 2: "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400"}
+    assert ranks.command == f"torchrun {how[nodes]} {path} --epochs 2"
+
+
+@pytest.mark.gpu(count=2)
+def test_ranks_on_gpus(script, capsys, monkeypatch):
+    monkeypatch.delenv("LABKIT_VIRTUAL", raising=False)
+    path = script("""
+        import os, torch, torch.distributed as dist
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl")
+        total = torch.ones(1 << 20, device=device) * (1 + dist.get_rank())
+        dist.all_reduce(total)
+        result = [total.sum().item() / total.numel(), dist.get_backend(), torch.cuda.device_count()]
+        dist.destroy_process_group()
+    """)
+    for nodes, visible in ((1, torch.cuda.device_count()), (2, 1)):
+        ranks = labkit.torchrun(path, ranks=2, nodes=nodes, timeout=120)
+        assert ranks.results == [[3.0, "nccl", visible]] * 2
+        assert "one GPU each, NCCL" in capsys.readouterr().out
+    assert labkit.torchrun(script("import torch\nresult = torch.cuda.is_available()"), ranks=2, devices="cpu").results == [False, False]
+
+
+def test_an_exception_is_the_first_ranks_alone(script, capsys):
+    """The other ranks fail as well, because this one left the collective; torchrun's own report is long."""
+    path = script("""
+        import torch.distributed as dist, torch
+        dist.init_process_group()
+        print("begun")
+        def average(values):
+            return sum(values) / len(values)
+        if dist.get_rank() == 1:
+            average([])
+        dist.all_reduce(torch.ones(2))
+    """)
+    with pytest.raises(labkit.TorchrunError) as caught:
+        labkit.torchrun(path, ranks=3)
+    error = caught.value
+    assert str(error) == "rank 1 raised ZeroDivisionError: division by zero (line 5)."
+    assert (error.kind, error.rank, error.exit_codes[1]) == ("exception", 1, 1) and 0 not in error.exit_codes
+    note = "".join(error.__notes__)
+    assert note.startswith(f'In rank 1:\nTraceback (most recent call last):\n  File "{path}", line 7, in <module>')
+    assert note.count("Traceback") == 1 and note.endswith("ZeroDivisionError: division by zero") and "labkit" not in note
+    assert error.outputs[1].startswith("begun\nTraceback") and "Traceback" not in capsys.readouterr().out
+
+
+def test_a_killed_rank(script):
+    code = """
+        import os, signal, torch, torch.distributed as dist
+        dist.init_process_group()
+        if dist.get_rank() == 1:
+            print("the last words")
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(2))
+    """
+    with pytest.raises(labkit.TorchrunError, match=r"^rank 1 was killed from outside \(SIGKILL\)") as caught:
+        labkit.torchrun(script(code), ranks=3, quiet=True)
+    error = caught.value
+    assert (error.kind, error.rank, error.exit_codes[1]) == ("signal", 1, -9)
+    assert error.__notes__ == ["The last that rank 1 printed:\nthe last words"]
+
+
+def test_a_rank_that_leaves_while_the_others_need_it(script):
+    code = """
+        import sys, torch, torch.distributed as dist
+        dist.init_process_group()
+        if dist.get_rank() == 2:
+            sys.exit()
+        dist.all_reduce(torch.ones(2))
+    """
+    with pytest.raises(labkit.TorchrunError, match=r"^rank [01] raised RuntimeError: Connection closed by peer") as caught:
+        labkit.torchrun(script(code), ranks=3, quiet=True)
+    assert str(caught.value).endswith("(line 5). By then rank 2 had ended.")
+    assert caught.value.exit_codes[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("last", "message", "code"),
+    [
+        ("sys.exit(3)", "rank 1 called sys.exit(3).", 3),
+        ("os._exit(7)", "rank 1 ended with exit status 7 without returning.", 7),
+        ("result = [sys]", "rank 1's variable `result` cannot be sent (it holds a module): leave plain data in it (numbers", None),
+    ],
+)
+def test_other_ends(script, last, message, code):
+    with pytest.raises(labkit.TorchrunError) as caught:
+        labkit.torchrun(script(WITHOUT_TORCH + f"if rank == 1:\n    {last}\nelse:\n    time.sleep(0.5)"), ranks=2, quiet=True)
+    assert str(caught.value).startswith(message)
+    if code is not None:
+        assert caught.value.exit_codes[1] == code
+
+
+def test_a_time_limit_says_where_each_rank_was(script):
+    code = (
+        WITHOUT_TORCH + "def wait():\n    time.sleep(100)\nif rank == 3:\n    sys.exit()\nif rank:\n    wait()\nelse:\n    signal.pause()"
+    )
+    start = time.monotonic()
+    with pytest.raises(labkit.TorchrunError) as caught:
+        labkit.torchrun(script(code), ranks=4, timeout=10, quiet=True)
+    assert str(caught.value) == (
+        "the ranks took longer than 10 s and were stopped. Then rank 0 ran line 10, `signal.pause()`; "
+        "ranks 1 and 2 ran line 4, `time.sleep(100)`; rank 3 had ended."
+    )
+    assert caught.value.kind == "timeout" and time.monotonic() - start < 13
+
+
+def test_torchrun_starts_all_ranks_again(script, capsys):
+    code = WITHOUT_TORCH + (
+        "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nprint('attempt', attempt)\n"
+        "if rank == 1 and attempt == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if rank == 0 and attempt == 1:\n    raise ValueError('again')\n"
+        "if attempt < 2:\n    time.sleep(100)\nresult = attempt"
+    )
+    ranks = labkit.torchrun(script(code), ranks=2, max_restarts=2)
+    assert ranks.results == [2, 2] and repr(ranks) == "<Ranks: 2 ended well, after 2 restarts>"
+    assert [why.split(" (")[0] for why in ranks.restarts] == ["rank 1 was killed from outside", "rank 0 raised ValueError: again"]
+    shown = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    again = "[torchrun] rank 0 raised ValueError: again (line 8). All ranks start again: restart 2 of 2."
+    both = [f"[rank {rank}] attempt {attempt}" for attempt in range(3) for rank in range(2)]
+    assert shown == [*both[:2], "[torchrun] rank 1 was killed from outside (SIGKILL)", *both[2:4], again, *both[4:]]
+    assert ranks.command.startswith("torchrun --standalone --nproc-per-node=2 --max-restarts=2 ")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_nothing_is_left_when_the_caller_ends(script, nothing_left, how):
+    """A cell that is interrupted half-way, and a kernel that is killed. The ranks ask not to be ended by SIGTERM."""
+    code = WITHOUT_TORCH + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun')\ntime.sleep(100)"
+    caller = f"import labkit\nlabkit.torchrun({str(script(code))!r}, ranks=2, nodes=2, live=True)"
+    with subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        lines = [process.stdout.readline() for _ in range(3)]
+        assert sorted(lines)[:2] == ["[rank 0] begun\n", "[rank 1] begun\n"] and started_in(nothing_left)
+        process.send_signal(how)
+        error = process.stderr.read()
+    assert process.returncode == -how and (how == signal.SIGKILL or error.rstrip().endswith("KeyboardInterrupt"))
+    deadline = time.monotonic() + 5
+    while (started_in(nothing_left) or os.listdir(nothing_left)) and how == signal.SIGKILL and time.monotonic() < deadline:
+        time.sleep(0.05)  # nobody waits for what ends by itself
+
+
+def test_a_busy_port(script):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(labkit.TorchrunError) as caught:
+            labkit.torchrun(script("pass"), ranks=2, nodes=2, endpoint=f"127.0.0.1:{port}", quiet=True)
+    assert str(caught.value) == f"port {port} of this machine is in use by another program: choose another one."
+    assert caught.value.kind == "port" and caught.value.outputs == []
+
+
+def test_a_node_that_never_comes(script):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # free when the server has gone
+    with pytest.raises(labkit.TorchrunError) as caught:
+        labkit.torchrun(script("pass"), ranks=2, nodes=2, endpoint=f"127.0.0.1:{port}", timeout=6, quiet=True)
+    assert caught.value.kind == "join"
+    assert str(caught.value) == "not all of the 2 nodes came within 6 s: start the same command on the other machines."
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ranks": 0}, "ranks=0: choose a whole number from 1 to 16"),
+        ({"ranks": 17}, "ranks=17: choose a whole number from 1 to 16"),
+        ({"ranks": True}, "ranks=True: choose a whole number"),
+        ({"ranks": 3, "nodes": 2}, "ranks=3 cannot be divided among nodes=2: choose 2 or 4"),
+        ({"nodes": 0}, "nodes=0: choose a whole number from 1 to 16"),
+        ({"max_restarts": -1}, "max_restarts=-1: choose a whole number from 0 to 100"),
+        ({"timeout": 0}, "timeout=0: choose a positive number of seconds"),
+        ({"devices": "tpu"}, "devices='tpu': choose 'cpu', 'cuda' or None"),
+        ({"endpoint": "somewhere"}, "endpoint='somewhere': give the address of one of the machines and a port"),
+        ({"endpoint": "host:99999"}, "endpoint='host:99999': give the address"),
+    ],
+)
+def test_arguments_that_are_refused(script, options, message):
+    with pytest.raises(ValueError, match=message):
+        labkit.torchrun(script("pass"), **options)
+
+
+def test_a_script_that_is_not_there_or_no_python(script, tmp_path):
+    with pytest.raises(ValueError, match="^no such script: .*missing.py"):
+        labkit.torchrun(tmp_path / "missing.py")
+    path = script("x = 1\nif x\n    pass\n")
+    with pytest.raises(SyntaxError) as caught:
+        labkit.torchrun(path)
+    assert (caught.value.filename, caught.value.lineno) == (str(path), 2)
+
+
+def test_the_command(script, nothing_left):
+    def command(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "labkit", "torchrun", *map(str, arguments)], capture_output=True, text=True, timeout=60
+        )
+
+    path = script(WITHOUT_TORCH + "print(rank, sys.argv[1:])\nif rank == int(sys.argv[1]):\n    raise ValueError('no')\ntime.sleep(0.5)")
+    well = command("--ranks", 2, "--in-order", path, "-1", "--x")
+    assert (well.returncode, well.stderr) == (0, "")
+    assert well.stdout == "labkit: 2 ranks: CPU tensors, gloo.\n[rank 0] 0 ['-1', '--x']\n[rank 1] 1 ['-1', '--x']\n"
+    failed = command("--ranks", 2, path, "1")
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(
+        "labkit torchrun: rank 1 raised ValueError: no (line 5).\nIn rank 1:\nTraceback (most recent call last):\n"
+    )
+    assert command("--ranks", 0, path).stderr == "labkit torchrun: ranks=0: choose a whole number from 1 to 16\n"
+    wrong = command(script("for\n"))
+    assert wrong.returncode == 1 and wrong.stderr.startswith(f'  File "{path}", line 1\n    for\n')
+
+
+def test_a_cell(monkeypatch):
+    """A notebook's cell as a script: lines are counted as the reader does, and the labels are in colour."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.extension_manager.load_extension("labkit")
+    try:
+        with capture_output() as captured:
+            assert shell.run_cell("%%torchrun --ranks 2 -o found\nimport os\nresult = os.environ['RANK']\nprint('%d' % 3)").success
+        assert shell.user_ns["found"].results == ["0", "1"]
+        assert captured.stdout.splitlines()[1:] == ["\x1b[34m[rank 0]\x1b[0m 3", "\x1b[33m[rank 1]\x1b[0m 3"]
+        with capture_output() as captured:
+            raised = shell.run_cell("%%torchrun --ranks 1\n1 / 0").error_in_exec
+            unread = shell.run_cell("%%torchrun\nx = 1\nif x").error_in_exec
+        assert str(raised) == "rank 0 raised ZeroDivisionError: division by zero (line 2)." and '"cell.py", line 2' in raised.__notes__[0]
+        assert isinstance(unread, SyntaxError) and unread.lineno == 3
+    finally:
+        InteractiveShell.clear_instance()
+
+
+def shown(live, *steps):
+    """What is printed after each of (rank, data), where data None is the rank's end."""
+
+    class Kept(Shown):
+        def _print(self, text):
+            printed[-1].append(text)
+
+    printed = [[]]
+    show = Kept(2, live, quiet=False)
+    show.start(1)
+    show.start(0)
+    for rank, data in steps:
+        printed.append([])
+        show.end(rank) if data is None else show.add(rank, data)
+    return printed[1:]
+
+
+def test_lines_in_order_and_as_they_come():
+    steps = [(1, b"one\ntw"), (0, b"zero\n"), (1, b"o\n"), (0, b"end"), (0, None), (1, b"three\n"), (1, None)]
+    in_order = [[], ["[rank 0] zero"], [], [], ["[rank 0] end", "[rank 1] one", "[rank 1] two"], ["[rank 1] three"], []]
+    assert shown(False, *steps) == in_order
+    as_they_come = [["[rank 1] one"], ["[rank 0] zero"], ["[rank 1] two"], [], ["[rank 0] end"], ["[rank 1] three"], []]
+    assert shown(True, *steps) == as_they_come
+
+
+def test_progress_bars_and_floods():
+    assert shown(False, (0, b"10%\r50%\r100%\r\n")) == [["[rank 0] 100%"]]
+    flood = shown(False, (0, b"x" * (1 << 20)), (0, b"\nafter\n"), (0, None))
+    assert flood[-1] == ["[rank 0] [... 0.5 MiB of output left out ...]"]
