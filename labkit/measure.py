@@ -32,6 +32,7 @@ EXPERIMENTS = {
     "leaky_training": Recorded(experiments.leaky_training),
     "pipeline_splits": Recorded(experiments.pipeline_splits, gpus=2),
     "pipeline_step": Recorded(experiments.pipeline_step, gpus=4),
+    "shared_model": Recorded(experiments.shared_model),
     "two_streams": Recorded(experiments.two_streams),
 }
 

@@ -14,6 +14,7 @@ from labkit.experiments.overlap import copy_overlap
 from labkit.experiments.pipeline import pipeline_step
 from labkit.experiments.placement import placement
 from labkit.experiments.result import Result, Run, collect
+from labkit.experiments.shared_model import shared_model
 from labkit.experiments.sizes import host_and_device
 from labkit.experiments.splits import pipeline_splits
 from labkit.experiments.stream_program import run_program
@@ -41,6 +42,7 @@ __all__ = [
     "pipeline_step",
     "placement",
     "run_program",
+    "shared_model",
     "traced_step",
     "try_claim",
     "two_streams",

@@ -14,6 +14,7 @@ from labkit.plots.parallel import data_parallel_step, data_parallel_work
 from labkit.plots.pipeline import pipeline_splits, pipeline_step
 from labkit.plots.placement import placement
 from labkit.plots.segments import segment_map
+from labkit.plots.shared_model import shared_model
 from labkit.plots.streams import copy_overlap, two_streams
 from labkit.plots.timeline import trace_timeline
 
@@ -39,6 +40,7 @@ __all__ = [
     "pipeline_step",
     "placement",
     "segment_map",
+    "shared_model",
     "trace_devices",
     "trace_memory",
     "trace_timeline",

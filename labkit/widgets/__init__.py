@@ -9,6 +9,7 @@ from labkit.widgets.memory import MemoryPanel
 from labkit.widgets.monitor import Monitor
 from labkit.widgets.parallel import DataParallelLab
 from labkit.widgets.pipeline import PipelineLab
+from labkit.widgets.sharing import SharingLab
 from labkit.widgets.streams import StreamsLab
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "MemoryPanel",
     "Monitor",
     "PipelineLab",
+    "SharingLab",
     "StreamsLab",
 ]
