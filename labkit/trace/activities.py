@@ -14,6 +14,7 @@ DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
 CALLS = {"cuda_runtime", "cuda_driver"}
 SYNC = "cuda_sync"
 STREAM_WAIT = "Stream Wait Event"
+EVENT_RECORD = "cudaEventRecord"
 DEFAULT_STREAM = 7  # the number that CUPTI gives a context's default stream, which PyTorch's allocator calls 0
 _COPIES = {"HtoD": H2D, "DtoH": D2H, "PtoP": P2P}  # the others, as DtoD, are done by the GPU's multiprocessors
 
@@ -84,8 +85,9 @@ def _kind(activity: Activity) -> int:
 
 
 def _waits(heard: list[Activity], origin: int) -> list[tuple]:
-    """Streams that wait for streams. CUPTI tells which and when that was asked, not when the event happened: that is taken for the end
-    of the last work that was launched on its stream before."""
+    """Streams that wait for streams. CUPTI tells who waits and when that was asked, not when the event happened: that is taken for the
+    end of the last work that was launched on its stream before. Nor does it tell, with CUDA 13, on which stream the event was recorded:
+    that is taken for the stream, other than the one that waits, which had been given work last when an event was last recorded."""
     called = {activity.correlation: activity.start for activity in heard if activity.kind in CALLS}
     queued: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)  # by stream: when launched, when done
     homes: dict[int, int] = {}  # the device of a stream: CUPTI numbers those of a process
@@ -96,18 +98,33 @@ def _waits(heard: list[Activity], origin: int) -> list[tuple]:
             homes.setdefault(activity.stream, activity.device)
     for work in queued.values():
         work.sort()
+    recorded = sorted(activity.start for activity in heard if activity.kind in CALLS and activity.name.startswith(EVENT_RECORD))
+
+    def last(place: tuple[int, int], asked: int) -> tuple[int, int] | None:
+        """When the last work before `asked` was launched there, and when it was done."""
+        before = bisect_right(queued[place], (asked, 1 << 63))
+        return queued[place][before - 1] if before else None
 
     def done(place: tuple[int, int], asked: int) -> int:
-        before = queued[place][: bisect_right(queued[place], (asked, 1 << 63))]
-        return max((end for _, end in before[-1:]), default=asked)
+        found = last(place, asked)
+        return found[1] if found else asked
+
+    def source_of(activity: Activity, waiter: tuple[int, int], asked: int) -> tuple[int, int] | None:
+        if activity.waits_on >= 0:
+            home = activity.device if activity.waits_on == DEFAULT_STREAM else homes.get(activity.waits_on, activity.device)
+            return home, activity.waits_on
+        before = recorded[: bisect_right(recorded, asked)][-1:]
+        given = [(work, place) for place in queued if place != waiter and before and (work := last(place, before[0]))]
+        return max(given)[1] if given else None
 
     rows = []
     for activity in heard:
-        if activity.kind == SYNC and activity.name == STREAM_WAIT and activity.waits_on >= 0:
+        if activity.kind == SYNC and activity.name == STREAM_WAIT:
             asked = called.get(activity.correlation, activity.start)
             waiter = activity.device, activity.stream
-            home = activity.device if activity.waits_on == DEFAULT_STREAM else homes.get(activity.waits_on, activity.device)
-            source = home, activity.waits_on
+            source = source_of(activity, waiter, asked)
+            if source is None:  # a stream that had no work: nothing is waited for
+                continue
             time = done(source, asked)
             until = max(time, asked, done(waiter, asked))
             places = [(device, 0 if stream == DEFAULT_STREAM else stream) for device, stream in (source, waiter)]
