@@ -14,7 +14,7 @@ def gpus_needed(count: int = 1) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` where there are too few real GPUs, and say so; with `--dist loadgroup` the others run one after another."""
+    """Skip what is marked `gpu` where there are too few real GPUs, and say so."""
     marked = [(item, marker) for item in items if (marker := item.get_closest_marker("gpu"))]
     if not marked:
         return
@@ -22,7 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     present = torch.cuda.device_count()
     for item, marker in marked:
-        item.add_marker(pytest.mark.xdist_group("gpu"))  # some of them measure: never two at a time
         needed = gpus_needed(*marker.args, **marker.kwargs)
         if present < needed:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} real CUDA GPU{'s' * (needed > 1)}, this machine has {present}"))

@@ -13,6 +13,7 @@ class FakeDriver:
     """`gpus` H200s. `broken` gives, by function or by (function, index), the code of the error that it raises: "NOT_SUPPORTED"."""
 
     def __init__(self, monkeypatch: Any, gpus: int = 1) -> None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # PyTorch's numbers of GPUs are the driver's
         self.gpus = gpus
         self.used = 10 * MIB
         self.broken: dict[Any, str] = {}

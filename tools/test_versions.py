@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / ".venv-versions"
 PYTHONS = [sys.executable, *(f"python3.{minor}" for minor in (14, 13, 12, 11))]  # an older torch has no wheel for the newest Python
 PYTEST = ("-m", "pytest", "-q", "--timeout", "300", "tests")
-PARALLEL = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup")  # a group: the tests of real GPUs
+PARALLEL = ("-n", "auto", "--maxprocesses", "4")
 # Asked inside an environment: what torch brought with it, and what torch there is.
 BROUGHT = """
 import json, re
@@ -58,7 +58,8 @@ def tested(version: str, wanted: str) -> str:
     name = f"{version}: torch {torch}, Python {own}"
     if gpus:
         found = {
-            f"{gpus} GPU{'s' * (gpus > 1)} in sight": ran(python, f"{name}, GPU in sight", *PARALLEL),
+            "on the GPU": ran(python, f"{name}, on the GPU", "-m", "gpu"),  # some measure: one after another, and alone
+            f"{gpus} GPU{'s' * (gpus > 1)} in sight": ran(python, f"{name}, GPU in sight", "-m", "not gpu and not browser", *PARALLEL),
             "hidden": ran(python, f"{name}, GPU hidden", *PARALLEL, CUDA_VISIBLE_DEVICES=""),
         }
     else:

@@ -20,20 +20,26 @@ _WITHOUT_CUDA = (
     "Found no NVIDIA driver",
     "CUDA driver version is insufficient",
     "No CUDA GPUs are available",
+    "no CUDA-capable device is detected",
 )
+
+_COPY = "a copy to a GPU inside torch.jit.script"
 
 
 def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of a script, which says by name that it cannot move a tensor to a GPU."""
+    """A call of a script, which says by name that it cannot move a tensor to a GPU. With a real one in sight, C++ moves it there."""
 
     @wraps(call)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return call(self, *args, **kwargs)
+            result = call(self, *args, **kwargs)
         except RuntimeError as error:
             if any(words in str(error) for words in _WITHOUT_CUDA):
-                raise unsupported("a copy to a GPU inside torch.jit.script") from error
+                raise unsupported(_COPY) from error
             raise
+        if any(type(x) is not VirtualTensor and x.is_cuda for x in tensors(result)):
+            raise unsupported(_COPY)
+        return result
 
     return called
 

@@ -296,6 +296,6 @@ def prefetched(batches):
             "batches ahead",
         ),
         "on the host": ("def prefetched(batches): yield from batches", "was not on the GPU"),
-        "a constant": ("def prefetched(batches):\n    for _ in batches:\n        yield torch.ones(4, device='cuda')", "no batch's values"),
+        "a constant": ("def prefetched(batches):\n    for _ in batches:\n        yield torch.zeros(4, device='cuda')", "no batch's values"),
     },
 }
