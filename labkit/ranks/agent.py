@@ -26,7 +26,7 @@ _RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 
 
 class RefusedError(Exception):
-    """The ranks cannot be started: a kind, and a sentence that says why."""
+    """The ranks cannot be started: a kind, and a sentence that says why; "" if nobody answered."""
 
 
 def main(folder: str, control: str, node: str) -> None:
@@ -111,9 +111,7 @@ def _meeting_place(host: str, port: int, address: str, limit: float) -> TCPStore
     except (TimeoutError, RuntimeError) as error:
         if mine:
             raise RefusedError("port", f"port {port} of this machine is in use by another program: choose another one") from error
-        raise RefusedError(
-            "join", f"no torchrun answered at {host}:{port} within {seconds:g} s: start the same command on the machine with that address"
-        ) from error
+        raise RefusedError("join", "") from error
 
 
 def _name_interface(address: str, both: bool) -> None:

@@ -91,6 +91,11 @@ class Job:
         finally:
             self._end_all()
 
+    @property
+    def met(self) -> bool:
+        """Has an agent here found the place where the nodes meet?"""
+        return self.devices != ""
+
     def attempts(self) -> list[list[Life]]:
         """The lives of each attempt, in the order of the ranks."""
         count = max((life.attempt for life in self.lives), default=-1) + 1

@@ -91,7 +91,7 @@ def outcome(job: Job, command: str, timeout: float | None) -> Ranks:
     """Raises TorchrunError unless all ranks ended well."""
     attempts = job.attempts()
     if job.refused is not None and not job.failed:
-        raise TorchrunError(f"{job.refused[1].rstrip('.')}.", job.refused[0], job=job)
+        raise TorchrunError(f"{job.refused[1].rstrip('.')}." if job.refused[1] else _nobody(job), job.refused[0], job=job)
     if job.late:
         raise _too_late(job, timeout)
     if attempts and len(attempts[-1]) == job.expected and all(life.well for life in attempts[-1]):
@@ -108,6 +108,8 @@ def _failed(job: Job, first: Life) -> TorchrunError:
     kind, message = ended(first)
     if first.left:
         message += f" By then {_listed(first.left)} had ended."
+    elif job.request["nodes_here"] < job.request["nodes"] and re.search(r"[Cc]onnection|peer|remote", message):
+        message += " Perhaps a rank on another machine ended first: look there."
     error = TorchrunError(message, kind, first.rank, job)
     traceback = (first.report or {}).get("traceback")
     if traceback:
@@ -126,6 +128,8 @@ def _add_lines(error: TorchrunError, who: str, text: str) -> None:
 def _too_late(job: Job, timeout: float | None) -> TorchrunError:
     request, limit = job.request, f"{timeout:g} s"
     if not job.lives:
+        if request["endpoint"] is not None and not job.met:
+            return TorchrunError(_nobody(job), "join", job=job)
         if request["nodes"] > request["nodes_here"]:
             return TorchrunError(
                 f"not all of the {request['nodes']} nodes came within {limit}: start the same command on the other machines.",
@@ -138,6 +142,10 @@ def _too_late(job: Job, timeout: float | None) -> TorchrunError:
         places.setdefault(_place(job, life), []).append(life.rank)
     told = "; ".join(f"{_listed(ranks)} {place}" for place, ranks in places.items())
     return TorchrunError(f"the ranks took longer than {limit} and were stopped. Then {told}.", "timeout", job=job)
+
+
+def _nobody(job: Job) -> str:
+    return f"nobody answered at {job.request['endpoint']} in time: start the same command on the machine with that address."
 
 
 def _place(job: Job, life: Life) -> str:
