@@ -35,24 +35,26 @@ class Request:
 class Machine:
     """The GPUs in use. Also a context manager: at the end of a `with` block the machine is taken away."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, joins: str | None = None) -> None:
+        """`joins` is the address of a virtual machine of another process (labkit.vgpu.ledger): the GPUs are the same where it is alike."""
         self.request = request
         self._entered = False
         self._installation: Any = None
         self._fractions: list[float] = []
         self._told_in = 0  # the number of the notebook's cell in which the banner was printed last
         if request.virtual:
-            self._put_virtual_in_place()
+            self._put_virtual_in_place(joins)
         else:
             self._limit_real()
 
-    def _put_virtual_in_place(self) -> None:
-        from labkit.vgpu import hardware, profiles
+    def _put_virtual_in_place(self, joins: str | None) -> None:
+        from labkit.vgpu import hardware, ledger, profiles
         from labkit.vgpu.install import Installation
 
         profile = profiles.load(self.request.like or DEFAULT_MODEL)
         request = self.request
-        machine = hardware.Machine(profile, request.gpus, request.memory, request.values, request.heeds_environment)
+        shared = ledger.join(profile.name, request.gpus, request.memory or profile.total_memory, joins or os.environ.get(ledger.ADDRESS))
+        machine = hardware.Machine(profile, request.gpus, request.memory, request.values, request.heeds_environment, shared)
         self._installation = Installation(machine, in_child=(inherit, request))
         self.name = profile.name
 
@@ -209,11 +211,11 @@ def _shell() -> Any:
     return ipython.get_ipython() if ipython is not None else None
 
 
-def inherit(request: Request) -> None:
+def inherit(request: Request, address: str) -> None:
     """Put the machine of the parent in place: called in a process that multiprocessing starts, before it imports the main module."""
     global _current
     if _current is None:
-        _current = Machine(request)
+        _current = Machine(request, joins=address)
 
 
 def current() -> Machine | None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from labkit.vgpu.clock import StreamTime
-from labkit.vgpu.hardware import Gpu, Machine, Selected
+from labkit.vgpu.hardware import Gpu, Machine
+from labkit.vgpu.selected import Selected
 from labkit.vgpu.tensor import VirtualTensor, tensors
 
 MOST = 1 << 16  # nodes on streams other than the default one that are remembered

@@ -158,11 +158,13 @@ def device_answers(machine: Machine) -> dict[str, Any]:
 
     def set_device(index: int) -> None:
         selected.device = checked(index)
+        if machine.initialised:
+            machine.current.open_context()
 
     def exchange(index: int) -> int:
         before = selected.device
         if index >= 0:
-            selected.device = checked(index)
+            set_device(index)
             return before
         return -1
 
@@ -204,7 +206,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_lock_mutex": lambda: None,  # until torch 2.8: around the freeing of memory
         "_cuda_unlock_mutex": lambda: None,
-        "_cuda_ipc_collect": lambda: None,
+        "_cuda_ipc_collect": machine.limbo.collect,
         "_group_tensors_by_device_and_dtype": group_tensors,
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_deviceCount": machine.visible,
@@ -309,6 +311,7 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
 
 def free_and_total(gpu: hardware.Gpu) -> tuple[int, int]:
     """Bytes that no process holds on this GPU, and all of its bytes."""
+    gpu.open_context()
     return gpu.allocator.free_bytes(), gpu.machine.total_memory
 
 

@@ -44,6 +44,12 @@ def device_side_assert() -> Exception:
     return cuda_error("device-side assert triggered", f"Search for `cudaErrorAssert' in {page} for more information.")
 
 
+def invalid_device_context() -> Exception:
+    """Memory of another process that cannot be opened."""
+    page = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
+    return cuda_error("invalid device context", f"Search for `cudaErrorDeviceUninitialized' in {page} for more information.")
+
+
 # Devices that disagree
 
 

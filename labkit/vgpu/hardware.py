@@ -1,19 +1,22 @@
-"""The virtual GPUs of one machine: their memory, streams and random generators, and what each thread has selected."""
+"""The virtual GPUs of one machine: their memory, streams and random generators."""
 
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from labkit.host_memory import host_memory
 from labkit.vgpu import costs, errors
 from labkit.vgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
+from labkit.vgpu.budget import host_budget
 from labkit.vgpu.clock import Clock, EventTime, StreamTime
+from labkit.vgpu.ledger import Ledger
+from labkit.vgpu.loans import Limbo, Loan
 from labkit.vgpu.profiles import Profile
+from labkit.vgpu.selected import Selected
 from labkit.vgpu.sync_debug import SyncDebug
 from labkit.vgpu.turns import Turns
 
@@ -22,9 +25,6 @@ if TYPE_CHECKING:
     from labkit.vgpu.faults import Fault
     from labkit.vgpu.order import Order
 
-# A lesson that fills 16 GiB of GPU must run in 1 GiB of RAM: values of device tensors are kept within these bounds.
-HOST_SHARE = 0.25  # of the memory that this process may use, for the values of all device tensors together
-LARGEST_KEPT = 256 << 20  # bytes of one tensor: ten of those would fill a laptop
 NUMBER_BYTES = 8  # of one number: kept even with values=False, so that a script can read what it counts
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
 
@@ -35,13 +35,14 @@ class Memory:
     `kept` is the number of bytes of values on the host; a storage without values (`kept` is None) is called hollow.
     """
 
-    __slots__ = ("__weakref__", "block", "born", "gpu", "kept", "place", "written")
+    __slots__ = ("__weakref__", "block", "born", "gpu", "kept", "loan", "place", "written")
 
     def __init__(self, gpu: "Gpu", block: Block | None, kept: int | None) -> None:
         self.gpu = gpu
         self.block = block
         self.born = gpu.machine.selected.call  # the call that made it: a Python instruction or a node of a backward
         self.kept = kept
+        self.loan: Loan | None = None  # to other processes
         self.place: Place | None = None  # who has touched it, once that is watched (labkit.vgpu.order)
         # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
         self.written = gpu.default_stream.count + 1 if watcher is None else 0
@@ -52,7 +53,19 @@ class Memory:
         if self.block is not None:
             if self.place is not None and watcher is not None:
                 watcher.freed(self)
-            self.gpu.allocator.free(self.block)
+            if self.loan is not None:
+                self.gpu.machine.limbo.add(self.gpu.allocator, self.block, self.loan)
+            else:
+                self.gpu.allocator.free(self.block)
+
+    @property
+    def address(self) -> int:
+        return 0 if self.block is None else self.block.address
+
+    @property
+    def requested(self) -> int:
+        """Bytes that a storage may have here."""
+        return 0 if self.block is None else self.block.requested
 
 
 class StreamEvents:
@@ -77,17 +90,22 @@ class Gpu:
     def __init__(self, machine: "Machine", index: int) -> None:
         self.machine = machine
         self.index = index
+        self.number = index  # among all of the computer, of which CUDA_VISIBLE_DEVICES may hide some
+        self.received = 0  # bytes of addresses that memory of other processes has been given here
+        self.context = False  # has this process a CUDA context here?
         self.device = torch.device("cuda", index)
         self.profile = machine.profile
         self.allocator = CachingAllocator(
             index,
             machine.total_memory,
             settings=Settings.from_environment(os.environ),
-            others=lambda: self.profile.context_bytes,
+            others=lambda: self.profile.context_bytes + machine.ledger.others(self.number),
             events=StreamEvents(self),
-            processes=lambda: [(os.getpid(), self.profile.context_bytes + self.allocator.reserved)],
+            processes=lambda: machine.ledger.holders(self.number),
             version=torch.__version__,
             driver=self._driver_call,
+            claiming=machine.ledger.claiming,
+            collect=machine.limbo.collect,
         )
         self.default_stream = StreamTime(index, 0)
         self.streams = {0: self.default_stream}
@@ -118,6 +136,8 @@ class Gpu:
         self.machine.require_alive()
         if not nbytes:
             return None
+        if not self.context:
+            self.open_context()
         self.machine.clock.advance_host(self.profile.allocate_seconds)
         try:
             return self.allocator.malloc(nbytes, self.stream.stream_id)
@@ -131,8 +151,19 @@ class Gpu:
             if block is not None:
                 self.allocator.free(block)
 
+    def open_context(self) -> None:
+        """What the first use of a device does: its CUDA context takes memory there."""
+        if not self.context:
+            self.context = True
+            self._hold()
+
+    def _hold(self) -> None:
+        if not self.machine.forked:  # what a fork inherits is its parent's
+            self.machine.ledger.hold(self.number, self.profile.context_bytes + self.allocator.reserved)
+
     def _driver_call(self, action: str, stream: int) -> None:
-        """What the allocator asks of the driver takes host time, and freeing waits for the device."""
+        """What the allocator asks of the driver takes host time, and freeing waits for the device. All processes are to know of it."""
+        self._hold()
         clock = self.machine.clock
         if action in ("segment_alloc", "segment_map"):
             clock.advance_host(self.profile.malloc_seconds)
@@ -207,39 +238,22 @@ class Gpu:
             fault.surface()
 
 
-class Selected(threading.local):
-    """What one thread has selected: the current device, and the current stream of each device."""
-
-    def __init__(self) -> None:
-        self.device = 0
-        self.streams: dict[int, StreamTime] = {}
-        self.gpu: Gpu | None = None  # where the last operator on a device tensor ran,
-        self.call: tuple | None = None  # and which call it belonged to: see labkit.vgpu.host
-        self.waiting: tuple | None = None  # the call for which C++ made tensors on the CPU
-        self.task = -1  # the backward under way,
-        self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
-        self.root: Gpu | None = None  # where the next backward starts
-        self.beside = False  # a thread that works beside the host's: it takes none of their time
-        self.nodes = 0  # nodes of autograd that this thread has made so far
-        self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return
-        self.watched = False  # an operator is running whose memory is watched: those that it is made of are not
-        self.product: Callable[[], Memory | None] | None = None  # what the last matrix product was written to
-
-    def visit(self, task: int, *places: "Gpu | None") -> None:
-        """Note that the backward `task` has operators in these places."""
-        if self.task != task:
-            self.task, self.places = task, set() if self.root is None else {self.root}
-        self.places.update(places)
-
-
 class Machine:
     """Several virtual GPUs of one model, their host, and one clock."""
 
     def __init__(
-        self, profile: Profile, count: int, total_memory: int | None = None, values: bool = True, heeds_environment: bool = False
+        self,
+        profile: Profile,
+        count: int,
+        total_memory: int | None = None,
+        values: bool = True,
+        heeds_environment: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         self.profile = profile
         self.total_memory = total_memory or profile.total_memory
+        self.ledger = ledger or Ledger(profile.name, count, self.total_memory)
+        self.limbo = Limbo()
         self.values = values
         self.alive = True
         self.initialised = False  # what torch.cuda.init() does has been done
@@ -282,25 +296,29 @@ class Machine:
         return self.gpus[self.selected.device]
 
     def visible(self) -> int:
-        """How many GPUs a program sees: until CUDA is initialised, CUDA_VISIBLE_DEVICES may still hide some.
+        """How many GPUs a program sees."""
+        return len(self._numbers())
+
+    def _numbers(self) -> list[int]:
+        """Those that it sees, by their numbers: until CUDA is initialised, CUDA_VISIBLE_DEVICES may still hide some.
 
         A lesson's machine does not heed it, for there it speaks of the computer's real GPUs.
         """
         if self.initialised or not self.heeds_environment or "CUDA_VISIBLE_DEVICES" not in os.environ:
-            return len(self.gpus)
-        seen: list[int] = []
-        for entry in torch.cuda._parse_visible_devices():
-            if entry not in range(len(self.gpus)):
-                break  # as CUDA does: what follows the first invalid entry is ignored
-            seen.append(entry)
-        return len(seen)
+            return [gpu.number for gpu in self.gpus]
+        # As CUDA does: what follows the first invalid entry is ignored.
+        return list(takewhile(range(len(self.gpus)).__contains__, torch.cuda._parse_visible_devices()))
 
     def initialise(self) -> None:
         """What `cuInit` does. Raises RuntimeError if no GPU is visible."""
-        if not self.visible():
+        numbers = self._numbers()
+        if not numbers:
             raise RuntimeError("No CUDA GPUs are available")
-        del self.gpus[self.visible() :]
+        del self.gpus[len(numbers) :]
+        for gpu, number in zip(self.gpus, numbers, strict=True):
+            gpu.number = number
         self.initialised = True
+        self.current.open_context()
 
     def gpu(self, device: "torch.device | int | str | None") -> Gpu | None:
         """The GPU that a device names, the current one for "cuda"; None for the CPU. Raises RuntimeError for a bad ordinal."""
@@ -345,22 +363,10 @@ _in_place: Machine | None = None
 watcher: "Order | None" = None  # who looks at every operator, once the machine in place has several streams
 
 
-def host_budget() -> tuple[int, int]:
-    """Bytes of host memory for the values of all device tensors, and of one of them.
-
-    LABKIT_HOST_BUDGET in the environment sets both; else they follow from the memory of this machine, or of its container.
-    """
-    if text := os.environ.get("LABKIT_HOST_BUDGET"):
-        if not text.isdigit():
-            raise ValueError(f"LABKIT_HOST_BUDGET={text!r}: give a whole number of bytes")
-        return int(text), int(text)
-    usable, _, _ = host_memory()
-    return int(usable * HOST_SHARE), LARGEST_KEPT
-
-
 def _mark_forked() -> None:
     if _in_place is not None:
         _in_place.turns.after_fork()
+        _in_place.ledger.after_fork()
         _in_place.forked |= _in_place.initialised
 
 

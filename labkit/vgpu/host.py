@@ -51,7 +51,7 @@ class HostOperators(TorchDispatchMode):
             call: tuple = (id(frame), frame.f_lasti)
         else:
             node = _node()
-            call = (task, node._sequence_nr(), node.name())
+            call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
             selected.visit(task)
         if VirtualTensor in types:
             if hardware.watcher is not None:

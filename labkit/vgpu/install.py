@@ -32,9 +32,12 @@ from labkit.vgpu import (
     footprint,
     generators,
     hardware,
+    inheritance,
+    ledger,
     moves,
     nvml,
     python_costs,
+    sharing,
     smi,
     streams,
     torchscript,
@@ -49,11 +52,11 @@ _ABSENT = object()
 class Installation:
     """All that is changed in the process while a machine is in place. `remove` undoes it, in reverse order.
 
-    `in_child` is a function of a module, and its argument: called in every process that multiprocessing starts afresh. A child that is
-    forked has the machine already.
+    `in_child` is a function of a module, and its argument: called with that and the address of the machine's ledger in every process that
+    multiprocessing starts afresh. A child that is forked has the machine already.
     """
 
-    def __init__(self, machine: Machine, in_child: tuple[Callable[[Any], None], Any] | None = None) -> None:
+    def __init__(self, machine: Machine, in_child: tuple[Callable[[Any, str], None], Any] | None = None) -> None:
         self.machine = machine
         self._in_child = in_child
         self.real_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -69,6 +72,7 @@ class Installation:
         footprint.gradients.count_references()
         try:
             hardware.put_in_place(machine)
+            machine.limbo.watch_the_end()
             self._serve_tools()
             self._replace_names()
             self._register_kernels()
@@ -106,6 +110,8 @@ class Installation:
                 setattr(owner, name, original)
         torch.cuda.device_count.cache_clear() if hasattr(torch.cuda.device_count, "cache_clear") else None
         hardware.put_in_place(None)
+        self.machine.limbo.close()
+        self.machine.ledger.close()
         gc.collect()  # what only cycles hold is freed while its machine can still be asked
 
     def _serve_tools(self) -> None:
@@ -115,9 +121,13 @@ class Installation:
             self._replace(pynvml, **nvml.replacements(pynvml, self.machine))
         if hasattr(socket, "AF_UNIX"):
             self._office = smi.Office(lambda: nvml.report(self.machine).plain())
-            for name, value in self._office.environment().items():
-                self._environment[name] = os.environ.get(name)
-                os.environ[name] = value
+            self._set_environment(self._office.environment())
+        self._set_environment({ledger.ADDRESS: self.machine.ledger.address})
+
+    def _set_environment(self, variables: dict[str, str]) -> None:
+        for name, value in variables.items():
+            self._environment[name] = os.environ.get(name)
+            os.environ[name] = value
 
     def _replace(self, owner: Any, **names: Any) -> None:
         for name, value in names.items():
@@ -136,7 +146,7 @@ class Installation:
         self._replace_in_threads()
         if self._in_child is not None:
             prepare = multiprocessing.spawn.get_preparation_data
-            self._replace(multiprocessing.spawn, get_preparation_data=_with_call(prepare, *self._in_child))
+            self._replace(multiprocessing.spawn, get_preparation_data=inheritance.with_call(prepare, *self._in_child, self.machine.ledger))
 
     def _take_pythons_time(self) -> None:
         replicate = torch.nn.Module._replicate_for_data_parallel
@@ -199,7 +209,14 @@ class Installation:
         )
         self._replace(torch._C._nn, _parse_to=moves.parse_to)
         self._replace(torch.nn.parameter.UninitializedTensorMixin, materialize=moves.materialize)
-        self._replace(torch.UntypedStorage, to=moves.storage_to, cuda=moves.storage_cuda)
+        self._replace(
+            torch.UntypedStorage,
+            to=moves.storage_to,
+            cuda=moves.storage_cuda,
+            _share_cuda_=sharing.share_cuda,
+            _new_shared_cuda=staticmethod(sharing.new_shared_cuda),
+            _release_ipc_counter_cuda=staticmethod(sharing.release_ipc_counter),
+        )
 
     def _replace_makers(self) -> None:
         """Functions that make tensors, and the classes that name devices, streams and generators."""
@@ -369,22 +386,3 @@ def _start_beside(machine: Machine, start: Callable[..., None], in_turns: Callab
         in_turns(thread)
 
     return start_beside
-
-
-class _Call:
-    """A call that is made where this object is unpickled."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.function, self.arguments = function, arguments
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple]:
-        return self.function, self.arguments
-
-
-def _with_call(prepare: Callable[[str], dict], function: Callable[[Any], None], argument: Any) -> Callable[[str], dict]:
-    """`get_preparation_data` of multiprocessing: the data that a child started by spawn or forkserver unpickles first of all."""
-
-    def get_preparation_data(name: str) -> dict:
-        return prepare(name) | {"labkit": _Call(function, argument)}
-
-    return get_preparation_data

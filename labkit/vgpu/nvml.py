@@ -6,7 +6,6 @@ names and processes are the machine's. How hot a virtual GPU is and what it draw
 
 import importlib
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import ModuleType, SimpleNamespace
@@ -14,6 +13,7 @@ from typing import Any
 
 from labkit.vgpu import driver
 from labkit.vgpu.hardware import Gpu, Machine
+from labkit.vgpu.ledger import program
 
 IDLE_CELSIUS = 36  # recorded on an idle H200 in November 2026 (benchmarks/fidelity/h200/probe.json),
 IDLE_SHARE_OF_POWER = 125 / 700  # and so is this: 125 W of 700 W
@@ -64,8 +64,7 @@ def report(machine: Machine) -> Report:
 def reading(gpu: Gpu) -> Reading:
     machine, profile = gpu.machine, gpu.profile
     figures = driver.properties(profile, machine.total_memory, gpu.index)
-    in_use = machine.initialised and (gpu.index == machine.selected.device or gpu.allocator.reserved > 0)
-    used = machine.total_memory - gpu.allocator.free_bytes() if in_use else 0
+    holders = machine.ledger.holders(gpu.number)
     ends = max(stream.ready for stream in list(gpu.streams.values()))
     return Reading(
         index=gpu.index,
@@ -74,7 +73,7 @@ def reading(gpu: Gpu) -> Reading:
         bus_id=f"{figures.pci_domain_id:08X}:{figures.pci_bus_id:02X}:{figures.pci_device_id:02X}.0",
         capability=(profile.major, profile.minor),
         total=machine.total_memory,
-        used=used,
+        used=sum(nbytes for _, nbytes in holders),
         busy=min(1.0, max(0.0, ends - machine.clock.host) / SAMPLE_SECONDS),
         celsius=IDLE_CELSIUS,
         watts=round(profile.power_limit_watts * IDLE_SHARE_OF_POWER, 2),
@@ -82,7 +81,7 @@ def reading(gpu: Gpu) -> Reading:
         sm_clock=profile.sm_clock_khz // 1000,
         memory_clock=profile.memory_clock_khz // 1000,
         nvlinks=profile.nvlinks,
-        processes=((os.getpid(), sys.executable, used),) if in_use else (),
+        processes=tuple((pid, program(pid), nbytes) for pid, nbytes in holders),
     )
 
 

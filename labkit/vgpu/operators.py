@@ -16,7 +16,19 @@ from labkit.vgpu.generators import chosen
 from labkit.vgpu.half import KERNELS
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.schemas import written
-from labkit.vgpu.tensor import VirtualTensor, hollow, memory_of, place, require_values, tensors, unsupported, wrap, wrap_all
+from labkit.vgpu.tensor import (
+    VirtualTensor,
+    hollow,
+    memory_of,
+    place,
+    require_room,
+    require_values,
+    span_bytes,
+    tensors,
+    unsupported,
+    wrap,
+    wrap_all,
+)
 from labkit.vgpu.without_values import infer, loses_values, on_meta
 
 # Matrix products: the argument positions of the two factors.
@@ -205,6 +217,13 @@ def into_given(func: Any, args: tuple, kwargs: dict) -> Any:
         if type(x) is not VirtualTensor:
             refuse_waiting(x)
             raise different_devices(args, kwargs)
+    for position, argument in enumerate(argument for argument in func._schema.arguments if argument.is_out):
+        x = kwargs.get(argument.name)
+        if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).loan is not None:
+            with _DisableTorchDispatch():
+                empty = torch.empty(0, dtype=x.dtype, device="meta")
+            found = list(tensors(on_meta(func, args, kwargs | {argument.name: empty})))
+            _require_room(x, found[position])
     return refit(compute(func, args, kwargs))
 
 
@@ -213,8 +232,7 @@ def refit(result: Any) -> Any:
     for x in tensors(result):
         if type(x) is VirtualTensor and x.layout is torch.strided:
             storage = x.untyped_storage()
-            nbytes, block = storage.nbytes(), storage.memory.block
-            if nbytes > (0 if block is None else block.requested):
+            if storage.nbytes() > storage.memory.requested:
                 place(storage, x._gpu, kept=storage.memory.kept is not None)
     return result
 
@@ -224,8 +242,14 @@ def resize(func: Any, args: tuple, kwargs: dict) -> Any:
     gpu, _ = common_gpu(args[:1], {})
     if gpu.machine.hollow and memory_of(args[0]).kept is None:
         raise unsupported("resize_ of a tensor whose values were not kept")
+    if memory_of(args[0]).loan is not None:
+        _require_room(args[0], on_meta(func, args, kwargs))
     with _DisableTorchDispatch():
         return refit(func(*args, **kwargs))
+
+
+def _require_room(x: torch.Tensor, shape: torch.Tensor) -> None:
+    require_room(x.untyped_storage(), x.storage_offset() * x.itemsize + span_bytes(shape.size(), shape.stride(), shape.dtype))
 
 
 def set_storage(func: Any, args: tuple, kwargs: dict) -> Any:

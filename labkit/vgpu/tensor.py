@@ -5,9 +5,7 @@ Python sees a tensor on cuda:k. What makes it one is the `Memory` that hangs on 
 the block of the allocator, which goes back when the storage dies.
 """
 
-import threading
 from collections.abc import Callable, Iterator
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -48,7 +46,7 @@ class VirtualStorage(torch.UntypedStorage):
         return self.memory.gpu.index
 
     def data_ptr(self) -> int:
-        return 0 if self.memory.block is None else self.memory.block.address
+        return self.memory.address
 
     def clone(self) -> "VirtualStorage":
         gpu = self.memory.gpu
@@ -58,6 +56,8 @@ class VirtualStorage(torch.UntypedStorage):
 
     def resize_(self, nbytes: int) -> "VirtualStorage":
         require_values(self.memory)
+        if nbytes:
+            require_room(self, nbytes + self.nbytes())  # to shrink, C++ takes new memory too
         gpu = self.memory.gpu
         super().resize_(nbytes)
         self.memory = Memory(gpu, gpu.allocate(nbytes), nbytes)
@@ -107,8 +107,8 @@ class VirtualTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         """The address on the virtual GPU: the same in every run."""
-        block = memory_of(self).block
-        return 0 if block is None else block.address + self.storage_offset() * self.itemsize
+        address = memory_of(self).address
+        return address + self.storage_offset() * self.itemsize if address else 0
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """As PyTorch prints a CUDA tensor; it would name the subclass, whose name is as long as "tensor"."""
@@ -221,17 +221,6 @@ VirtualTensor.__module__, VirtualTensor.__name__, VirtualTensor.__qualname__ = "
 VirtualStorage.__module__, VirtualStorage.__name__, VirtualStorage.__qualname__ = "torch.storage", "UntypedStorage", "UntypedStorage"
 
 
-def _refuse_to_send(held: VirtualTensor | VirtualStorage | None = None) -> Any:
-    """Raises NotImplementedError; what a queue's own thread pickles raises it where it is received, for nobody hears of that thread."""
-    if held is not None and threading.current_thread().name == "QueueFeederThread":
-        return _refuse_to_send, ()
-    raise unsupported("sending a CUDA tensor to another process")
-
-
-ForkingPickler.register(VirtualTensor, _refuse_to_send)
-ForkingPickler.register(VirtualStorage, _refuse_to_send)
-
-
 def unsupported(what: str) -> Exception:
     return NotImplementedError(f"{what} is not served by the virtual GPU. It works on a real one: labkit.use(virtual=False)")
 
@@ -245,6 +234,12 @@ def require_values(memory: Memory) -> None:
             f"the values of this tensor on {gpu.device} were not kept, because {why}: only its shape and its memory are known. "
             "Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) before labkit starts."
         )
+
+
+def require_room(storage: VirtualStorage, nbytes: int) -> None:
+    """Raises NotImplementedError if a storage would have to grow that was sent to another process: C++ ends the process there."""
+    if storage.memory.loan is not None and nbytes > storage.nbytes():
+        raise unsupported("resizing a tensor that was sent to another process")
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:
@@ -261,11 +256,12 @@ def place(storage: torch.UntypedStorage, gpu: Gpu, kept: bool = True, allocated:
     """Hang a new block of the GPU's memory on a storage."""
     nbytes = storage.nbytes()
     memory = Memory(gpu, gpu.allocate(nbytes) if allocated else None, nbytes if kept else None)
-    _hang(memory, storage)
+    hang(memory, storage)
     return memory
 
 
-def _hang(memory: Memory, storage: torch.UntypedStorage) -> None:
+def hang(memory: Memory, storage: torch.UntypedStorage) -> None:
+    """Make this the storage of such memory."""
     storage.__class__ = VirtualStorage
     storage.memory = memory
 
@@ -323,7 +319,7 @@ def hollow(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, allocated: bool
     tensor = _make_wrapper_subclass(
         VirtualTensor, size, strides=stride, dtype=dtype, layout=torch.strided, device="cpu", storage_size=nbytes
     )
-    _hang(memory, _storage_of(tensor))
+    hang(memory, _storage_of(tensor))
     tensor._gpu = gpu
     return tensor
 

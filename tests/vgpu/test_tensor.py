@@ -5,7 +5,6 @@ import gc
 import io
 import pickle
 import weakref
-from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -329,30 +328,6 @@ def test_objects_behave_as_python_objects():
     assert {x: 1}[x] == 1 and x.note == "mine" and not hasattr(x + 1, "note")
     del x
     assert alive() is None
-
-
-SENT = {
-    "tensor": lambda x: x,
-    "parameter": lambda x: torch.nn.Parameter(x),
-    "storage": lambda x: x.untyped_storage(),
-    "in a list": lambda x: [1, x],
-    "module": lambda x: torch.nn.Linear(2, 2, device="cuda"),
-}
-
-
-@pytest.mark.parametrize("name", SENT)
-def test_sending_to_another_process_is_refused(name):
-    with pytest.raises(NotImplementedError, match="sending a CUDA tensor to another process is not served by the virtual GPU"):
-        ForkingPickler.dumps(SENT[name](torch.ones(2, device="cuda")))
-
-
-def test_who_waits_for_a_tensor_in_a_queue_is_told():
-    queue = torch.multiprocessing.get_context("spawn").Queue()  # pickles in a thread of its own, where nobody would hear of it
-    queue.put(torch.ones(2, device="cuda"))
-    with pytest.raises(NotImplementedError, match="sending a CUDA tensor to another process is not served by the virtual GPU"):
-        queue.get(timeout=30)
-    queue.close()
-    queue.join_thread()
 
 
 def test_storages_are_saved():

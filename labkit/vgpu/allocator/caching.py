@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 
 from .events import EventSource
@@ -20,7 +20,8 @@ class CachingAllocator(AllocatorRules):
     `others()` gives the bytes of the device that are held outside this allocator. `events` tells when streams are done;
     without it they always are. `processes()` lists (pid, bytes) of the processes on the device, for the text of an
     out-of-memory error, which is worded as PyTorch `version` words it. `driver(action, stream)` is called at every `segment_*`:
-    on a real GPU these take time, `segment_free` waits for the device and `segment_unmap` for the stream.
+    on a real GPU these take time, `segment_free` waits for the device and `segment_unmap` for the stream. `claiming()` is a context in
+    which no other process takes memory of the device. `collect()` frees what other processes have let go, if there is anything.
     """
 
     def __init__(
@@ -35,10 +36,13 @@ class CachingAllocator(AllocatorRules):
         version: str = "2.13",
         first_address: int | None = None,
         driver: Callable[[str, int], None] = lambda action, stream: None,
+        claiming: Callable[[], AbstractContextManager] = nullcontext,
+        collect: Callable[[], bool] = bool,
     ) -> None:
         if first_address is None:
             first_address = 0x7F0000000000 + index * (1 << 40)
-        super().__init__(index, total, settings or Settings(), others, events, processes, version, first_address, driver)
+        super().__init__(index, total, settings or Settings(), others, events, processes, version, first_address, driver, claiming)
+        self._collect = collect
         self._lock = RLock()
         self._busy = False  # a call is under way
         self._late: list[Block] = []  # freed by a finalizer that ran during a call
@@ -193,6 +197,13 @@ class CachingAllocator(AllocatorRules):
             finally:
                 self._busy = False
                 self._free_late()
+
+    def _reclaim(self) -> bool:
+        if not self._collect():
+            return False
+        while self._late:  # it ran in the midst of this call
+            self._free(self._late.pop(0))
+        return True
 
     def _free_late(self) -> None:
         """Frees what finalizers gave back in the midst of the call that now ends."""

@@ -7,6 +7,7 @@ for other streams, and the retries before an out-of-memory error. There is no me
 import os
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from math import floor
 
 from .address_space import AddressSpace
@@ -36,6 +37,7 @@ class AllocatorRules:
         version: str,
         first_address: int,
         driver: Callable[[str, int], None],
+        claiming: Callable[[], AbstractContextManager],
     ) -> None:
         self.index = index
         self.total = total
@@ -43,6 +45,7 @@ class AllocatorRules:
         self._others = others
         self._processes = processes
         self._driver = driver
+        self._claiming = claiming
         self._small = Pool(small=True)
         self._large = Pool(small=False)
         self._stats = Stats(self._small, self._large)
@@ -97,6 +100,8 @@ class AllocatorRules:
         size = (nbytes + 511) & -512 if self._rounds_to_512 else self.settings.round_size(nbytes)
         pool = self._small if size <= SMALL_SIZE else self._large
         block = self._best_fit(pool, size, stream)
+        if block is None and self._reclaim():
+            block = self._best_fit(pool, size, stream)
         if block is None:
             block = self._obtain(pool, size, stream, nbytes)
         self._hand_out(block, pool, size, nbytes)
@@ -145,10 +150,12 @@ class AllocatorRules:
         """A block of at least `size` bytes in memory got from the device, or None where the device or the limit has no room."""
         if self.allowed is not None and self.reserved + wanted > self.allowed:
             return None
-        if self.settings.expandable_segments:
-            return self._expandable.obtain(pool, size, stream)
-        if wanted > self.free_bytes():
-            return None
+        with self._claiming():
+            if self.settings.expandable_segments:
+                return self._expandable.obtain(pool, size, stream)
+            return None if wanted > self.free_bytes() else self._new_segment(pool, wanted, stream)
+
+    def _new_segment(self, pool: Pool, wanted: int, stream: int) -> Block:
         segment = Segment(self._addresses.take(wanted), wanted, stream, pool)
         self._segments[segment.address] = segment
         pool.segments += 1
@@ -306,6 +313,10 @@ class AllocatorRules:
             self._tell("segment_free", block, segment.address, segment.size)
 
     # Small parts
+
+    def _reclaim(self) -> bool:
+        """Has anything been freed that other processes have let go?"""
+        return False
 
     def _count_reserved(self, pool: Pool, nbytes: int) -> None:
         pool.reserved_bytes += nbytes
