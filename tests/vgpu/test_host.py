@@ -104,3 +104,14 @@ def test_operators_on_the_cpu_stay_there_beside_those_on_the_gpu():
         x = torch.arange(4.0, device=device)
         made = (torch.zeros_like(x), x.new_zeros(2), torch.gradient(x)[0], torch.tril(x.outer(x)), nn.functional.one_hot(x.long()))
         assert {y.device.type for y in made} == {device}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_the_engine_calls_when_a_backward_is_done_is_in_no_node(device):
+    """DistributedDataParallel divides and waits there."""
+    weight, seen = torch.ones(2, device=device, requires_grad=True), []
+    weight.register_hook(
+        lambda gradient: torch.autograd.Variable._execution_engine.queue_callback(lambda: seen.append((gradient + 1).tolist()))
+    )
+    (weight * 3).sum().backward()
+    assert seen == [[4.0, 4.0]]
