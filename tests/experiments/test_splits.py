@@ -23,8 +23,9 @@ def test_who_computes_first_meets_the_formula_and_who_copies_first_is_late(like)
 def test_the_recording_tells_of_the_program_that_copies_first():
     recording = recordings.load("pipeline_splits")
     gain = split_gain(recording, COPY_FIRST)
-    assert gain[2] == pytest.approx(1, rel=0.02) and gain[8] == pytest.approx(1.5, rel=0.02) and gain[64] < 1.1
-    assert split_gain(recording, COMPUTE_FIRST) == {}
+    assert gain[2] == pytest.approx(1, rel=0.02) and gain[8] == pytest.approx(1.5, rel=0.05) and gain[64] < 1.1
+    gain = split_gain(recording, COMPUTE_FIRST)
+    assert gain[2] > 1.25 and gain[8] > 1.5 and gain[64] < 1.1
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -40,7 +41,7 @@ def test_both_programs_give_the_outputs_of_one_batch(parts):
 
 def test_the_recording_is_found_for_the_default_sizes_only():
     with labkit.use(gpus=2, virtual=True, quiet=True):
-        assert pipeline_splits([1, 8]).result().recorded().column("splits") == [1, 8]
+        assert pipeline_splits([1, 8]).result().recorded().column("splits", program="compute first") == [1, 8]
         assert pipeline_splits([1, 8], layers=4).result().recorded() is None
 
 
