@@ -40,8 +40,10 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext labkit`: adds the cell magics `%%gpu_memory`, `%%gpu_timeline` and `%%torchrun` to a notebook."""
+    """`%load_ext labkit`: the cell magics `%%gpu_memory`, `%%gpu_timeline` and `%%torchrun`; interrupted cells leave no child process."""
+    from labkit import interrupts
     from labkit.magics import GpuMagics
     from labkit.ranks.magic import TorchrunMagic
 
     shell.register_magics(GpuMagics, TorchrunMagic)
+    interrupts.load_ipython_extension(shell)

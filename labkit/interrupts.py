@@ -1,0 +1,46 @@
+"""A cell that is interrupted leaves no child process of `multiprocessing` behind.
+
+Jupyter interrupts the kernel together with its children. A child that has only begun to start misses that, and its parent, interrupted
+while it starts it, does not know of it.
+"""
+
+import contextlib
+import multiprocessing
+import sys
+from typing import Any
+
+import psutil
+
+_SPAWNED, _FORKSERVER = "from multiprocessing.spawn import", "from multiprocessing.forkserver import"  # in their command lines
+ENDING = 10.0  # seconds until the system has ended what was killed
+
+
+def end_children(result: Any) -> None:
+    """IPython calls this after each cell, with its result: if the cell was interrupted, its kernel's children end."""
+    if not isinstance(result.error_in_exec, KeyboardInterrupt):
+        return
+    children = _of_multiprocessing()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=ENDING)
+
+
+def _of_multiprocessing() -> list[psutil.Process]:
+    """Those that this process has forked or spawned, or its server of forks. The server itself stays, for it serves the next cell."""
+    known = {child.pid for child in multiprocessing.active_children()}
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            command = " ".join(child.cmdline())
+            if child.pid in known or _SPAWNED in command:
+                found.append(child)
+            elif _FORKSERVER in command:
+                found += child.children()
+    return found
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Look after the cells of this shell."""
+    if sys.platform != "win32":  # there, nobody forks, and an interrupt is the kernel's alone
+        shell.events.register("post_run_cell", end_children)
