@@ -1,0 +1,132 @@
+"""What a submission may not have replaced: the names of Python, PyTorch and the kit that its answers are observed with."""
+
+import os
+import sys
+import types
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+WATCHED = ("builtins", "json", "json.encoder", "json.decoder", "math", "random", "time", "torch", "torch.cuda", "torch.functional")
+WATCHED += ("torch.nn.functional", "torch.testing", "torch.cuda.memory", "torch.cuda.streams")
+OWN = "labkit"
+HOMES = ("labkit", "torch")  # whose functions may take each other's place: a machine of the kit changes torch
+
+
+class Attempts:
+    """Notes what no exercise needs: the network, notebooks on disk, signals to processes above. What it means, a person must say."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        sys.addaudithook(self._note)
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if len(self.seen) > 20 or not arguments:
+            return
+        first = arguments[0]
+        if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+            self.seen.add("it tried to use the network")
+        elif event in ("os.kill", "os.killpg") and (first <= 1 or first == os.getppid()):
+            self.seen.add("it tried to end other processes")
+        elif event == "open" and isinstance(first, str) and first.endswith((".ipynb", ".zip")):
+            self.seen.add(f"it tried to open {first[-200:]}")
+
+
+class Originals:
+    """What the watched names stood for when this was made."""
+
+    def __init__(self) -> None:
+        self._held = [(place, owner, {name: (value, _code(value)) for name, value in _callables(owner)}) for place, owner in _places()]
+
+    def changed(self) -> list[str]:
+        """The names that stand for something else now, in order. Replacements that are the kit's or PyTorch's own do not count.
+
+        To a class nothing may be added either: it would stand in front of what the class inherits.
+        """
+        found = []
+        for place, owner, held in self._held:
+            now = vars(owner)
+            new = [name for name, value in _callables(owner) if name not in held] if isinstance(owner, type) else []
+            for name in (*held, *new):
+                value, code = held.get(name, (None, None))
+                if (now.get(name) is not value and not _at_home(now.get(name))) or (now.get(name) is value and _code(value) is not code):
+                    found.append(f"{place}.{name}")
+        return sorted(found)
+
+
+def _places() -> list[tuple[str, Any]]:
+    """Modules, the kit's classes and PyTorch's tensors, by name."""
+    found: list[tuple[str, Any]] = []
+    for name, module in list(sys.modules.items()):
+        own = name == OWN or name.startswith(f"{OWN}.")
+        if not isinstance(module, types.ModuleType) or not (own or name in WATCHED):
+            continue
+        found.append((name, module))
+        for attribute, value in vars(module).items():
+            if own and isinstance(value, type) and value.__module__ == name:
+                found.append((f"{name}.{attribute}", value))
+    torch = sys.modules["torch"]
+    return [*found, ("torch.Tensor", torch.Tensor), ("torch.nn.Module", torch.nn.Module), ("torch._C.TensorBase", torch._C.TensorBase)]
+
+
+def _callables(owner: Any) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in list(vars(owner).items()) if callable(value) or isinstance(value, property | staticmethod)]
+
+
+def _code(value: Any) -> Any:
+    return getattr(_inner(value), "__code__", None)
+
+
+def _at_home(value: Any) -> bool:
+    module, code = getattr(_inner(value), "__module__", None), _code(value)
+    if code is not None:
+        return any(f"/{home}/" in code.co_filename for home in HOMES)
+    module = module or type(value).__module__
+    return isinstance(module, str) and module.partition(".")[0] in HOMES
+
+
+def _inner(value: Any) -> Any:
+    """The function in a partial, a method or a property."""
+    while isinstance(value, partial | staticmethod | classmethod | property):
+        names = {partial: "func", property: "fget"}
+        value = getattr(value, next((names[kind] for kind in names if isinstance(value, kind)), "__func__"))
+    return value
+
+
+def keep_only(modules: Iterable[types.ModuleType], functions: Iterable[Any]) -> None:
+    """Take out of the modules all their functions that these do not need: they say how answers are judged, and what is right."""
+    needed: set[int] = set()
+    open_ends = list(functions)
+    while open_ends:
+        function = _plain(open_ends.pop())
+        if id(function) in needed or not isinstance(function, types.FunctionType):
+            continue
+        needed.add(id(function))
+        for name in _names(function.__code__):
+            open_ends += _functions_in(function.__globals__.get(name))
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ and id(_plain(value)) not in needed:
+                delattr(module, name)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _functions_in(value: Any) -> list[Any]:
+    """The functions that whoever has `value` can call."""
+    if isinstance(value, types.ModuleType | type) and "lessons" in getattr(value, "__name__", "") + getattr(value, "__module__", ""):
+        return [member for member in vars(value).values() if callable(member)]
+    if isinstance(value, dict):
+        return [function for member in value.values() for function in _functions_in(member)]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [function for member in value for function in _functions_in(member)]
+    return [value] if callable(value) else []
+
+
+def _plain(function: Any) -> Any:
+    """The function as it was written, without what decorators put around it."""
+    inner = _inner(function)
+    return getattr(inner, "__wrapped__", inner)

@@ -1,0 +1,111 @@
+"""What a student handed in, as text: read without trusting any of it."""
+
+import ast
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LARGEST = 20 << 20  # bytes of a notebook file
+
+
+class UnreadableError(Exception):
+    """A file that cannot be graded; the message says why."""
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """The parts of a notebook that grading looks at.
+
+    Attributes:
+        code: the sources of its code cells, in order.
+        tagged: the exercises whose cell is still marked as theirs.
+        checked: the exercises that a cell still checks.
+        written: the texts of the written answers, by their id.
+    """
+
+    code: tuple[str, ...]
+    tagged: frozenset[str]
+    checked: frozenset[str]
+    written: dict[str, str]
+
+
+def file_bytes(path: Path) -> bytes:
+    """A regular file's content. Raises UnreadableError for links, devices, folders and what is too large."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        kind = "a symbolic link" if path.is_symlink() else error.strerror
+        raise UnreadableError(f"the file cannot be opened: {kind}") from None
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableError("it is no regular file")
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")
+    return data
+
+
+def parse(data: bytes) -> Notebook:
+    """The notebook in a file. Raises UnreadableError when it is none."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        raise UnreadableError("it is no notebook: not JSON" if data.strip() else "the file is empty") from None
+    if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
+        old = isinstance(content, dict) and "worksheets" in content
+        raise UnreadableError("it is a notebook of an old format: open and save it in JupyterLab" if old else "it is no notebook: no cells")
+    cells = [_cell(cell) for cell in content["cells"]]
+    code = [cell for cell in cells if cell["type"] == "code"]
+    if not any(cell["source"].strip() for cell in code):
+        raise UnreadableError("it has no code cells")
+    return Notebook(
+        tuple(cell["source"] for cell in code),
+        frozenset(filter(None, map(_exercise, code, [*code[1:], None]))),
+        frozenset(number for cell in code if (number := checked_number(cell["source"]))),
+        {cell["own"]["written"]: cell["source"] for cell in cells if isinstance(cell["own"].get("written"), str)},
+    )
+
+
+def _cell(cell: Any) -> dict[str, Any]:
+    if not isinstance(cell, dict):
+        raise UnreadableError("it is no notebook: a cell is no cell")
+    source, metadata = cell.get("source"), cell.get("metadata")
+    if isinstance(source, list) and all(isinstance(line, str) for line in source):
+        source = "".join(source)
+    if not isinstance(source, str):
+        raise UnreadableError("it is no notebook: a cell has no source")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    tags, own = metadata.get("tags"), metadata.get("labkit")
+    return {
+        "type": cell.get("cell_type"),
+        "source": source.encode(errors="replace").decode(),  # half a surrogate pair is no text
+        "tags": tags if isinstance(tags, list) else [],
+        "own": own if isinstance(own, dict) else {},
+    }
+
+
+def _exercise(cell: dict[str, Any], following: dict[str, Any] | None) -> str | None:
+    """The exercise that a cell is tagged as the place for: by its metadata, or by the check after it."""
+    if "exercise" not in cell["tags"]:
+        return None
+    number = cell["own"].get("exercise")
+    return number if isinstance(number, str) else checked_number(following["source"]) if following else None
+
+
+def checked_number(source: str) -> str | None:
+    """The exercise that a cell checks: of `labkit.check("02.3", run_on)`, "02.3"."""
+    found = re.search(r"\bcheck\(\s*[\"'](\d\d\.\d+)[\"']", source)
+    return found[1] if found else None
+
+
+def checked_name(source: str) -> str | None:
+    """The name of the answer in a check cell: of `labkit.check("02.3", run_on)`, "run_on"."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "labkit.check" and isinstance(node.args[1], ast.Name):
+            return node.args[1].id
+    return None

@@ -1,0 +1,31 @@
+"""A course of the kit's own lessons, and a sandbox to grade it in."""
+
+import shutil
+
+import pytest
+from handed_in import COURSE, LIMITS
+
+from labkit.course import assignment, wall
+from labkit.course.sandbox import Sandbox
+
+
+@pytest.fixture(scope="session")
+def course(tmp_path_factory) -> assignment.Course:
+    path = tmp_path_factory.mktemp("course") / "course.toml"
+    path.write_text(COURSE)
+    return assignment.read(path)
+
+
+@pytest.fixture(scope="session")
+def strong_wall() -> wall.Wall:
+    """Bubblewrap; where it is not installed, tests of what only it can do are skipped."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    return wall.best(LIMITS.scratch, "bubblewrap")
+
+
+@pytest.fixture(scope="session")
+def sandbox(strong_wall):
+    """One sandbox for many submissions: none may harm the next."""
+    with Sandbox(strong_wall, LIMITS) as box:
+        yield box
