@@ -20,7 +20,7 @@ def test_who_computes_first_meets_the_formula_and_who_copies_first_is_late(like)
     assert late[2] == pytest.approx(1, rel=0.05) and late[4] == pytest.approx(8 / 6, rel=0.12)
 
 
-def test_the_recording_tells_of_the_program_that_copies_first():
+def test_the_recording_tells_of_both_programs():
     recording = recordings.load("pipeline_splits")
     gain = split_gain(recording, COPY_FIRST)
     assert gain[2] == pytest.approx(1, rel=0.02) and gain[8] == pytest.approx(1.5, rel=0.05) and gain[64] < 1.1
