@@ -35,18 +35,29 @@ def history() -> Iterator[None]:
         torch.cuda.memory._record_memory_history(None)
 
 
-def profiler() -> AbstractContextManager[object]:
-    """PyTorch's own profiler, which listens to CUDA alone."""
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+def profiler(waits: bool = False) -> AbstractContextManager[object]:
+    """PyTorch's own profiler, which listens to CUDA alone; `waits` lets it tell which stream waits for which, as `record` does."""
+    more = torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=waits)
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], experimental_config=more)
+
+
+@contextmanager
+def history_and_profiler() -> Iterator[None]:
+    """All that `record(timeline=True)` has PyTorch do: what it costs beyond is its own."""
+    with history(), profiler(waits=True):
+        yield
 
 
 BARE, HISTORY, PROFILER = "bare", "PyTorch's history", "PyTorch's profiler"
+WAITS, TOGETHER = "  the same, with waits", "  and its history"
 MEMORY, BOTH = "record()", "record(timeline=True)"
 SIDES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     BARE: nullcontext,
     HISTORY: history,
     MEMORY: labkit.record,
     PROFILER: profiler,
+    WAITS: lambda: profiler(waits=True),
+    TOGETHER: history_and_profiler,
     BOTH: lambda: labkit.record(timeline=True),
 }
 
