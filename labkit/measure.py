@@ -33,6 +33,7 @@ EXPERIMENTS = {
     "pipeline_splits": Recorded(experiments.pipeline_splits, gpus=2),
     "pipeline_step": Recorded(experiments.pipeline_step, gpus=4),
     "shared_model": Recorded(experiments.shared_model),
+    "training_memory": Recorded(experiments.training_memory, gpus=2),
     "two_streams": Recorded(experiments.two_streams),
 }
 

@@ -1,6 +1,7 @@
 """The experiments: plain functions, parameters in, a `Run` out whose points can be stepped one by one or collected into a `Result`."""
 
 from labkit.experiments.allocator_by_hand import AllocatorByHand
+from labkit.experiments.budget import Setting
 from labkit.experiments.claims import articles_on_trial, try_claim
 from labkit.experiments.copies import copy_speed
 from labkit.experiments.data_parallel import data_parallel_step, data_parallel_work, traced_step
@@ -10,6 +11,7 @@ from labkit.experiments.four_ways import four_ways
 from labkit.experiments.fragmentation import fragmentation
 from labkit.experiments.leaks import leaky_training
 from labkit.experiments.memory import MemoryRecorder, MemorySample
+from labkit.experiments.networks import GPT, MLP, ResNet
 from labkit.experiments.overlap import copy_overlap
 from labkit.experiments.pipeline import pipeline_step
 from labkit.experiments.placement import placement
@@ -18,14 +20,19 @@ from labkit.experiments.shared_model import shared_model
 from labkit.experiments.sizes import host_and_device
 from labkit.experiments.splits import pipeline_splits
 from labkit.experiments.stream_program import run_program
+from labkit.experiments.training_memory import memory_plan, training_memory
 from labkit.experiments.two_streams import two_streams
 
 __all__ = [
+    "GPT",
+    "MLP",
     "AllocatorByHand",
     "MemoryRecorder",
     "MemorySample",
+    "ResNet",
     "Result",
     "Run",
+    "Setting",
     "articles_on_trial",
     "collect",
     "copy_overlap",
@@ -37,6 +44,7 @@ __all__ = [
     "fragmentation",
     "host_and_device",
     "leaky_training",
+    "memory_plan",
     "number_formats",
     "pipeline_splits",
     "pipeline_step",
@@ -44,6 +52,7 @@ __all__ = [
     "run_program",
     "shared_model",
     "traced_step",
+    "training_memory",
     "try_claim",
     "two_streams",
 ]

@@ -1,6 +1,7 @@
 """Figures: one finding each, said in the title and in the alternative text. The only package that imports matplotlib."""
 
 from labkit.plots.allocator_by_hand import allocator_by_hand
+from labkit.plots.budget import memory_plan, training_memory
 from labkit.plots.devices import trace_devices
 from labkit.plots.experiments import copy_speed, host_and_device, memory_over_time
 from labkit.plots.figure import BLACK, BLUE, DOTS_PER_INCH, VERMILLION, Figure
@@ -35,6 +36,7 @@ __all__ = [
     "host_and_device",
     "leaky_training",
     "memory_over_time",
+    "memory_plan",
     "number_formats",
     "pipeline_splits",
     "pipeline_step",
@@ -44,5 +46,6 @@ __all__ = [
     "trace_devices",
     "trace_memory",
     "trace_timeline",
+    "training_memory",
     "two_streams",
 ]

@@ -2,6 +2,7 @@
 
 from labkit.widgets.allocator import AllocatorLab
 from labkit.widgets.base import Lab
+from labkit.widgets.budget import BudgetLab
 from labkit.widgets.copies import CopySpeedLab
 from labkit.widgets.formats import FormatLab
 from labkit.widgets.leaks import LeakLab
@@ -14,6 +15,7 @@ from labkit.widgets.streams import StreamsLab
 
 __all__ = [
     "AllocatorLab",
+    "BudgetLab",
     "CopySpeedLab",
     "DataParallelLab",
     "FormatLab",
