@@ -310,3 +310,20 @@ def _check(*durations: float) -> None:
     for seconds in durations:
         if not 0.0 <= seconds < inf:
             raise ValueError(f"a duration is a finite number of seconds, 0 or more, not {seconds!r}")
+
+
+class StreamEvents:
+    """Tells the allocator of a device when the work on the device's streams, given by their numbers, is done."""
+
+    def __init__(self, clock: Clock, streams: dict[int, StreamTime]) -> None:
+        self._clock = clock
+        self._streams = streams
+
+    def record(self, stream: int) -> EventTime:
+        return self._clock.record(self._streams[stream])
+
+    def done(self, event: EventTime) -> bool:
+        return self._clock.query(event, 0.0)
+
+    def wait(self, event: EventTime) -> None:
+        self._clock.synchronize_event(event, 0.0)

@@ -12,7 +12,7 @@ import torch
 from labkit.vgpu import costs, errors
 from labkit.vgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
 from labkit.vgpu.budget import host_budget
-from labkit.vgpu.clock import Clock, EventTime, StreamTime
+from labkit.vgpu.clock import Clock, StreamEvents, StreamTime
 from labkit.vgpu.ledger import Ledger
 from labkit.vgpu.loans import Limbo, Loan
 from labkit.vgpu.profiles import Profile
@@ -59,6 +59,18 @@ class Memory:
                 self.gpu.allocator.free(self.block)
 
     @property
+    def shared(self) -> bool:
+        """May another process see the values?"""
+        return self.loan is not None
+
+    def forget(self) -> None:
+        """The values are known no longer."""
+        if self.kept is not None:
+            self.gpu.machine.keep(self.kept, -1)
+            self.gpu.machine.keep(None)
+            self.kept = None
+
+    @property
     def address(self) -> int:
         return 0 if self.block is None else self.block.address
 
@@ -66,22 +78,6 @@ class Memory:
     def requested(self) -> int:
         """Bytes that a storage may have here."""
         return 0 if self.block is None else self.block.requested
-
-
-class StreamEvents:
-    """Tells the allocator when the work on a stream of its GPU is done."""
-
-    def __init__(self, gpu: "Gpu") -> None:
-        self._gpu = gpu
-
-    def record(self, stream: int) -> EventTime:
-        return self._gpu.machine.clock.record(self._gpu.streams[stream])
-
-    def done(self, event: EventTime) -> bool:
-        return self._gpu.machine.clock.query(event, 0.0)
-
-    def wait(self, event: EventTime) -> None:
-        self._gpu.machine.clock.synchronize_event(event, 0.0)
 
 
 class Gpu:
@@ -95,20 +91,20 @@ class Gpu:
         self.context = False  # has this process a CUDA context here?
         self.device = torch.device("cuda", index)
         self.profile = machine.profile
+        self.default_stream = StreamTime(index, 0)
+        self.streams = {0: self.default_stream}
         self.allocator = CachingAllocator(
             index,
             machine.total_memory,
             settings=Settings.from_environment(os.environ),
             others=lambda: self.profile.context_bytes + machine.ledger.others(self.number),
-            events=StreamEvents(self),
+            events=StreamEvents(machine.clock, self.streams),
             processes=lambda: machine.ledger.holders(self.number),
             version=torch.__version__,
             driver=self._driver_call,
             claiming=machine.ledger.claiming,
             collect=machine.limbo.collect,
         )
-        self.default_stream = StreamTime(index, 0)
-        self.streams = {0: self.default_stream}
         self.next_stream = {0: 0, -1: 0}  # by priority
         self.passed_on: bool | None = None  # in a broadcast: have the bytes been sent once?
         self.fault: Fault | None = None  # the device-side assert that stopped it

@@ -16,7 +16,7 @@ from labkit.vgpu.shared_file import WORD, SharedFile
 
 ADDRESS = "LABKIT_MACHINE"  # the environment variable that names the table to this process's children
 ROWS = 512  # processes that may share a machine
-_HEAD = 3  # words before the first row: what the machine is
+_HEAD, _USED = 4, 3  # words before the first row: what the machine is, and how many rows have been used
 _PID, _STARTED, _BYTES = 0, 1, 2  # a row: who, and bytes on each GPU
 
 
@@ -31,14 +31,14 @@ class Ledger:
 
     def __init__(self, model: str, count: int, total: int, address: str | None = None) -> None:
         self._width = _BYTES + count
-        self._rows = range(_HEAD, _HEAD + ROWS * self._width, self._width)
+        self._open = True
         self._row: int | None = None  # where this process's begins
         machine = zlib.crc32(model.encode()), count, total
         self._file = SharedFile((_HEAD + ROWS * self._width) * WORD, address)
         words = self._file.words
         if address is None:
             words[0], words[1], words[2] = machine
-        elif len(words) < _HEAD or tuple(words[:_HEAD]) != machine:
+        elif len(words) < _HEAD or tuple(words[:_USED]) != machine:
             self._file.close()
             raise ValueError(f"the machine at {address} is not one of {count} x {model} with {total} bytes")
 
@@ -48,7 +48,7 @@ class Ledger:
 
     def hold(self, gpu: int, nbytes: int) -> None:
         """Write down that this process holds so many bytes on GPU number `gpu`."""
-        if not self._rows:
+        if not self._open:
             return
         if self._row is None:
             with self.claiming():
@@ -59,9 +59,11 @@ class Ledger:
 
     def holders(self, gpu: int) -> list[tuple[int, int]]:
         """(process id, bytes) of every living process that holds something on the GPU, by id."""
+        if not self._open:
+            return []
         words = self._file.words
-        found = [(words[row + _PID], words[row + _BYTES + gpu]) for row in self._rows if words[row + _BYTES + gpu] and self._alive(row)]
-        return sorted(found)
+        rows = range(_HEAD, _HEAD + words[_USED] * self._width, self._width)
+        return sorted((words[row + _PID], words[row + _BYTES + gpu]) for row in rows if words[row + _BYTES + gpu] and self._alive(row))
 
     def others(self, gpu: int) -> int:
         """Bytes that the other living processes hold on the GPU."""
@@ -71,7 +73,7 @@ class Ledger:
     @contextmanager
     def claiming(self) -> Iterator[None]:
         """In the block no other process claims memory: what was free at its start still is."""
-        with self._file.locked() if self._rows else nullcontext():
+        with self._file.locked() if self._open else nullcontext():
             yield
 
     def after_fork(self) -> None:
@@ -84,7 +86,7 @@ class Ledger:
         if self._row is not None:
             for word in range(self._row, self._row + self._width):
                 self._file.words[word] = 0
-        self._row, self._rows = None, range(0)
+        self._row, self._open = None, False
         self._file.close()
 
     def _alive(self, row: int) -> bool:
@@ -92,10 +94,13 @@ class Ledger:
         return row == self._row or (words[row + _PID] != 0 and started(words[row + _PID]) == words[row + _STARTED])
 
     def _free_row(self) -> int:
-        for row in self._rows:
-            if not self._alive(row):
+        words = self._file.words
+        for number in range(ROWS):
+            row = _HEAD + number * self._width
+            if number == words[_USED] or not self._alive(row):
                 for word in range(row, row + self._width):
-                    self._file.words[word] = 0
+                    words[word] = 0
+                words[_USED] = max(words[_USED], number + 1)
                 return row
         raise RuntimeError(f"more than {ROWS} processes hold memory of one virtual machine")
 

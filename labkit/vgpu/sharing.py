@@ -53,6 +53,8 @@ class ReceivedMemory(Memory):
         self._process = os.getpid()
         _received.add(self)
 
+    shared = True
+
     @property
     def address(self) -> int:
         return self._address
@@ -138,6 +140,8 @@ def release_ipc_counter(counter: bytes, index: int) -> None:
 def _lend(storage: VirtualStorage) -> tuple[bytes, Any]:
     """Moves the values to memory that other processes can map. Returns the handle by which they do, and what keeps it good."""
     serial = next(_serials)
+    if not storage.memory.gpu.machine.values:
+        storage.memory.forget()  # a number that may not be known on either side after the next operator
     if storage.memory.kept is None:
         return _handle(HOLLOW, serial), None
     with _DisableTorchDispatch():

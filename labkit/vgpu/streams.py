@@ -9,6 +9,7 @@ from labkit.vgpu.clock import EventTime, StreamTime
 from labkit.vgpu.hardware import Gpu
 
 CUDA = 1  # c10::DeviceType::CUDA
+_BETWEEN_PROCESSES = "events between processes are not served by the virtual GPU: its processes have clocks of their own"
 
 
 class Stream:
@@ -93,7 +94,7 @@ class Event:
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False) -> None:
         if interprocess:
-            raise NotImplementedError("events between processes are not served by the virtual GPU")
+            raise NotImplementedError(_BETWEEN_PROCESSES)
         self.enable_timing = enable_timing
         self._recorded: EventTime | None = None
         self._gpu: Gpu | None = None
@@ -142,7 +143,11 @@ class Event:
         return (end._recorded.time - self._recorded.time) * 1e3
 
     def ipc_handle(self) -> Any:
-        raise NotImplementedError("events between processes are not served by the virtual GPU")
+        raise NotImplementedError(_BETWEEN_PROCESSES)
+
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
+        raise NotImplementedError(_BETWEEN_PROCESSES)
 
     def __repr__(self) -> str:
         return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {id(self):#x}>"

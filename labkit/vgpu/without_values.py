@@ -7,7 +7,7 @@ from torch._C import _DisableTorchDispatch
 
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.schemas import written
-from labkit.vgpu.tensor import VirtualTensor, hollow, memory_of, tensors
+from labkit.vgpu.tensor import VirtualTensor, hollow, memory_of, tensors, unsupported
 
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
@@ -110,10 +110,9 @@ def infer(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> Any:
 def forget(x: torch.Tensor) -> None:
     """Something unknown was written into this tensor: its storage has no values any more."""
     memory = memory_of(x)
-    if memory.kept is not None:
-        memory.gpu.machine.keep(memory.kept, -1)
-        memory.gpu.machine.keep(None)
-        memory.kept = None
+    if memory.shared and memory.kept is not None:
+        raise unsupported("writing values that were not kept into a tensor that another process sees")
+    memory.forget()
 
 
 def all_known(*values: Any) -> bool:

@@ -152,6 +152,25 @@ def from_a_child(context) -> dict:
     return facts
 
 
+def by_file_name(context) -> dict:
+    """The other way in which torch.multiprocessing shares memory of the CPU: CUDA's is the same."""
+    before = mp.get_sharing_strategy()
+    mp.set_sharing_strategy("file_system")
+    child = Child(context, hold)
+    tensor = torch.ones(4, device=HERE)
+    facts = {"sum": child.ask(tensor)}
+    del tensor
+    torch.cuda.ipc_collect()
+    facts["used"] = torch.cuda.memory_allocated()
+    child.ask()
+    torch.cuda.ipc_collect()
+    facts["let go"] = torch.cuda.memory_allocated()
+    child.end.send(None)
+    facts["exit"] = child.finish()
+    mp.set_sharing_strategy(before)
+    return facts
+
+
 # Queues, pools, arguments
 
 
@@ -286,11 +305,12 @@ PROGRAMS = {
     "one memory": (one_memory, "forkserver"),
     "lifetime": (lifetime, "forkserver"),
     "from a child": (from_a_child, "forkserver"),
+    "by file name": (by_file_name, "forkserver"),
     "ways to send": (ways_to_send, "forkserver"),
     "one device": (one_device, "forkserver"),
     "forks": (forks, "fork"),
+    "held at the end": (held_at_the_end, "fork"),  # the first to touch the GPU
     "producer ends first": (producer_ends_first, "spawn"),
-    "held at the end": (held_at_the_end, "spawn"),
 }
 
 
