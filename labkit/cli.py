@@ -8,6 +8,8 @@ import traceback
 import types
 from collections.abc import Callable
 
+from labkit.course import commands as course_commands
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
@@ -48,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     measure = command("measure", _measure, "Make the recordings that ship with the kit, on this machine's real GPUs.")
     measure.add_argument("--output", default="recordings", metavar="FOLDER", help="where the JSON files go (default: recordings)")
     measure.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
+    text = "Hand out, collect and grade the lessons' exercises in a course."
+    course_commands.add_to(commands.add_parser("course", help=text, description=text))
     return parser
 
 

@@ -25,12 +25,14 @@ class Notebook:
         tagged: the exercises whose cell is still marked as theirs.
         checked: the exercises that a cell still checks.
         written: the texts of the written answers, by their id.
+        lab: the lab that it says it is, or "".
     """
 
     code: tuple[str, ...]
     tagged: frozenset[str]
     checked: frozenset[str]
     written: dict[str, str]
+    lab: str = ""
 
 
 def file_bytes(path: Path) -> bytes:
@@ -68,7 +70,14 @@ def parse(data: bytes) -> Notebook:
         frozenset(filter(None, map(_exercise, code, [*code[1:], None]))),
         frozenset(number for cell in code if (number := checked_number(cell["source"]))),
         {cell["own"]["written"]: cell["source"] for cell in cells if isinstance(cell["own"].get("written"), str)},
+        _lab(content.get("metadata")),
     )
+
+
+def _lab(metadata: Any) -> str:
+    own = metadata.get("labkit") if isinstance(metadata, dict) else None
+    lab = own.get("lab") if isinstance(own, dict) else None
+    return lab if isinstance(lab, str) else ""
 
 
 def _cell(cell: Any) -> dict[str, Any]:

@@ -132,7 +132,6 @@ def serve(line: int, output: int, job: dict[str, Any], prepared: Prepared) -> No
 def _wall_in(line: int, output: int, job: dict[str, Any]) -> None:
     """The limits that the system keeps, for this process and each that it starts."""
     os.setsid()
-    os.nice(5)  # the watch comes first
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
