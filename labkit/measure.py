@@ -21,6 +21,7 @@ class Recorded:
 
 
 EXPERIMENTS = {
+    "articles_on_trial": Recorded(experiments.articles_on_trial, gpus=4),
     "copy_overlap": Recorded(experiments.copy_overlap),
     "copy_speed": Recorded(experiments.copy_speed),
     "data_parallel_step": Recorded(experiments.data_parallel_step, gpus=4),

@@ -1,7 +1,7 @@
 """Four articles on PyTorch and GPUs, claim by claim: what each says, the code that puts it to the test, and the verdict.
 
-One TOML file an article, or two for a long one. The claims are told in a few words; of an article's code, `code` holds the lines that the
-claim stands on, without comments. `before` and `after` are the kit's own, and so is all code of a claim that has no snippet.
+One TOML file an article, or several for a long one, in order. The claims are told in a few words; of an article's code, `code` holds the
+lines that the claim stands on, without comments. `before` and `after` are the kit's own, and so is all code of a claim that has no snippet.
 """
 
 import tomllib

@@ -17,6 +17,7 @@ from torch import nn
 from labkit import articles, machine
 from labkit.articles import Claim, Expected
 from labkit.experiments.result import Row, Run, badge
+from labkit.inventory import Table
 
 COLUMNS = {"claim": "", "article": "", "verdict": "", "outcome": "", "as_expected": "", "peak": "bytes"}
 UNTRIED, RACE = "not tried", "RaceWarning"
@@ -83,6 +84,16 @@ def try_claim(name: str) -> Outcome:
 def try_code(claim: Claim, code: str) -> Outcome:
     """Run other code in the place of a claim's own, such as `claim.today`: after its `before`, in a fresh namespace, here."""
     return _run("\n".join([claim.before, code]), claim.values)
+
+
+def claims_table(article: str | None = None, verdict: str | None = None) -> Table:
+    """The claims of one article and with one verdict, or all: what each says, and why the verdict. Prints as text and as HTML.
+
+    Raises ValueError, naming the choices, for an article or a verdict that there is not.
+    """
+    chosen = articles.claims(article, verdict)
+    rows = tuple((claim.name, claim.says, claim.verdict, claim.changed, claim.why) for claim in chosen)
+    return Table(("claim", "says", "verdict", "changed in", "why"), rows, f"{len(chosen)} claims")
 
 
 def articles_on_trial(names: Sequence[str] | None = None) -> Run:

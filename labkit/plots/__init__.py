@@ -1,6 +1,7 @@
 """Figures: one finding each, said in the title and in the alternative text. The only package that imports matplotlib."""
 
 from labkit.plots.allocator_by_hand import allocator_by_hand
+from labkit.plots.articles import articles_on_trial
 from labkit.plots.budget import memory_plan, training_memory
 from labkit.plots.devices import trace_devices
 from labkit.plots.experiments import copy_speed, host_and_device, memory_over_time
@@ -26,6 +27,7 @@ __all__ = [
     "VERMILLION",
     "Figure",
     "allocator_by_hand",
+    "articles_on_trial",
     "copy_overlap",
     "copy_speed",
     "data_parallel_step",

@@ -3,6 +3,7 @@
 from labkit.widgets.allocator import AllocatorLab
 from labkit.widgets.base import Lab
 from labkit.widgets.budget import BudgetLab
+from labkit.widgets.claims import ClaimsPanel
 from labkit.widgets.copies import CopySpeedLab
 from labkit.widgets.formats import FormatLab
 from labkit.widgets.leaks import LeakLab
@@ -16,6 +17,7 @@ from labkit.widgets.streams import StreamsLab
 __all__ = [
     "AllocatorLab",
     "BudgetLab",
+    "ClaimsPanel",
     "CopySpeedLab",
     "DataParallelLab",
     "FormatLab",

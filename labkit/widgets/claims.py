@@ -1,0 +1,132 @@
+"""The panel of claims: choose one of an article, say whether it holds, and see what happens here."""
+
+from functools import partial
+from html import escape
+
+import ipywidgets as widgets
+
+from labkit import articles
+from labkit.articles import VERDICTS, Claim
+from labkit.experiments import try_claim
+from labkit.experiments.claims import Outcome
+from labkit.widgets.base import _WRAP, Panel
+
+ANY = "any"
+SHOWN = 1500  # characters of an outcome
+
+
+class ClaimsPanel(Panel):
+    """The claims of four articles, to be filtered by article and verdict. Your guess runs the claim that is chosen, on the GPUs in use.
+
+    `name` is the claim chosen at first. `outcome` is what the last one came to.
+    """
+
+    def __init__(self, name: str = "_get_shared_mem") -> None:
+        claim = articles.find(name)
+        self.outcome: Outcome | None = None
+        described = {"style": {"description_width": "5em"}}
+        titles = [("all four", ANY), *((article.title, article.name) for article in articles.articles())]
+        self.article = widgets.Dropdown(options=titles, value=ANY, description="Article:", **described)
+        self.verdict = widgets.Dropdown(options=[ANY, *VERDICTS], value=ANY, description="Verdict:", **described)
+        self.choice = widgets.Select(description="Claim:", rows=8, layout=widgets.Layout(width="34em", max_width="100%"), **described)
+        self.source = widgets.HTML()
+        self.guesses = {verdict: widgets.Button(description=f"It {verdict}", tooltip="Guess, and run it") for verdict in VERDICTS}
+        self.message = widgets.HTML()
+        self.told = widgets.HTML()
+        super().__init__(
+            [
+                widgets.HTML("<p><b>Does this claim hold?</b></p>"),
+                widgets.HBox([self.article, self.verdict], layout=_WRAP),
+                self.choice,
+                self.source,
+                widgets.HBox(list(self.guesses.values()), layout=_WRAP),
+                self.message,
+                self.told,
+            ]
+        )
+        self._filter()
+        self.choice.value = claim.name
+        self._show_claim()
+        for filtered in (self.article, self.verdict):
+            filtered.observe(lambda _: self._on_main_thread(self._filter), "value")
+        self.choice.observe(lambda _: self._on_main_thread(self._show_claim), "value")
+        for verdict, button in self.guesses.items():
+            self._when_clicked(button, partial(self._guess, verdict))
+
+    @property
+    def claim(self) -> Claim | None:
+        """The one that is chosen; None where no claim passes the filters."""
+        return articles.find(self.choice.value) if self.choice.value else None
+
+    def _filter(self) -> None:
+        """Offer the claims that both filters let pass; the one chosen stays so if it is among them."""
+        chosen = [None if filtered.value == ANY else filtered.value for filtered in (self.article, self.verdict)]
+        names, before = [claim.name for claim in articles.claims(*chosen)], self.choice.value
+        self.choice.options = names
+        self.choice.value = before if before in names else next(iter(names), None)
+        self._show_claim()
+
+    def _show_claim(self) -> None:
+        claim = self.claim
+        self.told.value = ""
+        if claim is None:
+            self.source.value = ""
+            self._say("No claim of this article has this verdict: choose another.")
+        else:
+            self.source.value = _told_claim(claim)
+            self._say("First guess: does it hold? Your guess runs it.")
+        for button in self.guesses.values():
+            button.disabled = claim is None
+
+    def _guess(self, verdict: str) -> None:
+        claim = self.claim
+        if claim is None:
+            return
+        self._say(f"“{claim.name}” runs…")
+        if claim.alone and self._loop is not None and self._loop.is_running():
+            self._loop.call_later(0.1, self._run, claim, verdict)  # some seconds: let the page say so first
+        else:
+            self._run(claim, verdict)
+
+    def _run(self, claim: Claim, verdict: str) -> None:
+        try:
+            self.outcome = try_claim(claim.name)
+        except Exception as error:  # whatever it is, the learner must see it
+            self.outcome, self.told.value = None, ""
+            self._say(f"It could not be tried. {error}", alert=True)
+            return
+        right = "Right" if verdict == claim.verdict else "No"
+        self._say(f"{right}: it {claim.verdict}. {claim.why}")
+        self.told.value = _told_outcome(claim, self.outcome)
+
+    def _say(self, text: str, alert: bool = False) -> None:
+        """Show a message, which a screen reader reads out."""
+        self.message.value = f'<p role="{"alert" if alert else "status"}">{"⚠ " * alert}{escape(text)}</p>'
+
+
+def _told_claim(claim: Claim) -> str:
+    """What the article says, where, and the code that puts it to the test."""
+    by = f", {claim.article.author}" if claim.article.author else ""
+    told = f"<p>“{escape(claim.article.title)}”{escape(by)}, section “{escape(claim.section)}”: <b>{escape(claim.says)}</b>.</p>"
+    parts = {"Before it runs": claim.before, _whose(claim): claim.code, "What we look at": claim.after}
+    return told + "".join(f"<p>{name}:</p>{_code(code)}" for name, code in parts.items() if code)
+
+
+def _whose(claim: Claim) -> str:
+    return "The article's code" if claim.snippet else "Our code for it"
+
+
+def _told_outcome(claim: Claim, outcome: Outcome) -> str:
+    text = repr(outcome)
+    parts = [f"<p>Here: {_code(text if len(text) <= SHOWN else text[:SHOWN] + '…')}</p>"]
+    if claim.today:
+        parts.append(f"<p>Today you write:</p>{_code(claim.today)}")
+    if claim.changed:
+        parts.append(f"<p>Changed in {escape(claim.changed)}.</p>")
+    if claim.source:
+        parts.append(f'<p>Source: <a href="{escape(claim.source)}" target="_blank">{escape(claim.source)}</a></p>')
+    return "".join(parts)
+
+
+def _code(text: str) -> str:
+    return f"<pre style='line-height: 1.3; white-space: pre-wrap'>{escape(text.strip())}</pre>"
