@@ -69,7 +69,8 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--endpoint", metavar="HOST:PORT", help="of one of the machines: give the same command on each (default: all nodes are on this one)"
     )
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds that it may take (default: no limit)")
+    parser.add_argument("--timeout", type=float, metavar="S", help="seconds that the ranks may run (default: no limit)")
+    parser.add_argument("--join-timeout", type=float, default=300, metavar="S", help="seconds to wait for the other nodes (default: 300)")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start all ranks again when one fails (default: 0 times)")
     parser.add_argument("--devices", metavar="KIND", help="cuda or cpu (default: cuda if this machine has a GPU for each rank)")
     parser.add_argument("--in-order", action="store_true", help="show the ranks' output one rank after the other")
@@ -159,7 +160,7 @@ def _refuse(message: str, command: str = "run") -> int:
 def _torchrun(options: argparse.Namespace) -> int:
     from labkit import ranks
 
-    chosen = {name: getattr(options, name) for name in ("ranks", "nodes", "endpoint", "timeout", "max_restarts", "devices")}
+    chosen = {name: getattr(options, name) for name in ("ranks", "nodes", "endpoint", "timeout", "join_timeout", "max_restarts", "devices")}
     try:
         ranks.torchrun(options.script, *options.arguments, **chosen, live=not options.in_order)
     except ValueError as error:

@@ -16,7 +16,6 @@ from labkit.ranks.shown import Shown
 
 __all__ = ["Ranks", "TorchrunError", "torchrun"]
 
-JOINING = 300.0  # seconds that a node waits for the others where there is no other limit
 _LONGEST = 90  # bytes of a folder's name that leave room in a socket's: 104 on macOS, 108 on Linux
 
 
@@ -27,6 +26,7 @@ def torchrun(
     nodes: int = 1,
     endpoint: str | None = None,
     timeout: float | None = 60,
+    join_timeout: float = 60,
     max_restarts: int = 0,
     devices: str | None = None,
     live: bool = False,
@@ -45,7 +45,8 @@ def torchrun(
         ranks: how many in all, 1 to 16 on each node.
         nodes: machines among which the ranks are divided. Without `endpoint` all are on this one, with an agent of torchrun for each.
         endpoint: "HOST:PORT" of one of the machines, where the nodes meet. This call is then one node; make the same call on each machine.
-        timeout: seconds that it may take, its start and the wait for other nodes included. None: no limit, but 300 s for that wait.
+        timeout: seconds that the ranks may run, not counting their start. None: no limit.
+        join_timeout: seconds that a node waits for the others.
         max_restarts: how often torchrun starts all ranks again after one has failed.
         devices: "cuda" for a GPU each, or an error; "cpu" for none; None as above.
         live: print lines as they come. Otherwise in the order of the ranks: the same text whatever the timing.
@@ -60,14 +61,14 @@ def torchrun(
     path = Path(script)
     if not path.is_file():
         raise ValueError(f"no such script: {path}")
-    request = _request(arguments, ranks, nodes, endpoint, timeout, max_restarts, devices)
+    request = _request(arguments, ranks, nodes, endpoint, timeout, join_timeout, max_restarts, devices)
     request |= {"script": os.path.abspath(path), "name": str(path)}
     return _run(path.read_bytes(), request, timeout, live, quiet)
 
 
 def torchrun_cell(source: str, **options: Any) -> Ranks:
     """Run the text of a notebook's cell as a script: what `%%torchrun` does. Options and errors as of `torchrun`."""
-    chosen = {"ranks": 2, "nodes": 1, "endpoint": None, "timeout": 60, "max_restarts": 0, "devices": None} | options
+    chosen = {"ranks": 2, "nodes": 1, "endpoint": None, "timeout": 60, "join_timeout": 60, "max_restarts": 0, "devices": None} | options
     live = chosen.pop("live", False)
     request = _request((), **chosen) | {"script": None, "name": "cell.py"}
     return _run(source.encode(), request, chosen["timeout"], live, quiet=False)
@@ -92,7 +93,9 @@ def _short_folder() -> str | None:
     return None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST - len("labkit-12345678/ranks") else "/tmp"
 
 
-def _request(arguments: tuple, ranks: Any, nodes: Any, endpoint: Any, timeout: Any, max_restarts: Any, devices: Any) -> dict[str, Any]:
+def _request(
+    arguments: tuple, ranks: Any, nodes: Any, endpoint: Any, timeout: Any, join_timeout: Any, max_restarts: Any, devices: Any
+) -> dict[str, Any]:
     """What is asked for, checked."""
     if os.name != "posix":
         raise NotImplementedError("labkit.torchrun works on Linux and macOS, not on this system")
@@ -103,8 +106,9 @@ def _request(arguments: tuple, ranks: Any, nodes: Any, endpoint: Any, timeout: A
         raise ValueError(
             f"ranks={ranks} cannot be divided among nodes={nodes}: choose {ranks - ranks % nodes} or {ranks + nodes - ranks % nodes}"
         )
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9):
-        raise ValueError(f"timeout={timeout!r}: choose a positive number of seconds, or None for no limit")
+    if timeout is not None:
+        _check_seconds("timeout", timeout, ", or None for no limit")
+    _check_seconds("join_timeout", join_timeout)
     if devices not in (None, "cpu", "cuda"):
         raise ValueError(f"devices={devices!r}: choose 'cpu', 'cuda' or None")
     if endpoint is not None and not (isinstance(endpoint, str) and re.fullmatch(r"\S+:\d{1,5}", endpoint) and _port(endpoint) < 1 << 16):
@@ -116,7 +120,7 @@ def _request(arguments: tuple, ranks: Any, nodes: Any, endpoint: Any, timeout: A
         "nodes_here": nodes if endpoint is None else 1,
         "ranks_here": ranks // nodes,  # of each node
         "endpoint": endpoint,
-        "limit": JOINING if timeout is None else timeout * 2 / 3,
+        "join_timeout": join_timeout,
         "max_restarts": max_restarts,
         "devices": "cpu" if hidden else devices,
     }
@@ -129,6 +133,11 @@ def _port(endpoint: str) -> int:
 def _check_number(name: str, value: Any, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{name}={value!r}: choose a whole number from {least} to {most}")
+
+
+def _check_seconds(name: str, value: Any, otherwise: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
+        raise ValueError(f"{name}={value!r}: choose a positive number of seconds{otherwise}")
 
 
 def _command(request: dict[str, Any]) -> str:

@@ -11,22 +11,24 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # this kit, should it be found nowhere else
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
+from labkit.isolation.process import end_with
+
+sys.path.pop(0)
 
 import psutil
 import torch
-from torch.distributed import DistError, TCPStore, launcher, run
+from torch.distributed import TCPStore, launcher, run
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-from labkit.isolation.process import end_with
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 PROBE = 5.0  # seconds for a store to answer on a port of this machine that is in use
 _RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 
 
 class RefusedError(Exception):
-    """The ranks cannot be started: a kind, and a sentence that says why; "" if nobody answered."""
+    """The ranks cannot be started: a kind, and a sentence that says why; "" if a node did not come."""
 
 
 def main(folder: str, control: str, node: str) -> None:
@@ -38,9 +40,11 @@ def main(folder: str, control: str, node: str) -> None:
         endpoint = _ask(line, request["endpoint"], folder)
         _choose_devices(request, int(node))
         host, port, address = _addresses(endpoint)
-        store = _meeting_place(host, port, address, request["limit"])
+        store = _meeting_place(host, port, address, request["join_timeout"])
         _tell(line, endpoint=f"{host}:{store.port}", devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu")
         _name_interface(address, both=request["endpoint"] is not None)
+        # Or ranks that are started again would look for the dead ones, whose addresses the store of the first start still has.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         _watch_exits(line)
         run.main(_torchrun_arguments(request, folder, f"{host}:{store.port}", address))
         status = 0
@@ -49,7 +53,8 @@ def main(folder: str, control: str, node: str) -> None:
     except RefusedError as error:
         _tell(line, refused=error.args)
     except Exception as error:
-        _tell(line, refused=("join" if "Rendezvous" in type(error).__name__ else "start", f"{type(error).__name__}: {error}"))
+        late = isinstance(error, RendezvousTimeoutError)
+        _tell(line, refused=("join", "") if late else ("start", f"{type(error).__name__}: {error}"))
     sys.stdout.flush()
     os._exit(status)  # with its threads and its store
 
@@ -101,7 +106,7 @@ def _meeting_place(host: str, port: int, address: str, limit: float) -> TCPStore
     """The store at which the agents find each other: on this machine if the host is this one, unless another agent here has it."""
     mine = host == address
     if mine:
-        with contextlib.suppress(DistError):
+        with contextlib.suppress(RuntimeError):  # in use
             return TCPStore(host, port, is_master=True, wait_for_workers=False)
     seconds = PROBE if mine else limit
     try:
@@ -138,7 +143,7 @@ def _watch_exits(line: socket.socket) -> None:
 
 
 def _torchrun_arguments(request: dict[str, Any], folder: str, endpoint: str, address: str) -> list[str]:
-    limit = max(1, round(request["limit"]))
+    limit = max(1, round(request["join_timeout"]))
     return [
         f"--nnodes={request['nodes']}",
         f"--nproc-per-node={request['ranks_here']}",

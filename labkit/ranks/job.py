@@ -1,13 +1,13 @@
 """A job: torchrun's agents and their ranks, started, listened to until they end, and ended with all that they started.
 
-The ranks connect to a socket in the job's folder, twice each: what they print, and how they end. A rank that dies lets go of both before
-the system closes its connections to other ranks, so what they then complain of always comes after: the first to fail is known.
+The ranks connect to a socket in the job's folder, twice each: what they print, and how they end. So the first to fail is known.
 """
 
 import contextlib
 import json
 import math
 import os
+import re
 import selectors
 import signal
 import socket
@@ -22,10 +22,13 @@ import psutil
 from labkit.isolation.process import CHUNK, KILLING, LOOK, Ends, end_started_in, mark
 from labkit.ranks.shown import Shown
 
+STARTING = 120.0  # seconds for torchrun to import torch and start the ranks
 ENDING = 10.0  # seconds for torchrun to end the other ranks, when one has failed for good
 STOPPING = 1.0  # seconds for ranks to do what they do on SIGTERM
 LOOKING = 0.3  # seconds for ranks that take too long to write where they are
 
+# What PyTorch says in a rank that has lost another one (gloo's pair.cc, NCCL's and the stores' errors).
+_LOST = r"by peer|remote process|remote error|Connection (was )?(closed|reset)|Broken pipe"
 _AGENT = os.path.join(os.path.dirname(__file__), "agent.py")
 
 
@@ -46,6 +49,11 @@ class Life:
     @property
     def well(self) -> bool:
         return self.report is not None and self.report["ended"] == "returned" and not self.exit_code
+
+    @property
+    def complains(self) -> bool:
+        """Did it fail because it lost another rank?"""
+        return self.report is not None and re.search(_LOST, self.report.get("text", "")) is not None
 
     @property
     def text(self) -> str:
@@ -81,8 +89,9 @@ class Job:
         self._selector = selectors.DefaultSelector()
 
     def run(self, timeout: float | None) -> None:
-        """Listen until all ranks have ended, or for `timeout` seconds. No process is left in any case."""
-        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
+        """Listen until all ranks have ended, or until they have run for `timeout` seconds. No process is left in any case."""
+        self._timeout = math.inf if timeout is None else timeout
+        self._deadline = time.monotonic() + STARTING + 2 * self.request["join_timeout"]  # a store and a rendezvous
         try:
             self._start()
             self.late = not self._listen()
@@ -102,7 +111,9 @@ class Job:
         return [sorted((life for life in self.lives if life.attempt == k), key=lambda life: life.rank) for k in range(count)]
 
     def first_failed(self, attempt: int) -> Life | None:
-        return next((life for life in self.failed if life.attempt == attempt), None)
+        """The rank because of which the attempt failed: what a rank says of its peers, and whom torchrun ended, comes after."""
+        failed = [life for life in self.failed if life.attempt == attempt]
+        return min(failed, key=lambda life: life.complains or life.exit_code == -signal.SIGTERM, default=None)
 
     def _start(self) -> None:
         listener = socket.socket(socket.AF_UNIX)
@@ -209,7 +220,7 @@ class Job:
             self._hear_agent(line.socket, told)
         elif line.life is None:
             line.purpose, line.life = told["purpose"], self._life(told["rank"], told["pid"])
-        else:
+        elif not self.late:  # then it ends because it was looked at, or asked to
             line.life.report = told
             if "traceback" in told:
                 told["traceback"] = told["traceback"].replace(self.request["script"], self.request["name"])
@@ -222,7 +233,9 @@ class Job:
         if found is not None:
             return found
         attempt = sum(life.rank == rank for life in self.lives)
-        if self.lives and attempt > self.lives[-1].attempt:
+        if not self.lives:
+            self._deadline = time.monotonic() + self._timeout
+        elif attempt > self.lives[-1].attempt:
             self._shown.end_attempt(self.restart_note(attempt - 1))
         life = Life(rank, attempt, pid)
         self.lives.append(life)

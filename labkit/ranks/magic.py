@@ -15,7 +15,7 @@ class TorchrunMagic(Magics):
     @argument("-o", "--output", metavar="NAME", help="a variable for what `labkit.torchrun` returns")
     @argument("--ranks", type=int, default=2, help="how many in all (default: %(default)s)")
     @argument("--nodes", type=int, default=1, help="agents of torchrun among which they are divided (default: %(default)s)")
-    @argument("--timeout", type=float, default=60, help="seconds that it may take (default: %(default)s)")
+    @argument("--timeout", type=float, default=60, help="seconds that the ranks may run (default: %(default)s)")
     @argument("--max-restarts", type=int, default=0, help="start all ranks again when one fails (default: %(default)s times)")
     @argument("--devices", help="cuda or cpu (default: cuda if this computer has a GPU for each rank)")
     @argument("--live", action="store_true", help="print lines as they come, not in the order of the ranks")

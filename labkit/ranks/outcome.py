@@ -91,7 +91,8 @@ def outcome(job: Job, command: str, timeout: float | None) -> Ranks:
     """Raises TorchrunError unless all ranks ended well."""
     attempts = job.attempts()
     if job.refused is not None and not job.failed:
-        raise TorchrunError(f"{job.refused[1].rstrip('.')}." if job.refused[1] else _nobody(job), job.refused[0], job=job)
+        kind, why = job.refused
+        raise TorchrunError(f"{why.rstrip('.')}." if why else _not_come(job), kind, job=job)
     if job.late:
         raise _too_late(job, timeout)
     if attempts and len(attempts[-1]) == job.expected and all(life.well for life in attempts[-1]):
@@ -108,7 +109,7 @@ def _failed(job: Job, first: Life) -> TorchrunError:
     kind, message = ended(first)
     if first.left:
         message += f" By then {_listed(first.left)} had ended."
-    elif job.request["nodes_here"] < job.request["nodes"] and re.search(r"[Cc]onnection|peer|remote", message):
+    elif job.request["nodes_here"] < job.request["nodes"] and first.complains:
         message += " Perhaps a rank on another machine ended first: look there."
     error = TorchrunError(message, kind, first.rank, job)
     traceback = (first.report or {}).get("traceback")
@@ -126,26 +127,21 @@ def _add_lines(error: TorchrunError, who: str, text: str) -> None:
 
 
 def _too_late(job: Job, timeout: float | None) -> TorchrunError:
-    request, limit = job.request, f"{timeout:g} s"
     if not job.lives:
-        if request["endpoint"] is not None and not job.met:
-            return TorchrunError(_nobody(job), "join", job=job)
-        if request["nodes"] > request["nodes_here"]:
-            return TorchrunError(
-                f"not all of the {request['nodes']} nodes came within {limit}: start the same command on the other machines.",
-                "join",
-                job=job,
-            )
-        return TorchrunError(f"torchrun had not started the ranks after {limit}.", "start", job=job)
+        return TorchrunError("torchrun did not start the ranks in time.", "start", job=job)
     places: dict[str, list[int]] = {}
     for life in job.attempts()[-1]:
         places.setdefault(_place(job, life), []).append(life.rank)
     told = "; ".join(f"{_listed(ranks)} {place}" for place, ranks in places.items())
-    return TorchrunError(f"the ranks took longer than {limit} and were stopped. Then {told}.", "timeout", job=job)
+    return TorchrunError(f"the ranks took longer than {timeout:g} s and were stopped. Then {told}.", "timeout", job=job)
 
 
-def _nobody(job: Job) -> str:
-    return f"nobody answered at {job.request['endpoint']} in time: start the same command on the machine with that address."
+def _not_come(job: Job) -> str:
+    request = job.request
+    limit = f"within {request['join_timeout']:g} s: start the same command on"
+    if not job.met:
+        return f"nobody answered at {request['endpoint']} {limit} the machine with that address."
+    return f"not all of the {request['nodes']} nodes came {limit} the other machines."
 
 
 def _place(job: Job, life: Life) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import json
 import os
 import resource
@@ -14,11 +15,13 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # this kit, should it be found nowhere else
-
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
 from labkit.cli import run_script
 
+sys.path.pop(0)
+
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+HIGH = 512  # a number of a file above those of connections
 
 
 def main(folder: str, script: str, *arguments: str) -> None:
@@ -56,6 +59,11 @@ def _end_with_torchrun() -> None:
 def _connect(folder: str, purpose: str) -> socket.socket:
     line = socket.socket(socket.AF_UNIX)
     line.connect(os.path.join(folder, "ranks"))
+    if purpose == "control":
+        # Linux lets go of the files of a process that dies from the last to the first: of this before its connections to other ranks.
+        above = min(HIGH, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        with line as low:
+            line = socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, above))
     _tell(line, purpose=purpose, rank=int(os.environ["RANK"]), pid=os.getpid())
     return line
 

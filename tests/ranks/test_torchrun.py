@@ -147,14 +147,13 @@ def test_a_time_limit_says_where_each_rank_was(script):
     code = (
         WITHOUT_TORCH + "def wait():\n    time.sleep(100)\nif rank == 3:\n    sys.exit()\nif rank:\n    wait()\nelse:\n    signal.pause()"
     )
-    start = time.monotonic()
     with pytest.raises(labkit.TorchrunError) as caught:
-        labkit.torchrun(script(code), ranks=4, timeout=10, quiet=True)
+        labkit.torchrun(script(code), ranks=4, timeout=2, quiet=True)
     assert str(caught.value) == (
-        "the ranks took longer than 10 s and were stopped. Then rank 0 ran line 10, `signal.pause()`; "
+        "the ranks took longer than 2 s and were stopped. Then rank 0 ran line 10, `signal.pause()`; "
         "ranks 1 and 2 ran line 4, `time.sleep(100)`; rank 3 had ended."
     )
-    assert caught.value.kind == "timeout" and time.monotonic() - start < 13
+    assert caught.value.kind == "timeout" and caught.value.exit_codes == [None, None, None, 0]
 
 
 def test_torchrun_starts_all_ranks_again(script, capsys):
@@ -203,9 +202,9 @@ def test_a_node_that_never_comes(script):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # free when the server has gone
     with pytest.raises(labkit.TorchrunError) as caught:
-        labkit.torchrun(script("pass"), ranks=2, nodes=2, endpoint=f"127.0.0.1:{port}", timeout=6, quiet=True)
+        labkit.torchrun(script("pass"), ranks=2, nodes=2, endpoint=f"127.0.0.1:{port}", join_timeout=2, quiet=True)
     assert caught.value.kind == "join"
-    assert str(caught.value) == "not all of the 2 nodes came within 6 s: start the same command on the other machines."
+    assert str(caught.value) == "not all of the 2 nodes came within 2 s: start the same command on the other machines."
 
 
 @pytest.mark.parametrize(
@@ -218,6 +217,7 @@ def test_a_node_that_never_comes(script):
         ({"nodes": 0}, "nodes=0: choose a whole number from 1 to 16"),
         ({"max_restarts": -1}, "max_restarts=-1: choose a whole number from 0 to 100"),
         ({"timeout": 0}, "timeout=0: choose a positive number of seconds"),
+        ({"join_timeout": None}, "join_timeout=None: choose a positive number of seconds$"),
         ({"devices": "tpu"}, "devices='tpu': choose 'cpu', 'cuda' or None"),
         ({"endpoint": "somewhere"}, "endpoint='somewhere': give the address of one of the machines and a port"),
         ({"endpoint": "host:99999"}, "endpoint='host:99999': give the address"),

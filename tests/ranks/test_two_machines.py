@@ -87,9 +87,9 @@ def _hold(stack: contextlib.ExitStack, unshare: list[str], own_user: bool) -> Ma
     return Machine(holder, own_user)
 
 
-def command(script: object, *arguments: object, port: int = PORT, timeout: float = 60) -> list[object]:
+def command(script: object, *arguments: object, port: int = PORT, join_timeout: float = 60) -> list[object]:
     """What is typed on each machine."""
-    options = ["--ranks", 4, "--nodes", 2, "--endpoint", f"{ADDRESSES[0]}:{port}", "--timeout", timeout, "--in-order"]
+    options = ["--ranks", 4, "--nodes", 2, "--endpoint", f"{ADDRESSES[0]}:{port}", "--join-timeout", join_timeout, "--in-order"]
     return [sys.executable, "-m", "labkit", "torchrun", *options, script, *arguments]
 
 
@@ -114,7 +114,7 @@ def test_each_machine_says_in_one_message_what_went_wrong(machines, script):
     """A rank fails; and at another port one machine waits for another that never comes, and one for a host that is not there."""
     path = script(TRAIN)
     both = [machine.start(*command(path, "fail")) for machine in machines]
-    alone = [machine.start(*command(path, port=PORT + 1 + at, timeout=15)) for at, machine in enumerate(machines)]
+    alone = [machine.start(*command(path, port=PORT + 1 + at, join_timeout=4)) for at, machine in enumerate(machines)]
     results = ends(*both)
     assert [status for status, *_ in results] == [1, 1]
     heads = sorted(error.splitlines()[0] for _, _, error in results)
@@ -122,6 +122,6 @@ def test_each_machine_says_in_one_message_what_went_wrong(machines, script):
     assert heads[0].endswith("Perhaps a rank on another machine ended first: look there.") and "rank 3" not in heads[0]
     (status, lines, error), (status_2, lines_2, error_2) = ends(*alone)
     assert (status, lines) == (1, ["labkit: 4 ranks on 2 nodes: CPU tensors, gloo."]) and (status_2, lines_2) == (1, [])
-    assert error == "labkit torchrun: not all of the 2 nodes came within 15 s: start the same command on the other machines.\n"
-    nobody = f"nobody answered at {ADDRESSES[0]}:{PORT + 2} in time: start the same command on the machine with that address."
+    assert error == "labkit torchrun: not all of the 2 nodes came within 4 s: start the same command on the other machines.\n"
+    nobody = f"nobody answered at {ADDRESSES[0]}:{PORT + 2} within 4 s: start the same command on the machine with that address."
     assert error_2 == f"labkit torchrun: {nobody}\n"
