@@ -1,6 +1,7 @@
 """Memory that several processes of this computer map. It lasts as long as one of them has it open."""
 
 import contextlib
+import errno
 import mmap
 import os
 import tempfile
@@ -26,11 +27,11 @@ class SharedFile:
     """
 
     def __init__(self, nbytes: int = 0, address: str | None = None) -> None:
-        self._lock = threading.RLock()
-        self._path, self._process = address, os.getpid()
+        self._lock, self._depth = threading.RLock(), 0
+        self._path, self._process = None if address is None else address.rpartition(":")[0], os.getpid()
         self._named = False
         if address is not None:
-            self._file = os.open(address, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+            self._file = reach(address)
         elif has_proc():
             self._file = os.memfd_create("labkit", os.MFD_CLOEXEC)
         else:
@@ -44,23 +45,25 @@ class SharedFile:
     @property
     def address(self) -> str:
         """What another process opens it by."""
-        return f"/proc/{os.getpid()}/fd/{self._file}" if has_proc() else self._path or ""
+        return address_of(self._file, self._path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """In the block no other process, and no other thread of this one, is in such a block. One that is killed there leaves it."""
         with self._lock:
-            if fcntl is not None:
-                fcntl.lockf(self._file, fcntl.LOCK_EX)
+            self._depth += 1  # the system does not count how often a process has locked
             try:
+                if fcntl is not None and self._depth == 1:
+                    fcntl.lockf(self._file, fcntl.LOCK_EX)
                 yield
             finally:
-                if fcntl is not None:
+                self._depth -= 1
+                if fcntl is not None and not self._depth:
                     fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def after_fork(self) -> None:
         """Called in a child that was forked: another thread may have held the lock."""
-        self._lock = threading.RLock()
+        self._lock, self._depth = threading.RLock(), 0
 
     def close(self) -> None:
         """Open it no longer. A second call does nothing."""
@@ -77,6 +80,22 @@ class SharedFile:
     def __del__(self) -> None:
         if getattr(self, "_map", None) is not None:
             self.close()
+
+
+def address_of(file: int, path: str | None = None) -> str:
+    """What another process reaches an open file by: where it is, `path` where that is no matter of /proc, and which file it is."""
+    where = f"/proc/{os.getpid()}/fd/{file}" if has_proc() else path
+    return f"{where}:{os.fstat(file).st_ino}"
+
+
+def reach(address: str) -> int:
+    """Opens it. Raises OSError if it is not there any more, also where its number belongs to another file by now."""
+    path, _, inode = address.rpartition(":")
+    file = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+    if str(os.fstat(file).st_ino) != inode:
+        os.close(file)
+        raise FileNotFoundError(errno.ENOENT, "another file by now", path)
+    return file
 
 
 def has_proc() -> bool:

@@ -27,7 +27,7 @@ from torch.multiprocessing import get_sharing_strategy, reductions
 from labkit.vgpu import errors, hardware
 from labkit.vgpu.hardware import Gpu, Memory
 from labkit.vgpu.loans import LAST, Loan, count_down
-from labkit.vgpu.shared_file import has_proc
+from labkit.vgpu.shared_file import address_of, has_proc, reach
 from labkit.vgpu.streams import Event
 from labkit.vgpu.tensor import VirtualStorage, VirtualTensor, hang, hollow, unsupported
 
@@ -147,7 +147,7 @@ def _lend(storage: VirtualStorage) -> tuple[bytes, Any]:
     with _DisableTorchDispatch():
         if get_sharing_strategy() == "file_descriptor" and has_proc():
             keeper: Any = Descriptor(os.dup(storage._share_fd_cpu_()[0]))
-            return _handle(FILE, serial, f"/proc/{os.getpid()}/fd/{keeper.number}"), keeper
+            return _handle(FILE, serial, address_of(keeper.number)), keeper
         manager, name, nbytes = storage._share_filename_cpu_()
         return _handle(NAME, serial, manager.decode(), name.decode()), _open_name(manager, name, nbytes)
 
@@ -161,7 +161,7 @@ def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedS
         return hollow(gpu, (nbytes,), (1,), torch.uint8, allocated=False).untyped_storage()
     if kind == NAME:
         return _open_name(where[0].encode(), where[1].encode(), nbytes)
-    file = os.open(where[0], os.O_RDWR | os.O_CLOEXEC)
+    file = reach(where[0])
     try:
         return _open_file(file, nbytes)
     finally:
