@@ -26,6 +26,7 @@ EXPERIMENTS = {
     "copy_speed": Recorded(experiments.copy_speed),
     "data_parallel_step": Recorded(experiments.data_parallel_step, gpus=4),
     "data_parallel_work": Recorded(experiments.data_parallel_work, gpus=4),
+    "ddp_beside_data_parallel": Recorded(experiments.ddp_beside_data_parallel, gpus=4),
     "format_speed": Recorded(experiments.format_speed),
     "four_ways": Recorded(experiments.four_ways),
     "fragmentation": Recorded(experiments.fragmentation),

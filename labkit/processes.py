@@ -16,6 +16,7 @@ import torch.multiprocessing
 import labkit.vgpu.install  # noqa: F401
 
 with contextlib.suppress(ImportError):  # a torch that was built without it
+    import torch._dynamo  # torch itself imports it for the first optimizer, and for DistributedDataParallel
     import torch.distributed.tensor  # torch itself imports it at the first operator on a virtual GPU
 
 PATIENCE = 60.0  # seconds in which a child ends that has nothing left to do

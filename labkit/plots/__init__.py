@@ -3,6 +3,7 @@
 from labkit.plots.allocator_by_hand import allocator_by_hand
 from labkit.plots.articles import articles_on_trial
 from labkit.plots.budget import memory_plan, training_memory
+from labkit.plots.ddp import ddp_beside_data_parallel
 from labkit.plots.devices import trace_devices
 from labkit.plots.experiments import copy_speed, host_and_device, memory_over_time
 from labkit.plots.figure import BLACK, BLUE, DOTS_PER_INCH, VERMILLION, Figure
@@ -15,6 +16,7 @@ from labkit.plots.memory import trace_memory
 from labkit.plots.parallel import data_parallel_step, data_parallel_work
 from labkit.plots.pipeline import pipeline_splits, pipeline_step
 from labkit.plots.placement import placement
+from labkit.plots.ranks import collectives, held_by_ranks
 from labkit.plots.segments import segment_map
 from labkit.plots.shared_model import shared_model
 from labkit.plots.streams import copy_overlap, two_streams
@@ -28,13 +30,16 @@ __all__ = [
     "Figure",
     "allocator_by_hand",
     "articles_on_trial",
+    "collectives",
     "copy_overlap",
     "copy_speed",
     "data_parallel_step",
     "data_parallel_work",
+    "ddp_beside_data_parallel",
     "format_speed",
     "four_ways",
     "fragmentation",
+    "held_by_ranks",
     "host_and_device",
     "leaky_training",
     "memory_over_time",

@@ -1,0 +1,42 @@
+"""Two schedules of torch.distributed.pipelining: a stage for each rank, the order of its work, and what comes out."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from rendezvous import meet
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+micro_batches = int(sys.argv[1])
+WIDTH, ROWS = 16, 32
+rank, ranks, device = meet()
+
+
+def layers() -> list[nn.Module]:
+    """Two for each stage, the same on every rank, so that each may pick its own."""
+    torch.manual_seed(0)
+    return [nn.Linear(WIDTH, WIDTH) for _ in range(2 * ranks)]
+
+
+result = []
+for name, schedule_class in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)):
+    mine = nn.Sequential(*layers()[2 * rank : 2 * rank + 2]).to(device)
+    order: list[str] = []
+    mine.register_forward_hook(lambda *_, order=order: order.append("F"))
+    mine[1].register_full_backward_hook(lambda *_, order=order: order.append("B"))
+    stage = PipelineStage(mine, rank, ranks, device)
+    schedule = schedule_class(stage, micro_batches, loss_fn=nn.functional.mse_loss)
+    x = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH).to(device)
+    for _ in range(2):  # in the first step, the stages also find out the shapes of what they will send
+        order.clear()
+        mine.zero_grad()
+        losses: list[torch.Tensor] = []
+        given = (x,) if rank == 0 else ()
+        wanted = {"target": x.sin(), "losses": losses} if rank == ranks - 1 else {}
+        schedule.step(*given, **wanted)
+    loss = sum(loss.item() for loss in losses) / len(losses) if losses else None
+    gradients = [parameter.grad.norm().item() for parameter in mine.parameters()]
+    result.append({"schedule": name, "rank": rank, "order": "".join(order), "loss": loss, "gradients": gradients})
+
+dist.destroy_process_group()

@@ -1,0 +1,64 @@
+"""Seconds of a training step under DistributedDataParallel: of some models, on so many of the ranks; `python step_seconds.py JSON`."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from rendezvous import meet
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+asked = json.loads(sys.argv[1])  # {"gpus": [1, 2], "models": {"small": [1024, 512]}, "layers": 8, "repeats": 3}
+rank, ranks, device = meet()
+
+
+def prepared(width: int, batch: int, group: dist.ProcessGroup) -> Callable[[], None]:
+    """A training step on this rank's share of the batch that has run twice: the first steps load libraries and settle DDP's buckets."""
+    layers = [layer for _ in range(asked["layers"]) for layer in (nn.Linear(width, width, device=device), nn.ReLU())]
+    parallel = DistributedDataParallel(nn.Sequential(*layers), process_group=group)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
+    inputs = torch.ones(batch, width, device=device).chunk(group.size())[rank].clone()
+
+    def step() -> None:
+        loss = parallel(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    step()
+    step()
+    return step
+
+
+def seconds(step: Callable[[], None], group: dist.ProcessGroup) -> float:
+    """From the moment at which all ranks of the group are there until this one is done."""
+    synchronize()
+    dist.barrier(group)
+    start = time.perf_counter()
+    step()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def synchronize() -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+result = []
+for model, (width, batch) in asked["models"].items():
+    for count in asked["gpus"]:
+        group = dist.new_group(list(range(count)))
+        if rank < count:
+            step = prepared(width, batch, group)
+            took = median(seconds(step, group) for _ in range(asked["repeats"]))
+            del step
+            if rank == 0:
+                result.append({"gpus": count, "model": model, "width": width, "batch": batch, "seconds": took})
+        dist.barrier()  # the other ranks wait, and compute nothing meanwhile
+
+dist.destroy_process_group()
