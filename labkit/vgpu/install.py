@@ -52,13 +52,14 @@ _ABSENT = object()
 class Installation:
     """All that is changed in the process while a machine is in place. `remove` undoes it, in reverse order.
 
-    `in_child` is a function of a module, and its argument: called with that and the address of the machine's ledger in every process that
-    multiprocessing starts afresh. A child that is forked has the machine already.
+    `in_child` is a function of a module, and its argument: called with that and the variables of the environment by which the machine is
+    found, in every process that multiprocessing starts afresh. A child that is forked has the machine already. A process that `joins` the
+    machine of another has that one's nvidia-smi.
     """
 
-    def __init__(self, machine: Machine, in_child: tuple[Callable[[Any, str], None], Any] | None = None) -> None:
+    def __init__(self, machine: Machine, in_child: tuple[Callable[[Any, dict], None], Any] | None = None, joins: bool = False) -> None:
         self.machine = machine
-        self._in_child = in_child
+        self._in_child, self._joins = in_child, joins
         self.real_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         self._originals: list[tuple[Any, str, Any]] = []
         self._environment: dict[str, str | None] = {}
@@ -119,10 +120,13 @@ class Installation:
         pynvml = nvml.module()
         if pynvml is not None:
             self._replace(pynvml, **nvml.replacements(pynvml, self.machine))
-        if hasattr(socket, "AF_UNIX"):
+        if hasattr(socket, "AF_UNIX") and not (self._joins and smi.ADDRESS in os.environ):
             self._office = smi.Office(lambda: nvml.report(self.machine).plain())
             self._set_environment(self._office.environment())
         self._set_environment({ledger.ADDRESS: self.machine.ledger.address})
+
+    def _inherited_environment(self) -> dict[str, str]:
+        return {name: os.environ[name] for name in (ledger.ADDRESS, smi.ADDRESS, "PATH") if name in os.environ}
 
     def _set_environment(self, variables: dict[str, str]) -> None:
         for name, value in variables.items():
@@ -146,11 +150,12 @@ class Installation:
         self._replace_in_threads()
         if self._in_child is not None:
             prepare = multiprocessing.spawn.get_preparation_data
-            self._replace(multiprocessing.spawn, get_preparation_data=inheritance.with_call(prepare, *self._in_child, self.machine.ledger))
+            prepare_child = inheritance.with_call(prepare, *self._in_child, self._inherited_environment)
+            self._replace(multiprocessing.spawn, get_preparation_data=prepare_child)
 
     def _take_pythons_time(self) -> None:
         replicate = torch.nn.Module._replicate_for_data_parallel
-        self._replace(torch._C, _get_tracing_state=python_costs.asking_for_a_trace(self.machine))
+        self._replace(torch._C, **python_costs.asking_for_a_trace(self.machine))
         self._replace(torch.nn.Module, _replicate_for_data_parallel=python_costs.replicating(self.machine, replicate))
 
     def _replace_in_threads(self) -> None:

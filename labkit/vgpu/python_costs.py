@@ -13,16 +13,17 @@ from torch import nn
 from labkit.vgpu.hardware import Machine
 
 
-def asking_for_a_trace(machine: Machine) -> Callable[[], Any]:
-    """`torch._C._get_tracing_state`, which `Module.__call__` asks once."""
-    ask, clock, seconds = torch._C._get_tracing_state, machine.clock, machine.profile.module_seconds
+def asking_for_a_trace(machine: Machine) -> dict[str, Callable[[], Any]]:
+    """What `Module.__call__` asks `torch._C` once, by its name: the tracing's state, from PyTorch 2.15 on whether there is one."""
+    name = "_is_tracing" if "_is_tracing" in torch.nn.Module._call_impl.__code__.co_names else "_get_tracing_state"
+    ask, clock, seconds = getattr(torch._C, name), machine.clock, machine.profile.module_seconds
 
-    def get_tracing_state() -> Any:
+    def asked() -> Any:
         if not machine.selected.beside:
             clock.advance_host(seconds)
         return ask()
 
-    return get_tracing_state
+    return {name: asked}
 
 
 def replicating(machine: Machine, replicate: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn.Module]:
