@@ -218,6 +218,7 @@ class Installation:
             torch.UntypedStorage,
             to=moves.storage_to,
             cuda=moves.storage_cuda,
+            _new_shared=sharing.new_shared(torch.UntypedStorage._new_shared),
             _share_cuda_=sharing.share_cuda,
             _new_shared_cuda=staticmethod(sharing.new_shared_cuda),
             _release_ipc_counter_cuda=staticmethod(sharing.release_ipc_counter),

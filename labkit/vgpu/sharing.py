@@ -137,6 +137,15 @@ def release_ipc_counter(counter: bytes, index: int) -> None:
     count_down(counter.decode(), index)
 
 
+def new_shared(make: Callable[..., torch.UntypedStorage]) -> Any:
+    """`UntypedStorage._new_shared`: DataLoader's workers gather a batch in it."""
+
+    def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
+        return VirtualStorage(size, device=device) if torch.device(device).type == "cuda" else make(size, device=device)
+
+    return classmethod(_new_shared)
+
+
 def _lend(storage: VirtualStorage) -> tuple[bytes, Any]:
     """Moves the values to memory that other processes can map. Returns the handle by which they do, and what keeps it good."""
     serial = next(_serials)

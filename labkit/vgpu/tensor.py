@@ -167,6 +167,8 @@ class VirtualTensor(torch.Tensor):
         """The legacy constructor: of a size, of data, or empty."""
         if self.layout is torch.sparse_coo and len(args) > 1:
             return torch.sparse_coo_tensor(*args, device=self.device, check_invariants=False)
+        if len(args) == 1 and torch.is_storage(args[0]):
+            return self.new_empty(0).set_(getattr(args[0], "_untyped_storage", args[0]))
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             return self.new_tensor(args[0])
         return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args or (0,))

@@ -206,6 +206,25 @@ def test_values_that_were_too_large_to_keep_are_not_sent(tmp_path):
     assert output == "writing values that were not kept into a tensor that another process sees [1.0, 1.0]\n", complaints
 
 
+FROM_A_LOADER = """
+    import torch
+    class Numbers(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+        def __getitem__(self, number):
+            return torch.full((2,), float(number), device="cuda")
+    if __name__ == "__main__":  # its worker is forked, and CUDA is not up yet
+        for batch in torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context="fork"):
+            print(batch.tolist(), batch.device, torch.cuda.memory_allocated())
+"""
+
+
+def test_a_loader_s_workers_make_batches_on_the_gpu(tmp_path):
+    with labkit_run(tmp_path, FROM_A_LOADER) as process:
+        output, complaints = process.communicate(timeout=280)
+    assert output == "[[0.0, 0.0], [1.0, 1.0]] cuda:0 0\n[[2.0, 2.0], [3.0, 3.0]] cuda:0 0\n", complaints
+
+
 HOLDING = """
     import torch, torch.multiprocessing as mp
     def child(end):
