@@ -29,9 +29,15 @@ class Article:
 
 @dataclass(frozen=True)
 class Expected:
-    """What running a claim comes to: the class of the exception and a part of its message, what is printed (`prints`, or `like`, a regular
-    expression), and a part of the warning. Nothing of what stands empty: no exception, no warning. `may_warn` is a part of a warning that
-    PyTorch gives once in a process."""
+    """What running a claim comes to. What stands empty does not happen: no exception, nothing printed, no warning.
+
+    Attributes:
+        raises: the class of the exception; "A or B" where versions differ.
+        message: a part of its message.
+        prints, like: what is printed, or a regular expression for it.
+        warns: a part of the warning.
+        may_warn: a part of a warning that PyTorch gives once in a process.
+    """
 
     raises: str = ""
     message: str = ""

@@ -49,7 +49,7 @@ class Outcome:
         printed = self.printed.strip()
         told = [warning for warning in self.warned if warning != RACE and not (expected.may_warn and expected.may_warn in warning)]
         return (
-            self.raised == expected.raises
+            self.raised in expected.raises.split(" or ")
             and expected.message in self.message
             and (bool(expected.like) or printed == expected.prints)
             and re.search(expected.like, printed) is not None

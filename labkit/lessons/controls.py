@@ -389,4 +389,61 @@ def training_step(model, optimizer, scaler, x, y):
     return loss.item()
 """,
     ),
+    # on the current device
+    "11.1": (
+        r"with device",
+        r"""
+def zeros_beside(t): return torch.zeros(t.shape, dtype=t.dtype).cuda()
+""",
+    ),
+    # of the current device
+    "11.2": (
+        r"of cuda:0, allocated is",
+        r"""
+def memory_report(device):
+    return {
+        "allocated": torch.cuda.memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+        "max_allocated": torch.cuda.max_memory_allocated(),
+        "max_reserved": torch.cuda.max_memory_reserved(),
+    }
+""",
+    ),
+    # gradients that add up
+    "11.3": (
+        r"off by up to",
+        r"""
+def train(model, batches):
+    model.to("cuda")
+    optimizer, total = torch.optim.SGD(model.parameters(), lr=0.01), 0.0
+    for x, y in batches:
+        loss = nn.functional.mse_loss(model(x.to("cuda")), y.to("cuda"))
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    return total / len(batches)
+""",
+    ),
+    # one namespace for all
+    "11.4": (
+        r"Whose names does it see",
+        r"""
+def outcomes(snippets):
+    found, names = [], {"torch": torch, "nn": nn}
+    for snippet in snippets:
+        try:
+            exec(snippet, names)
+            found.append("ok")
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found
+""",
+    ),
+    # both on one GPU
+    "11.5": (
+        r"the parameters belong on",
+        r"""
+def two_halves(first, second): return nn.Sequential(first, second).to("cuda:0")
+""",
+    ),
 }
