@@ -35,27 +35,27 @@ class Request:
 class Machine:
     """The GPUs in use. Also a context manager: at the end of a `with` block the machine is taken away."""
 
-    def __init__(self, request: Request, joins: str | None = None) -> None:
-        """`joins` is the address of a virtual machine of another process (labkit.vgpu.ledger): the GPUs are the same where it is alike."""
+    def __init__(self, request: Request) -> None:
         self.request = request
         self._entered = False
         self._installation: Any = None
         self._fractions: list[float] = []
         self._told_in = 0  # the number of the notebook's cell in which the banner was printed last
         if request.virtual:
-            self._put_virtual_in_place(joins)
+            self._put_virtual_in_place()
         else:
             self._limit_real()
 
-    def _put_virtual_in_place(self, joins: str | None) -> None:
+    def _put_virtual_in_place(self) -> None:
+        """Where the environment names a virtual machine of another process that is alike, the GPUs are the same (labkit.vgpu.ledger)."""
         from labkit.vgpu import hardware, ledger, profiles
         from labkit.vgpu.install import Installation
 
         profile = profiles.load(self.request.like or DEFAULT_MODEL)
         request = self.request
-        shared = ledger.join(profile.name, request.gpus, request.memory or profile.total_memory, joins or os.environ.get(ledger.ADDRESS))
+        shared = ledger.join(profile.name, request.gpus, request.memory or profile.total_memory, os.environ.get(ledger.ADDRESS))
         machine = hardware.Machine(profile, request.gpus, request.memory, request.values, request.heeds_environment, shared)
-        self._installation = Installation(machine, in_child=(inherit, request))
+        self._installation = Installation(machine, in_child=(inherit, request), joins=shared is not None)
         self.name = profile.name
 
     def _limit_real(self) -> None:
@@ -211,11 +211,15 @@ def _shell() -> Any:
     return ipython.get_ipython() if ipython is not None else None
 
 
-def inherit(request: Request, address: str) -> None:
-    """Put the machine of the parent in place: called in a process that multiprocessing starts, before it imports the main module."""
+def inherit(request: Request, environment: dict[str, str]) -> None:
+    """Put the machine of the parent in place: called in a process that multiprocessing starts, before it imports the main module.
+
+    `environment` has the variables by which the parent's machine is found.
+    """
     global _current
     if _current is None:
-        _current = Machine(request, joins=address)
+        os.environ.update(environment)
+        _current = Machine(request)
 
 
 def current() -> Machine | None:

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from labkit.vgpu.ledger import Ledger
-
 
 class _Call:
     """A call that is made where this object is unpickled."""
@@ -16,10 +14,15 @@ class _Call:
         return self.function, self.arguments
 
 
-def with_call(prepare: Callable[[str], dict], function: Callable[[Any, str], None], argument: Any, ledger: Ledger) -> Callable[[str], dict]:
-    """`get_preparation_data` of multiprocessing that also has the child call `function` with the argument and the ledger's address."""
+def with_call(
+    prepare: Callable[[str], dict], function: Callable[[Any, dict], None], argument: Any, environment: Callable[[], dict[str, str]]
+) -> Callable[[str], dict]:
+    """`get_preparation_data` of multiprocessing that also has the child call `function` with the argument and what `environment` returns.
+
+    A server of forks may be older than the machine: its children do not have this process's environment.
+    """
 
     def get_preparation_data(name: str) -> dict:
-        return prepare(name) | {"labkit": _Call(function, argument, ledger.address)}
+        return prepare(name) | {"labkit": _Call(function, argument, environment())}
 
     return get_preparation_data

@@ -1,6 +1,7 @@
 """nvidia-smi and GPUtil speak of the virtual GPUs while a machine is in use, in the words of driver 580 on an H200."""
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -104,6 +105,23 @@ def test_gputil_shows_its_table(one, capsys):
 def test_a_child_asks_its_parent(one):
     program = "import subprocess; print(subprocess.run(['nvidia-smi', '-L'], capture_output=True, text=True).stdout)"
     assert "NVIDIA H200" in subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+
+
+def ask_and_stay(line):
+    line.send((shutil.which("nvidia-smi"), subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout))
+    line.poll(None)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_child_of_multiprocessing_asks_its_parent_and_leaves_no_folder_when_killed(one, method):
+    """Also one whose server of forks has seen another machine before."""
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context(method).Process(target=ask_and_stay, args=(theirs,))
+    child.start()
+    program, answer = ours.recv()
+    child.kill()
+    child.join()
+    assert program == shutil.which("nvidia-smi") and "NVIDIA H200" in answer
 
 
 def test_nothing_stays_behind():
