@@ -252,7 +252,7 @@ def one_device(context) -> dict:
     }
     child.process.kill()
     child.finish()
-    facts["a killed child holds nothing"] = torch.cuda.mem_get_info()[0] == before
+    facts["a killed child holds nothing"] = abs(torch.cuda.mem_get_info()[0] - before) < 64 * MIB
     return facts
 
 

@@ -105,7 +105,8 @@ def check(names: tuple[str, ...], real: bool) -> None:
     assert set(seen) == set(names), "\n".join(complaints)
     for name in names:
         assert seen[name] == EXPECTED[name]
-    assert [line.partition("] ")[2] for line in complaints] == [WARNING] * sum(name in WARNS for name in names)
+    said = [line.partition("] ")[2] for line in complaints if not real or "CudaIPCTypes.cpp" in line]
+    assert said == [WARNING] * sum(name in WARNS for name in names)
 
 
 @pytest.mark.parametrize("names", GROUPS, ids=["sent", "forked", "warned"])
