@@ -167,11 +167,12 @@ def grade_all(
     else:
         results = _here(course, given, open_ends, workers, sandbox, progress)
     began = time.monotonic()
-    for count, graded in enumerate(results, 1):
-        store.write(graded)
-        left = (time.monotonic() - began) / count * (len(open_ends) - count)
-        what = f"{graded.record['lab']} of {graded.record['student']}: {graded.record['status']}"
-        progress(f"{count} of {len(open_ends)}, {_clock(left)} left · {what}", count / len(open_ends))
+    with contextlib.closing(results):  # whatever happens, no sandbox is left
+        for count, graded in enumerate(results, 1):
+            store.write(graded)
+            left = (time.monotonic() - began) / count * (len(open_ends) - count)
+            what = f"{graded.record['lab']} of {graded.record['student']}: {graded.record['status']}"
+            progress(f"{count} of {len(open_ends)}, {_clock(left)} left · {what}", count / len(open_ends))
     return len(open_ends)
 
 
