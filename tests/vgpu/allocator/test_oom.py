@@ -1,5 +1,8 @@
 """Running out of memory: the limits, and the words."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 from scripted import GiB, MiB, allocator, figure
 
@@ -36,6 +39,29 @@ def test_others_take_memory_away():
     assert memory.free_bytes() == 4 * MiB
     with pytest.raises(OutOfMemory, match=r"Tried to allocate 20\.00 MiB"):
         memory.malloc(2 * MiB)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_nobody_takes_memory_between_the_look_and_the_taking(expandable):
+    told, claiming = [], []
+
+    @contextmanager
+    def claim() -> Iterator[None]:
+        claiming.append(True)
+        yield
+        claiming.pop()
+
+    def others() -> int:
+        told.append(("looks", bool(claiming)))
+        return 0
+
+    def driver(action: str, stream: int) -> None:
+        told.append((action, bool(claiming)))
+
+    memory = allocator(64 * MiB, f"expandable_segments:{expandable}", others=others, driver=driver, claiming=claim)
+    memory.free(memory.malloc(2 * MiB))
+    taking = "segment_map" if expandable else "segment_alloc"
+    assert told == [("looks", True), (taking, True)] and not claiming
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
