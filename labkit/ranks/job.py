@@ -84,6 +84,8 @@ class Job:
         self.said = Ends()  # by torchrun itself
         self.late = False
         self.stacks: dict[int, str] = {}  # where ranks were that took too long
+        self._attempts: list[str] = []
+        self._timeout = self._deadline = math.inf
         self._agents: list[subprocess.Popen] = []
         self._controls: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
@@ -107,8 +109,8 @@ class Job:
 
     def attempts(self) -> list[list[Life]]:
         """The lives of each attempt, in the order of the ranks."""
-        count = max((life.attempt for life in self.lives), default=-1) + 1
-        return [sorted((life for life in self.lives if life.attempt == k), key=lambda life: life.rank) for k in range(count)]
+        count = range(len(self._attempts))
+        return [sorted((life for life in self.lives if life.attempt == k), key=lambda life: life.rank) for k in count]
 
     def first_failed(self, attempt: int) -> Life | None:
         """The rank because of which the attempt failed: what a rank says of its peers, and whom torchrun ended, comes after."""
@@ -213,13 +215,13 @@ class Job:
 
     def _is_shown(self, life: Life) -> bool:
         """Not what a process of an attempt that is over still prints."""
-        return life.attempt == self.lives[-1].attempt
+        return life.attempt == len(self._attempts) - 1
 
     def _hear(self, line: _Line, told: dict[str, Any], failed: list[Life]) -> None:
         if line.purpose == "agent":
             self._hear_agent(line.socket, told)
         elif line.life is None:
-            line.purpose, line.life = told["purpose"], self._life(told["rank"], told["pid"])
+            line.purpose, line.life = told["purpose"], self._life(told["rank"], told["pid"], told["attempt"])
         elif not self.late:  # then it ends because it was looked at, or asked to
             line.life.report = told
             if "traceback" in told:
@@ -227,19 +229,21 @@ class Job:
             if told["ended"] != "returned":
                 failed.append(line.life)
 
-    def _life(self, rank: int, pid: int) -> Life:
-        """The life of this process; a new one begins a new attempt if this rank has lived before."""
+    def _life(self, rank: int, pid: int, attempt: str) -> Life:
+        """The life of this process. A name of an attempt that was not heard before begins a new one."""
         found = next((life for life in self.lives if life.pid == pid), None)
         if found is not None:
             return found
-        attempt = sum(life.rank == rank for life in self.lives)
-        if not self.lives:
-            self._deadline = time.monotonic() + self._timeout
-        elif attempt > self.lives[-1].attempt:
-            self._shown.end_attempt(self.restart_note(attempt - 1))
-        life = Life(rank, attempt, pid)
+        if attempt not in self._attempts:
+            if not self._attempts:
+                self._deadline = time.monotonic() + self._timeout
+            else:
+                self._shown.end_attempt(self.restart_note(len(self._attempts) - 1))
+            self._attempts.append(attempt)
+        life = Life(rank, self._attempts.index(attempt), pid)
         self.lives.append(life)
-        self._shown.start(rank)
+        if self._is_shown(life):
+            self._shown.start(rank)
         return life
 
     def restart_note(self, attempt: int) -> str:

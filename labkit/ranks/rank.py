@@ -64,7 +64,9 @@ def _connect(folder: str, purpose: str) -> socket.socket:
         above = min(HIGH, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         with line as low:
             line = socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, above))
-    _tell(line, purpose=purpose, rank=int(os.environ["RANK"]), pid=os.getpid())
+    # Each agent counts its own ranks' failures alone; but the ranks of all nodes meet at one port, each time at a new one.
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT" if os.environ["GROUP_WORLD_SIZE"] == "1" else "MASTER_PORT"]
+    _tell(line, purpose=purpose, rank=int(os.environ["RANK"]), pid=os.getpid(), attempt=attempt)
     return line
 
 

@@ -15,6 +15,7 @@ from traitlets.config import Config
 
 import labkit
 from labkit.isolation.process import started_in
+from labkit.ranks.job import Job
 from labkit.ranks.shown import Shown
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -171,6 +172,14 @@ def test_torchrun_starts_all_ranks_again(script, capsys):
     both = [f"[rank {rank}] attempt {attempt}" for attempt in range(3) for rank in range(2)]
     assert shown == [*both[:2], "[torchrun] rank 1 was killed from outside (SIGKILL)", *both[2:4], again, *both[4:]]
     assert ranks.command.startswith("torchrun --standalone --nproc-per-node=2 --max-restarts=2 ")
+
+
+def test_attempts_in_which_a_rank_is_ended_before_it_says_a_word():
+    """Rank 1 dies so soon that torchrun ends rank 0 in its first moments; another one is heard too late."""
+    job = Job("", {"ranks_here": 3, "nodes_here": 1, "nodes": 1, "max_restarts": 1}, Shown(3, live=False, quiet=True))
+    for pid, (rank, attempt) in enumerate([(1, "0"), (0, "1"), (2, "0"), (2, "1"), (1, "1")]):
+        assert job._life(rank, pid, attempt) is job._life(rank, pid, attempt)
+    assert [[life.rank for life in lives] for lives in job.attempts()] == [[1, 2], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
