@@ -21,7 +21,7 @@ from labkit.inventory import Table
 
 COLUMNS = {"claim": "", "article": "", "verdict": "", "outcome": "", "as_expected": "", "peak": "bytes"}
 UNTRIED, RACE = "not tried", "RaceWarning"
-PATIENCE = 120  # seconds for the claims that run in a process of their own, together
+PATIENCE = 240  # seconds for the claims that run in a process of their own, together: a busy machine takes long to start processes
 _LONGEST = 90  # characters of an outcome in a table
 
 

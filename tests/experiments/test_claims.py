@@ -30,7 +30,7 @@ def trial():
         return _outcomes(CLAIMS)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_a_claim_comes_to_what_is_expected_of_it(trial, claim):
     outcome = trial[claim.name]
