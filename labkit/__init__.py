@@ -13,6 +13,7 @@ _FUNCTIONS = {
     "races": "labkit.machine",
     "current": "labkit.machine",
     "check": "labkit.lessons",
+    "progress": "labkit.lessons",
     "isolated": "labkit.isolation",
     "Isolated": "labkit.isolation",
     "IsolatedError": "labkit.isolation",

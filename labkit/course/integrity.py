@@ -3,7 +3,6 @@
 import os
 import sys
 import types
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -24,8 +23,11 @@ class Attempts:
         if len(self.seen) > 20 or not arguments:
             return
         first = arguments[0]
-        if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
-            self.seen.add("it tried to use the network")
+        if event == "socket.connect" and isinstance(arguments[1], tuple):  # not a socket in the file system, as processes use
+            first = arguments[1][0]
+        if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname") and isinstance(first, str | bytes):
+            if not str(first).startswith(("127.", "localhost", "::1")):  # ranks meet there
+                self.seen.add("it tried to use the network")
         elif event in ("os.kill", "os.killpg") and (first <= 1 or first == os.getppid()):
             self.seen.add("it tried to end other processes")
         elif event == "open" and isinstance(first, str) and first.endswith((".ipynb", ".zip")):
@@ -91,42 +93,3 @@ def _inner(value: Any) -> Any:
         names = {partial: "func", property: "fget"}
         value = getattr(value, next((names[kind] for kind in names if isinstance(value, kind)), "__func__"))
     return value
-
-
-def keep_only(modules: Iterable[types.ModuleType], functions: Iterable[Any]) -> None:
-    """Take out of the modules all their functions that these do not need: they say how answers are judged, and what is right."""
-    needed: set[int] = set()
-    open_ends = list(functions)
-    while open_ends:
-        function = _plain(open_ends.pop())
-        if id(function) in needed or not isinstance(function, types.FunctionType):
-            continue
-        needed.add(id(function))
-        for name in _names(function.__code__):
-            open_ends += _functions_in(function.__globals__.get(name))
-    for module in modules:
-        for name, value in list(vars(module).items()):
-            if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ and id(_plain(value)) not in needed:
-                delattr(module, name)
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
-
-
-def _functions_in(value: Any) -> list[Any]:
-    """The functions that whoever has `value` can call."""
-    if isinstance(value, types.ModuleType | type) and "lessons" in getattr(value, "__name__", "") + getattr(value, "__module__", ""):
-        return [member for member in vars(value).values() if callable(member)]
-    if isinstance(value, dict):
-        return [function for member in value.values() for function in _functions_in(member)]
-    if isinstance(value, list | tuple | set | frozenset):
-        return [function for member in value for function in _functions_in(member)]
-    return [value] if callable(value) else []
-
-
-def _plain(function: Any) -> Any:
-    """The function as it was written, without what decorators put around it."""
-    inner = _inner(function)
-    return getattr(inner, "__wrapped__", inner)

@@ -9,9 +9,6 @@ and how much memory there are, ends all of them, and empties the folder they wor
 import contextlib
 import ctypes
 import gc
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import select
 import shutil
@@ -19,45 +16,14 @@ import signal
 import socket
 import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
-import labkit
 from labkit.course import wire
 
 LOOK = 0.02  # seconds between looks at the processes
 PAGE = os.sysconf("SC_PAGE_SIZE")
 DUMPABLE, SUBREAPER = 4, 36  # options of prctl
-
-
-class Lessons(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports the lessons' checks from memory: on disk a submission could read what is expected."""
-
-    def __init__(self, sources: dict[str, str]) -> None:
-        self._sources = sources
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name not in self._sources:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=self.is_package(name))
-
-    def is_package(self, name: str) -> bool:
-        return any(other.startswith(f"{name}.") for other in self._sources)
-
-    def get_code(self, name: str) -> types.CodeType:
-        path = os.path.join(os.path.dirname(labkit.__file__), *name.split(".")[1:]) + ".py"  # where it lies: see labkit.source_lines
-        return compile(self._sources[name], path, "exec", dont_inherit=True)
-
-    def get_source(self, name: str) -> str | None:
-        return self._sources.get(name)
-
-    def names(self) -> list[str]:
-        return [name for name in self._sources if name.rpartition(".")[2].startswith("lesson_")]
-
-    def forget(self, kept: set[str]) -> None:
-        """Keep no text but that of these modules: what exercises hand out, and compare answers with."""
-        self._sources = {name: source for name, source in self._sources.items() if name in kept}
 
 
 def main(fileno: str, room: str) -> None:
@@ -68,12 +34,9 @@ def main(fileno: str, room: str) -> None:
         signal.signal(number, signal.SIG_IGN if alone else signal.SIG_DFL)  # a submission can send them
     _prctl(DUMPABLE, 0)  # nor can it trace this process, or read its memory
     _prctl(SUBREAPER, 1)
-    lessons = Lessons(wire.receive(line)["lessons"])
-    sys.meta_path.insert(0, lessons)
     from labkit.course import session
 
-    prepared = session.prepare(sorted(lessons.names()))
-    lessons.forget(prepared.handed_out)
+    prepared = session.prepare()
     gc.collect()
     gc.freeze()
     line.sendall(wire.packed({"ready": os.getpid()}))

@@ -8,18 +8,18 @@ import contextlib
 import os
 import secrets
 import selectors
-import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from labkit.course import open_lessons, wire
 from labkit.course import wall as walls
-from labkit.course import wire
 from labkit.course.wall import Wall
 
 STARTING = 180.0  # seconds for imports, on a slow disk
@@ -69,11 +69,10 @@ class SandboxError(Exception):
 class Sandbox:
     """A nursery behind a wall, for one submission after another; started when first needed, and again after it had to go."""
 
-    def __init__(self, wall: Wall, limits: Limits, lessons: dict[str, str] | None = None) -> None:
+    def __init__(self, wall: Wall, limits: Limits) -> None:
         self.wall, self.limits = wall, limits
-        self._lessons = lesson_sources() if lessons is None else lessons
         self._process: subprocess.Popen[bytes] | None = None
-        self._room = ""
+        self._own: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "Sandbox":
         return self
@@ -90,8 +89,9 @@ class Sandbox:
             self._process.kill()  # with the first process behind a wall goes everything there
             self._process.wait()
             self._process = None
-        if self._room and not self.wall.hides_disk:
-            shutil.rmtree(self._room, ignore_errors=True)
+        if self._own is not None:
+            self._own.cleanup()
+            self._own = None
 
     def run(self) -> "Run":
         """A process for one submission."""
@@ -102,22 +102,25 @@ class Sandbox:
 
     def _start(self) -> None:
         self.close()
-        self._room = walls.ROOM if self.wall.hides_disk else walls.new_room()
+        self._own = tempfile.TemporaryDirectory(prefix="labkit-course-", ignore_cleanup_errors=True)
+        room = walls.ROOM if self.wall.hides_disk else self._own.name
+        if self.wall.hides_disk:
+            for name, text in open_lessons.sources().items():
+                Path(self._own.name, name).write_text(text)
         self._line, theirs = socket.socketpair()
         self._used, self._inbox = 0, wire.Inbox()
-        nursery = [sys.executable, "-P", "-s", "-m", "labkit.course.nursery", str(theirs.fileno()), self._room]
+        nursery = [sys.executable, "-P", "-s", "-m", "labkit.course.nursery", str(theirs.fileno()), room]
         with theirs:
             self._process = subprocess.Popen(
-                [*self.wall.command, *nursery],
+                [*self.wall.around(self._own.name), *nursery],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env=walls.environment(self.wall, self._room),
+                env=walls.environment(self.wall, room),
                 cwd="/",
             )
-        self._line.sendall(wire.packed({"lessons": self._lessons}))
         if self.hear(STARTING) is None:
             self._process.kill()
             said = self._process.communicate()[1].decode(errors="replace").strip()
@@ -287,11 +290,3 @@ class Run:
             self._sandbox.give_up()
         self.memory = (ended or {}).get("memory", 0)
         return ended or {}
-
-
-def lesson_sources() -> dict[str, str]:
-    """The lessons' modules as text: behind the wall their files are out of sight."""
-    folder = walls.PACKAGE / "lessons"
-    files: list[Path] = sorted(folder.glob("*.py"))
-    names = {path: "labkit.lessons" if path.stem == "__init__" else f"labkit.lessons.{path.stem}" for path in files}
-    return {names[path]: path.read_text() for path in files if path.stem != "controls"}

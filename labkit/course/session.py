@@ -20,7 +20,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import numpy
@@ -31,7 +30,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import labkit
 from labkit import lessons, machine
 from labkit.course import wire
-from labkit.course.integrity import Attempts, Originals, keep_only
+from labkit.course.integrity import Attempts, Originals
 from labkit.lessons import checks
 from labkit.lessons.verdict import Verdict
 
@@ -71,11 +70,10 @@ class Prepared:
     shell: InteractiveShell
     checks: dict[str, checks.Check]
     originals: Originals
-    handed_out: set[str]
 
 
-def prepare(names: list[str]) -> Prepared:
-    """Import and warm what lessons use, and take out of the process what says how answers are judged."""
+def prepare() -> Prepared:
+    """Import and warm what lessons use."""
     import ipywidgets  # noqa: F401
     import matplotlib.font_manager
     import matplotlib.pyplot  # noqa: F401
@@ -83,18 +81,13 @@ def prepare(names: list[str]) -> Prepared:
     from labkit import experiments, plots, trace, widgets  # noqa: F401
 
     torch.set_num_threads(1)
-    with_checks = [import_module(name) for name in names]
-    known = {check.number: replace(check, judge=None, draw=None) for module in with_checks for check in module.CHECKS}
-    handed_out = {check.script.__module__ for check in known.values() if check.script is not None}
-    keep_only(with_checks, [function for check in known.values() for function in (check.observe, check.script)])
-    for module in with_checks:
-        module.CHECKS = ()
+    known = {number: replace(check, judge=None, draw=None) for number, check in lessons.exercises().items()}
     lessons.check = _checked_later
     with labkit.use(gpus=2, virtual=True, quiet=True):  # the first use imports much
         layer = torch.nn.Linear(8, 8).cuda()
         layer(torch.ones(8, 8, device="cuda")).sum().backward()
         torch.cuda.synchronize()
-    return Prepared(_shell(), known, Originals(), handed_out)
+    return Prepared(_shell(), known, Originals())
 
 
 def _checked_later(number: str, answer: Any) -> Verdict:

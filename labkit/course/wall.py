@@ -1,7 +1,8 @@
 """What stands between a submission and this machine: bubblewrap, else util-linux's unshare, else nothing but limits.
 
 Each wall is a command line to put before a Python that runs `labkit.course.nursery`. Behind bubblewrap a submission sees Python, its
-packages and the kit, read-only and without the lessons' sources; one small folder of its own; no home, no network, no other process.
+packages and the kit, read-only, and of the lessons only what observes answers; one small folder of its own; no home, no network, no other
+process.
 """
 
 import os
@@ -10,7 +11,6 @@ import site
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/alternative
 HIDDEN = ("/usr/local/share/nbgrader",)  # where nbgrader keeps what a class handed in
 NOBODY = 65534  # a user that owns nothing
 PROBE_SECONDS = 20
+LESSONS = "LESSONS"  # in a command, the folder with what submissions may see of the lessons
 ROOM = "/room"  # the working folder behind a wall that hides the disk
 
 
@@ -41,6 +42,10 @@ class Wall:
     hides_disk: bool
     own_processes: bool
     warning: str = ""
+
+    def around(self, lessons: str) -> list[str]:
+        """The command, with the folder that stands for `labkit/lessons`."""
+        return [lessons if part == LESSONS else part for part in self.command]
 
 
 def best(scratch_bytes: int, wanted: str | None = None) -> Wall:
@@ -88,7 +93,9 @@ def _tried(wall: Wall) -> str:
     if shutil.which(wall.command[0]) is None:
         return "is not installed"
     try:
-        done = subprocess.run([*wall.command, sys.executable, "-I", "-c", ""], capture_output=True, text=True, timeout=PROBE_SECONDS)
+        done = subprocess.run(
+            [*wall.around(os.fspath(PACKAGE)), sys.executable, "-I", "-c", ""], capture_output=True, text=True, timeout=PROBE_SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not start ({error})"
     return "" if done.returncode == 0 else f"does not start ({(done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]})"
@@ -100,8 +107,7 @@ def _bubblewrap(scratch_bytes: int, _: str) -> Wall:
     command += ["--dir", "/tmp"]
     for path in _visible():
         command += ["--ro-bind-try", path, path]
-    # The lessons say what is expected: the nursery gets their code another way, and submissions none of it.
-    command += ["--tmpfs", f"{PACKAGE}/lessons", "--remount-ro", f"{PACKAGE}/lessons"]
+    command += ["--ro-bind", LESSONS, f"{PACKAGE}/lessons"]
     for path in filter(os.path.isdir, HIDDEN):
         command += ["--tmpfs", path]
     command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
@@ -139,8 +145,3 @@ def _none(_: int, reasons: str) -> Wall:
         warning="THERE IS NO SANDBOX: submissions run as you, with limits on time, memory and files, and can read and change what you can, "
         f"end your processes and use the network ({reasons}). Install bubblewrap, or grade on a machine of no value.",
     )
-
-
-def new_room() -> str:
-    """A folder to work in, for walls that do not bring their own."""
-    return tempfile.mkdtemp(prefix="labkit-course-")

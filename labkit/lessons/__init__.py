@@ -1,14 +1,16 @@
 """Feedback on the exercises of the lessons: `labkit.check("01.2", answer)`."""
 
 import pkgutil
+import random
 from importlib import import_module
 from typing import Any
 
-from labkit.lessons import checks
+from labkit.lessons import attempts, checks
+from labkit.lessons.attempts import Progress
 from labkit.lessons.checks import Check
 from labkit.lessons.verdict import Verdict
 
-__all__ = ["Check", "Verdict", "check", "exercises", "find"]
+__all__ = ["Check", "Progress", "Verdict", "check", "exercises", "find", "progress"]
 
 
 def check(number: str, answer: Any) -> Verdict:
@@ -18,7 +20,20 @@ def check(number: str, answer: Any) -> Verdict:
         ValueError: there is no such exercise; the message names those that there are.
         RuntimeError: too few GPUs are in use.
     """
-    return checks.run(find(number), answer)
+    known = find(number)
+    inputs = known.draw(random.Random())
+    return attempts.note(known, checks.judge(known, checks.observe(known, answer, inputs), inputs), inputs)
+
+
+def progress(lesson: str | None = None) -> Progress:
+    """Which exercises are right so far: of one lesson, such as "01", or of those that have been tried since this kernel started."""
+    chosen = attempts.tried() if lesson is None else {lesson}
+    numbers = [number for number in exercises() if number[:2] in chosen]
+    if lesson is not None and not numbers:
+        raise ValueError(
+            f"there is no lesson {lesson!r} with exercises; there are {', '.join(sorted({known[:2] for known in exercises()}))}"
+        )
+    return Progress(numbers)
 
 
 def find(number: str) -> Check:

@@ -49,7 +49,7 @@ ENDINGS = {
     "shared memory": ("open('/dev/shm/big', 'wb').write(bytearray(512 << 20))", "errors"),
     "network": ("import socket; socket.create_connection(('1.1.1.1', 80), timeout=2)", "suspect"),
     "network, in silence": (
-        "import socket\ntry: socket.create_connection(('127.0.0.1', 22), timeout=2)\nexcept OSError: pass",
+        "import socket\ntry: socket.create_connection(('10.0.0.1', 22), timeout=2)\nexcept OSError: pass",
         "suspect",
     ),
     "kill the parent": ("import os, signal; os.kill(os.getppid(), signal.SIGKILL)", "suspect"),
@@ -60,11 +60,11 @@ ENDINGS = {
         "suspect",
     ),
     "the judge's source from disk": (
-        f"text = open({os.fspath(wall.PACKAGE / 'lessons' / 'lesson_00.py')!r}).read()",
+        f"text = open({os.fspath(wall.PACKAGE / 'lessons' / 'lesson_00.py')!r}).read()\nassert 'values' in text",
         "errors",
     ),
-    "the judge itself": ("import labkit.lessons.lesson_00 as lesson; lesson.judge", "errors"),
-    "the judge from its check": ("import labkit.lessons; labkit.lessons.find('00.1').judge", "errors"),
+    "the judge itself": ("import labkit.lessons.lesson_00 as lesson; lesson.judge({}, [])", "errors"),
+    "the judge from its check": ("import labkit.lessons; labkit.lessons.find('00.1').judge({}, [])", "errors"),
     "the parent's memory": ("import os; open(f'/proc/{os.getppid()}/mem', 'rb').read(1)", "errors"),
     "the parent's files": ("import os; os.listdir(f'/proc/{os.getppid()}/fd')", "errors"),
     "patched torch.allclose": ("torch.allclose = lambda *a, **k: True", "tampered"),
