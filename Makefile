@@ -5,9 +5,10 @@
 #   make test-gpu       unit tests and notebooks on this machine's own CUDA GPUs
 #   make test-versions  the unit tests on the oldest torch that the kit admits, the pinned one and the newest, in .venv-versions
 #   make test-browser   the lessons and widgets in a real browser (needs Chromium)
+#   make test-nbgrader  what is released for nbgrader, with nbgrader's own commands; installs it into .venv-nbgrader
 #   make test-classic   the same in the classic notebook 6.5 with ipywidgets 7.7.1, which Colab has; installs them into .venv-classic
 #   make lint, format   check the code's style, or correct it
-#   make clean          remove .venv, .venv-classic, .venv-versions and what the tools left behind
+#   make clean          remove .venv, .venv-classic, .venv-nbgrader, .venv-versions and what the tools left behind
 #
 # Variables:
 #   ARGS="--no-browser --port=9999"                         passed on to JupyterLab
@@ -19,6 +20,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 CLASSIC := .venv-classic
+NBGRADER := .venv-nbgrader
 ARGS ?=
 TORCH_INDEX ?=
 VERSIONS ?= oldest pinned newest
@@ -34,7 +36,7 @@ PYTEST := $(BIN)/python -m pytest --timeout 300
 PARALLEL := -n auto --maxprocesses 4
 NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests/notebooks/sanitize.cfg $(PARALLEL) --dist loadfile
 
-.PHONY: lab test test-gpu test-versions test-browser test-classic unit notebooks stored-outputs lint format clean
+.PHONY: lab test test-gpu test-versions test-browser test-nbgrader test-classic unit notebooks stored-outputs lint format clean
 
 # JupyterLab refuses to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed
@@ -59,6 +61,9 @@ test-versions:
 test-browser: $(VENV)/installed-browser
 	$(PYTEST) -m browser tests/browser
 
+test-nbgrader: $(VENV)/installed $(NBGRADER)/installed
+	NBGRADER="$(CURDIR)/$(NBGRADER)/bin/nbgrader" $(PYTEST) tests/course/test_nbgrader.py
+
 test-classic: $(CLASSIC)/installed
 	$(CLASSIC)/bin/python -m pytest --timeout 300 tests/widgets
 	$(CLASSIC)/bin/python -m pytest --timeout 300 -m browser tests/browser
@@ -76,7 +81,7 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(CLASSIC) .venv-versions .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(CLASSIC) $(NBGRADER) .venv-versions .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call make_venv,FOLDER): a virtual environment there, unless there is one.
@@ -100,4 +105,11 @@ $(CLASSIC)/installed: tools/constraints-classic.txt pyproject.toml
 	@$(call make_venv,$(CLASSIC))
 	@echo "installing the classic notebook and its pinned packages into $(CLASSIC)"
 	@$(CLASSIC)/bin/python -m pip install $(PIP_OPTIONS) --constraint tools/constraints-classic.txt --editable '.[test,browser]' notebook
+	@touch $@
+
+# Beside the kit, as on a hub: its kernels are the kit's.
+$(NBGRADER)/installed:
+	@$(call make_venv,$(NBGRADER))
+	@echo "installing nbgrader into $(NBGRADER)"
+	@$(NBGRADER)/bin/python -m pip install --quiet --disable-pip-version-check 'nbgrader==0.9.6'
 	@touch $@
