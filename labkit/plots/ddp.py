@@ -52,12 +52,10 @@ def _add_legend(canvas: Canvas, result: Result, recorded: Result | None) -> None
 
 def _named(result: Result, way: str) -> str:
     """The way, and on what it was measured here."""
-    devices = result.column("device", way=way)
-    if not devices:
-        return way
-    if devices[0] == "CPU":
-        return f"{way} (here: ranks on the CPU)"
-    return f"{way} (here: virtual)" if result.badge.startswith("virtual") else way
+    name, devices = {DDP: "DDP"}.get(way, way), result.column("device", way=way)
+    if "CPU" in devices:
+        return f"{name} (here: ranks on the CPU)"
+    return f"{name} (here: virtual GPUs)" if devices and result.badge.startswith("virtual") else name
 
 
 def _finding(result: Result, recorded: Result | None) -> str:

@@ -1,6 +1,7 @@
 """Every solution in a notebook passes its check, plausible wrong answers fail it, and the stub counts as not attempted."""
 
 import json
+import os
 import random
 import re
 import runpy
@@ -41,7 +42,7 @@ EXERCISES = exercise_cells()
 
 def answer(source: str) -> Any:
     """The function that `source` defines, as a notebook would define it."""
-    names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "labkit": labkit}
+    names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "dist": torch.distributed, "os": os, "labkit": labkit}
     exec(source, names)
     return next(value for name, value in names.items() if callable(value) and name not in ("torch", "nn", "labkit", "__builtins__"))
 

@@ -90,8 +90,8 @@ def test_times_of_two_clocks_are_not_compared_and_the_recorded_ones_are(drawn):
     assert "Recorded on 4× NVIDIA H200: small model, DataParallel: 2 ms on 1, 12 ms on 4" in figure.alt
     assert [[line.get_linestyle() for line in axes.lines] for axes in drawn[-1].axes] == [["--", "--", "-", "-"]] * 2
     assert [text.get_text() for text in drawn[-1].legends[0].get_texts()] == [
-        "DataParallel (here: virtual)",
-        "DistributedDataParallel (here: ranks on the CPU)",
+        "DataParallel (here: virtual GPUs)",
+        "DDP (here: ranks on the CPU)",
         "recorded",
     ]
 

@@ -1,0 +1,72 @@
+"""Functions in ranks, as checks run them: results, errors, and ranks that wait for one another in vain."""
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import labkit
+from labkit.lessons import in_ranks as module
+from labkit.lessons.in_ranks import RankError, in_ranks
+
+
+def add(answer, number):
+    """Called in a rank."""
+    return {"sum": answer(torch.tensor([float(number)])).tolist(), "virtual": labkit.current() is not None}
+
+
+def children_of_this_process() -> set[int]:
+    found = psutil.Process().children(recursive=True)
+    return {
+        process.pid for process in found if "forkserver" not in " ".join(process.cmdline()) and "tracker" not in " ".join(process.cmdline())
+    }
+
+
+def test_three_ranks_share_a_collective_without_virtual_gpus_and_leave_nothing():
+    def answer(tensor):
+        dist.all_reduce(tensor)
+        return tensor
+
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        assert in_ranks(add, answer, [1, 2, 4]) == [{"sum": [7.0], "virtual": False}] * 3
+    assert children_of_this_process() == set()
+
+
+def test_an_error_of_a_rank_names_it():
+    def answer(tensor):
+        if dist.get_rank() == 1:
+            raise KeyError("lost")
+        dist.all_reduce(tensor)
+        return tensor
+
+    with pytest.raises(KeyError, match="lost") as caught:
+        in_ranks(add, answer, [1, 2])
+    assert caught.value.__notes__ == ["rank 1 of 2"]
+
+
+def test_an_error_that_cannot_be_sent_is_told_in_words():
+    class OwnError(Exception):
+        def __reduce__(self):
+            raise TypeError("not to be sent")
+
+    def answer(tensor):
+        raise OwnError("mine")
+
+    with pytest.raises(RuntimeError, match="OwnError: mine"):
+        in_ranks(add, answer, [1, 2])
+
+
+@pytest.mark.parametrize("other", ["returns", "calls another"])
+def test_ranks_that_wait_in_vain_are_told(other, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 2.0)
+
+    def answer(tensor):
+        if dist.get_rank() == 0:
+            dist.all_reduce(tensor)
+        elif other == "calls another":
+            dist.recv(tensor, src=0)
+        return tensor
+
+    with pytest.raises(RankError, match="does every rank call the same collectives"):
+        in_ranks(add, answer, [1, 2])
+    assert children_of_this_process() == set()
