@@ -32,6 +32,7 @@ EXPERIMENTS = {
     "fragmentation": Recorded(experiments.fragmentation),
     "host_and_device": Recorded(experiments.host_and_device),
     "leaky_training": Recorded(experiments.leaky_training),
+    "memory_for_time": Recorded(experiments.memory_for_time),
     "pipeline_splits": Recorded(experiments.pipeline_splits, gpus=2),
     "pipeline_step": Recorded(experiments.pipeline_step, gpus=4),
     "shared_model": Recorded(experiments.shared_model),

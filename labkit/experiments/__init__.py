@@ -13,6 +13,7 @@ from labkit.experiments.four_ways import four_ways
 from labkit.experiments.fragmentation import fragmentation
 from labkit.experiments.leaks import leaky_training
 from labkit.experiments.memory import MemoryRecorder, MemorySample
+from labkit.experiments.memory_for_time import memory_for_time
 from labkit.experiments.networks import GPT, MLP, ResNet
 from labkit.experiments.messages import ddp_messages
 from labkit.experiments.overlap import copy_overlap
@@ -53,6 +54,7 @@ __all__ = [
     "held_by_ranks",
     "host_and_device",
     "leaky_training",
+    "memory_for_time",
     "memory_plan",
     "number_formats",
     "pipeline_splits",

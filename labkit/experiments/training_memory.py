@@ -59,6 +59,8 @@ def memory_plan(setting: Setting, on: str = fit.IN_USE) -> Run:
     Raises ValueError for an unknown GPU and for what has no formula, RuntimeError when no GPU is in use.
     """
     name, chosen = badge(), fit.gpu(on)
+    if on != fit.IN_USE:
+        name = f"by formula, for {chosen.name}"
     steps = list(fit.plan(setting, chosen))
     parameters = {"setting": describe(setting), "gpu": chosen.name, "answer": fit.answer(steps, chosen)}
     parameters["changes"] = [step.change for step in steps]

@@ -13,6 +13,7 @@ from labkit.plots.four_ways import four_ways
 from labkit.plots.fragmentation import fragmentation
 from labkit.plots.leaks import leaky_training
 from labkit.plots.memory import trace_memory
+from labkit.plots.memory_for_time import memory_for_time
 from labkit.plots.parallel import data_parallel_step, data_parallel_work
 from labkit.plots.pipeline import pipeline_splits, pipeline_step
 from labkit.plots.placement import placement
@@ -42,6 +43,7 @@ __all__ = [
     "held_by_ranks",
     "host_and_device",
     "leaky_training",
+    "memory_for_time",
     "memory_over_time",
     "memory_plan",
     "number_formats",

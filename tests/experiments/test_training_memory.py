@@ -43,6 +43,7 @@ def test_a_plan_is_measured_where_it_can_be():
             assert sum(row[name] for name in TERMS) == row["peak"]
         elsewhere = collect(memory_plan(SMALL, "L4"))
         assert elsewhere.column("measured") == [NOT_MEASURED] and elsewhere.parameters["gpu"] == "NVIDIA L4"
+        assert elsewhere.badge == "by formula, for NVIDIA L4"
         assert collect(memory_plan(Setting(MLP(256, 2), 512, gpus=2))).column("measured") == [NOT_MEASURED]
 
 
