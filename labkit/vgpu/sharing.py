@@ -169,12 +169,18 @@ def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedS
     if kind == HOLLOW:
         return hollow(gpu, (nbytes,), (1,), torch.uint8, allocated=False).untyped_storage()
     if kind == NAME:
-        return _open_name(where[0].encode(), where[1].encode(), nbytes)
+        return _own_object(_open_name(where[0].encode(), where[1].encode(), nbytes))
     file = reach(where[0])
     try:
-        return _open_file(file, nbytes)
+        return _own_object(_open_file(file, nbytes))
     finally:
         os.close(file)
+
+
+def _own_object(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """The object that tensors give as their storage: older versions of PyTorch open a file into another one, which C++ does not know."""
+    with _DisableTorchDispatch():
+        return torch.empty(0, dtype=torch.uint8).set_(storage).untyped_storage()
 
 
 class Descriptor:
