@@ -14,8 +14,8 @@ from labkit.experiments.fragmentation import fragmentation
 from labkit.experiments.leaks import leaky_training
 from labkit.experiments.memory import MemoryRecorder, MemorySample
 from labkit.experiments.memory_for_time import memory_for_time
-from labkit.experiments.networks import GPT, MLP, ResNet
 from labkit.experiments.messages import ddp_messages
+from labkit.experiments.networks import GPT, MLP, ResNet
 from labkit.experiments.overlap import copy_overlap
 from labkit.experiments.pipeline import pipeline_step
 from labkit.experiments.placement import placement
