@@ -24,11 +24,11 @@ SECONDS = 60.0  # until all ranks must have come back
 PATIENCE = 10.0  # seconds for the others when one is back, and for a rank to wait in a collective
 MOMENT = 0.5  # seconds for ranks that fail in the same way to say so
 
-RETURNED, RAISED, WAITED = "returned", "raised", "waited"
+RETURNED, RAISED, WAITED, GONE = "returned", "raised", "waited", "gone"
 
 
 class RankError(RuntimeError):
-    """Ranks waited for one another in vain."""
+    """Ranks waited for one another in vain, or one is gone."""
 
 
 def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequence[Plain]) -> list[Plain]:
@@ -38,7 +38,7 @@ def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequen
     process is left in any case.
 
     Raises:
-        RankError: ranks waited for one another in vain.
+        RankError: ranks waited for one another in vain, or one ended its process.
         Exception: what the lowest rank that failed by itself raised, with a note that names the rank.
     """
     call = cloudpickle.dumps((program, answer))
@@ -48,20 +48,25 @@ def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequen
         store = os.path.join(folder, "store")
         ranks = [(rank, len(inputs), store, call, given, line) for rank, (given, line) in enumerate(zip(inputs, theirs, strict=True))]
         with children(_rank, ranks) as started:
-            told = _collected(ours)
+            told = _collected(ours, [process.sentinel for process in started])
             for process in started:
                 process.kill()
     return _values(told, len(inputs))
 
 
-def _collected(lines: Sequence[connection.Connection]) -> dict[int, tuple[str, Any]]:
+def _collected(lines: Sequence[connection.Connection], ends: Sequence[int]) -> dict[int, tuple[str, Any]]:
     """What came down each rank's line, in time. When one is back, the others cannot be far: they share their collectives."""
     told: dict[int, tuple[str, Any]] = {}
     deadline = time.monotonic() + SECONDS
     while len(told) < len(lines) and (remaining := deadline - time.monotonic()) > 0:
-        for line in connection.wait([line for rank, line in enumerate(lines) if rank not in told], remaining):
-            told[lines.index(line)] = line.recv()
-        failed_by_itself = any(kind == RAISED for kind, _ in told.values())
+        waiting = [rank for rank in range(len(lines)) if rank not in told]
+        ready = connection.wait([signal for rank in waiting for signal in (lines[rank], ends[rank])], remaining)
+        for rank in waiting:
+            if lines[rank] in ready:
+                told[rank] = lines[rank].recv()
+            elif ends[rank] in ready:
+                told[rank] = GONE, None
+        failed_by_itself = any(kind in (RAISED, GONE) for kind, _ in told.values())
         deadline = min(deadline, time.monotonic() + (MOMENT if failed_by_itself else PATIENCE))
     return told
 
@@ -72,6 +77,8 @@ def _values(told: dict[int, tuple[str, Any]], ranks: int) -> list[Plain]:
             error = cloudpickle.loads(what)
             error.add_note(f"rank {rank} of {ranks}")
             raise error
+    if gone := [rank for rank, (kind, _) in sorted(told.items()) if kind == GONE]:
+        raise RankError(f"rank {gone[0]} of {ranks} ended its process without a word")
     if [kind for kind, _ in told.values()] != [RETURNED] * ranks:
         raise RankError("the ranks waited for one another in vain: does every rank call the same collectives, in the same order?")
     return [told[rank][1] for rank in range(ranks)]

@@ -1,5 +1,7 @@
 """Functions in ranks, as checks run them: results, errors, and ranks that wait for one another in vain."""
 
+import os
+
 import psutil
 import pytest
 import torch
@@ -53,6 +55,17 @@ def test_an_error_that_cannot_be_sent_is_told_in_words():
         raise OwnError("mine")
 
     with pytest.raises(RuntimeError, match="OwnError: mine"):
+        in_ranks(add, answer, [1, 2])
+
+
+def test_a_rank_that_ends_its_process_is_told_at_once():
+    def answer(tensor):
+        if dist.get_rank() == 1:
+            os._exit(0)
+        dist.all_reduce(tensor)
+        return tensor
+
+    with pytest.raises(RankError, match="rank 1 of 2 ended its process without a word"):
         in_ranks(add, answer, [1, 2])
 
 
