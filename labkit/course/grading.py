@@ -244,7 +244,7 @@ def _on_cluster(course: Course, given: HandedOut, submissions: list[Submission],
             item = next(remaining, None)
             return None if item is None else client.submit(grade_on_worker, course, given, item, sandbox, pure=False)
 
-        running = as_completed([future for _ in range(IN_FLIGHT * slots) if (future := submit()) is not None])
+        running = as_completed([future for _ in range(IN_FLIGHT * slots) if (future := submit()) is not None], loop=client.loop)
         for future in running:
             yield future.result()
             future.release()

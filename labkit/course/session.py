@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy
 import torch
+import torch.distributed
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -215,7 +216,7 @@ class _Session:
         _sow(question["random"])
         try:
             with self._alarm.after(question["seconds"]):
-                answer = self._control(question["control"]) if question["control"] else self._names.get(question["name"])
+                answer = answer_in(question["control"], self._exec) if question["control"] else self._names.get(question["name"])
                 _use_gpus(check.gpus)
                 observation = self._observe(check, answer, question["inputs"])
                 self._encode(observation)
@@ -225,11 +226,13 @@ class _Session:
             return {"observation": {"raised": self._quote(error)}}
         return {"observation": observation}
 
-    def _control(self, source: str) -> Any:
-        names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "labkit": labkit, "__name__": "__main__"}
-        known = set(names) | {"__builtins__"}
-        self._exec(source, names)
-        return next(value for name, value in names.items() if callable(value) and name not in known)
+
+def answer_in(source: str, execute: Callable[..., Any] = exec) -> Any:
+    """The function or class that a control's source defines, with the names at hand that a notebook has."""
+    names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "dist": torch.distributed, "labkit": labkit, "__name__": "__main__"}
+    known = set(names) | {"__builtins__"}
+    execute(source, names)
+    return next(value for name, value in names.items() if callable(value) and name not in known)
 
 
 def _use_gpus(count: int) -> None:

@@ -66,7 +66,7 @@ ENDINGS = {
     "the judge itself": ("import labkit.lessons.lesson_00 as lesson; lesson.judge({}, [])", "errors"),
     "the judge from its check": ("import labkit.lessons; labkit.lessons.find('00.1').judge({}, [])", "errors"),
     "the parent's memory": ("import os; open(f'/proc/{os.getppid()}/mem', 'rb').read(1)", "errors"),
-    "the parent's files": ("import os; os.listdir(f'/proc/{os.getppid()}/fd')", "errors"),
+    "the parent's files": ("import os; [open(f'/proc/{os.getppid()}/fd/{number}') for number in range(3, 10)]", "errors"),
     "patched torch.allclose": ("torch.allclose = lambda *a, **k: True", "tampered"),
     "patched builtins": ("import builtins; builtins.sorted = lambda *a: [1.0]", "tampered"),
     "patched builtins that everything needs": ("import builtins; builtins.isinstance = lambda *a: True", "ended"),
@@ -297,7 +297,7 @@ def test_the_lesser_walls_warn_and_still_keep_their_limits(name, course, tmp_pat
         for source, statuses in {
             "import os; os._exit(0)": ("ended",),
             "while True:\n    try:\n        while True: pass\n    except BaseException: pass": ("time",),
-            "held = []\nwhile True: held.append(bytearray(64 << 20))": ("memory",),
+            "held = []\nwhile True: held.append(b'x' * (256 << 20))": ("memory",),
             "while True: print('x' * 1000000)": ("output",),
             "import os, time\nfor _ in range(80):\n    if os.fork() == 0:\n        time.sleep(1000)\ntime.sleep(3)": ("processes",),
         }.items():
