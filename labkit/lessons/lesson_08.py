@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -208,11 +209,15 @@ def produce(queue: Any, done: Any, sizes: Any) -> None:
 
 
 class Watched:
-    """An event of which is known whether the other process waits for it, and whether it has seen it set."""
+    """An event of which is known whether the other process waits for it (`awaited`), and whether it has `seen` it set.
+
+    Who looks once, or waits for a limited time, goes on whether it is set or not: that is no waiting, unless it comes again.
+    """
 
     def __init__(self) -> None:
         make = processes.context()
-        self._event, self._awaited, self._seen = make.Event(), make.Event(), make.Event()
+        self._event, self.awaited, self.seen = make.Event(), make.Event(), make.Event()
+        self._looked = False
 
     def set(self) -> None:
         self._event.set()
@@ -221,20 +226,16 @@ class Watched:
         return self.wait(0)
 
     def wait(self, timeout: float | None = None) -> bool:
-        self._awaited.set()
+        if timeout is None or self._looked:
+            self.awaited.set()
+        self._looked = True
         happened = self._event.wait(timeout)
         if happened:
-            self._seen.set()
+            self.seen.set()
         return happened
 
-    def is_awaited(self) -> bool:
-        return self._awaited.is_set()
 
-    def was_seen(self) -> bool:
-        return self._seen.is_set()
-
-
-COMING, ENDING = 60.0, 20.0  # seconds for a tensor to come, and for the producer to end
+COMING, ENDING = 60.0, 20.0  # seconds for the producer to come so far that it waits, and then to end
 LOOK = 0.01  # seconds between two looks into the queue
 
 
@@ -253,42 +254,42 @@ def observe_producer(answer: Any, sizes: Plain) -> Plain:
             came, lost = _consumed(queue, done, producer, len(sizes)), ""
         except Exception as error:  # what has gone with its process cannot be opened, nor read
             came, lost = [], quote(error)
+        _until(lambda: producer.exitcode is not None or done.awaited.is_set())
         done.set()
         producer.join(ENDING)
         ended = producer.exitcode is not None
         if not ended:
             producer.kill()
-    return {"came": came, "lost": lost, "waited": done.was_seen(), "ended": ended, "raised": _said(ours)}
+    return {"came": came, "lost": lost, "waited": done.seen.is_set(), "ended": ended, "raised": ours.recv() if ended else ""}
 
 
 def _produce(line: Connection, answer: bytes, queue: Any, done: Watched, sizes: list[int]) -> None:
-    """In another process: run the learner's producer. What it raises is sent home."""
+    """In another process: run the learner's producer, and send home what it raises, or nothing."""
     try:
         cloudpickle.loads(answer)(queue, done, sizes)
-    except Exception as error:
+        line.send("")
+    except BaseException as error:  # sys.exit too
         line.send(quote(error))
-
-
-def _said(line: Connection) -> str:
-    try:
-        return line.recv()
-    except EOFError:
-        return ""
 
 
 def _consumed(queue: Any, done: Watched, producer: Any, count: int) -> Plain:
     """Hold all tensors that come, until it is clear that no more will, and tell what they are."""
     received: list[Any] = []
-    end = time.monotonic() + COMING
-    while len(received) < count and time.monotonic() < end:
-        over = producer.exitcode is not None or done.is_awaited()  # what was put before is in the queue
-        if not queue.empty():
+
+    def nothing_more() -> bool:
+        over = producer.exitcode is not None or done.awaited.is_set()  # what was put before is in the queue
+        while not queue.empty() and len(received) < count:
             received.append(queue.get())
-        elif over:
-            break
-        else:
-            time.sleep(LOOK)
+        return over or len(received) == count
+
+    _until(nothing_more)
     return [describe(tensor) for tensor in received]
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + COMING
+    while not condition() and time.monotonic() < end:
+        time.sleep(LOOK)
 
 
 def judge_producer(found: Plain, sizes: Plain) -> Verdict:

@@ -70,6 +70,16 @@ def test_what_a_producer_did_is_told(changed, said):
     assert said in lesson_08.judge_producer(found, [2, 3]).message
 
 
+def test_a_producer_may_look_again_and_again():
+    def produce(queue, done, sizes):
+        for size in sizes:
+            queue.put(torch.ones(size, device="cuda"))
+        while not done.wait(0.01):
+            pass
+
+    assert checks.run(check("08.5"), produce).passed
+
+
 def test_an_error_in_the_producers_process_comes_home():
     def produce(queue, done, sizes):
         raise ValueError("no numbers today")

@@ -97,6 +97,7 @@ WRONG = {
         "a nap": (producing("time.sleep(0.3)"), WAIT),
         "a list": (producing("pass", before="kept = []", sent="kept.append(torch.ones(size, device='cuda')) or kept[-1]"), WAIT),
         "asked, not waited": (producing("done.is_set()"), WAIT),
+        "waited for a limited time": (producing("done.wait(0.2)"), WAIT),
         "synchronized": (producing("torch.cuda.synchronize()"), WAIT),
         "waits before it sends": (producing("pass", before="done.wait()"), "Who waits for whom"),
         "a wait for each": (
