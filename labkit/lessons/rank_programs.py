@@ -53,6 +53,7 @@ def life(train: Any, inputs: Plain) -> Plain:
 
     def work(step: int) -> None:
         begun.append(step)
+        dist.barrier()  # as in training, where no rank is a step ahead of another
         if step == inputs["dies"]:
             raise DeathError
         optimizer.zero_grad()
@@ -68,7 +69,7 @@ def life(train: Any, inputs: Plain) -> Plain:
     try:
         train(model, optimizer, work, inputs["steps"], inputs["path"])
     except DeathError:
-        dist.barrier()  # the ranks die together, as torchrun ends them
+        pass
     finally:
         torch.save = save
     momentum = optimizer.state[weight].get("momentum_buffer")
