@@ -10,9 +10,10 @@ import re
 import stat
 import unicodedata
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
@@ -31,17 +32,37 @@ INBOUND = re.compile(r"(?P<student>[^+/]+)\+(?P<lab>[^+/]+)\+(?P<time>[^+/]+)\+[
 
 @dataclass(frozen=True)
 class Submission:
-    """One student's notebook for one lab. `received` is when, in ISO 8601, or "" where nobody knows."""
+    """One student's notebook for one lab: where it lies, not what is in it, so that a class of any size fits the memory.
+
+    Attributes:
+        digest: SHA-256 of its content.
+        origin: its name in the source.
+        source: the file, or the zip file that holds it as `member`; None where the content is `held`, on its way to another machine.
+        received: when, in ISO 8601, or "" where nobody knows.
+    """
 
     student: str
     lab: str
-    data: bytes
+    digest: str
     origin: str
+    source: Path | None
+    member: str = ""
     received: str = ""
+    held: bytes = b""
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
+    def read(self) -> bytes:
+        """Its content; nothing if that is not what was collected any more, which then is no notebook."""
+        try:
+            data = (
+                self.held if self.source is None else _member(self.source, self.member) if self.member else reading.file_bytes(self.source)
+            )
+        except (UnreadableError, OSError, zipfile.BadZipFile):
+            return b""
+        return data if hashlib.sha256(data).hexdigest() == self.digest else b""
+
+    def loaded(self) -> "Submission":
+        """The same with its content in hand."""
+        return replace(self, source=None, member="", held=self.read())
 
 
 @dataclass(frozen=True)
@@ -59,6 +80,8 @@ class _File:
     path: PurePosixPath
     received: str
     data: bytes
+    source: Path
+    member: str = ""
     trouble: str = ""
 
 
@@ -133,7 +156,7 @@ def _sort_in(
         return
     if file.path.stem != lab and not file.path.stem.endswith(f"_{lab}"):
         problems.append(Problem(student, lab, "renamed", f"{origin} is taken for {lab}"))
-    found[student, lab].append(Submission(student, lab, file.data, origin, received))
+    found[student, lab].append(Submission(student, lab, hashlib.sha256(file.data).hexdigest(), origin, file.source, file.member, received))
 
 
 def _whose(file: _File) -> tuple[str, str]:
@@ -184,9 +207,9 @@ def _in_folder(folder: Path) -> Iterator[_File]:
             stamp = path.with_name("timestamp.txt")
             received = known.get(str(relative)) or (_nbgrader_time(stamp.read_text()[:40]) if stamp.is_file() else _changed(path))
             try:
-                yield _File(PurePosixPath(text), received, reading.file_bytes(path) if path.suffix == ".ipynb" else b"")
+                yield _File(PurePosixPath(text), received, reading.file_bytes(path) if path.suffix == ".ipynb" else b"", path)
             except UnreadableError as error:
-                yield _File(PurePosixPath(text), received, b"", str(error))
+                yield _File(PurePosixPath(text), received, b"", path, trouble=str(error))
 
 
 def _changed(path: Path) -> str:
@@ -230,14 +253,23 @@ def _zipped(path: Path) -> Iterator[_File]:
             safe = PurePosixPath(*[part for part in name.parts if part not in ("..", "/")]) if name.parts else PurePosixPath("?")
             trouble = _zip_trouble(member, name)
             if trouble or safe.suffix != ".ipynb":
-                yield _File(safe, received, b"", trouble)
+                yield _File(safe, received, b"", path, trouble=trouble)
                 continue
             try:
-                with archive.open(member) as file:
-                    data = file.read(LARGEST + 1)  # whatever the archive says of its size
-                yield _File(safe, received, data, f"it is larger than {LARGEST >> 20} MiB" if len(data) > LARGEST else "")
-            except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError) as error:
-                yield _File(safe, received, b"", f"it cannot be unpacked ({type(error).__name__})")
+                data = _member(archive, member)
+                large = f"it is larger than {LARGEST >> 20} MiB" if len(data) > LARGEST else ""
+                yield _File(safe, received, data, path, member.filename, large)
+            except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, zlib.error) as error:
+                yield _File(safe, received, b"", path, trouble=f"it cannot be unpacked ({type(error).__name__})")
+
+
+def _member(archive: Path | zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
+    """A file in a zip file, whatever its directory says of its size; of one that is too large, a byte more than is allowed."""
+    if isinstance(archive, Path):
+        with zipfile.ZipFile(archive) as opened:
+            return _member(opened, member)
+    with archive.open(member) as file:
+        return file.read(LARGEST + 1)
 
 
 def _zip_trouble(member: zipfile.ZipInfo, name: PurePosixPath) -> str:
@@ -267,7 +299,7 @@ def write(submissions: list[Submission], problems: list[Problem], folder: Path) 
     for item in submissions:
         path = folder / item.student / f"{item.lab}.ipynb"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(item.data)
+        path.write_bytes(item.read())
         about = {"student": item.student, "lab": item.lab, "file": str(path.relative_to(folder)), "origin": item.origin}
         listed.append({**about, "received": item.received, "sha256": item.digest})
     content = {"submissions": listed, "problems": [asdict(problem) for problem in problems]}

@@ -114,7 +114,7 @@ class Grader:
     def grade(self, submission: Submission) -> Graded:
         course, lab = self._course, self._course.lab(submission.lab)
         began = time.monotonic()
-        examined = examine(submission.data, submission.student, lab, course, self._handed_out[lab.name], self._sandbox)
+        examined = examine(submission.read(), submission.student, lab, course, self._handed_out[lab.name], self._sandbox)
         record = {
             "student": submission.student,
             "lab": lab.name,
@@ -242,7 +242,7 @@ def _on_cluster(course: Course, given: HandedOut, submissions: list[Submission],
 
         def submit() -> Any:
             item = next(remaining, None)
-            return None if item is None else client.submit(grade_on_worker, course, given, item, sandbox, pure=False)
+            return None if item is None else client.submit(grade_on_worker, course, given, item.loaded(), sandbox, pure=False)
 
         running = as_completed([future for _ in range(IN_FLIGHT * slots) if (future := submit()) is not None], loop=client.loop)
         for future in running:

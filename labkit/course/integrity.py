@@ -30,7 +30,7 @@ class Attempts:
                 self.seen.add("it tried to use the network")
         elif event in ("os.kill", "os.killpg") and (first <= 1 or first == os.getppid()):
             self.seen.add("it tried to end other processes")
-        elif event == "open" and isinstance(first, str) and first.endswith((".ipynb", ".zip")):
+        elif event == "open" and isinstance(first, str) and first.endswith(".ipynb"):
             self.seen.add(f"it tried to open {first[-200:]}")
 
 

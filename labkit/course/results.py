@@ -46,7 +46,7 @@ def write(course: Course, submissions: list[Submission], problems: list[Problem]
     people = _people(roster)
     _save(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS))
     _save(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE))
-    summaries = [_summary(lab, [record for record in _records(store, keys) if record["lab"] == lab.name]) for lab in course.labs]
+    summaries = [_summary(lab, [_essence(record) for record in _records(store, keys) if record["lab"] == lab.name]) for lab in course.labs]
     looks = [*_looks(_records(store, keys)), *((item.student, item.lab, f"{item.kind}: {item.detail}") for item in problems)]
     _save(store.folder / "index.html", pages.get_template("instructor.html").render(course=course, labs=summaries, looks=looks))
 
@@ -137,6 +137,12 @@ def _summary(lab: Lab, records: list[dict[str, Any]]) -> dict[str, Any]:
         "most": max(bins.values(), default=1),
         "exercises": sorted(exercises, key=lambda item: (item["right"], item["number"])),
     }
+
+
+def _essence(record: dict[str, Any]) -> dict[str, Any]:
+    """What a summary needs of a record: not all that was observed."""
+    exercises = [{key: result[key] for key in ("number", "status", "message")} for result in record["exercises"]]
+    return {"marks": record["marks"], "exercises": exercises}
 
 
 def _tally(number: str, records: list[dict[str, Any]]) -> dict[str, Any]:

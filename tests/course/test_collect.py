@@ -165,8 +165,8 @@ def test_what_was_collected_is_read_back_alike(course, tmp_path):
     submissions, problems = collect.collect(tmp_path / "from", course)
     collect.write(submissions, problems, tmp_path / "to")
     again, known = collect.collect(tmp_path / "to", course)
-    assert [(item.student, item.lab, item.received, item.data) for item in again] == [
-        (item.student, item.lab, item.received, item.data) for item in submissions
+    assert [(item.student, item.lab, item.received, item.read()) for item in again] == [
+        (item.student, item.lab, item.received, item.read()) for item in submissions
     ]
     assert kinds(known) == ["duplicate"]  # what was renamed has its name now
     assert json.loads((tmp_path / "to" / "collected.json").read_text())["submissions"][0]["sha256"] == submissions[0].digest
