@@ -17,13 +17,20 @@ ENDING = 10.0  # seconds until the system has ended what was killed
 
 def end_children(result: Any) -> None:
     """IPython calls this after each cell, with its result: if the cell was interrupted, its kernel's children end."""
-    if not isinstance(result.error_in_exec, KeyboardInterrupt):
+    if not _was_interrupted(result.error_in_exec):
         return
     children = _of_multiprocessing()
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     psutil.wait_procs(children, timeout=ENDING)
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Also where clearing up after the interrupt has failed: a pool that has a CUDA tensor in its queue cannot be terminated."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _of_multiprocessing() -> list[psutil.Process]:

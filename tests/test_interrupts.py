@@ -36,6 +36,18 @@ def test_they_end_when_the_cell_was_interrupted_and_only_then(method):
     assert not psutil.pid_exists(child.pid)
 
 
+def test_they_end_when_clearing_up_after_the_interrupt_has_failed():
+    ours, theirs = context().Pipe()
+    child = context().Process(target=wait, args=(theirs,), daemon=True)
+    child.start()
+    assert ours.recv() == "started"
+    failed = RuntimeError("the pool cannot be terminated")
+    failed.__context__ = KeyboardInterrupt()
+    end_children(SimpleNamespace(error_in_exec=failed))
+    child.join(10)
+    assert child.exitcode == -9
+
+
 def test_one_whose_start_was_interrupted_ends_too(monkeypatch):
     """The parent has sent the child all that it needs, and not read its number."""
     from multiprocessing import forkserver

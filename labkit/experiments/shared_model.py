@@ -25,7 +25,7 @@ def shared_model(ways: Sequence[str] = WAYS, processes: int = 3, weights: int = 
     """Bytes of the GPU that each of some `processes` holds, when all use one model, by way.
 
     "a copy each": each process has weights of its own. "shared weights": the first lends them to the others. "one server": the first
-    has them, the others send it CPU tensors. A request takes `work` bytes for a moment, which stay in the cache of the process that
+    has them, the others send it numbers. A request takes `work` bytes for a moment, which stay in the cache of the process that
     answers it. One row a process: its CUDA `context`, with all that the GPU lost beside PyTorch's reserve; its own `weights`; and the
     rest of what it has reserved, the `cache`. Nothing is computed.
 
@@ -89,7 +89,7 @@ def _process(line: Connection, part: str, weights: int, work: int, queues: list[
     lent, requests, replies = queues
     others = line.recv()
     if part == "client":
-        requests.put(torch.ones(1))
+        requests.put(1.0)
         replies.get()
         line.send((0, 0))
         line.poll(None)
