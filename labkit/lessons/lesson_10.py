@@ -54,10 +54,10 @@ def _shown(values: Any) -> str:
 
 
 def draw_epochs(generator: random.Random) -> Plain:
-    """Numbers of rows that no number of ranks divides, a seed for each rank's own generator, and two epochs."""
+    """Numbers of rows that leave a rest of several when shared equally, a seed for each rank's own generator, and two epochs."""
     cases = []
     for ranks in (2, 3, 4):
-        count = ranks * generator.randint(5, 12) + generator.randint(1, ranks - 1)
+        count = ranks * generator.randint(5, 12) + generator.randint(min(2, ranks - 1), ranks - 1)
         epochs = generator.sample(range(50), 2)
         cases.append({"count": count, "ranks": ranks, "epochs": epochs, "seeds": [generator.randrange(1 << 20) for _ in range(ranks)]})
     return cases
