@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LARGEST = 20 << 20  # bytes of a notebook file
+PLACEHOLDER = "*Write your answer here.*"  # what stands where a written answer goes
 
 
 class UnreadableError(Exception):
@@ -69,9 +70,13 @@ def parse(data: bytes) -> Notebook:
         tuple(cell["source"] for cell in code),
         frozenset(filter(None, map(_exercise, code, [*code[1:], None]))),
         frozenset(number for cell in code if (number := checked_number(cell["source"]))),
-        {cell["own"]["written"]: cell["source"] for cell in cells if isinstance(cell["own"].get("written"), str)},
+        {cell["own"]["written"]: _answer(cell["source"]) for cell in cells if isinstance(cell["own"].get("written"), str)},
         _lab(content.get("metadata")),
     )
+
+
+def _answer(source: str) -> str:
+    return "" if source.strip() == PLACEHOLDER else source
 
 
 def _lab(metadata: Any) -> str:

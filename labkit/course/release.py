@@ -12,7 +12,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from labkit import lessons
 from labkit.course.assignment import Course, Lab
-from labkit.course.reading import checked_number
+from labkit.course.reading import PLACEHOLDER, checked_number
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 FORMATS = ("labkit", "nbgrader")
@@ -26,7 +26,7 @@ HOW = (
 NBGRADER_CONFIG = """c = get_config()
 c.CourseDirectory.course_id = {course!r}
 c.ClearSolutions.code_stub = {{"python": "# Your answer goes into the function above."}}
-c.ClearSolutions.text_stub = "*Write your answer here.*"
+c.ClearSolutions.text_stub = {text!r}
 """
 
 
@@ -42,7 +42,7 @@ def files(course: Course, labs: list[Lab], kind: str) -> dict[str, str]:
             found[f"student/{lab.name}.ipynb"] = _text(student_copy(course, lab))
             found[f"instructor/{lab.name}.ipynb"] = _text(instructor_copy(course, lab))
     if kind == "nbgrader":
-        found["nbgrader_config.py"] = NBGRADER_CONFIG.format(course=re.sub(r"[^\w-]+", "_", course.name))
+        found["nbgrader_config.py"] = NBGRADER_CONFIG.format(course=re.sub(r"[^\w-]+", "_", course.name), text=PLACEHOLDER)
     return found
 
 
@@ -164,7 +164,7 @@ def _clean(cell: NotebookNode) -> NotebookNode:
 
 def _question(name: str, question: str) -> list[NotebookNode]:
     identity = re.sub(r"[^\w-]", "-", name)
-    answer = new_markdown_cell("*Write your answer here.*", id=f"written-{identity}")
+    answer = new_markdown_cell(PLACEHOLDER, id=f"written-{identity}")
     answer.metadata = nbformat.from_dict({"labkit": {"written": name}})
     return [new_markdown_cell(f"**{name}** {question}", id=f"question-{identity}"), answer]
 
