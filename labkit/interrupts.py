@@ -7,23 +7,30 @@ while it starts it, does not know of it.
 import contextlib
 import multiprocessing
 import sys
+import time
 from typing import Any
 
 import psutil
 
 _SPAWNED, _FORKSERVER = "from multiprocessing.spawn import", "from multiprocessing.forkserver import"  # in their command lines
 ENDING = 10.0  # seconds until the system has ended what was killed
+ROUNDS = 5  # at most: a pool that nobody has told to end puts new workers there for ever
+AGAIN = 0.3  # seconds in which a pool, which has not heard yet that it ends, puts a new worker in the place of a dead one
 
 
 def end_children(result: Any) -> None:
     """IPython calls this after each cell, with its result: if the cell was interrupted, its kernel's children end."""
     if not _was_interrupted(result.error_in_exec):
         return
-    children = _of_multiprocessing()
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(children, timeout=ENDING)
+    for _ in range(ROUNDS):
+        children = _of_multiprocessing()
+        if not children:
+            return
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(children, timeout=ENDING)
+        time.sleep(AGAIN)
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

@@ -1,0 +1,126 @@
+"""The lessons that start processes leave none, nor a port, a shared segment or a file: run to the end, and interrupted half-way."""
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+PATIENCE = 120  # seconds for a cell, many times what it takes
+SOON = 20  # seconds in which a process ends that was told to
+SHARED = Path("/dev/shm")
+
+# By lesson, cells that start processes: each is interrupted when it has, at once and a little later.
+STARTING = {"08_sharing_memory": ("methods", "pool", "ipc", "early + warning", "figure")}
+LATER = 0.3  # seconds
+# Bytes of the GPU that are not this process's cache: contexts, and what others hold.
+OUTSIDE = "def outside():\n    free, total = torch.cuda.mem_get_info()\n    return total - free - torch.cuda.memory_reserved()"
+
+
+class Kernel:
+    """A kernel with virtual GPUs whose temporary files lie in a folder of their own."""
+
+    def __init__(self, temporary: str, settings: Path) -> None:
+        environment = os.environ | {"LABKIT_VIRTUAL": "1", "TMPDIR": temporary, "IPYTHONDIR": str(settings)}
+        self._manager, self._client = start_new_kernel(kernel_name="python3", env=environment, stderr=subprocess.DEVNULL)
+        self._manager.shutdown_wait_time = PATIENCE  # then it would be killed, and could remove nothing
+        self._process = psutil.Process(self._manager.provisioner.pid)
+        self.seen: set[int] = {self._process.pid}
+
+    def start(self, source: str) -> None:
+        self._cell = self._client.execute(source, store_history=False)
+
+    def ended(self) -> str:
+        """The error with which the cell ends, its name first; "" without one."""
+        while True:
+            reply = self._client.get_shell_msg(timeout=PATIENCE)
+            if reply["parent_header"].get("msg_id") == self._cell:
+                return " ".join(reply["content"].get(part, "") for part in ("ename", "evalue")).strip()
+
+    def run(self, source: str) -> str:
+        self.start(source)
+        return self.ended()
+
+    def interrupt(self) -> None:
+        self._manager.interrupt_kernel()
+
+    def workers(self) -> list[psutil.Process]:
+        """All processes under the kernel, but for the two that Python's multiprocessing keeps until the kernel ends."""
+        under = self._process.children(recursive=True)
+        self.seen |= {process.pid for process in under}
+        return [process for process in under if not _is_server(process)]
+
+    def ports(self) -> set[int]:
+        """Those at which the kernel and what is under it can be reached from outside."""
+        connections = [found for process in (self._process, *self.workers()) for found in process.net_connections(kind="inet")]
+        return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
+
+    def close(self) -> None:
+        self.workers()
+        self._client.stop_channels()
+        self._manager.shutdown_kernel()
+
+
+def _is_server(process: psutil.Process) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+        return process.status() == psutil.STATUS_ZOMBIE or "resource_tracker" in command or _is_forkserver(process, command)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _is_forkserver(process: psutil.Process, command: str) -> bool:
+    """Its children bear its command line too; it alone is a child of the kernel."""
+    parent = process.parent()
+    return "multiprocessing.forkserver" in command and parent is not None and "multiprocessing.forkserver" not in " ".join(parent.cmdline())
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + SOON
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.fixture
+def kernel(tmp_path) -> Iterator[Kernel]:
+    with tempfile.TemporaryDirectory() as temporary:  # not pytest's: the name of a socket in it may have 107 characters
+        kernel = Kernel(temporary, tmp_path)
+        try:
+            yield kernel
+        finally:
+            kernel.close()
+        assert soon(lambda: not any(psutil.pid_exists(pid) for pid in kernel.seen))
+        assert [name for name in os.listdir(temporary) if not name.startswith("torchinductor")] == []  # that is PyTorch's own cache
+    if SHARED.exists():
+        assert [name for name in os.listdir(SHARED) if any(f"_{pid}_" in f"_{name}_" for pid in kernel.seen)] == []
+
+
+@pytest.mark.timeout(900)  # a whole lesson, and then some cells again and again
+@pytest.mark.parametrize("lesson", STARTING)
+def test_nothing_is_left_behind_by_a_lesson_nor_by_a_cell_that_is_interrupted(kernel, lesson):
+    cells = {cell.id: cell.source for cell in nbformat.read(FOLDER / f"{lesson}.ipynb", as_version=4).cells if cell.cell_type == "code"}
+    ports = kernel.ports()
+    for name, source in cells.items():
+        assert kernel.run(source) == "", name
+        assert soon(lambda: not kernel.workers()), name
+    assert kernel.run(f"{OUTSIDE}\n\nbefore = outside()") == ""
+    for name in STARTING[lesson]:
+        for delay in (0.0, LATER):
+            kernel.start("\n\n".join(cells[part] for part in name.split(" + ")))
+            assert soon(kernel.workers), name
+            time.sleep(delay)
+            kernel.interrupt()
+            # AcceleratorError: a pool that is terminated reads its own queue, and no process may open the CUDA tensors that it sent.
+            error = kernel.ended()
+            assert error.split(" ")[0] in ("", "KeyboardInterrupt", "AcceleratorError"), f"{name}: {error}"
+            assert soon(lambda: not kernel.workers()), name
+    assert kernel.ports() == ports
+    assert kernel.run("assert outside() == before") == ""
