@@ -177,7 +177,9 @@ class _Examination:
             elif verdict.passed:
                 raise EndedError("tampered", f"an answer to {exercise.number} that is known to be wrong looked right")
             elif not re.search(pattern, verdict.message):
-                return _result(exercise, "disturbed", "a known answer behaved differently in this notebook's process")
+                return _result(
+                    exercise, "disturbed", f"a known answer behaved differently in this notebook's process: {text(verdict.message, 200)}"
+                )
         verdict = next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
         status = "right" if verdict.passed else "not attempted" if verdict.message == "not attempted" else "wrong"
         points = exercise.points if verdict.passed else 0.0

@@ -107,6 +107,7 @@ def _shell() -> InteractiveShell:
         shell = InteractiveShell.instance(config=settings, display_pub_class=Figures)
     shell.run_cell("None", silent=True)
     shell.reset(new_session=True)
+    shell.user_module.__spec__ = None  # as in a kernel; who starts processes asks for it
     return shell
 
 

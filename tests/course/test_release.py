@@ -7,6 +7,7 @@ import pytest
 from handed_in import NOTEBOOKS
 
 from labkit.course import assignment, examination, release
+from labkit.course.sandbox import Sandbox
 
 SOLVED = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
@@ -59,12 +60,13 @@ def test_the_instructor_gets_each_solution(whole_course):
         assert sum("solution" in cell.metadata.get("tags", []) for cell in cells) == len(lab.exercises)
 
 
-def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, sandbox):
+def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, strong_wall):
     """Also the proof that controls and the watch over names find nothing in an honest notebook."""
-    for lab in whole_course.labs:
-        given = release.handed_out(whole_course, lab)
-        examined = examination.examine(solved(whole_course, lab), "ada", lab, whole_course, given, sandbox)
-        assert (examined.status, examined.points, examined.remarks, examined.cell_errors) == ("graded", lab.points, [], []), lab.name
+    with Sandbox(strong_wall, whole_course.limits) as box:
+        for lab in whole_course.labs:
+            given = release.handed_out(whole_course, lab)
+            examined = examination.examine(solved(whole_course, lab), "ada", lab, whole_course, given, box)
+            assert (examined.status, examined.points, examined.remarks, examined.cell_errors) == ("graded", lab.points, [], []), lab.name
 
 
 def test_a_release_is_the_same_bytes_each_time_and_drift_is_found(whole_course, tmp_path):
