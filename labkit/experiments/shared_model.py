@@ -69,7 +69,7 @@ def _rows(way: str, parts: list[str], weights: int, work: int) -> Iterator[Row]:
             line.send(len(parts) - 1)
             try:
                 reserved, own = line.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 raise RuntimeError(f"process {number + 1} of “{way}” has ended; its error stands in the kernel's log") from None
             taken = _used() - before
             name = part if parts.count(part) == 1 else f"{part} {number + (parts[0] == part)}"
