@@ -76,4 +76,4 @@ class SharingLab(Lab):
 
 
 def _choice(name: str, options: list[tuple[str, Any]], value: Any) -> widgets.Dropdown:
-    return widgets.Dropdown(description=name, options=options, value=value, layout=widgets.Layout(width="15em"))
+    return widgets.Dropdown(description=name, options=options, value=value, layout=widgets.Layout(width="17em"))
