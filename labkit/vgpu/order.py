@@ -91,7 +91,7 @@ class Order:
             return handler(func, args, kwargs)
         found = list(tensors(args, kwargs))
         gpu = next((x._gpu for x in found if type(x) is VirtualTensor), None)
-        if gpu is None:
+        if gpu is None or any(type(x) is VirtualTensor and x._gpu is not gpu for x in found):  # most operators refuse several devices
             return handler(func, args, kwargs)
         uses = [] if handler is operators.like else self._uses(func, name, found, args, kwargs)  # whose argument gives a shape alone
         return self._watched(gpu.stream, self.machine.clock.before(gpu.stream), func, args, kwargs, uses, handler)

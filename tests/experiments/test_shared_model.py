@@ -26,8 +26,9 @@ def used() -> int:
 
 
 def workers() -> list[psutil.Process]:
-    """Processes that the server of processes has started."""
-    return [process for child in psutil.Process().children() for process in child.children()]
+    """Processes that the server of processes has started, not those of another test's sandbox."""
+    servers = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+    return [process for child in servers for process in child.children()]
 
 
 def test_who_holds_what_in_each_way():

@@ -411,3 +411,11 @@ def test_watching_keeps_no_memory_of_the_gpus_and_none_of_the_hosts_for_good(sid
     from labkit.vgpu import hardware
 
     assert not hardware.machine().order._in_flight
+
+
+def test_operands_on_two_devices_are_refused_before_anybody_looks_for_races(side):
+    x, y = torch.ones(4, 4, device="cuda:0"), torch.ones(4, 4, device="cuda:1")
+    with warnings.catch_warnings(), pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        warnings.simplefilter("error")
+        y @ x
+    assert labkit.races() == []

@@ -141,7 +141,7 @@ def accumulate(model, parts):
         ),
         "saved before the step": (
             TRAIN.format(load=LOAD, step=f"dist.get_rank() or torch.save({STATE}, path); work(step)"),
-            "steps were done when the ranks died",
+            "steps were done when the ranks died|your answer raised",  # rank 1 may find the file half written when it begins
         ),
         "every rank saves": (
             TRAIN.format(load=LOAD, step=f"work(step); torch.save({STATE}, path)"),
