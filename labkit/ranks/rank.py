@@ -1,5 +1,6 @@
 """What torchrun starts for each rank: it introduces itself to the process that waits, then runs the script as Python would."""
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -10,6 +11,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -41,11 +43,13 @@ def main(folder: str, script: str, *arguments: str) -> None:
             _tell(control, ended="exit", text=str(error.code))
             raise
         _tell(control, **_returned())
+        _end()
     except BaseException as error:
         _tell(control, ended="raised", **_described(error, os.path.abspath(script)))
         _leave(1)
     else:
         _tell(control, **_returned())
+        _end()
 
 
 def _end_with_torchrun() -> None:
@@ -104,6 +108,17 @@ def _described(error: BaseException, script: str) -> dict[str, Any]:
         "line": next((frame.lineno for frame in reversed(told.stack) if frame.filename == script), None),
         "traceback": "".join(told.format()),
     }
+
+
+def _end() -> NoReturn:
+    """End well, as Python does, but leave the interpreter to the system: a thread of C++ that still lets go of a message's Python object
+    while Python takes itself apart is stopped in the middle, and aborts the process."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the script may have closed it
+            stream.flush()
+    os._exit(0)
 
 
 def _leave(status: int) -> NoReturn:

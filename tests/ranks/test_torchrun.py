@@ -55,6 +55,20 @@ def test_ranks_that_end_well(script, capsys, monkeypatch, nodes):
     assert ranks.command == f"torchrun {how[nodes]} {path} --epochs 2"
 
 
+def test_threads_and_what_stands_for_the_end_are_not_cut_off(script):
+    ends = (
+        "import atexit, threading\n"
+        + WITHOUT_TORCH
+        + (
+            "atexit.register(lambda: print('at the end'))\n"
+            "threading.Thread(target=lambda: (time.sleep(0.2), print('a thread', end=' '))).start()\n"
+            "print('the script', end=' ')\n"
+        )
+    )
+    ranks = labkit.torchrun(script(ends), ranks=1, quiet=True)
+    assert ranks.outputs == ["the script a thread at the end\n"] and ranks.exit_codes == [0]
+
+
 @pytest.mark.gpu(count=2)
 def test_ranks_on_gpus(script, capsys, monkeypatch):
     monkeypatch.delenv("LABKIT_VIRTUAL", raising=False)
