@@ -1,11 +1,22 @@
 """What all tests share: Hypothesis's settings, and the tests that need real GPUs."""
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
 # No deadlines: a busy machine is no failure.
 settings.register_profile("kit", deadline=None)
 settings.load_profile("kit")
+
+
+@pytest.fixture(autouse=True)
+def the_same_main() -> Iterator[None]:
+    """A shell of IPython's puts its own module in the place of `__main__`, in which multiprocessing then looks for the program."""
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main
 
 
 def gpus_needed(count: int = 1) -> int:
