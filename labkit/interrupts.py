@@ -1,20 +1,22 @@
 """A cell that is interrupted leaves no child process of `multiprocessing` behind.
 
 Jupyter interrupts the kernel together with its children. A child that has only begun to start misses that, and its parent, interrupted
-while it starts it, does not know of it.
+while it starts it, does not know of it. A pool that is interrupted while it is made cannot be told to end, and goes on.
 """
 
 import contextlib
+import gc
 import multiprocessing
 import sys
 import time
+from multiprocessing import pool
 from typing import Any
 
 import psutil
 
 _SPAWNED, _FORKSERVER = "from multiprocessing.spawn import", "from multiprocessing.forkserver import"  # in their command lines
 ENDING = 10.0  # seconds until the system has ended what was killed
-ROUNDS = 5  # at most: a pool that nobody has told to end puts new workers there for ever
+ROUNDS = 5  # at most: a pool of an earlier cell puts new workers there for ever
 AGAIN = 0.3  # seconds in which a pool, which has not heard yet that it ends, puts a new worker in the place of a dead one
 
 
@@ -22,13 +24,17 @@ def end_children(result: Any) -> None:
     """IPython calls this after each cell, with its result: if the cell was interrupted, its kernel's children end."""
     if not _was_interrupted(result.error_in_exec):
         return
+    _stop_half_made_pools()
     for _ in range(ROUNDS):
-        children = _of_multiprocessing()
+        known = multiprocessing.active_children()
+        children = _of_multiprocessing({child.pid for child in known})
         if not children:
             return
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+        for child in known:
+            child.join(ENDING)  # before psutil, or multiprocessing would miss that it has ended
         psutil.wait_procs(children, timeout=ENDING)
         time.sleep(AGAIN)
 
@@ -40,9 +46,19 @@ def _was_interrupted(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _of_multiprocessing() -> list[psutil.Process]:
-    """Those that this process has forked or spawned, or its server of forks. The server itself stays, for it serves the next cell."""
-    known = {child.pid for child in multiprocessing.active_children()}
+def _stop_half_made_pools() -> None:
+    """End the threads that put new workers in the place of dead ones, as the method would that such pools lack yet."""
+    for made in gc.get_objects():
+        if issubclass(type(made), pool.Pool) and hasattr(made, "_worker_handler") and not hasattr(made, "_terminate"):
+            keeper = made._worker_handler
+            keeper._state = pool.TERMINATE
+            made._change_notifier.put(None)  # wakes it, if it does not just put a worker there
+            if keeper.is_alive():
+                keeper.join(ENDING)
+
+
+def _of_multiprocessing(known: set[int | None]) -> list[psutil.Process]:
+    """The `known` children, and those forked or spawned of which nobody knows. The server of forks stays, for it serves the next cell."""
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):

@@ -4,7 +4,6 @@ A server process imports torch once, and what virtual GPUs need; each child is a
 Python's multiprocessing runs, ends with this process.
 """
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
@@ -12,12 +11,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch.multiprocessing
-
-import labkit.vgpu.install  # noqa: F401
-
-with contextlib.suppress(ImportError):  # a torch that was built without it
-    import torch._dynamo  # torch itself imports it for the first optimizer, and for DistributedDataParallel
-    import torch.distributed.tensor  # torch itself imports it at the first operator on a virtual GPU
 
 PATIENCE = 60.0  # seconds in which a child ends that has nothing left to do
 
@@ -27,7 +20,7 @@ def context() -> BaseContext:
     if "forkserver" not in torch.multiprocessing.get_all_start_methods():
         return torch.multiprocessing.get_context("spawn")
     chosen = torch.multiprocessing.get_context("forkserver")
-    chosen.set_forkserver_preload([__name__])  # heeded by a server that is not yet running
+    chosen.set_forkserver_preload(["labkit.preload"])  # heeded by a server that is not yet running
     return chosen
 
 

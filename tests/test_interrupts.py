@@ -1,6 +1,8 @@
 """An interrupted cell's children end, also one that nobody knows of."""
 
+import multiprocessing
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -66,6 +68,26 @@ def test_one_whose_start_was_interrupted_ends_too(monkeypatch):
     end_children(INTERRUPTED)
     with pytest.raises(EOFError):  # the child's end is closed
         ours.recv()
+
+
+@pytest.mark.parametrize("started", [0, 1, 2])
+def test_the_workers_of_a_pool_that_was_interrupted_while_it_was_made_end_too(monkeypatch, started):
+    """It has told its worker's keeper nothing, and would put new workers in their place for ever."""
+    start, names = threading.Thread.start, []
+
+    def interrupted(thread):
+        names.append(thread.name)
+        start(thread)
+        if len(names) == started + 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as interrupt:
+        patch.setattr(threading.Thread, "start", interrupted)
+        context().Pool(2)
+    children = multiprocessing.active_children()
+    assert len(children) == 2
+    end_children(SimpleNamespace(error_in_exec=interrupt.value))
+    assert multiprocessing.active_children() == [] and not any(psutil.pid_exists(child.pid) for child in children)
 
 
 def test_the_next_child_starts_as_before():

@@ -1,6 +1,7 @@
 """Child processes that end with their block: in order, by an error, by an interrupt."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -69,3 +70,12 @@ def test_the_status_of_a_child_is_known_after_the_block():
     with children(fail, [()]) as (process,):
         pass
     assert process.exitcode == 3
+
+
+def test_children_leave_an_interrupt_to_their_parent():
+    ours, theirs = context().Pipe()
+    with children(wait, [(theirs,)]) as (process,):
+        os.kill(ours.recv(), signal.SIGINT)
+        process.join(0.5)
+        assert process.is_alive()
+        process.kill()

@@ -48,17 +48,17 @@ class Seat:
         self.alarm: float | None = None  # when its sleep on the machine's clock is over
         self.wake = _thread.allocate_lock()
         self.wake.acquire()
-        self._identity = 0
+        self.thread = 0  # its identity; 0 until it sits here
         self._status: str | int | None = None  # the file, once open its number, in which Linux says whether the thread sleeps
         self._processor: int | None = None  # the clock of its time on the processor
         self.begin()
 
     def sit(self) -> None:
         """Called in the thread itself."""
-        self._identity = _thread.get_ident()
+        self.thread = _thread.get_ident()
         status = f"/proc/self/task/{_thread.get_native_id()}/stat"
         if hasattr(time, "pthread_getcpuclockid") and os.path.exists(status):
-            self._status, self._processor = status, time.pthread_getcpuclockid(self._identity)
+            self._status, self._processor = status, time.pthread_getcpuclockid(self.thread)
 
     def rise(self) -> None:
         if isinstance(self._status, int):
@@ -110,7 +110,7 @@ class Seat:
 
     def _in_an_operator(self) -> bool:
         """There it waits for its kernel alone, which may have threads of its own; PyTorch's own files may lie between."""
-        frame = top = sys._current_frames().get(self._identity)
+        frame = top = sys._current_frames().get(self.thread)
         while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
             frame = frame.f_back
         files = [x.f_code.co_filename for x in (top, frame) if x is not None]

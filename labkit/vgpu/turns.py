@@ -69,7 +69,8 @@ class Turns:
     def seated(self, seat: Seat) -> Iterator[None]:
         """In the block the calling thread takes part; it begins and ends in a turn of its own."""
         self._mine.seat = seat
-        seat.sit()
+        with self._lock:
+            seat.sit()
         try:
             self._arrive(seat)
             yield
@@ -253,7 +254,9 @@ class Turns:
                 with self.certain():  # it waits until the thread is there, which needs no turn
                     start(thread)
             except BaseException:
-                self.drop(seat)
+                with self._lock:
+                    if not seat.thread:  # an interrupt may come when the thread has begun
+                        self.drop(seat)
                 raise
             thread._seat = seat  # type: ignore[attr-defined]
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from labkit.machine import Machine
 from labkit.vgpu import hardware
 from labkit.vgpu.clock import Span
 from labkit.vgpu.half import KERNELS
-from labkit.vgpu.seats import Seat
+from labkit.vgpu.seats import Seat, State
 from labkit.vgpu.turns import Turns
 
 QUICK = 60.0  # seconds, on a computer that does much else
@@ -435,3 +435,19 @@ def test_a_system_that_does_not_tell_whether_a_thread_sleeps(machine, monkeypatc
     start = time.monotonic()
     assert run_threads(hold, hold) == [6.0, 6.0]
     assert time.monotonic() - start < 2
+
+
+def test_a_thread_whose_start_was_interrupted_still_gets_its_turns():
+    """Its starter learns of it too late: it waits at the gate by then."""
+    turns, ended = Turns(), threading.Event()
+
+    def start_and_be_interrupted(thread: threading.Thread) -> None:
+        _thread.start_new_thread(thread.run, ())
+        while not any(seat.state is State.GATE for seat in turns._seats):
+            time.sleep(1e-3)
+        raise KeyboardInterrupt
+
+    thread = threading.Thread(target=ended.set, daemon=True)
+    with pytest.raises(KeyboardInterrupt):
+        turns.starting(start_and_be_interrupted, nullcontext())(thread)
+    assert ended.wait(QUICK)
