@@ -15,14 +15,17 @@ import torch
 import labkit
 from labkit import lessons
 from labkit.lessons import checks
+from labkit.lessons.controls import control
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 TRIES = 3  # inputs are drawn afresh each time
 
-# For each exercise, answers that a learner may well give, and a part of what the check says to each; one file a lesson.
+# For each exercise, answers that a learner may well give, and a part of what the check says to each; one file a lesson. And its control.
 WRONG: dict[str, dict[str, tuple[str, str]]] = {}
 for file in sorted((Path(__file__).parent / "wrong_answers").glob("lesson_*.py")):
-    WRONG |= runpy.run_path(str(file))["WRONG"]
+    for exercise, answers in runpy.run_path(str(file))["WRONG"].items():
+        pattern, source = control(exercise)
+        WRONG[exercise] = {"the control": (source, pattern)} | answers
 
 
 def exercise_cells() -> dict[str, tuple[str, str]]:
@@ -77,7 +80,7 @@ def memory() -> tuple[list[int], list[int]]:
 def test_notebooks_and_checks_have_the_same_exercises():
     assert list(EXERCISES) == list(lessons.exercises())
     assert list(WRONG) == list(EXERCISES)
-    assert all(len(answers) >= 3 for answers in WRONG.values())
+    assert all(len(answers) >= 4 for answers in WRONG.values())  # three, and the control
 
 
 @pytest.mark.parametrize("number", EXERCISES)

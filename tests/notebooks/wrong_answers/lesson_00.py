@@ -2,7 +2,6 @@
 
 WRONG = {
     "00.1": {
-        "on the CPU": ("def on_gpu(numbers): return torch.tensor(numbers)", "on cpu"),
         "as integers": ("def on_gpu(numbers): return torch.tensor(numbers, device='cuda').int()", "torch.int32"),
         "double precision": ("def on_gpu(numbers): return torch.tensor(numbers, dtype=torch.float64, device='cuda')", "torch.float64"),
         "their number": ("def on_gpu(numbers): return torch.zeros(len(numbers), device='cuda')", "holds"),

@@ -3,10 +3,6 @@
 WRONG = {
     "01.1": {
         "positions on the CPU": ("def padding_mask(lengths, size): return torch.arange(size) < lengths[:, None]", "RuntimeError"),
-        "on the current device": (
-            "def padding_mask(lengths, size): return torch.arange(size, device='cuda') < lengths.cuda()[:, None]",
-            "What does lengths.device",
-        ),
         "through the CPU": ("def padding_mask(lengths, size): return torch.arange(size) < lengths.cpu()[:, None]", "your mask is on cpu"),
         "one too many": (
             "def padding_mask(lengths, size): return torch.arange(size, device=lengths.device) <= lengths[:, None]",
@@ -23,19 +19,6 @@ WRONG = {
     },
     "01.2": {
         "one level": ("def move(batch, device): return {k: v.to(device) for k, v in batch.items()}", "AttributeError"),
-        "in place": (
-            """
-def move(batch, device):
-    if isinstance(batch, (list, dict)):
-        for key in (batch if isinstance(batch, dict) else range(len(batch))):
-            batch[key] = move(batch[key], device)
-        return batch
-    if isinstance(batch, tuple):
-        return tuple(move(value, device) for value in batch)
-    return batch.to(device) if isinstance(batch, torch.Tensor) else batch
-""",
-            "leave it as it was",
-        ),
         "copies what is there": (
             """
 def move(batch, device):
@@ -71,16 +54,6 @@ def move(batch, device):
         ),
     },
     "01.3": {
-        "four bytes each": (
-            """
-def bytes_per_device(model):
-    total = {}
-    for tensor in [*model.parameters(), *model.buffers()]:
-        total[str(tensor.device)] = total.get(str(tensor.device), 0) + 4 * tensor.numel()
-    return total
-""",
-            "Do all dtypes have the same size?",
-        ),
         "no buffers": (
             """
 def bytes_per_device(model):
@@ -112,10 +85,6 @@ def bytes_per_device(model):
         "one number": ("def bytes_per_device(model): return sum(p.numel() for p in model.parameters())", "returned int"),
     },
     "01.4": {
-        "not put back": (
-            "def on_device(index, work):\n    torch.cuda.set_device(index)\n    return work()",
-            "afterwards|after work raised",
-        ),
         "not after an exception": (
             """
 def on_device(index, work):
@@ -156,10 +125,6 @@ def on_device(index, work):
         "no result": ("def on_device(index, work):\n    with torch.cuda.device(index):\n        work()", "did not return"),
     },
     "01.5": {
-        "one after the other": (
-            "def copy_while(source, device, work):\n    copy = source.to(device)\n    work()\n    return copy",
-            "one after the other",
-        ),
         "work first": (
             """
 def copy_while(source, device, work):

@@ -2,16 +2,6 @@
 
 WRONG = {
     "02.1": {
-        "no wait at the end": (
-            """
-def seconds_of(work):
-    torch.cuda.synchronize()
-    start = labkit.host_time()
-    work()
-    return labkit.host_time() - start
-""",
-            "Did the GPU have time to finish",
-        ),
         "no wait at the start": (
             """
 def seconds_of(work):
@@ -62,16 +52,6 @@ def seconds_of(work):
         "a text": ("def seconds_of(work): return '5 ms'", "returned str"),
     },
     "02.2": {
-        "item at the end": (
-            """
-def mean_loss(model, batches):
-    total = 0.0
-    for batch in batches:
-        total = total + model(batch).square().mean()
-    return total.item() / len(batches)
-""",
-            "somewhere it waited",
-        ),
         "float": (
             """
 def mean_loss(model, batches):
@@ -130,18 +110,6 @@ def run_on(stream, work, x):
 """,
             "what was not there yet|overwritten",
         ),
-        "only after": (
-            """
-def run_on(stream, work, x):
-    here = torch.cuda.current_stream()
-    with torch.cuda.stream(stream):
-        y = work(x)
-    here.wait_stream(stream)
-    y.record_stream(here)
-    return y
-""",
-            "what was not there yet",
-        ),
         "the allocator not told": (
             """
 def run_on(stream, work, x):
@@ -169,7 +137,6 @@ def run_on(stream, work, x):
         "a constant": ("def run_on(stream, work, x): return torch.zeros(1, device='cuda')", "was not called once"),
     },
     "02.4": {
-        "cpu": ("def fetch(x):\n    y = x.cpu()\n    return lambda: y", "fetch itself waited"),
         "into pageable memory": (
             """
 def fetch(x):
@@ -215,14 +182,6 @@ def fetch(x):
         "the tensor": ("def fetch(x): return x.to('cpu', non_blocking=True)", "you gave Tensor"),
     },
     "02.5": {
-        "in turn": (
-            """
-def prefetched(batches):
-    for batch in batches:
-        yield batch.cuda(non_blocking=True)
-""",
-            "of the copying is hidden",
-        ),
         "a stream, but nothing ahead": (
             """
 def prefetched(batches):

@@ -28,15 +28,6 @@ def data_parallel(module, x, device_ids):
 """,
             "AssertionError.*1 rows",
         ),
-        "detached replicas": (
-            """
-def data_parallel(module, x, device_ids):
-    inputs = nn.parallel.scatter(x, device_ids)
-    replicas = nn.parallel.replicate(module, device_ids[:len(inputs)], detach=True)
-    return nn.parallel.gather(nn.parallel.parallel_apply(replicas, inputs), device_ids[0])
-""",
-            "Do the gradients of all replicas come back",
-        ),
         "copies of the module": (
             """
 def data_parallel(module, x, device_ids):
@@ -63,10 +54,6 @@ def data_parallel(module, x, device_ids):
         "a constant": ("def data_parallel(module, x, device_ids): return torch.zeros(4, device='cuda')", "the result is"),
     },
     "03.2": {
-        "as even as can be": (
-            "def chunk_sizes(rows, gpus): return [rows // gpus + (i < rows % gpus) for i in range(gpus)]",
-            "scatter cuts",
-        ),
         "the rest to the last": (
             "def chunk_sizes(rows, gpus): return [rows // gpus] * (gpus - 1) + [rows - rows // gpus * (gpus - 1)]",
             "scatter cuts",
@@ -91,7 +78,6 @@ def chunk_sizes(rows, gpus):
         "one number": ("def chunk_sizes(rows, gpus): return rows // gpus", "returned int"),
     },
     "03.3": {
-        "detached": ("def copies(weight, device_ids): return [weight.detach().to(f'cuda:{i}') for i in device_ids]", "Yours is None"),
         "without a graph": (
             "def copies(weight, device_ids):\n    with torch.no_grad():\n        return [weight.to(f'cuda:{i}') for i in device_ids]",
             "Which ways to copy does autograd follow",
@@ -110,7 +96,6 @@ def chunk_sizes(rows, gpus):
     },
     "03.4": {
         "as it is": ("def load(model, state): model.load_state_dict(state)", "RuntimeError"),
-        "what fits": ("def load(model, state): model.load_state_dict(state, strict=False)", "not those that were saved"),
         "every prefix": (
             """
 def load(model, state):
@@ -146,19 +131,6 @@ def load(model, state):
         ),
     },
     "03.5": {
-        "the outputs": (
-            """
-def with_loss(model, criterion):
-    class Same(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-        def forward(self, x, target):
-            return self.model(x)
-    return Same()
-""",
-            "one tensor of shape",
-        ),
         "the means": (
             """
 def with_loss(model, criterion):

@@ -23,13 +23,6 @@ WRONG = {
             IN_TWO.format(halves=HALVES, forward="return self.second(self.first(x).cuda(1))"),
             "RuntimeError.*a batch on|to see the whole batch once",
         ),
-        "cut in the middle": (
-            IN_TWO.format(
-                halves="model[:len(model)//2+1].cuda(0), model[len(model)//2+1:].cuda(1)",
-                forward="return self.second(self.first(x.cuda(0)).cuda(1))",
-            ),
-            "the layers belong on",
-        ),
         "detached": (
             IN_TWO.format(halves=HALVES, forward="return self.second(self.first(x.cuda(0)).detach().cuda(1))"),
             "Does each copy stand in autograd's graph",
@@ -57,7 +50,6 @@ def in_two(model, cut):
         ),
     },
     "04.2": {
-        "one after the other": ("def forward_seconds(stage_seconds, micro_batches): return micro_batches * sum(stage_seconds)", "Draw it"),
         "as if all were the slowest": (
             "def forward_seconds(stage_seconds, micro_batches): return (micro_batches + len(stage_seconds) - 1) * max(stage_seconds)",
             "Draw it",
@@ -71,7 +63,6 @@ def in_two(model, cut):
         "a list": ("def forward_seconds(stage_seconds, micro_batches): return stage_seconds * micro_batches", "returned list"),
     },
     "04.3": {
-        "the middle layer": ("def best_cut(layer_seconds): return len(layer_seconds) // 2", "Another cut"),
         "when half is reached": (
             """
 def best_cut(layer_seconds):
@@ -97,15 +88,6 @@ def best_cut(layer_seconds):
         "the seconds": ("def best_cut(layer_seconds): return sum(layer_seconds) / 2", "returned float"),
     },
     "04.4": {
-        "in one piece": (
-            """
-def step(first, second, x, splits):
-    loss = second(first(x).to("cuda:1")).square().mean()
-    loss.backward()
-    return loss
-""",
-            "each half was to see",
-        ),
         "the copy first": (
             """
 def step(first, second, x, splits):
@@ -172,13 +154,6 @@ def step(first, second, x, splits):
         "a constant": ("def step(first, second, x, splits): return 1.0", "returned float"),
     },
     "04.5": {
-        "GPipe": (
-            """
-def one_forward_one_backward(stage, stages, micro_batches):
-    return [f"{letter}{number}" for letter in "FB" for number in range(1, micro_batches + 1)]
-""",
-            "micro-batches wait for their backward at once",
-        ),
         "in turn from the start": (
             """
 def one_forward_one_backward(stage, stages, micro_batches):

@@ -2,7 +2,6 @@
 
 WRONG = {
     "05.1": {
-        "rounded to 512": ("def reserved_for(nbytes): return -(-nbytes // 512) * 512", "PyTorch reserved"),
         "always 20 MiB": ("def reserved_for(nbytes): return 20 * 2**20", "PyTorch reserved"),
         "the request decides, not the block": (
             """
@@ -31,7 +30,6 @@ def reserved_for(nbytes):
         "nothing returned": ("def reserved_for(nbytes): print(nbytes)", "returned NoneType"),
     },
     "05.2": {
-        "views": ("def first_rows(batches, count): return [batch[:count] for batch in batches]", "Whose storage"),
         "contiguous views": ("def first_rows(batches, count): return [batch[:count].contiguous() for batch in batches]", "Whose storage"),
         "detached": ("def first_rows(batches, count): return [batch[:count].detach() for batch in batches]", "Whose storage"),
         "the whole cloned": ("def first_rows(batches, count): return [batch.clone()[:count] for batch in batches]", "Whose storage"),
@@ -40,10 +38,6 @@ def reserved_for(nbytes):
         "one tensor": ("def first_rows(batches, count): return torch.stack([batch[:count] for batch in batches])", "not a list"),
     },
     "05.3": {
-        "all that is free": (
-            "def largest_free_block(): return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()",
-            "all free blocks together",
-        ),
         "the largest block": (
             "def largest_free_block(): return max(b['size'] for s in torch.cuda.memory_snapshot() for b in s['blocks'])",
             "the largest free block here|Which blocks are free",
@@ -64,19 +58,6 @@ def largest_free_block():
         "in MiB": ("def largest_free_block(): return 4.5", "not a whole number"),
     },
     "05.4": {
-        "again inside except": (
-            """
-def in_pieces(work, batch):
-    try:
-        return work(batch)
-    except torch.OutOfMemoryError:
-        if len(batch) == 1:
-            raise
-        half = len(batch) // 2
-        return torch.cat([in_pieces(work, batch[:half]), in_pieces(work, batch[half:])])
-""",
-            "inside `except`",
-        ),
         "row by row": ("def in_pieces(work, batch): return torch.cat([work(row[None]) for row in batch])", "whole batch"),
         "row by row after a failure": (
             """
@@ -140,7 +121,6 @@ def in_pieces(work, batch):
         ),
     },
     "05.5": {
-        "the cache emptied": ("def compact(tensors): torch.cuda.empty_cache()", "80 MiB afterwards"),
         "clones": (
             """
 def compact(tensors):

@@ -49,7 +49,6 @@ KEEPS, WHERE, KNOWS = "What does the hook keep", "Where are the tensors", "What 
 
 WRONG = {
     "06.1": {
-        "the cache emptied": (changed(VALIDATE, (ERROR, ERROR + "        torch.cuda.empty_cache()\n")), MORE),
         "names deleted": (changed(VALIDATE, (ERROR, ERROR + "        del x, y, loss\n")), MORE),
         "evaluation mode": (changed(VALIDATE, (ERROR, "        model.eval()\n" + ERROR + "        model.train()\n")), MORE),
         "errors without a graph in a list": (
@@ -67,7 +66,6 @@ WRONG = {
         "a tensor returned": (changed(MENDED_VALIDATE, ("error / steps", "torch.tensor(error / steps)")), "yours returned a tensor"),
     },
     "06.2": {
-        "copied on the GPU": (changed(COLLECT, ("output.detach()", "output.detach().clone()")), WHERE),
         "under no_grad": (changed(COLLECT, (OUTPUT, "        with torch.no_grad():\n    " + OUTPUT)), WHERE),
         "joined each time": (changed(COLLECT, (OUTPUT, "        outputs = [torch.cat([*outputs, output.detach()])]\n")), WHERE),
         "only the last": (changed(COLLECT, ("outputs.append(output.detach())", "outputs = [output.detach()]")), OTHER),
@@ -75,7 +73,6 @@ WRONG = {
         "asked again after the step": (changed(MENDED_COLLECT, ("output.detach()", "model(x).detach()")), OTHER),
     },
     "06.3": {
-        "the graph not retained": (changed(SMOOTHED, ("retain_graph=True", "")), "3 KiB more"),
         "the curve as numbers": (
             changed(SMOOTHED, ("append(average)", "append(average.item())"), ("[value.item() for value in curve]", "curve")),
             "What does the average remember",
@@ -86,7 +83,6 @@ WRONG = {
         "no training": (changed(MENDED_SMOOTHED, ("        optimizer.step()\n", "")), OTHER),
     },
     "06.4": {
-        "one hook, all outputs": (changed(WATCHED, ("        " + HOOK, ""), ("means = [], []\n", "means = [], []\n    " + HOOK)), KEEPS),
         "outputs detached": (changed(WATCHED, ("seen.append(output)", "seen.append(output.detach())")), KEEPS),
         "a hook each step, of numbers": (
             changed(WATCHED, ("seen.append(output)", "seen.append(output.mean().item())"), ("seen[-1].mean().item()", "seen[-1]")),
@@ -102,7 +98,6 @@ WRONG = {
     },
     "06.5": {
         "errors passed over": (changed(MENDED_ROBUSTLY, ("errors.append(str(error))", "pass")), OTHER),
-        "the cache emptied": (changed(ROBUSTLY, ("append(error)", "append(error)\n            torch.cuda.empty_cache()")), KNOWS),
         "names deleted": (changed(ROBUSTLY, ("append(error)", "append(error)\n            del x, y")), KNOWS),
         "errors in a tuple": (
             changed(ROBUSTLY, ("append(error)", "append((number, error))"), ("for error in errors", "for number, error in errors")),

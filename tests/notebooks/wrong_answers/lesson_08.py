@@ -45,11 +45,10 @@ def serving(
 
 
 ALONE, PRIVATE, VALUES = "memory of this process alone", "It was to stay private", "same values, dtype and device"
-OTHERS, WAIT = "the others the old ones", "did not wait until the consumer was done"
+WAIT = "did not wait until the consumer was done"
 
 WRONG = {
     "08.1": {
-        "a copy": (copying("return x.clone()"), ALONE),
         "x itself": (copying("return x.share_memory_()"), PRIVATE),
         "shared, then copied": (copying("return x.share_memory_().clone()"), ALONE),
         "a view of x": (copying("return x.detach().share_memory_()"), PRIVATE),
@@ -58,7 +57,6 @@ WRONG = {
         "pinned in words only": (copying("return x.contiguous()"), ALONE),
     },
     "08.2": {
-        "a new tensor under the old name": (stepping("p.data = p.data - rate * p.grad"), OTHERS),
         "a new name": (stepping("p = p - rate * p.grad"), "was due"),
         "uphill": (stepping("p.data.add_(rate * p.grad)"), "was due"),
         "no rate": (stepping("p.data.sub_(p.grad)"), "was due"),
@@ -70,7 +68,6 @@ WRONG = {
         "no longer trained": (stepping("p.requires_grad_(False).sub_(rate * p.grad)"), "requires no gradient any more"),
     },
     "08.3": {
-        "all that is used": (holding("total - free"), "Whose is the cache"),
         "allocated, not reserved": (holding("total - free - torch.cuda.memory_allocated(device)"), "Whose is the cache"),
         "what is free": (holding("free"), "Whose is the cache"),
         "the context alone": (
@@ -83,7 +80,6 @@ WRONG = {
         "nothing returned": (holding("print(end='')"), "returned NoneType"),
     },
     "08.4": {
-        "no context": (limiting("1 / processes"), "What does the limit count"),
         "one context for all": (limiting("(total - context) / processes / total"), "What does the limit count"),
         "twice the context": (limiting("(total / processes - 2 * context) / total"), "the rest lies idle"),
         "of what is free now": (limiting("(free / processes - context) / total"), "the rest lies idle"),
@@ -109,7 +105,6 @@ WRONG = {
         "other values": (producing("done.wait()", sent="torch.zeros(size, device='cuda')"), "ones were due"),
     },
     "08.6": {
-        "a reply on the GPU": (serving(answer="model(x.cuda())"), "Send .cpu()"),
         "with a graph": (serving(grad="torch.enable_grad()"), "does not train"),
         "one request": (serving(loop="for client, x in [requests.get()]:"), "until None comes"),
         "all at the end": (

@@ -44,7 +44,6 @@ def without(source: str, line: str, instead: str = "") -> str:
 WRONG = {
     "09.1": {
         "a constant": ("def training_bytes(model, optimizer): return 12345", "You said 12345 B"),
-        "frozen ones counted": (without(BYTES, " if parameter.requires_grad"), "One layer is frozen"),
         "four bytes each": (without(BYTES, "parameter.nbytes", "4 * parameter.numel()"), "in half precision"),
         "no buffers": (without(BYTES, "*model.parameters(), *model.buffers()", "*model.parameters()"), "has buffers"),
         "one average of Adam": (without(BYTES, '"Adam": 3', '"Adam": 2'), "with Adam there are"),
@@ -52,7 +51,6 @@ WRONG = {
         "as text": ("def training_bytes(model, optimizer): return '12 MiB'", "returned str"),
     },
     "09.2": {
-        "a mean of means": (without(ACCUMULATE, "* len(a) / len(x)", "/ len(x.split(rows))"), "not the gradients of the whole batch"),
         "not divided": (without(ACCUMULATE, " * len(a) / len(x)"), "not the gradients of the whole batch"),
         "cleared first": (without(ACCUMULATE, "    for a", "    model.zero_grad()\n    for a"), "What was in .grad before"),
         "all at once": (
@@ -70,7 +68,6 @@ def accumulate(model, x, y, rows):
         ),
     },
     "09.3": {
-        "all at once": (without(PREDICT, "x.split(rows)", "[x]"), "at its peak it took"),
         "inference mode": (without(PREDICT, "no_grad", "inference_mode"), "inference tensors"),
         "in training mode": (without(PREDICT, "    model.eval()\n"), "BatchNorm has learned|not the model's predictions"),
         "always left in training mode": (without(PREDICT, "model.train(training)", "model.train()"), "left in training mode"),
@@ -89,7 +86,6 @@ def accumulate(model, x, y, rows):
         ),
     },
     "09.4": {
-        "no checkpoint": ("def run(blocks, x, every): return torch.nn.Sequential(*blocks)(x)", "checkpoints need less than"),
         "one for all": (
             """
 def run(blocks, x, every):
@@ -118,7 +114,6 @@ def run(blocks, x, every):
         "other dropout": (without(RUN, "use_reentrant=False", "use_reentrant=False, preserve_rng_state=False"), "gradients are not those"),
     },
     "09.5": {
-        "in proportion": ("def most_rows(peak, limit): return limit // peak(1)", "What does a step take that does not grow"),
         "a search": (
             """
 def most_rows(peak, limit):
