@@ -1,6 +1,5 @@
 """The lab of the caching allocator: requests by hand, each with a prediction first, beside the map of the segments."""
 
-from html import escape
 from math import isfinite
 
 import ipywidgets as widgets
@@ -130,10 +129,6 @@ class AllocatorLab(Panel):
         options = [(f"{name}, {units.byte_text(nbytes)}", name) for name, nbytes in alive.items()]
         if list(self.block.options) != options:
             self.block.options = options
-
-    def _say(self, text: str, alert: bool = False) -> None:
-        """Show a message, which a screen reader reads out."""
-        self.message.value = f'<p role="{"alert" if alert else "status"}">{"⚠ " * alert}{escape(text)}</p>'
 
 
 def _mebibytes(text: str, what: str, least: float) -> int:

@@ -4,7 +4,7 @@ Works with ipywidgets 7.7 and 8. Values are shown by HTML widgets only: Output w
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from html import escape
 from math import isfinite
@@ -34,6 +34,8 @@ class Panel(widgets.VBox):
     drops what other threads draw.
     """
 
+    message: widgets.HTML  # of a panel that says something
+
     def __init__(self, children: list[widgets.Widget]) -> None:
         self._loop = running_loop()
         super().__init__(children=children)
@@ -50,6 +52,10 @@ class Panel(widgets.VBox):
             action()
         else:
             self._loop.call_soon_threadsafe(action)
+
+    def _say(self, text: str, alert: bool = False) -> None:
+        """Show a message, which a screen reader reads out."""
+        self.message.value = f'<p role="{"alert" if alert else "status"}">{"⚠ " * alert}{escape(text)}</p>'
 
 
 class Lab(Panel):
@@ -75,7 +81,9 @@ class Lab(Panel):
         """How far the prediction was off, in a sentence."""
         raise NotImplementedError
 
-    def __init__(self) -> None:
+    def __init__(self, *choices: Sequence[widgets.ValueWidget]) -> None:
+        """`choices` stand under the question, row by row; they are read by `experiment`, which may refuse them with a ValueError."""
+        self._choices = [choice for row in choices for choice in row]
         self.prediction: float | None = None
         self.result: Result | None = None
         self.task: asyncio.Task | None = None
@@ -90,7 +98,7 @@ class Lab(Panel):
         self.run_button = widgets.Button(description="Run", icon="play", tooltip="Run the experiment", disabled=True)
         self.stop_button = widgets.Button(description="Stop", icon="stop", tooltip="Stop the experiment", disabled=True)
         self.progress = widgets.IntProgress(min=0, max=1, layout=widgets.Layout(width="16em"))
-        self.message = widgets.HTML("<p>First predict, then run.</p>")
+        self.message = widgets.HTML()
         self.picture = widgets.HTML()
         self._when_clicked(self.predict_button, self._predict)
         self._when_clicked(self.run_button, self._start)
@@ -99,12 +107,16 @@ class Lab(Panel):
         super().__init__(
             [
                 widgets.HTML(f"<p><b>{escape(self.question)}</b></p>"),
+                *(widgets.HBox(list(row), layout=widgets.Layout(flex_flow="row wrap")) for row in choices),
                 widgets.HBox([self.answer, widgets.Label(self.unit), self.predict_button], layout=_WRAP),
                 widgets.HBox([self.run_button, self.stop_button, self.progress], layout=_WRAP),
                 self.message,
                 self.picture,
             ]
         )
+        for choice in self._choices:
+            choice.observe(lambda _: self._on_main_thread(self._chosen), "value")
+        self._ask()
 
     def figure(self) -> Figure:
         """The figure of the last run; before the first, that of a whole run made now, without a prediction."""
@@ -113,6 +125,16 @@ class Lab(Panel):
         from labkit.experiments import collect
 
         return self.draw(collect(self.experiment()), None)
+
+    def _ask(self) -> None:
+        self.prediction = None
+        self._say("First predict, then run.")
+        self._set_buttons(running=False)
+
+    def _chosen(self) -> None:
+        """Another choice needs another prediction."""
+        if not self.running:
+            self._ask()
 
     def _on_answer_message(self, _: widgets.Widget, content: Any, buffers: Any) -> None:
         if isinstance(content, dict) and content.get("event") == "submit":  # the Enter key
@@ -183,19 +205,17 @@ class Lab(Panel):
 
     def _fail(self, error: Exception) -> None:
         self.picture.value = ""
-        self._say(f"The experiment failed. {type(error).__name__}: {error}", alert=True)
+        refused = self._choices and isinstance(error, ValueError)
+        self._say(str(error) if refused else f"The experiment failed. {type(error).__name__}: {error}", alert=True)
 
     def _set_buttons(self, running: bool) -> None:
         """While the experiment runs, only Stop does something. Run stays as it is: a disabled button loses the keyboard's place."""
         self.running = running
-        self.predict_button.disabled = self.answer.disabled = running
+        for widget in (self.predict_button, self.answer, *self._choices):
+            widget.disabled = running
         self.run_button.disabled = self.prediction is None
         self.run_button.description = "Running…" if running else "Run"
         self.stop_button.disabled = not running
-
-    def _say(self, text: str, alert: bool = False) -> None:
-        """Show a message, which a screen reader reads out."""
-        self.message.value = f'<p role="{"alert" if alert else "status"}">{"⚠ " * alert}{escape(text)}</p>'
 
 
 def parse_prediction(text: str, zero_is_possible: bool = False) -> float:

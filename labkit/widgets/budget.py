@@ -52,12 +52,7 @@ class BudgetLab(Lab):
             [self.precision, self.optimizer, self.checkpointing],
             [self.gpus, self.spread, self.gpu],
         ]
-        self._choices = [choice for row in rows for choice in row]
-        super().__init__()
-        question, *others = self.children
-        self.children = (question, *(widgets.HBox(row, layout=widgets.Layout(flex_flow="row wrap")) for row in rows), *others)
-        for choice in self._choices:
-            choice.observe(lambda change: self._on_main_thread(self._changed), "value")
+        super().__init__(*rows)
 
     def setting(self) -> Setting:
         """What is chosen. Raises ValueError for a batch that is none."""
@@ -96,27 +91,6 @@ class BudgetLab(Lab):
         elif first["measured"]:
             told += f"Measured: {first['measured'] / GIB:.3g} GiB. "
         return f"{told}Of {first['room'] / GIB:.3g} GiB on {result.parameters['gpu']}: {result.parameters['answer']}"
-
-    def _changed(self) -> None:
-        """Another training needs another prediction."""
-        if self.running:
-            return
-        self.prediction = None
-        self._say("First predict, then run.")
-        self._set_buttons(running=False)
-
-    def _set_buttons(self, running: bool) -> None:
-        super()._set_buttons(running)
-        for choice in self._choices:
-            choice.disabled = running
-
-    def _fail(self, error: Exception) -> None:
-        """A choice that cannot be worked out is no failure of the experiment."""
-        if isinstance(error, ValueError):
-            self.picture.value = ""
-            self._say(str(error), alert=True)
-        else:
-            super()._fail(error)
 
 
 def _choice(description: str, options: list[Any], value: Any, width: str) -> widgets.Dropdown:

@@ -99,10 +99,6 @@ class ClaimsPanel(Panel):
         self._say(f"{right}: it {claim.verdict}. {claim.why}")
         self.told.value = _told_outcome(claim, self.outcome)
 
-    def _say(self, text: str, alert: bool = False) -> None:
-        """Show a message, which a screen reader reads out."""
-        self.message.value = f'<p role="{"alert" if alert else "status"}">{"⚠ " * alert}{escape(text)}</p>'
-
 
 def _told_claim(claim: Claim) -> str:
     """What the article says, where, and the code that puts it to the test."""

@@ -31,11 +31,8 @@ class FormatLab(Lab):
             style={"description_width": "initial"},
             layout=widgets.Layout(width="26em"),
         )
-        super().__init__()
+        super().__init__([self.computation])
         self.answer.placeholder = "a number, inf or nan"
-        self.computation.observe(lambda _: self._on_main_thread(self._forget_prediction), names="value")
-        question, *others = self.children
-        self.children = (question, self.computation, *others)
 
     def experiment(self) -> Run:
         return number_formats(self.computation.value)
@@ -67,25 +64,6 @@ class FormatLab(Lab):
         else:
             self._say(f"You predict: {self.prediction:g} {self.unit}. Now press Run.")
         self._set_buttons(running=False)
-
-    def _forget_prediction(self) -> None:
-        """A prediction was made for the computation that stood there."""
-        if self.prediction is not None and not self.running:
-            self.prediction = None
-            self._say("Another computation: predict anew, then run.")
-            self._set_buttons(running=False)
-
-    def _set_buttons(self, running: bool) -> None:
-        super()._set_buttons(running)
-        self.computation.disabled = running
-
-    def _fail(self, error: Exception) -> None:
-        """What the learner typed is no failure of the experiment."""
-        if isinstance(error, ValueError):
-            self.picture.value = ""
-            self._say(str(error), alert=True)
-        else:
-            super()._fail(error)
 
 
 def _near(prediction: float, value: float) -> bool:

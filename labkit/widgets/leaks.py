@@ -32,15 +32,9 @@ class LeakLab(Lab):
             for name in LEAKS
         }
         self.source = widgets.HTML()
-        super().__init__()
-        self.children = (
-            self.children[0],
-            widgets.HBox(list(self.switches.values()), layout=widgets.Layout(flex_flow="row wrap")),
-            self.source,
-            *self.children[1:],
-        )
-        for switch in self.switches.values():
-            switch.observe(lambda change: self._on_main_thread(self._switched), "value")
+        super().__init__(list(self.switches.values()))
+        question, row, *others = self.children
+        self.children = (question, row, self.source, *others)
         self._show_source()
 
     @property
@@ -68,12 +62,9 @@ class LeakLab(Lab):
         holder = result.rows[-1]["holder"]
         return f"{told} The largest tensor that leaked is held by {holder}." if holder else told
 
-    def _switched(self) -> None:
-        """Another loop needs another prediction."""
-        self.prediction = None
+    def _chosen(self) -> None:
         self._show_source()
-        self._say("First predict, then run.")
-        self._set_buttons(running=False)
+        super()._chosen()
 
     def _show_source(self) -> None:
         before, step = script(self.leaks)
@@ -81,11 +72,6 @@ class LeakLab(Lab):
         leaking = {LEAKS[name] for name in self.leaks}
         lines = [(f"<b>{escape(line)}</b>" if line.strip() in leaking else escape(line)) for line in (before + "\n" + loop).splitlines()]
         self.source.value = "<pre style='line-height: 1.3'>" + "\n".join(lines) + "</pre>"
-
-    def _set_buttons(self, running: bool) -> None:
-        super()._set_buttons(running)
-        for switch in self.switches.values():
-            switch.disabled = running
 
 
 def _way(prediction: float, kept: float) -> str:

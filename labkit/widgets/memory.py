@@ -1,7 +1,6 @@
 """A panel that shows the memory of the GPUs in use while cells run."""
 
 import asyncio
-from html import escape
 from typing import Any
 
 import ipywidgets as widgets
@@ -105,6 +104,3 @@ class MemoryPanel(Panel):
 
     def _set_buttons(self) -> None:
         self.stop_button.disabled = not self.recorder.running
-
-    def _say(self, text: str) -> None:
-        self.message.value = f'<p role="status">{escape(text)}</p>'

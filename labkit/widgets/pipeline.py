@@ -38,13 +38,7 @@ class PipelineLab(Lab):
             name: widgets.Checkbox(value=name in schedules, description=name, indent=False, layout=widgets.Layout(width="7em"))
             for name in SCHEDULES
         }
-        self._choices = [self.stages, self.micro_batches, self.link, *self.switches.values()]
-        super().__init__()
-        rows = [widgets.HBox(row, layout=widgets.Layout(flex_flow="row wrap")) for row in (self._choices[:3], self._choices[3:])]
-        question, *others = self.children
-        self.children = (question, *rows, *others)
-        for choice in self._choices:
-            choice.observe(lambda change: self._on_main_thread(self._changed), "value")
+        super().__init__([self.stages, self.micro_batches, self.link], list(self.switches.values()))
 
     @property
     def schedules(self) -> list[str]:
@@ -52,6 +46,8 @@ class PipelineLab(Lab):
         return [name for name, switch in self.switches.items() if switch.value]
 
     def experiment(self) -> Run:
+        if not self.schedules:
+            raise ValueError("Switch at least one schedule on.")
         return pipeline_step([LAYERS] * self.stages.value, self.micro_batches.value, self.schedules, LINKS[self.link.value])
 
     def point(self, row: dict[str, Any]) -> str:
@@ -79,24 +75,3 @@ class PipelineLab(Lab):
             self.prediction = None
             self._say("Something is done in each step: predict less than 100%.", alert=True)
             self._set_buttons(running=False)
-
-    def _changed(self) -> None:
-        """Another pipeline needs another prediction."""
-        if self.running:
-            return
-        self.prediction = None
-        self._say("First predict, then run.")
-        self._set_buttons(running=False)
-
-    def _set_buttons(self, running: bool) -> None:
-        super()._set_buttons(running)
-        for choice in self._choices:
-            choice.disabled = running
-
-    def _fail(self, error: Exception) -> None:
-        """A choice that cannot be run is no failure of the experiment."""
-        if isinstance(error, ValueError):
-            self.picture.value = ""
-            self._say("Switch at least one schedule on." if not self.schedules else str(error), alert=True)
-        else:
-            super()._fail(error)

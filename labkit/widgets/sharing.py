@@ -32,16 +32,10 @@ class SharingLab(Lab):
             "processes": _choice("processes", [(str(count), count) for count in PROCESSES], processes),
             "weights": _choice("weights", [(units.byte_text(size), size) for size in WEIGHTS], weights),
         }
-        super().__init__()
+        super().__init__(list(self.choices.values()))
         told = f"A request takes {units.byte_text(WORK)} more for a moment, in the process that answers it."
-        self.children = (
-            self.children[0],
-            widgets.HBox(list(self.choices.values()), layout=widgets.Layout(flex_flow="row wrap")),
-            widgets.HTML(f"<p>{told}</p>"),
-            *self.children[1:],
-        )
-        for choice in self.choices.values():
-            choice.observe(lambda change: self._on_main_thread(self._chosen), "value")
+        question, row, *others = self.children
+        self.children = (question, row, widgets.HTML(f"<p>{told}</p>"), *others)
 
     def experiment(self) -> Run:
         chosen = {name: choice.value for name, choice in self.choices.items()}
@@ -62,17 +56,6 @@ class SharingLab(Lab):
         if abs(prediction - taken) <= GOOD * taken:
             return f"{was}. A good prediction!"
         return f"{was}, {abs(prediction - taken):.3g} too {'high' if prediction > taken else 'low'}."
-
-    def _chosen(self) -> None:
-        """Other processes need another prediction."""
-        self.prediction = None
-        self._say("First predict, then run.")
-        self._set_buttons(running=False)
-
-    def _set_buttons(self, running: bool) -> None:
-        super()._set_buttons(running)
-        for choice in self.choices.values():
-            choice.disabled = running
 
 
 def _choice(name: str, options: list[tuple[str, Any]], value: Any) -> widgets.Dropdown:

@@ -1,7 +1,5 @@
 """The lab of streams: a program of copies, kernels and waits, built line by line; predict whether it is in order, then see it run."""
 
-from html import escape
-
 import ipywidgets as widgets
 
 from labkit import plots
@@ -165,7 +163,3 @@ class StreamsLab(Panel):
 
     def _show_choices(self) -> None:
         self.other.layout.display = None if self.action.value == WAIT else "none"
-
-    def _say(self, text: str, alert: bool = False) -> None:
-        """Show a message, which a screen reader reads out."""
-        self.message.value = f'<p role="{"alert" if alert else "status"}">{"⚠ " * alert}{escape(text)}</p>'

@@ -38,14 +38,14 @@ def test_a_learner_predicts_stops_half_way_and_types_other_computations(open_cel
 
     computation.fill("print(1)")
     computation.press("Tab")
-    expect(message).to_contain_text("predict anew")
+    expect(message).to_contain_text("First predict")
     answer.press("Enter")
     run.click()
     expect(message).to_contain_text("I cannot compute “print(1)”: type numbers")
 
     computation.fill("300**2")
     computation.press("Tab")
-    expect(message).to_contain_text("predict anew")
+    expect(message).to_contain_text("First predict")
     answer.fill("inf")
     answer.press("Enter")
     run.click()

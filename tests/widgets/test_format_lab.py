@@ -51,7 +51,7 @@ def test_another_computation_asks_for_another_prediction():
     lab = FormatLab()
     run(lab, "1/3", "1")
     lab.computation.value = "1/7"
-    assert lab.run_button.disabled and "predict anew" in lab.message.value
+    assert lab.run_button.disabled and "First predict" in lab.message.value
 
 
 def test_the_plain_figure_needs_no_prediction():
