@@ -27,6 +27,7 @@ from labkit.course.sandbox import Sandbox
 from labkit.course.wall import Wall
 
 HandedOut = dict[str, frozenset[str]]  # the cells of each lab that students were given
+PATIENCE = 15.0  # seconds until a scheduler has answered
 IN_FLIGHT = 4  # submissions a worker that wait on a cluster: memory stays flat
 
 
@@ -237,7 +238,7 @@ def _on_cluster(course: Course, given: HandedOut, submissions: list[Submission],
     from distributed import Client, as_completed
 
     remaining = iter(submissions)
-    with Client(scheduler, set_as_default=False) as client:
+    with Client(scheduler, set_as_default=False, timeout=PATIENCE) as client:
         slots = sum(client.nthreads().values()) or 1
 
         def submit() -> Any:
