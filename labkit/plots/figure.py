@@ -53,6 +53,16 @@ STYLE = {
     "lines.markersize": 5,
 }
 BESIDE = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
+# JupyterLab draws a picture without its alternative text (https://github.com/jupyter/enhancement-proposals/issues/120), so a screen reader
+# would meet a nameless image: each picture without one gets the words that stand folded below it. Where scripts do not run, in a stored
+# notebook that is only read, the words are there all the same.
+NAME_PICTURES = """<script>
+for (const words of document.querySelectorAll("details.labkit-words")) {
+  const before = node => words.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_PRECEDING;
+  const picture = [...document.images].filter(before).at(-1);
+  if (picture && !picture.alt) picture.alt = words.lastChild.textContent;
+}
+</script>"""
 
 
 class Figure:
@@ -60,7 +70,7 @@ class Figure:
 
     `save("memory.png")` writes it to a file.
 
-    A notebook's output shows the picture, and under it the words, folded: JupyterLab gives pictures no alternative text.
+    A notebook's output shows the picture, and under it the words, folded.
     """
 
     def __init__(self, canvas: Canvas, alt: str) -> None:
@@ -96,7 +106,7 @@ class Figure:
 
         data, metadata = self._repr_mimebundle_()
         display(data, metadata=metadata, raw=True)
-        words = f"<details><summary>The figure in words</summary>{escape(self.alt)}</details>"
+        words = f'<details class="labkit-words"><summary>The figure in words</summary>{escape(self.alt)}</details>{NAME_PICTURES}'
         display({"text/html": words, "text/plain": "(the figure in words)"}, raw=True)
 
 

@@ -10,15 +10,19 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
 import pytest
+from accessibility import violations, wordless_pictures
 from executed import failures, printed
-from front_ends import SECONDS, TOKEN, ClassicNotebook, JupyterLab
+from front_ends import HEIGHT, SECONDS, TOKEN, WIDTH, ClassicNotebook, JupyterLab
+from pictures import Pictures
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "notebooks"
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 FLAGS = [
     "--no-sandbox",
@@ -32,6 +36,7 @@ DONE = "every cell has run"
 PATIENCE = 240  # seconds for all cells of a lesson: many times what they take on two idle cores
 SLOWEST = 60 * SECONDS  # what a page shows after a click, on a machine that is busy with something else
 FRONT_END = JupyterLab() if find_spec("jupyterlab") else ClassicNotebook()
+PICTURES = Pictures(Path(os.environ.get("LABKIT_SCREENSHOTS", ROOT / "build" / "screenshots")), FRONT_END.module)
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +108,7 @@ def browser() -> Iterator[object]:
         pytest.fail(f"no browser found; install one of {', '.join(CHROMIUMS)} (Debian and Ubuntu: apt-get install chromium)")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
         context = playwright.chromium.launch_persistent_context(
-            profile, executable_path=program, headless=True, args=FLAGS, viewport={"width": 1200, "height": 1000}
+            profile, executable_path=program, headless=True, args=FLAGS, viewport={"width": WIDTH, "height": HEIGHT}
         )
         expect.set_options(timeout=SLOWEST)
         context.set_default_timeout(SLOWEST)
@@ -111,8 +116,8 @@ def browser() -> Iterator[object]:
         context.close()
 
 
-def await_cells(page: object, picture: Path) -> None:
-    """Wait until all cells have run. The test fails at once when one of them does, and after `PATIENCE`, with a `picture` of the page."""
+def await_cells(page: object) -> None:
+    """Wait until all cells have run. The test fails at once when one of them does, and after `PATIENCE`, with a picture of the page."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         cells = page.evaluate(FRONT_END.cells)
@@ -121,30 +126,58 @@ def await_cells(page: object, picture: Path) -> None:
         if DONE in printed(cells[-1]):
             return
         page.wait_for_timeout(0.5 * SECONDS)
-    page.screenshot(path=picture)
-    pytest.fail(f"not all cells have run after {PATIENCE} s; the page: {picture}")
+    PICTURES.keep(page, "not_all_cells_have_run")
+    pytest.fail(f"not all cells have run after {PATIENCE} s; the page: {PICTURES.folder}")
 
 
-@pytest.fixture
-def open_lesson(server, browser, tmp_path) -> Iterator[Callable[[str], object]]:
-    """A function that opens a lesson, runs all its cells and returns the page; no page may have had a JavaScript error."""
-    pages, errors = [], []
+def examine(page: object, name: str) -> list[str]:
+    """What is wrong with what the page draws, in any theme. A picture of each is kept."""
+    found = []
+    FRONT_END.show_whole(page)
+    for theme in FRONT_END.themes:
+        FRONT_END.change_theme(page, theme)
+        found += [f"{name}, {theme}: {said}" for said in (*violations(page, FRONT_END.drawn), *wordless_pictures(page, FRONT_END.drawn))]
+        PICTURES.keep(page, f"{name}_{theme.split()[-1].lower()}")
+    FRONT_END.change_theme(page, FRONT_END.themes[0])
+    return found
+
+
+@contextmanager
+def opened(server: str, browser: object) -> Iterator[Callable[[str], object]]:
+    """A function that opens a notebook, runs all its cells and returns the page.
+
+    At the end every page whose cells have run is examined; none may have had an error in its console.
+    """
+    pages, finished, wrong = [], {}, []
 
     def open_and_run(name: str) -> object:
         page = browser.new_page()
         pages.append(page)
-        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("pageerror", lambda error: wrong.append(f"{name}: {error}"))
+        page.on("console", lambda message: wrong.append(f"{name}: {message.text}") if message.type == "error" else None)
         FRONT_END.open(page, server, name)
         FRONT_END.run_all(page)
-        await_cells(page, tmp_path / "page.png")
+        await_cells(page)
+        finished[name] = page
         return page
 
-    yield open_and_run
-    for page in pages:
-        page.close()
-    for session in ask(server, "sessions"):
-        ask(server, f"sessions/{session['id']}", "DELETE")
-    assert errors == []
+    try:
+        yield open_and_run
+        for name, page in finished.items():
+            wrong += examine(page, Path(name).stem)
+    finally:
+        for page in pages:
+            page.close()
+        for session in ask(server, "sessions"):
+            ask(server, f"sessions/{session['id']}", "DELETE")
+    assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.fixture
+def open_lesson(server, browser) -> Iterator[Callable[[str], object]]:
+    """A function that opens a lesson, runs all its cells and returns the page, which is examined when the test has ended."""
+    with opened(server, browser) as open_and_run:
+        yield open_and_run
 
 
 @pytest.fixture
@@ -152,25 +185,35 @@ def open_cells(folder, open_lesson) -> Callable[..., object]:
     """A function that makes a notebook of some cells, those at `raising` tagged as meant to fail, runs them and returns the page."""
 
     def make_and_open(name: str, cells: Sequence[str], raising: Sequence[int] = ()) -> object:
-        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
-        notebook.cells = [nbformat.v4.new_code_cell(source) for source in (*cells, f"print('{DONE}')")]
-        for number in raising:
-            notebook.cells[number].metadata.tags = ["raises-exception"]
-        nbformat.write(notebook, folder / f"{name}.ipynb")
-        return open_lesson(f"{name}.ipynb")
+        return open_lesson(make_notebook(folder, name, cells, raising))
 
     return make_and_open
 
 
+def make_notebook(folder: Path, name: str, cells: Sequence[str], raising: Sequence[int] = ()) -> str:
+    """Write a notebook of these cells, and the one that says that all have run; what it is called."""
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+    notebook.cells = [nbformat.v4.new_code_cell(source) for source in (*cells, f"print('{DONE}')")]
+    for number in raising:
+        notebook.cells[number].metadata.tags = ["raises-exception"]
+    nbformat.write(notebook, folder / f"{name}.ipynb")
+    return f"{name}.ipynb"
+
+
 @pytest.fixture(scope="session")
 def look() -> Callable[..., None]:
-    """A function that photographs the page, with an element in sight, for who wants to look: into the folder LABKIT_SCREENSHOTS."""
+    """A function that photographs the page, with an element in sight, for who wants to look."""
 
     def photograph(page: object, name: str, element: object = None) -> None:
-        if shots := os.environ.get("LABKIT_SCREENSHOTS"):
-            if element is not None:
-                element.evaluate("element => element.scrollIntoView({block: 'center'})")
-            page.screenshot(path=Path(shots) / f"{FRONT_END.module}_{name}.png")
+        if element is not None:
+            element.evaluate("element => element.scrollIntoView({block: 'center'})")
+        PICTURES.keep(page, name)
 
     return photograph
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Say where the pictures are."""
+    if said := PICTURES.told():
+        terminalreporter.write_line(said)

@@ -1,11 +1,13 @@
 """The two notebooks that the lessons are tested in, each as a learner would work it: JupyterLab 4 and the classic notebook 6.5."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 SECONDS = 1000  # Playwright counts in milliseconds
 OPENED = 120 * SECONDS  # a page, the first time, on a machine that is busy with something else
 TOKEN = "browser-tests"
+WIDTH, HEIGHT = 1200, 1000  # pixels of a page
+LONGEST = 16_000  # pixels: Chromium photographs no more at once
 
 
 class JupyterLab:
@@ -17,6 +19,12 @@ class JupyterLab:
     output = ".jp-OutputArea-output"
     notebook = ".jp-Notebook"
     keeps_focus = True  # a button can be given the keyboard's place by the kernel
+    themes = ("JupyterLab Light", "JupyterLab Dark")
+    # What the lessons and the kit draw: outputs and rendered text. The rest is JupyterLab's own, and a traceback's colours are IPython's.
+    drawn: ClassVar = {
+        "include": [[".jp-OutputArea-output"], [".jp-RenderedMarkdown"]],
+        "exclude": [["[data-mime-type='application/vnd.jupyter.error']"]],
+    }
     narrow = 760  # pixels of a page whose notebook is as narrow as on a phone
     cells = "window.jupyterapp.shell.currentWidget.content.model.toJSON().cells"
     # The indicator says idle before the front end has the kernel's description; cells run in between are lost, all but the first.
@@ -42,6 +50,17 @@ class JupyterLab:
         page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").wait_for(timeout=OPENED)
         page.evaluate(self.ready)
 
+    def show_whole(self, page: Any) -> None:
+        """Make the page as long as its notebook, and draw also what JupyterLab leaves out while it is out of sight."""
+        page.add_style_tag(content=".jp-Cell { content-visibility: visible !important }")
+        length = page.evaluate("document.querySelector('.jp-WindowedPanel-viewport').scrollHeight")
+        page.set_viewport_size({"width": WIDTH, "height": min(length + HEIGHT // 5, LONGEST)})
+        page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
+
+    def change_theme(self, page: Any, theme: str) -> None:
+        page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", theme)
+        page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=theme)
+
     def run_all(self, page: Any) -> None:
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
@@ -56,6 +75,8 @@ class ClassicNotebook:
     output = ".output_subarea"
     notebook = "#notebook-container"
     keeps_focus = False
+    themes = ("classic",)  # it has no other
+    drawn: ClassVar = {"include": [[".output_subarea"], [".rendered_html"]], "exclude": [[".output_error"]]}
     narrow = 480
     cells = "window.Jupyter.notebook.toJSON().cells"
     ready = """() => {
@@ -71,6 +92,13 @@ class ClassicNotebook:
         page.goto(f"{address}/notebooks/{name}?token={TOKEN}", timeout=OPENED)
         page.locator(self.notebook).wait_for(timeout=OPENED)
         page.wait_for_function(self.ready, timeout=OPENED)
+
+    def show_whole(self, page: Any) -> None:
+        length = page.evaluate("document.querySelector('#site').scrollHeight")
+        page.set_viewport_size({"width": WIDTH, "height": min(length + HEIGHT // 5, LONGEST)})
+
+    def change_theme(self, page: Any, theme: str) -> None:
+        """It has one only."""
 
     def run_all(self, page: Any) -> None:
         page.locator("#celllink").click()

@@ -1,0 +1,27 @@
+"""What everybody must be able to read on a page: checked by axe-core, in each theme, and picture by picture."""
+
+from typing import Any
+
+from axe_playwright_python.sync_playwright import Axe
+
+GRAVE = ("serious", "critical")  # of axe-core's impacts: minor, moderate, serious, critical
+LEAST_WORDS = 8  # a text that says what a figure shows is longer
+PICTURES = """selectors => selectors.flatMap(([selector]) => [...document.querySelectorAll(`${selector} img`)])
+    .map(picture => picture.alt)"""
+
+
+def violations(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
+    """What axe-core finds in the parts of the page that `drawn` includes: the rule, the element, and what is wrong with it."""
+    found = Axe().run(page, drawn, {"resultTypes": ["violations"]}).response["violations"]
+    return [
+        f"{rule['id']} ({rule['impact']}): {node['html'][:200]}\n{node['failureSummary']}"
+        for rule in found
+        if rule["impact"] in GRAVE
+        for node in rule["nodes"]
+    ]
+
+
+def wordless_pictures(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
+    """The alternative texts that are too short to say what a picture shows, with a figure that proves it."""
+    texts = page.evaluate(PICTURES, drawn["include"])
+    return [f"a picture whose words are “{text}”" for text in texts if len(text.split()) < LEAST_WORDS or not any(map(str.isdigit, text))]

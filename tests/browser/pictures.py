@@ -1,0 +1,29 @@
+"""Pictures of the pages, kept for who wants to look. No test fails for want of them."""
+
+from pathlib import Path
+from typing import Any
+
+
+class Pictures:
+    """Files of one folder; each name begins with the front end's."""
+
+    def __init__(self, folder: Path, front_end: str) -> None:
+        self.folder, self.front_end = folder, front_end
+        self.kept: list[Path] = []
+        self.trouble: OSError | None = None
+
+    def keep(self, page: Any, name: str) -> None:
+        """Photograph what is in sight. Where the folder cannot be written, that is noted, and the test goes on."""
+        path = self.folder / f"{self.front_end}_{name}.png"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(page.screenshot())
+            self.kept.append(path)
+        except OSError as error:
+            self.trouble = error
+
+    def told(self) -> str:
+        """How many there are and where, or why there are not; nothing, where none was taken."""
+        if self.trouble is not None:
+            return f"pictures of the pages could not be kept: {self.trouble}"
+        return f"{len(self.kept)} pictures of the pages are in {self.folder}" if self.kept else ""
