@@ -15,6 +15,8 @@ from statistics import median
 
 import nbformat
 
+from labkit import links
+
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 INTRODUCTION = "00"  # it is shorter, and has one exercise
 BOUNDS = {"words": (1000, 1500), "cells": (15, 25), "median lines": (3, 5), "most lines": (1, 15), "exercises": (5, 12)}
@@ -28,7 +30,8 @@ def lessons() -> list[Path]:
 
 
 def cells(path: Path) -> list[nbformat.NotebookNode]:
-    return nbformat.read(path, as_version=4).cells
+    """Those of the lesson itself: not those that `labkit links` stamps into it."""
+    return [cell for cell in nbformat.read(path, as_version=4).cells if links.TAG not in tags(cell)]
 
 
 def tags(cell: nbformat.NotebookNode) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun` and `measure`."""
+"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun`, `measure`, `links` and `course`."""
 
 import argparse
 import importlib.machinery
@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     measure = command("measure", _measure, "Make the recordings that ship with the kit, on this machine's real GPUs.")
     measure.add_argument("--output", default="recordings", metavar="FOLDER", help="where the JSON files go (default: recordings)")
     measure.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
+    links = command("links", _links, "Stamp the links to the lessons elsewhere from the address in pyproject.toml, or take them away.")
+    links.add_argument("--check", action="store_true", help="change nothing; fail if a file's links are not those of the address")
+    links.add_argument("--hub", metavar="ADDRESS", help="change nothing; print the lessons' links for this JupyterHub with nbgitpuller")
     text = "Hand out, collect and grade the lessons' exercises in a course."
     course_commands.add_to(commands.add_parser("course", help=text, description=text))
     return parser
@@ -188,6 +191,17 @@ def _measure(options: argparse.Namespace) -> int:
     except (ValueError, RuntimeError) as error:
         return _refuse(str(error), "measure")
     return 0
+
+
+def _links(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from labkit import links
+
+    try:
+        return links.main(Path.cwd(), options.check, options.hub)
+    except ValueError as error:
+        return _refuse(str(error), "links")
 
 
 def run_script(script: str, arguments: list[str]) -> None:
