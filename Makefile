@@ -7,7 +7,7 @@
 #   make test-browser   the lessons and widgets in a real browser (needs Chromium)
 #   make test-nbgrader  what is released for nbgrader, with nbgrader's own commands; installs it into .venv-nbgrader
 #   make test-classic   the same in the classic notebook 6.5 with ipywidgets 7.7.1, which Colab has; installs them into .venv-classic
-#   make lint, format   check the code's style, or correct it
+#   make lint, format   check the code's style and its types, or correct the style
 #   make clean          remove .venv, .venv-classic, .venv-nbgrader, .venv-versions and what the tools left behind
 #
 # Variables:
@@ -75,13 +75,14 @@ stored-outputs: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(CLASSIC) $(NBGRADER) .venv-versions .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(CLASSIC) $(NBGRADER) .venv-versions .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call make_venv,FOLDER): a virtual environment there, unless there is one.

@@ -1,9 +1,37 @@
 """The public names of the kit, imported when first used: `import labkit` loads neither torch nor matplotlib."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = [
+    "Isolated",
+    "IsolatedError",
+    "TorchrunError",
+    "Trace",
+    "check",
+    "current",
+    "experiments",
+    "gpus",
+    "host_time",
+    "isolated",
+    "plots",
+    "progress",
+    "races",
+    "record",
+    "torchrun",
+    "use",
+    "widgets",
+]
+
+if TYPE_CHECKING:  # what a type checker reads in place of the tables below
+    from labkit import experiments, plots, widgets
+    from labkit.inventory import gpus
+    from labkit.isolation import Isolated, IsolatedError, isolated
+    from labkit.lessons import check, progress
+    from labkit.machine import current, host_time, races, use
+    from labkit.ranks import TorchrunError, torchrun
+    from labkit.trace import Trace, record
 
 # Where each public function lives.
 _FUNCTIONS = {
@@ -24,16 +52,16 @@ _FUNCTIONS = {
 }
 _MODULES = ("experiments", "plots", "widgets")
 
-__all__ = sorted([*_FUNCTIONS, *_MODULES])
 
+if not TYPE_CHECKING:  # it would take any name for a public one
 
-def __getattr__(name: str) -> object:
-    """Import what `labkit.<name>` stands for; called only for names that are not here yet."""
-    if name in _FUNCTIONS:
-        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"labkit.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        """Import what `labkit.<name>` stands for; called only for names that are not here yet."""
+        if name in _FUNCTIONS:
+            return getattr(importlib.import_module(_FUNCTIONS[name]), name)
+        if name in _MODULES:
+            return importlib.import_module(f"labkit.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -276,7 +276,7 @@ def _machine_rows(facts: Facts) -> list[str]:
 
 
 def _gpu_rows(facts: Facts) -> list[str]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for answer in facts.answers:
         rows += [(answer.source, _describe(gpu)) for gpu in answer.gpus] or [(answer.source, answer.trouble or "no GPU")]
     names = facts.torch.gpus if facts.torch else ()

@@ -48,9 +48,11 @@ def main(root: Path, check: bool, hub: str | None) -> int:
         print(NO_ADDRESS)
     if hub is not None:
         address = hub_address(hub)
-        for path in lessons(root) if home else ():
+        if home is None:
+            return 1
+        for path in lessons(root):
             print(home.on_hub(address, path))
-        return int(home is None)
+        return 0
     changed = stale(root, home)
     for file, text in changed.items():
         print(f"{'stale' if check else 'wrote'}: {file.relative_to(root).as_posix()}")

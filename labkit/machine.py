@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
     from labkit.vgpu.races import Race
@@ -156,6 +156,23 @@ class Machine:
 _IN_USE = "a machine is already in use ({}). Take it away first with labkit.use(None), or leave its `with` block."
 
 
+@overload
+def use(gpus: None) -> None: ...
+
+
+@overload
+def use(
+    gpus: int = 1,
+    like: str | None = None,
+    memory: str | int | None = None,
+    virtual: bool | None = None,
+    values: bool = True,
+    *,
+    quiet: bool = False,
+    heeds_environment: bool = False,
+) -> Machine: ...
+
+
 def use(
     gpus: int | None = 1,
     like: str | None = None,
@@ -223,7 +240,14 @@ def inherit(request: Request, environment: dict[str, str]) -> None:
 
 
 def current() -> Machine | None:
-    """The machine in use."""
+    """The machine in use; None when there is none."""
+    return _current
+
+
+def in_use() -> Machine:
+    """The machine in use. Raises RuntimeError when there is none."""
+    if _current is None:
+        raise RuntimeError("no GPU is in use: labkit.use(gpus=1) gives you one, real or virtual")
     return _current
 
 

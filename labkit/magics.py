@@ -18,7 +18,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 
 from labkit.trace import Trace, record
-from labkit.trace.record import MAX_EVENTS
+from labkit.trace.recording import MAX_EVENTS
 
 _AWAITS = "cannot run a cell that awaits at its top level: put `with labkit.record() as trace:` around that code instead"
 
@@ -26,6 +26,8 @@ _AWAITS = "cannot run a cell that awaits at its top level: put `with labkit.reco
 @magics_class
 class GpuMagics(Magics):
     """The cell magics."""
+
+    shell: Any  # IPython's
 
     @magic_arguments("%gpu_memory")
     @argument("name", nargs="?", help="a variable for the trace, as in `%%%%gpu_memory trace`")

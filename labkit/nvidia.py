@@ -140,7 +140,8 @@ def _run(command: list[str], timeout: float) -> tuple[int, str]:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
         raise
     return process.returncode, output
 
@@ -193,6 +194,8 @@ def _distutils_stand_in() -> Iterator[None]:
     if "distutils" in sys.modules:
         yield
         return
+    package: Any
+    spawn: Any
     package, spawn = types.ModuleType("distutils"), types.ModuleType("distutils.spawn")
     package.__path__ = []
     package.spawn = spawn

@@ -33,7 +33,7 @@ def children(function: Callable[..., None], arguments: Iterable[tuple[Any, ...]]
     started: list[BaseProcess] = []
     try:
         for each in arguments:
-            process = context().Process(target=function, args=each, daemon=True)
+            process = context().Process(target=function, args=each, daemon=True)  # type: ignore[attr-defined]  # of each kind of context
             process.start()
             started.append(process)
         yield started

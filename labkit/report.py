@@ -13,7 +13,7 @@ from labkit.inventory import Table
 from labkit.trace import Trace, record
 from labkit.trace.events import OOM
 from labkit.trace.leaks import Leaks
-from labkit.trace.record import MAX_EVENTS
+from labkit.trace.recording import MAX_EVENTS
 
 if TYPE_CHECKING:
     from labkit.plots import Figure

@@ -45,5 +45,6 @@ def is_users(filename: str) -> bool:
         return False
     torch = importlib.util.find_spec("torch")
     roots = [_STANDARD_LIBRARY, os.path.realpath(LABKIT) + os.sep]
-    roots += [os.path.realpath(root) + os.sep for root in (torch.submodule_search_locations if torch else ())]
+    places = torch.submodule_search_locations if torch else None
+    roots += [os.path.realpath(place) + os.sep for place in places or ()]
     return not path.startswith(tuple(roots))

@@ -104,7 +104,7 @@ def articles_on_trial(names: Sequence[str] | None = None) -> Run:
 
     Raises ValueError for a name that there is not, RuntimeError when too few GPUs are in use.
     """
-    told, used = badge(), machine.current()
+    told, used = badge(), machine.in_use()
     chosen = [articles.find(name) for name in names] if names is not None else _within(articles.claims(), used.count)
     for claim in chosen:
         _require(claim)
@@ -166,8 +166,7 @@ def _run_claim(claim: Claim) -> Outcome:
 def _run(program: str, values: bool) -> Outcome:
     """Run a program in a namespace of its own, and put back what it changed."""
     printed, raised, message = io.StringIO(), "", ""
-    used = machine.current()
-    with _put_back(), contextlib.nullcontext() if values else used.without_values():
+    with _put_back(), contextlib.nullcontext() if values else machine.in_use().without_values():
         torch.cuda.reset_peak_memory_stats(0)
         before = torch.cuda.memory_allocated(0)
         with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(printed):

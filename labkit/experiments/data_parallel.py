@@ -27,7 +27,7 @@ def data_parallel_step(gpus: Sequence[int] = (1, 2, 4), models: Mapping[str, Seq
     Raises ValueError for more GPUs than are in use, and for models outside 1 to 65536, RuntimeError when no GPU is in use.
     """
     name = badge()
-    gpus = checked_sizes("gpus", gpus, machine.current().count)
+    gpus = checked_sizes("gpus", gpus, machine.in_use().count)
     repeats = checked_count("repeats", repeats)
     if not models:
         raise ValueError("models={}: give at least one model as name: (width, batch)")
@@ -42,15 +42,15 @@ def data_parallel_work(gpus: int = 4, models: Mapping[str, Sequence[int]] = MODE
     The models and the step are those of `data_parallel_step`; recorded is the step after two that are not. Raises as it does.
     """
     name = badge()
-    [gpus] = checked_sizes("gpus", [gpus], machine.current().count)
+    [gpus] = checked_sizes("gpus", [gpus], machine.in_use().count)
     sizes = {model: _checked_model(model, size) for model, size in models.items()}
     parameters = {"gpus": gpus, "models": sizes}
     return Run("data_parallel_work", parameters, WORK_COLUMNS, name, gpus * len(sizes), _work_points(gpus, sizes))
 
 
 def _work_points(gpus: int, models: Mapping[str, Sequence[int]]) -> Iterator[Row]:
-    for model, size in models.items():
-        trace = traced_step(*size, gpus)
+    for model, (width, batch) in models.items():
+        trace = traced_step(width, batch, gpus)
         for gpu in range(gpus):
             yield {"model": model, "gpu": gpu, "computing": trace.busy(gpu, "kernel"), "seconds": trace.end}
 
@@ -62,9 +62,9 @@ def traced_step(width: int, batch: int, gpus: int = 4) -> Trace:
     RuntimeError when no GPU is in use.
     """
     badge()  # raises where no GPU is in use
-    checked_sizes("gpus", [gpus], machine.current().count)
+    checked_sizes("gpus", [gpus], machine.in_use().count)
     width, batch = _checked_model("asked for", [width, batch])
-    with machine.current().without_values():
+    with machine.in_use().without_values():
         step = _prepared(width, batch, gpus)
         _synchronize(gpus)
         with record(timeline=True) as trace:
@@ -95,7 +95,7 @@ def _checked_model(model: str, size: Sequence[int]) -> list[int]:
 def _points(gpus: Sequence[int], models: Mapping[str, Sequence[int]], repeats: int) -> Iterator[Row]:
     for model, (width, batch) in models.items():
         for count in gpus:
-            with machine.current().without_values():
+            with machine.in_use().without_values():
                 seconds = _step_seconds(width, batch, count, repeats)
             yield {"gpus": count, "model": model, "width": width, "batch": batch, "seconds": seconds}
 

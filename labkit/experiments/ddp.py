@@ -28,7 +28,7 @@ def ddp_beside_data_parallel(
     Raises as `data_parallel_step` does.
     """
     used = badge()
-    gpus = checked_sizes("gpus", gpus, machine.current().count)
+    gpus = checked_sizes("gpus", gpus, machine.in_use().count)
     repeats = checked_count("repeats", repeats)
     real = programs.on_gpus(max(gpus))
     sizes = {model: list(size) for model, size in models.items()}

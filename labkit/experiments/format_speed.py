@@ -52,7 +52,7 @@ def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
     for size in sizes:
         for operation, formats in FORMATS.items():
             for name in formats:
-                with machine.current().without_values(), _tf32(name == "tf32"):
+                with machine.in_use().without_values(), _tf32(name == "tf32"):
                     seconds = _seconds(operation, size, DTYPES[name], repeats)
                 flops = 2 * size**3 if operation == "product" else size**2
                 moved = 3 * size**2 * DTYPES[name].itemsize

@@ -66,7 +66,7 @@ def largest_share(result: Result, setting: str) -> dict[int, float]:
 def _points(blocks: Sequence[int], kept: str, memory: int, settings: Mapping[str, str]) -> Iterator[Row]:
     for block in blocks:
         for name, text in settings.items():
-            with machine.current().without_values(), _allocator(text, memory), torch.cuda.stream(unused_stream()):
+            with machine.in_use().without_values(), _allocator(text, memory), torch.cuda.stream(unused_stream()):
                 row = _point(block, kept, memory)
             yield {"block": block, "setting": name, **row}
 

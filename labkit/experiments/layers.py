@@ -6,7 +6,7 @@ on their way back, workspaces of the libraries. All sizes in bytes but for `weig
 
 from collections.abc import Iterator
 from functools import singledispatch
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.experiments.networks import GPT, MLP, Network, ResNet, segment_size
 from labkit.vgpu.footprint.convolution import workspaces
@@ -239,7 +239,7 @@ def _convolution(
     backward = x + y + max(input_gradient, weight + weight_gradient)
     convolution = Layer(name + "convolution", x, copies, y + output, backward, y, weights=(weights,), segment=segment)
     statistics = 2 * FULL * channels
-    sizes = {"weights": (channels, channels), "buffers": (channels, channels, 1)}
+    sizes: dict[str, Any] = {"weights": (channels, channels), "buffers": (channels, channels, 1)}
     return convolution, Layer(name + "norm", y, statistics, y, 2 * y, y, **sizes, segment=segment)
 
 

@@ -97,7 +97,7 @@ def _training(leaks: list[str], steps: int, names_holder: bool) -> Iterator[Row]
             for number in range(1, steps):
                 yield row(number)
         last = row(steps)  # after it nothing is left of the recorded steps, but for what leaked
-        leaked = trace.leaks() if names_holder else []
+        leaked = trace.leaks() if trace is not None else []
         yield {**last, "holder": leaked[0].holders[0].text if leaked else ""}
     finally:
         names.clear()  # the hook and these names hold each other

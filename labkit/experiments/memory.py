@@ -58,7 +58,7 @@ class MemoryRecorder:
         if _watching is not None:
             _watching.stop()
         self.badge = badge()
-        _watching, used = self, machine.current()
+        _watching, used = self, machine.in_use()
         self.machine, self._kept, self._start = used, {}, machine.host_time()
         if used.virtual:
             self._listen()

@@ -73,7 +73,7 @@ def prices(result: Result) -> dict[str, tuple[float, float]]:
 
 def _points(ways: list[str], repeats: int) -> Iterator[Row]:
     for way in ways:
-        with nullcontext() if "offload" in way else machine.current().without_values():  # type: ignore[union-attr]
+        with nullcontext() if "offload" in way else machine.in_use().without_values():
             peak, seconds = _cost(WAYS[way], repeats)
         yield {"way": way, "peak": peak, "seconds": seconds}
 

@@ -1,6 +1,6 @@
 """Three networks that a learner knows, by their sizes: what the budget of memory is about, and what it is measured on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,6 +21,14 @@ class Network:
             value = getattr(self, size.name)
             if type(value) is not int or not 1 <= value <= LARGEST:
                 raise ValueError(f"{size.name}={value!r} of {type(self).__name__}: give a whole number from 1 to {LARGEST}")
+
+    def build(self, checkpointing: bool = False, device: Any = "cuda") -> nn.Module:
+        """The network, in float32 on `device`; with `checkpointing`, the backward computes its segments again instead of keeping them."""
+        raise NotImplementedError
+
+    def batch(self, rows: int, device: Any = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
+        """So many rows of zeros, as the network takes them, and the right answers, int64."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,7 @@ def segment_size(depth: int) -> int:
 class Segments(nn.Module):
     """A start, segments of which each can be computed again in the backward instead of being kept, and an end."""
 
-    def __init__(self, start: nn.Module, segments: list[nn.Module], end: nn.Module, checkpointing: bool) -> None:
+    def __init__(self, start: nn.Module, segments: Sequence[nn.Module], end: nn.Module, checkpointing: bool) -> None:
         super().__init__()
         self.start, self.segments, self.end, self.checkpointing = start, nn.ModuleList(segments), end, checkpointing
 
@@ -147,8 +155,8 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
     def attention(self, x: torch.Tensor) -> torch.Tensor:
-        parts = [part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2)]
-        return F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2)
+        query, key, value = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
 
 
 def convolution_and_norm(before: int, after: int, kernel: int, stride: int, device: Any) -> list[nn.Module]:

@@ -49,7 +49,7 @@ def hidden_share(result: Result, way: str = TOGETHER[-1]) -> float | None:
 
 def _points(ways: Sequence[str], batches: int, size: int, width: int, repeats: int) -> Iterator[Row]:
     for way in ways:
-        with machine.current().without_values():
+        with machine.in_use().without_values():
             pinned = way != TOGETHER[0]
             source = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).fill_(1)
             matrix = torch.ones(width, width, device="cuda")

@@ -35,7 +35,7 @@ def pipeline_step(
     no values meanwhile. Raises ValueError for what is out of bounds, RuntimeError when no GPU is in use.
     """
     name = badge()
-    there = machine.current().count
+    there = machine.in_use().count
     if not isinstance(layers, list | tuple) or not 1 <= len(layers) <= there or not all(type(n) is int and 1 <= n <= 64 for n in layers):
         raise ValueError(f"layers={layers!r}: give the number of layers, 1 to 64, of each of 1 to {there} stages, as there are GPUs in use")
     if isinstance(schedules, str) or not schedules or not set(schedules) <= set(SCHEDULES):
@@ -84,7 +84,7 @@ def peaks(result: Result, schedule: str) -> dict[int, int]:
 
 def _points(layers: list[int], micro_batches: int, schedules: list[str], link: int, width: int, batch: int) -> Iterator[Row]:
     for schedule in schedules:
-        with machine.current().without_values():
+        with machine.in_use().without_values():
             rows = _step(layers, 1 if schedule == ONE_BATCH else micro_batches, schedule, link, width, batch)
         yield from rows
 
@@ -162,7 +162,7 @@ class Pipe:
     def _send(self, stage: int, work: str, index: int, tensor: torch.Tensor | None) -> None:
         """Copy a result to the stage that needs it, once the work before is done, on streams on which nothing else waits."""
         neighbour = stage + 1 if work == FORWARD else stage - 1
-        if neighbour not in range(len(self.stages)):
+        if tensor is None or neighbour not in range(len(self.stages)):
             return
         leaves, arrives = self.streams[stage, neighbour]
         leaves.wait_stream(torch.cuda.current_stream(stage))

@@ -33,7 +33,7 @@ def placement(**kinds: Any) -> Result:
             shape = " × ".join(map(str, found[0].shape)) or "one number" if len(found) == 1 else f"{len(found)} tensors"
             nbytes = sum(tensor.numel() * tensor.element_size() for tensor in found)
             rows.append({"kind": kind, "device": device, "bytes": nbytes, "shape": shape})
-    devices = [f"cuda:{index}" for index in range(machine.current().count)]
+    devices = [f"cuda:{index}" for index in range(machine.in_use().count)]
     return Result("placement", {"kinds": list(kinds), "devices": devices}, COLUMNS, rows, name)
 
 

@@ -85,22 +85,21 @@ class NvmlSession:
         module = importlib.import_module("pynvml")
         if self._nvml is not None and self._nvml.nvmlInit is not module.nvmlInit:
             self.close()
-        if self._nvml is None:
-            self._start(module)
+        nvml = self._nvml or self._start(module)
         try:
-            count = self._nvml.nvmlDeviceGetCount()
-        except self._nvml.NVMLError_Uninitialized:  # someone else shut NVML down once too often
-            self._start(module)
-            count = self._nvml.nvmlDeviceGetCount()
+            count = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError_Uninitialized:  # someone else shut NVML down once too often
+            count = self._start(module).nvmlDeviceGetCount()
         return tuple(self._reading(index) for index in range(count))
 
-    def _start(self, module: Any) -> None:
+    def _start(self, module: Any) -> SimpleNamespace:
         nvml = SimpleNamespace(**vars(module))
         nvml.nvmlInit()
         self._nvml = nvml
+        return nvml
 
     def _reading(self, index: int) -> GpuReading:
-        nvml = self._nvml
+        nvml: Any = self._nvml
         name, virtual = self._known.get(index, ("unknown", False))
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from labkit import units
+from labkit import machine, units
 from labkit.inventory import Table
 
 Row = dict[str, Any]
@@ -118,12 +118,7 @@ def collect(run: Run) -> Result:
 
 def badge() -> str:
     """Where the numbers of an experiment that starts now come from. Raises RuntimeError when no GPU is in use."""
-    from labkit import machine
-
-    used = machine.current()
-    if used is None:
-        raise RuntimeError("no GPU is in use: labkit.use(gpus=1) gives you one, real or virtual")
-    return used.badge
+    return machine.in_use().badge
 
 
 def checked_sizes(name: str, sizes: Any, largest: int) -> list[int]:

@@ -25,7 +25,7 @@ def pipeline_splits(splits: Sequence[int] = SPLITS, repeats: int = 3, layers: in
     Raises ValueError for what is out of bounds, RuntimeError when fewer than two GPUs are in use.
     """
     name = badge()
-    if machine.current().count < 2:
+    if machine.in_use().count < 2:
         raise RuntimeError("a network cut in two needs labkit.use(gpus=2)")
     for parameter, value in (("repeats", repeats), ("layers", layers), ("width", width), ("batch", batch)):
         if checked_count(parameter, value) > LARGEST:
@@ -46,7 +46,7 @@ def split_gain(result: Result, program: str = COMPUTE_FIRST) -> dict[int, float]
 def _points(splits: list[int], repeats: int, layers: int, width: int, batch: int) -> Iterator[Row]:
     for count in splits:
         for program, work in ((COPY_FIRST, copy_first), (COMPUTE_FIRST, compute_first)):
-            with machine.current().without_values():
+            with machine.in_use().without_values():
                 seconds = _step_seconds(work, count, repeats, layers, width, batch)
             yield {"splits": count, "program": program, "seconds": seconds}
 

@@ -4,6 +4,7 @@ import itertools
 import linecache
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -88,18 +89,17 @@ def run_program(steps: list[Step]) -> Outcome:
     """
     check_program(steps)
     badge()  # raises where no GPU is in use
-    if not machine.current().virtual:
+    if not machine.in_use().virtual:
         raise RuntimeError("a real GPU does not tell of races: labkit.use(None), then labkit.use(gpus=1, virtual=True)")
-    device, pinned = {"device": "cuda"}, {"pin_memory": True}
     streams = {name: torch.cuda.Stream() for name in STREAMS}
-    names = {
+    names: dict[str, Any] = {
         "torch": torch,
         **streams,
-        "x": torch.zeros(WIDTH, WIDTH, **device),
-        "y": torch.zeros(WIDTH, WIDTH, **device),
-        "double": torch.eye(WIDTH).mul_(2).to(**device),
-        "batches": [torch.full((WIDTH, WIDTH), index + 1.0, **pinned) for index in range(BATCHES)],
-        "results": [torch.zeros(WIDTH, WIDTH, **pinned) for _ in range(BATCHES)],
+        "x": torch.zeros(WIDTH, WIDTH, device="cuda"),
+        "y": torch.zeros(WIDTH, WIDTH, device="cuda"),
+        "double": torch.eye(WIDTH).mul_(2).to("cuda"),
+        "batches": [torch.full((WIDTH, WIDTH), index + 1.0, pin_memory=True) for index in range(BATCHES)],
+        "results": [torch.zeros(WIDTH, WIDTH, pin_memory=True) for _ in range(BATCHES)],
     }
     name, source = f"program{next(_NUMBERS)}.py", code_of(steps)
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # a race quotes its lines

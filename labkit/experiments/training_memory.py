@@ -62,8 +62,8 @@ def memory_plan(setting: Setting, on: str = fit.IN_USE) -> Run:
     if on != fit.IN_USE:
         name = f"by formula, for {chosen.name}"
     steps = list(fit.plan(setting, chosen))
-    parameters = {"setting": describe(setting), "gpu": chosen.name, "answer": fit.answer(steps, chosen)}
-    parameters["changes"] = [step.change for step in steps]
+    changes = [step.change for step in steps]
+    parameters = {"setting": describe(setting), "gpu": chosen.name, "answer": fit.answer(steps, chosen), "changes": changes}
     return Run("memory_plan", parameters, PLAN_COLUMNS, name, len(steps), _plan_points(steps, chosen, on == fit.IN_USE))
 
 
@@ -101,7 +101,7 @@ def _plan_points(steps: list[fit.Step], on: fit.Gpu, here: bool) -> Iterator[Row
 
 def _obstacle(setting: Setting) -> str | None:
     """Why a setting cannot be measured on the machine in use; None if it can."""
-    count = machine.current().count  # type: ignore[union-attr]
+    count = machine.in_use().count
     if setting.gpus > count:
         return f"it needs {setting.gpus} GPUs, and {count} are in use"
     if setting.gpus > 1 and setting.spread == "DDP":
@@ -121,7 +121,7 @@ def measured_peak(setting: Setting, predicted: Budget) -> int:
     What other tensors hold does not count. The workspaces of cuBLAS stay in the process, whoever took them first, so they count as in
     `predicted`.
     """
-    with machine.current().without_values():  # type: ignore[union-attr]
+    with machine.in_use().without_values():
         try:
             highest = _train(setting)
         except torch.OutOfMemoryError:

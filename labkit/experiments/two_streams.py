@@ -38,7 +38,7 @@ def _points(widths: Sequence[int], kernels: int, repeats: int) -> Iterator[Row]:
     streams = [torch.cuda.Stream() for _ in range(CHAINS)]
     for width in widths:
         for count in (1, 2):
-            with machine.current().without_values():
+            with machine.in_use().without_values():
                 matrices = [torch.ones(width, width, device="cuda") for _ in range(CHAINS)]
                 torch.cuda.synchronize()
                 used = [streams[chain % count] for chain in range(CHAINS)]

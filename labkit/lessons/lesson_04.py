@@ -207,7 +207,7 @@ def observe_steps(step: Any, inputs: Plain) -> Plain:
         "gradients": [None if half.weight.grad is None else half.weight.grad.item() for half in (first, second)],
         "seen": [[device for device, _ in half.seen] for half in (first, second)],
     }
-    with machine.current().without_values():
+    with machine.in_use().without_values():
         return told | {"seconds": _step_seconds(step, splits)}
 
 

@@ -132,7 +132,7 @@ def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
         tensors = [_empty(size) for size in inputs["sizes"]]
         del tensors[1::2]
         tensors.append(_empty(inputs["larger"]))  # larger than any free block, and in use
-        others = [index for index in range(machine.current().count) if index != here]
+        others = [index for index in range(machine.in_use().count) if index != here]
         if others:
             with torch.cuda.device(others[0]):
                 _empty(inputs["larger"])

@@ -1,6 +1,7 @@
 """The figures of memory budgets: a plan that makes a training fit, and formulas beside what was measured."""
 
 import re
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -67,7 +68,7 @@ def _draw_plan(axes: Axes, result: Result, prediction: float | None) -> None:
     for name in TERMS:
         sizes = [row[name] / GIB for row in rows]
         if any(sizes):
-            look = {"color": COLOURS[name], "hatch": HATCHES.get(name), "edgecolor": BLACK, "linewidth": 0.6}
+            look: dict[str, Any] = {"color": COLOURS[name], "hatch": HATCHES.get(name), "edgecolor": BLACK, "linewidth": 0.6}
             axes.barh(range(len(rows)), sizes, 0.55, left, label=name, **look)
             left = [start + size for start, size in zip(left, sizes, strict=True)]
     measured = {place: row["measured"] / GIB for place, row in enumerate(rows) if row["measured"] > 0}
@@ -77,12 +78,12 @@ def _draw_plan(axes: Axes, result: Result, prediction: float | None) -> None:
         if row["measured"] == RAN_OUT:
             axes.annotate("ran out", (left[place], place), (6, 0), textcoords="offset points", va="center", color=darker(VERMILLION))
     if prediction is not None:
-        hollow = {"markersize": 12, "markerfacecolor": "none", "markeredgecolor": BLUE, "markeredgewidth": 2}
+        hollow: dict[str, Any] = {"markersize": 12, "markerfacecolor": "none", "markeredgecolor": BLUE, "markeredgewidth": 2}
         axes.plot(prediction, 0, "o", **hollow, label="your prediction")
     room = rows[0]["room"] / GIB
     axes.axvline(room, color=BLACK, linestyle=":", linewidth=1.6)
     most = max(room, prediction or 0, *left)
-    side = {"ha": "right", "xytext": (4, 2)} if room > most / 2 else {"ha": "left", "xytext": (-4, 2)}
+    side: dict[str, Any] = {"ha": "right", "xytext": (4, 2)} if room > most / 2 else {"ha": "left", "xytext": (-4, 2)}
     axes.annotate(f"room: {room:.3g} GiB", (room, -0.6), textcoords="offset points", va="bottom", annotation_clip=False, **side)
     axes.set(xlim=(0, 1.12 * most), ylim=(max(len(rows), 2) - 0.4, -0.6), xlabel="GiB at the fullest moment")
     axes.set_yticks(range(len(rows)), [shortened(row["change"], 122) for row in rows], fontsize=TEXT_POINTS)

@@ -33,7 +33,9 @@ def ddp_beside_data_parallel(result: Result, recorded: Result | None = None) -> 
 
 def _draw_model(axes: Axes, model: str, result: Result, recorded: Result | None) -> None:
     for source, dashes in ((recorded, "--"), (result, "-")):
-        for way in WAYS if source else ():
+        if source is None:
+            continue
+        for way in WAYS:
             gpus, seconds = source.column("gpus", model=model, way=way), source.column("seconds", model=model, way=way)
             axes.plot(gpus, seconds, dashes, color=COLOURS[way], marker=MARKERS[way])
     binary_scale(axes, "GPUs or ranks", lambda gpus: f"{gpus:g}", most=5)

@@ -37,7 +37,7 @@ SIZE = (7.0, 4.0)  # inches, at most
 DOTS_PER_INCH = 144
 FONT = "DejaVu Sans"
 TITLE_POINTS, TEXT_POINTS = 11, 9
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": FONT,  # comes with matplotlib, so figures look the same everywhere
     "font.size": 9.5,
     "figure.titlesize": TITLE_POINTS,
@@ -52,7 +52,7 @@ STYLE = {
     "lines.linewidth": 2,
     "lines.markersize": 5,
 }
-BESIDE = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
+BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
 # JupyterLab draws a picture without its alternative text (https://github.com/jupyter/enhancement-proposals/issues/120), so a screen reader
 # would meet a nameless image: each picture without one gets the words that stand folded below it. Where scripts do not run, in a stored
 # notebook that is only read, the words are there all the same.

@@ -1,7 +1,7 @@
 """The lanes of a timeline, and how any number of spans becomes a picture of them."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ NAMES = {
     WAIT: "host waits",
 }
 # Each kind has a hatching of its own beside its colour, so that it is known without.
-LOOKS = {
+LOOKS: dict[int, dict[str, Any]] = {
     KERNEL: {"facecolor": BLUE},
     H2D: {"facecolor": ORANGE, "hatch": "////"},
     D2H: {"facecolor": GREEN, "hatch": "\\\\\\\\"},
@@ -165,7 +165,7 @@ def _write_names(axes: Axes, trace: "Trace", which: np.ndarray, row: int, window
         name = drawable(short_name(spans.names[spans.name[which[index]]]))
         if text_width(name) + 4 <= points[index]:
             middle = (start[index] + end[index]) / 2
-            look = {"ha": "center", "va": "center_baseline", "fontsize": TEXT_POINTS, "color": "white"}
+            look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": TEXT_POINTS, "color": "white"}
             axes.text(middle, row + 0.5, name, **look, parse_math=False, zorder=5, clip_on=True)
 
 

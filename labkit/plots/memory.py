@@ -1,7 +1,7 @@
 """The memory of a device over time: what was allocated, for what, and which line made the peak."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -222,7 +222,12 @@ def _draw_layers(axes: Axes, seen: _Seen, shares: bool = True) -> list:
     top = sum(seen.layers.values(), np.zeros(len(seen.edges) - 1))
     # From the top down, each over the one before: no seams between neighbours.
     for name in reversed(seen.layers):
-        look = {"facecolor": CATEGORY_COLOURS[name], "hatch": CATEGORY_HATCHES.get(name), "edgecolor": "white", "linewidth": 0}
+        look: dict[str, Any] = {
+            "facecolor": CATEGORY_COLOURS[name],
+            "hatch": CATEGORY_HATCHES.get(name),
+            "edgecolor": "white",
+            "linewidth": 0,
+        }
         axes.stairs(top, seen.edges, fill=True, **look, zorder=2)
         entries.append(Patch(**look, label=f"{_percent(seen, name)} {name}" if shares else name))
         top = top - seen.layers[name]

@@ -1,5 +1,7 @@
 """The figure of memory bought with time: each way of a training step by both."""
 
+from typing import Any
+
 import matplotlib
 from matplotlib.axes import Axes
 
@@ -42,7 +44,7 @@ def _draw(axes: Axes, result: Result) -> None:
         x, y = row["seconds"] / period, row["peak"]
         plain = row["way"] == AS_IT_IS
         axes.plot(x, y, "s" if plain else "o", color=VERMILLION if plain else BLUE, markersize=9, clip_on=False)
-        side = {"ha": "right", "xytext": (-9, 0)} if x > middle else {"ha": "left", "xytext": (9, 0)}
+        side: dict[str, Any] = {"ha": "right", "xytext": (-9, 0)} if x > middle else {"ha": "left", "xytext": (9, 0)}
         axes.annotate(row["way"], (x, y), **(BESIDE | side), color=darker(VERMILLION) if plain else BLACK)
     byte_ticks(axes, 1.1 * max(result.column("peak")), 6)
     axes.set(xlabel=f"{short} for forward and backward", ylabel="added at the peak", xlim=(0, 2.1 * middle))

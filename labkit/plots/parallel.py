@@ -1,6 +1,7 @@
 """The figures of nn.DataParallel's training step: a small and a large network by the number of GPUs, and what each GPU does in it."""
 
 from statistics import mean
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -112,7 +113,7 @@ def _predicted(axes: Axes, result: Result, model: str, prediction: float | None)
     alone = result.column("seconds", model=model, gpus=1)
     if prediction is None or not alone:
         return ""
-    hollow = {"markerfacecolor": "none", "markeredgecolor": VERMILLION, "markeredgewidth": 2}
+    hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": VERMILLION, "markeredgewidth": 2}
     seconds = alone[0] / prediction
     axes.plot([most], [seconds], linestyle="", marker="s", markersize=11, **hollow)
     axes.annotate(f"predicted: {prediction:g} times", (most, seconds), (-11, 0), **BESIDE, ha="right", color=darker(VERMILLION))

@@ -1,5 +1,7 @@
 """The figures of pipelines: what each stage's GPU does when, and a step by the number of micro-batches."""
 
+from typing import Any
+
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
@@ -163,7 +165,7 @@ def _draw_bars(axes: Axes, result: Result, schedule: str) -> None:
     for row in result.rows:
         if row["schedule"] != schedule:
             continue
-        bar = {"color": COLOURS[row["work"]], "edgecolor": "white", "linewidth": 0.5}
+        bar: dict[str, Any] = {"color": COLOURS[row["work"]], "edgecolor": "white", "linewidth": 0.5}
         axes.barh(row["stage"], row["seconds"], HEIGHT, row["start"], **bar)
         number = str(row["micro_batch"] + 1)
         if text_width(number) + 2 <= points * row["seconds"]:
@@ -195,7 +197,7 @@ def _predicted_end(axes: Axes, result: Result, prediction: float | None) -> str:
     seconds = _predicted_seconds(result, prediction)
     if seconds is None:
         return ""
-    hollow = {"markerfacecolor": "none", "markeredgecolor": BLACK, "markeredgewidth": 2}
+    hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": BLACK, "markeredgewidth": 2}
     axes.set_ylim(axes.get_ylim()[0], -1.1)  # room above the bars
     axes.plot([seconds], [ABOVE], linestyle="", marker="s", markersize=11, clip_on=False, zorder=4, **hollow)
     side = "right" if seconds > axes.get_xlim()[1] / 2 else "left"

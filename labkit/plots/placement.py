@@ -64,7 +64,7 @@ def _text(row: dict[str, Any]) -> str:
 def _box(axes: Axes, column: int, row: int, colour: str | None, text: str) -> None:
     """A box with its text; where there is nothing, a dashed outline."""
     filled = "none" if colour is None else tuple(1 - LIGHT * (1 - part) for part in to_rgb(colour))
-    look = {"facecolor": filled, "edgecolor": colour or GREY, "linestyle": "-" if colour else ":"}
+    look: dict[str, Any] = {"facecolor": filled, "edgecolor": colour or GREY, "linestyle": "-" if colour else ":"}
     shape = "round,pad=0,rounding_size=0.04"
     axes.add_patch(FancyBboxPatch((column + 0.04, row + 0.06), 0.92, 0.88, boxstyle=shape, linewidth=1.2, **look))
     axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9, linespacing=1.1)

@@ -1,6 +1,7 @@
 """Figures of ranks: what each holds before and after a collective, and of a model in training."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -119,7 +120,7 @@ def _draw_held(axes: Axes, result: Result, way: str, rank: int, x: float, width:
     bottom = 0
     for kind in KINDS:
         for nbytes in result.column("bytes", way=way, rank=rank, kind=kind):
-            look = {"color": CATEGORY_COLOURS[kind], "hatch": CATEGORY_HATCHES.get(kind), "edgecolor": "white"}
+            look: dict[str, Any] = {"color": CATEGORY_COLOURS[kind], "hatch": CATEGORY_HATCHES.get(kind), "edgecolor": "white"}
             axes.bar(x, nbytes, BAR * width, bottom, **look)
             bottom += nbytes
     if bottom:

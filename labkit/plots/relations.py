@@ -60,8 +60,9 @@ def draw_races(axes: Axes, races: list[Race], lanes: list[Lane], window: tuple[f
                 axes.broken_barh(
                     [(start, max(end - start, least))], (row + EDGE, FILLED), facecolor="none", edgecolor=RACE, linewidth=2, zorder=8
                 )
-        if ends[0] is not None and ends[1] is not None:
-            (a, *first), (b, *second) = ends
+        one, other = ends
+        if one is not None and other is not None:
+            (a, *first), (b, *second) = one, other
             x, y = (sum(first) / 2, sum(second) / 2), ((a + 0.5, b + 0.5) if a == b else (_edge(a, b), _edge(b, a)))
             axes.plot(x, y, color=RACE, linewidth=1.8, zorder=8)
             look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": TEXT_POINTS, "color": "white", "weight": "bold"}

@@ -1,7 +1,7 @@
 """What ran when on the host and on each stream and copy engine: overlap, waits, idle time and races to look at."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -171,8 +171,15 @@ def _entries(trace: "Trace", lanes: list[Lane], races: list) -> list:
 
 def _add_legend(canvas: Canvas, entries: list, rows: int, page: _Page) -> None:
     if entries:
-        look = {"frameon": False, "fontsize": TEXT_POINTS, "handlelength": 1.5, "columnspacing": 1.1, "handletextpad": 0.5, "borderpad": 0}
-        place = {"loc": "upper left", "bbox_to_anchor": (0.02, page.y(TITLE)), "borderaxespad": 0}
+        look: dict[str, Any] = {
+            "frameon": False,
+            "fontsize": TEXT_POINTS,
+            "handlelength": 1.5,
+            "columnspacing": 1.1,
+            "handletextpad": 0.5,
+            "borderpad": 0,
+        }
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.02, page.y(TITLE)), "borderaxespad": 0}
         canvas.legend(handles=entries, ncols=-(-len(entries) // rows), labelspacing=0.3, **place, **look)
 
 
@@ -181,7 +188,7 @@ def _tell_races(canvas: Canvas, races: list, page: _Page, top: float) -> None:
     told = [f"{number}  {race_text(race)}" for number, race in enumerate(races[:MOST_RACES], 1)]
     more = f"; and {len(races) - MOST_RACES} more" if len(races) > MOST_RACES else ""
     for number, text in enumerate(told):
-        look = {"va": "top", "fontsize": TEXT_POINTS, "color": darker(RACE), "weight": "bold", "parse_math": False}
+        look: dict[str, Any] = {"va": "top", "fontsize": TEXT_POINTS, "color": darker(RACE), "weight": "bold", "parse_math": False}
         text = shortened(text, WIDTH - text_width(more, bold=True), bold=True) + (more if number == len(told) - 1 else "")
         canvas.text(0.02, page.y(top + number * LINE), text, **look)
 

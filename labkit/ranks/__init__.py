@@ -80,8 +80,9 @@ def _run(source: bytes, request: dict[str, Any], timeout: float | None, live: bo
         compile(source, request["name"], "exec", dont_inherit=True)
     with tempfile.TemporaryDirectory(prefix="labkit-", dir=_short_folder(), ignore_cleanup_errors=True) as folder:
         if request["script"] is None:
-            request["script"] = os.path.join(folder, request["name"])
-            Path(request["script"]).write_bytes(source)
+            cell = Path(folder, request["name"])
+            cell.write_bytes(source)
+            request["script"] = str(cell)
         Path(folder, "request.json").write_text(json.dumps(request))
         job = Job(folder, request, Shown(request["ranks_here"] * request["nodes_here"], live, quiet))
         job.run(timeout)

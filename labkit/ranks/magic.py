@@ -1,5 +1,7 @@
 """`%%torchrun`: run a notebook's cell in several processes."""
 
+from typing import Any
+
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
@@ -10,6 +12,8 @@ from labkit.ranks import torchrun_cell
 @magics_class
 class TorchrunMagic(Magics):
     """The cell magic."""
+
+    shell: Any  # IPython's
 
     @magic_arguments("%torchrun")
     @argument("-o", "--output", metavar="NAME", help="a variable for what `labkit.torchrun` returns")
@@ -23,7 +27,7 @@ class TorchrunMagic(Magics):
     @cell_magic
     def torchrun(self, line: str, cell: str) -> None:
         """Run the cell as a script in several processes: it shares nothing with the notebook but its folder and its environment."""
-        options = vars(parse_argstring(self.torchrun, line))
+        options: dict[str, Any] = vars(parse_argstring(self.torchrun, line))
         name = options.pop("output")
         if name is not None and not name.isidentifier():
             raise UsageError(f"{name!r} is no name of a variable: give one such as ranks")

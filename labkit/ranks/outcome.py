@@ -22,7 +22,7 @@ class Ranks:
 
     def __init__(self, job: Job, command: str) -> None:
         last = job.attempts()[-1]
-        self.results = [life.report["result"] for life in last]
+        self.results = [(life.report or {})["result"] for life in last]
         self.outputs = [life.text for life in last]
         self.exit_codes = [0 for _ in last]
         self.restarts = _restarts(job)

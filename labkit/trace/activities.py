@@ -48,7 +48,7 @@ def activities_of(told: dict[str, Any]) -> list[Activity]:
     return found
 
 
-def work_of(heard: Iterable[Activity], origin: int) -> Work:
+def work_of(heard: Iterable[Activity], origin: float) -> Work:
     """Spans and waits in seconds from `origin`, in nanoseconds. Launches and waits of the host have no stack: Kineto knows none."""
     heard = [activity for activity in heard if activity.start >= origin]
     threads: dict[int, int] = {}
@@ -84,7 +84,7 @@ def _kind(activity: Activity) -> int:
     return next((kind for name, kind in _COPIES.items() if name in activity.name), KERNEL)
 
 
-def _waits(heard: list[Activity], origin: int) -> list[tuple]:
+def _waits(heard: list[Activity], origin: float) -> list[tuple]:
     """Streams that wait for streams. CUPTI tells who waits and when that was asked, not when the event happened: that is taken for the
     end of the last work that was launched on its stream before. Nor does it tell, with CUDA 13, on which stream the event was recorded:
     that is taken for the stream, other than the one that waits, which had been given work last when an event was last recorded."""

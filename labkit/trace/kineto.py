@@ -33,7 +33,7 @@ class KinetoSource:
         """Listen no more, however far `start` came."""
         _session.leave(self)
 
-    def finish(self, origin: int) -> Work:
+    def finish(self, origin: float) -> Work:
         """What was heard, in seconds from `origin`, which is told in nanoseconds of the system's clock."""
         self.stop()
         return Work.none(self.missing) if self.missing else work_of(self.heard, origin)

@@ -117,9 +117,9 @@ def broken_off(step: Phase, phases: list[Phase], events: Events, stacks: list[St
 def with_forwards(phases: list[Phase], events: Events, stacks: list[Stack]) -> list[Phase]:
     """The phases and the forward passes between them, in order of time. A phase inside another is left out."""
     outer: list[Phase] = []
-    for phase in sorted(phases, key=lambda phase: (phase.start, -phase.end)):
-        if not outer or phase.start >= outer[-1].end:
-            outer.append(phase)
+    for one in sorted(phases, key=lambda phase: (phase.start, -phase.end)):
+        if not outer or one.start >= outer[-1].end:
+            outer.append(one)
     in_module = np.array([any(line.function in _MODULE_CALLS for line in stack) for stack in stacks], dtype=bool)
     called = in_module[events.stack] if len(events) else np.zeros(0, dtype=bool)
     found: list[Phase] = []

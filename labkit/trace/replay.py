@@ -72,9 +72,9 @@ class Replay:
     def apply(self, index: int, action: int, address: int, size: int, requested: int, stream: int, stack: int) -> Block | None:
         """Do what event `index` says; returns the block that it is about. `size` 0 is found out."""
         if action == ALLOC:
-            block = Block(address, self._cut(address, size, requested), requested, "allocated", index, stack)
-            self._used[address] = block
-            return block
+            born = Block(address, self._cut(address, size, requested), requested, "allocated", index, stack)
+            self._used[address] = born
+            return born
         if action == FREE_REQUESTED:
             block = self._used.get(address)
             if block is not None:

@@ -1,7 +1,8 @@
 """The columns of a timeline: what ran where and when, who waited for whom, and which two pieces of work raced."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class Spans:
     def of(cls, rows: Iterable[tuple]) -> "Spans":
         """The columns of rows (start, duration, device, stream, kind, name, stack, launch), where `name` is a text and `launch` the
         position of a row, or -1."""
-        told = list(zip(*rows, strict=True)) or [()] * len(_SPAN_TYPES)
+        told: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(_SPAN_TYPES)
         names = {name: index for index, name in enumerate(dict.fromkeys(told[5]))}
         told[5] = [names[name] for name in told[5]]
         columns = {name: np.array(told[index], kind) for index, (name, kind) in enumerate(_SPAN_TYPES.items())}

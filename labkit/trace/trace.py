@@ -27,7 +27,7 @@ from labkit.trace.events import (
 from labkit.trace.leaks import Birth, Leaks, find_leaks
 from labkit.trace.phases import Phase
 from labkit.trace.replay import Segment
-from labkit.trace.spans import HOST, Work
+from labkit.trace.spans import HOST, Race, Waits, Work
 from labkit.trace.times import Times
 from labkit.vgpu.allocator.settings import Settings
 
@@ -78,6 +78,26 @@ class Trace(Times):
         named_streams: what to call streams, by their handles; `stream_names` numbers the others.
     """
 
+    events: Events
+    stacks: list[Stack]
+    phases: list[Phase]
+    start: list[Segment]
+    settings: Settings
+    used: list[tuple[float, int, int]]
+    allocated_at_end: dict[int, int]
+    reserved_at_end: dict[int, int]
+    totals: dict[int, int]
+    work: Work
+    lost: int
+    error: str
+    badge: str
+    origin: dict[str, str]
+    census: "Census | None"
+    waits: Waits
+    races: list[Race]
+    lost_spans: int
+    named_streams: dict[int, str]
+
     def __init__(
         self,
         *,
@@ -102,14 +122,16 @@ class Trace(Times):
         self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
         self.spans, self.waits, self.races = work.spans, work.waits, work.races
         self.lost_spans, self.no_timeline = work.lost, work.missing
-        self.named_streams: dict[int, str] = {}
+        self.named_streams = {}
         self._timelines: dict[int, Timeline] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        """Called only for what is not there: everything, until the recording has ended."""
-        if "events" not in self.__dict__ and not name.startswith("_"):
-            raise RuntimeError(_UNFINISHED)
-        raise AttributeError(f"a Trace has no attribute {name!r}")
+    if not TYPE_CHECKING:  # a type checker that saw it would take any attribute for one
+
+        def __getattr__(self, name: str) -> Any:
+            """Called only for what is not there: everything, until the recording has ended."""
+            if "events" not in self.__dict__ and not name.startswith("_"):
+                raise RuntimeError(_UNFINISHED)
+            raise AttributeError(f"a Trace has no attribute {name!r}")
 
     # Figures
 
@@ -285,7 +307,7 @@ class Trace(Times):
         if isinstance(device, str):
             index = int(device[5:]) if re.fullmatch("cuda:[0-9]+", device) else None
         elif getattr(device, "type", None) == "cuda":
-            index = device.index
+            index = index.index
         if index not in self.totals:
             raise ValueError(f"device={device!r}: the recording knows {', '.join(map(str, sorted(self.totals)))}")
         return int(index)

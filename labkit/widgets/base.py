@@ -4,7 +4,7 @@ Works with ipywidgets 7.7 and 8. Values are shown by HTML widgets only: Output w
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from html import escape
 from math import isfinite
@@ -35,6 +35,8 @@ class Panel(widgets.VBox):
     """
 
     message: widgets.HTML  # of a panel that says something
+
+    children: Any  # a tuple of widgets
 
     def __init__(self, children: list[widgets.Widget]) -> None:
         self._loop = running_loop()
@@ -181,7 +183,7 @@ class Lab(Panel):
             for _ in steps:
                 await asyncio.sleep(0)
 
-    def _steps(self, run: Run) -> Iterator[None]:
+    def _steps(self, run: Run) -> Generator[None, None, None]:
         """Measure point by point, yielding after each, and show what came of it."""
         try:
             with closing(run):
@@ -198,6 +200,7 @@ class Lab(Panel):
             self._set_buttons(running=False)
 
     def _show(self, run: Run) -> None:
+        assert self.prediction is not None  # Run does nothing without one
         self.result = run.result()
         self.picture.value = self.draw(self.result, self.prediction).html
         stopped = f"Stopped after {len(run.rows)} of {run.total} points. " if len(run.rows) < run.total else ""

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from html import escape
 
 import ipywidgets as widgets
 
@@ -109,7 +108,3 @@ class Monitor(Panel):
             self._say("Resting, because the monitor is not displayed.")
         elif self._view_count and self._rests:
             self.start()
-
-    def _say(self, text: str) -> None:
-        """Show a message; a screen reader reads it out when it changes. The figures, which change always, it does not."""
-        self.message.value = f'<p role="status">{escape(text)}</p>'

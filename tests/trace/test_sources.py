@@ -95,7 +95,7 @@ def test_a_driver_that_goes_away_ends_no_recording(switched, monkeypatch):
 
 def test_phases_are_noted_only_once_there_is_a_clock(machine, monkeypatch):
     """Another thread may be in its training while the recording starts."""
-    module = sys.modules["labkit.trace.record"]
+    module = sys.modules["labkit.trace.recording"]
     look = module.held
 
     def busy(*args):

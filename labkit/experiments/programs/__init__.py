@@ -25,7 +25,7 @@ def on_gpus(ranks: int) -> bool:
 
 def badge(ranks: int) -> str:
     """Where the numbers of so many ranks come from."""
-    where = f"{machine.current().name}, NCCL" if on_gpus(ranks) else "the CPU, gloo"
+    where = f"{machine.in_use().name}, NCCL" if on_gpus(ranks) else "the CPU, gloo"
     return f"measured in {ranks} ranks on {where}"
 
 

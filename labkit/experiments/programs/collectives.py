@@ -10,7 +10,7 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 
 
 rank, ranks, device = meet()
-result = []
+result: list[dict[str, object]] = []
 
 
 def tell(collective: str, before: torch.Tensor, after: torch.Tensor) -> None:

@@ -18,7 +18,7 @@ for _ in range(300):  # nothing is sent here
     gradients = torch.autograd.grad(loss, list(member.parameters()))
     with torch.no_grad():  # plain gradient descent: an optimizer of torch would load much that this small program does without
         for parameter, gradient in zip(member.parameters(), gradients, strict=True):
-            parameter -= 0.1 * gradient
+            parameter.sub_(0.1 * gradient)
 
 mine = member(x).detach()
 votes = [torch.empty_like(mine) for _ in range(ranks)]

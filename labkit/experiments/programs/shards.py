@@ -64,7 +64,7 @@ def measured(way: Callable[[nn.Sequential], tuple[nn.Module, torch.optim.Optimiz
     parameters = list(model.parameters())
     return {
         "parameters": held(parameters),
-        "gradients": held(parameter.grad for parameter in parameters),
+        "gradients": held(parameter.grad for parameter in parameters if parameter.grad is not None),
         "optimizer state": held(state),
         "whole": max(whole),
     }

@@ -1,6 +1,7 @@
 """Two schedules of torch.distributed.pipelining: a stage for each rank, the order of its work, and what comes out."""
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,10 +34,10 @@ for name, schedule_class in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)):
         mine.zero_grad()
         losses: list[torch.Tensor] = []
         given = (x,) if rank == 0 else ()
-        wanted = {"target": x.sin(), "losses": losses} if rank == ranks - 1 else {}
+        wanted: dict[str, Any] = {"target": x.sin(), "losses": losses} if rank == ranks - 1 else {}
         schedule.step(*given, **wanted)
     loss = sum(loss.item() for loss in losses) / len(losses) if losses else None
-    gradients = [parameter.grad.norm().item() for parameter in mine.parameters()]
+    gradients = [parameter.grad.norm().item() for parameter in mine.parameters() if parameter.grad is not None]
     result.append({"schedule": name, "rank": rank, "order": "".join(order), "loss": loss, "gradients": gradients})
 
 dist.destroy_process_group()

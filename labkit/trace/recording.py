@@ -139,7 +139,8 @@ class _Recording:
         work = with_lines(work, events, phases, stacks)
         workspaces = workspace_sizes(recorded.capability)
         events = categorised(events, recorded.segments, stacks, phases, self._at_start, at_end, workspaces)
-        trace.__init__(
+        Trace.__init__(
+            trace,
             events=events,
             stacks=stacks,
             start=recorded.segments,

@@ -1,0 +1,59 @@
+"""A program that uses each public name, which `make lint` checks as strictly as a user may ask: the types are part of the package.
+
+Nobody runs it. A line that must not pass says so: a check that finds it right complains of the comment.
+"""
+
+import torch
+
+import labkit
+
+
+def gpus_in_use() -> int:
+    labkit.use(None)
+    labkit.use(gpus="two")  # type: ignore[call-overload]
+    with labkit.use(gpus=2, like="H200", memory="16GiB", values=False, quiet=True) as machine:
+        print(labkit.gpus(), machine.badge, machine.virtual)
+        return machine.count if labkit.current() is machine else 0
+
+
+def recorded(path: str) -> int:
+    begun = labkit.host_time()
+    with labkit.record(timeline=True) as trace:
+        torch.ones(8, device="cuda").sum().item()
+    print(f"{labkit.host_time() - begun:.3g} s", trace.badge, trace.peaks[trace.device], trace.busy(0) + trace.overlap(0))
+    trace.plot_memory(over="events").save("memory.png")
+    trace.plot_timeline(memory=True).save("timeline.png")
+    trace.save(path)
+    again: labkit.Trace = labkit.Trace.load(path)
+    print([leak.bytes for leak in trace.leaks()], again.peak_line)
+    again.peek()  # type: ignore[attr-defined]
+    return again.peak + len(labkit.races())
+
+
+def in_other_processes() -> list[float]:
+    try:
+        run: labkit.Isolated = labkit.isolated(sum, [1, 2], timeout=10)
+        ranks = labkit.torchrun("train.py", 3, ranks=2, devices="cpu")
+    except labkit.IsolatedError as error:
+        print(error.kind, error.output)
+    except labkit.TorchrunError as error:
+        print(error.rank, error.outputs)
+    else:
+        print(run.value, ranks.results)
+        return [float(code) for code in ranks.exit_codes]
+    return []
+
+
+def exercises() -> bool:
+    print(labkit.progress("01"))
+    return labkit.check("01.1", gpus_in_use).passed
+
+
+def experiments() -> None:
+    run = labkit.experiments.copy_speed()
+    result = labkit.experiments.collect(run)
+    print(result.column("seconds", memory="pinned"), result.table(), result.recorded())
+    labkit.plots.copy_speed(result, prediction=2.0).save("copies.png")
+    lab = labkit.widgets.CopySpeedLab()
+    print(lab.prediction, lab.figure().alt)
+    labkit.fly()  # type: ignore[attr-defined]
