@@ -1,6 +1,7 @@
 """`import labkit` is quick, loads nothing heavy, and offers its public names."""
 
 import ast
+import shutil
 import statistics
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import labkit
+
+ROOT = Path(__file__).parents[1]
 
 
 def python(code: str) -> str:
@@ -24,6 +27,30 @@ def test_import_loads_neither_torch_nor_matplotlib():
 def test_import_takes_under_a_tenth_of_a_second():
     code = "import time; start = time.perf_counter(); import labkit; print(time.perf_counter() - start)"
     assert statistics.median(float(python(code)) for _ in range(5)) < 0.1
+
+
+def pythons() -> list[str]:
+    """This Python, and every other one from 3.11 on that answers to its name."""
+    found = [sys.executable]
+    for name in (f"python3.{minor}" for minor in range(11, 20) if minor != sys.version_info.minor):
+        path = shutil.which(name)
+        if path is not None and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:  # pyenv's may stand for nothing
+            found.append(path)
+    return found
+
+
+@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
+def test_import_is_silent_where_warnings_are_errors(python):
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import labkit; print(labkit.__version__)"
+    done = subprocess.run([python, "-B", "-W", "error", "-c", code, str(ROOT)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, labkit.__version__, "")
+
+
+@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
+def test_all_source_is_without_warnings(python):
+    code = "import pathlib, sys; [compile(path.read_bytes(), str(path), 'exec') for path in pathlib.Path(sys.argv[1]).rglob('*.py')]"
+    done = subprocess.run([python, "-W", "error", "-c", code, str(ROOT / "labkit")], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_public_name_is_there():

@@ -1,0 +1,112 @@
+"""What is installed: the wheel holds all that the kit needs, and works from another folder."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+import labkit
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = """
+import sys, torch
+print(torch.cuda.device_count(), torch.cuda.get_device_name(0), torch.ones(3, device="cuda:1").sum().item(), sys.argv[1])
+"""
+USE = """
+import labkit
+from labkit import articles, recordings
+from labkit.vgpu import profiles
+print(labkit.__file__)
+print(len(articles.claims()), recordings.load("copy_speed", "H200").badge, profiles.load("T4").name)
+"""
+
+
+def built(target: str, source: Path, folder: Path) -> Path:
+    """The wheel or the source distribution of what lies in `source`, made without the network."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
+    [made] = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    return built("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """The folder into which pip installed the wheel; what it depends on is here already."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    subprocess.run([*command, "--target", str(folder), str(wheel)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def elsewhere(installed, tmp_path, monkeypatch) -> Path:
+    """A working directory in which nothing of the kit lies; its programs import what was installed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    return tmp_path
+
+
+def python(*arguments: str) -> str:
+    """What a program prints that finds no module in its working directory. It ends well."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def in_wheel(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def sources() -> set[str]:
+    """All files of the package, by their paths from the repository's root."""
+    files = (path.relative_to(ROOT) for path in (ROOT / "labkit").rglob("*") if path.is_file())
+    return {path.as_posix() for path in files if "__pycache__" not in path.parts}
+
+
+def test_wheel_holds_every_file_of_the_package_and_no_other(wheel):
+    assert in_wheel(wheel) == sources()
+    assert "labkit/py.typed" in in_wheel(wheel)
+
+
+def test_wheel_says_what_it_is(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        told = f"labkit-{labkit.__version__}.dist-info"
+        metadata = message_from_bytes(archive.read(f"{told}/METADATA"))
+        assert archive.read(f"{told}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+        assert "labkit = labkit.cli:main" in archive.read(f"{told}/entry_points.txt").decode()
+    assert metadata["Version"] == labkit.__version__
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "MIT"
+
+
+def test_wheel_of_the_source_distribution_is_the_same(wheel, tmp_path):
+    with tarfile.open(built("sdist", ROOT, tmp_path)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    again = built("wheel", tmp_path / f"labkit-{labkit.__version__}", tmp_path)
+    assert in_wheel(again) == in_wheel(wheel)
+
+
+def test_installed_package_finds_its_data(elsewhere, installed):
+    place, data = python("-c", USE).splitlines()
+    assert Path(place).is_relative_to(installed)
+    count, rest = data.split(" ", 1)
+    assert int(count) > 0
+    assert rest == "recorded on NVIDIA H200, torch 2.11 Tesla T4"
+
+
+def test_installed_commands_work_in_another_folder(elsewhere):
+    assert "virtual GPU" in python("-m", "labkit", "doctor")
+    (elsewhere / "script.py").write_text(SCRIPT)
+    assert python("-m", "labkit", "run", "--gpus", "2", "--like", "H200", "script.py", "7").splitlines()[-1] == "2 NVIDIA H200 3.0 7"
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["script.py"]
