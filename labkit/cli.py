@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_script(torchrun)
     measure = command("measure", _measure, "Make the recordings that ship with the kit, on this machine's real GPUs.")
     measure.add_argument("--output", default="recordings", metavar="FOLDER", help="where the JSON files go (default: recordings)")
+    measure.add_argument("--report", action="store_true", help="run all experiments and lessons, and write a page beside virtual GPUs")
     measure.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
     links = command("links", _links, "Stamp the links to the lessons elsewhere from the address in pyproject.toml, or take them away.")
     links.add_argument("--check", action="store_true", help="change nothing; fail if a file's links are not those of the address")
@@ -186,7 +187,10 @@ def _measure(options: argparse.Namespace) -> int:
     from labkit import measure
 
     try:
-        for file in measure.measure(options.names, Path(options.output)):
+        if options.report and options.names:
+            raise ValueError("a report is of all experiments: name none")
+        folder = Path(options.output)
+        for file in measure.report(folder) if options.report else measure.measure(options.names, folder):
             print(f"wrote {file}")
     except (ValueError, RuntimeError) as error:
         return _refuse(str(error), "measure")

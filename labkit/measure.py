@@ -5,10 +5,11 @@ import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from labkit import experiments, machine, nvidia
+from labkit import beside, experiments, machine, nvidia
 from labkit.experiments import Result, Run, collect
 
 
@@ -60,6 +61,44 @@ def measure(names: Iterable[str], folder: Path) -> Iterable[Path]:
     return _measured(chosen, folder)
 
 
+def report(folder: Path) -> Iterable[Path]:
+    """Record every experiment for which there are GPUs enough, and run every lesson; one page says how all went.
+
+    The page, written anew after each of them, has what virtual GPUs of the same model say beside what was measured. Yields each recording
+    when it is whole, and the page at the end. Raises RuntimeError where there is no real GPU, and where the lessons are not there.
+    """
+    gpus, paths = machine.real_gpus(), beside.lessons()
+    if not gpus:
+        raise RuntimeError("a report is made on real GPUs, and PyTorch sees none")
+    with machine.use(gpus, virtual=False, quiet=True) as used:
+        origin, model = _origin(used, "--report"), used.name
+    folder.mkdir(parents=True, exist_ok=True)
+    versions = f"{origin['date']}, torch {origin['torch']}, CUDA {origin['cuda']}, driver {origin['driver']}, {origin['cores']} cores"
+    file = folder / f"report_{_model(model).lower()}_x{gpus}.md"
+    pairs: list[beside.Pair] = []
+    outcomes: list[beside.Outcome] = []
+
+    def write() -> None:
+        file.write_text(beside.page(f"Measured on {origin['machine']}", versions, pairs, outcomes), encoding="utf-8")
+
+    for name, experiment in EXPERIMENTS.items():
+        measured: Result | str = f"needs {experiment.gpus} GPUs"
+        if experiment.gpus <= gpus:
+            try:
+                for recording in _measured([name], folder):
+                    measured = Result.from_json(recording.read_text(encoding="utf-8"))
+                    yield recording
+            except Exception as error:  # the others are measured all the same
+                measured = f"failed: {type(error).__name__}: {error}"
+        virtual = "" if isinstance(measured, str) else beside.virtually(name, experiment.function, experiment.gpus, model)
+        pairs.append(beside.Pair(name, experiment.gpus, measured, virtual))
+        write()
+    for path in paths:
+        outcomes.append(beside.run_lesson(path))
+        write()
+    yield file
+
+
 def _measured(names: list[str], folder: Path) -> Iterable[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -74,12 +113,17 @@ def _measured(names: list[str], folder: Path) -> Iterable[Path]:
 
 def _recording(result: Result, used: machine.Machine) -> Result:
     """The result as a recording: with the machine, the versions and the date."""
+    origin = _origin(used, result.name)
+    version = ".".join(origin["torch"].split(".")[:2])
+    return replace(result, badge=f"recorded on {origin['machine'].replace('x ', '× ')}, torch {version}", origin=origin)
+
+
+def _origin(used: machine.Machine, measured: str) -> dict[str, Any]:
     import torch
 
     driver = nvidia.ask_nvml().gpus
-    some = used.name if used.count == 1 else f"{used.count}x {used.name}"
-    origin = {
-        "machine": some,
+    return {
+        "machine": used.name if used.count == 1 else f"{used.count}x {used.name}",
         "cpu": platform.processor() or platform.machine(),
         "cores": psutil.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -87,10 +131,8 @@ def _recording(result: Result, used: machine.Machine) -> Result:
         "cuda": torch.version.cuda,
         "driver": driver[0].driver if driver else None,
         "date": datetime.date.today().isoformat(),
-        "program": f"python -m labkit measure {result.name}",
+        "program": f"python -m labkit measure {measured}",
     }
-    version = ".".join(torch.__version__.split(".")[:2])
-    return replace(result, badge=f"recorded on {some.replace('x ', '× ')}, torch {version}", origin=origin)
 
 
 def _model(name: str) -> str:

@@ -1,0 +1,159 @@
+"""`python -m labkit measure --report`: one page of what this machine's GPUs measured, with what virtual GPUs say beside it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import labkit
+from labkit import conclusions, machine
+from labkit.experiments import Result, Run, collect
+from labkit.vgpu import profiles
+
+LESSONS = Path(labkit.__file__).resolve().parents[1] / "notebooks"  # of a clone of the repository
+CELL_SECONDS = 120
+COMPARED = ("seconds", "bytes")  # units of the columns whose figures are compared
+TOLD = 90  # characters of an error
+NOT_VIRTUAL = {"ddp_beside_data_parallel": "no virtual GPU has NCCL"}  # experiments, and why only real GPUs can do them
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one lesson went: its code cells, the errors of those that failed, seconds in all, and the banners that `labkit.use` printed."""
+
+    lesson: str
+    cells: int
+    failed: list[str]
+    seconds: float
+    banners: list[str]
+
+
+def lessons(folder: Path = LESSONS) -> list[Path]:
+    """The lessons of this clone. Raises RuntimeError where the package is without them."""
+    found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    if not found:
+        raise RuntimeError(f"no lessons in {folder}: a report runs them, so make it in a clone of the repository")
+    return found
+
+
+def run_lesson(path: Path) -> Outcome:
+    """Run all cells, on real GPUs where there are enough for the lesson; a cell that fails does not stop the others.
+
+    Raises ImportError without nbclient, which JupyterLab brings.
+    """
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellControlSignal, DeadKernelError
+
+    notebook = nbformat.read(path, as_version=4)
+    start = perf_counter()
+    client = NotebookClient(
+        notebook, kernel_name="python3", timeout=CELL_SECONDS, allow_errors=True, resources={"metadata": {"path": str(path.parent)}}
+    )
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    ended = []
+    try:
+        client.execute()
+    except (CellControlSignal, DeadKernelError) as error:  # a cell took too long, or took the kernel with it
+        ended.append(f"the lesson ended: {type(error).__name__}")
+    said = "".join(output.text for cell in cells for output in cell.outputs if output.output_type == "stream")
+    banners = [line.removeprefix("labkit: ") for line in said.splitlines() if line.startswith("labkit: ")]
+    return Outcome(path.stem, len(cells), [*_failures(cells), *ended], perf_counter() - start, list(dict.fromkeys(banners)))
+
+
+def _failures(cells: Iterable[Any]) -> Iterator[str]:
+    for cell in cells:
+        if "raises-exception" not in cell.metadata.get("tags", []):
+            for output in cell.outputs:
+                if output.output_type == "error":
+                    yield f"cell {cell.id}: {output.ename}: {output.evalue}"[:TOLD].splitlines()[0]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One experiment on so many `gpus`: what was measured, or why nothing was; what virtual GPUs of the same model say, or why not."""
+
+    experiment: str
+    gpus: int
+    measured: Result | str
+    virtual: Result | str
+
+
+def virtually(experiment: str, function: Callable[[], Run], gpus: int, model: str) -> Result | str:
+    """The experiment's result on so many virtual GPUs of that model, or why they cannot say it."""
+    if experiment in NOT_VIRTUAL:
+        return NOT_VIRTUAL[experiment]
+    if model not in {profiles.load(name).name for name in profiles.names()}:
+        return "no profile of this GPU"
+    with machine.use(gpus, like=model, virtual=True, quiet=True):
+        return collect(function())
+
+
+def ratios(measured: Result, virtual: Result) -> dict[str, tuple[float, float, float]]:
+    """Virtual ÷ measured for each column of seconds or bytes: the rows' median, least and most. Empty if the rows are others."""
+    varied = next(iter(measured.columns))
+    if measured.column(varied) != virtual.column(varied):
+        return {}
+    found = {}
+    for name, unit in measured.columns.items():
+        if unit in COMPARED and name != varied:
+            pairs = zip(virtual.column(name), measured.column(name), strict=True)
+            if shares := [model / real for model, real in pairs if real]:
+                found[name] = median(shares), min(shares), max(shares)
+    return found
+
+
+def page(title: str, versions: str, pairs: Iterable[Pair], outcomes: Iterable[Outcome]) -> str:
+    """The report as Markdown, under a title and a line that says when and with which versions it was made."""
+    pairs = list(pairs)
+    lines = [
+        f"# {title}",
+        "",
+        f"{versions}. Made by `python -m labkit measure --report`.",
+        "",
+        "## What the experiments show",
+        "",
+        "| experiment | GPUs | conclusion | measured | virtual |",
+        "|---|---|---|---|---|",
+        *(line for pair in pairs for line in _conclusions(pair)),
+        "",
+        "## Their figures: virtual ÷ measured",
+        "",
+        "| experiment | figure | rows | median | least | most |",
+        "|---|---|---|---|---|---|",
+        *(line for pair in pairs for line in _figures(pair)),
+        "",
+        "## The lessons",
+        "",
+        "| lesson | cells | failed | seconds | ran on |",
+        "|---|---|---|---|---|",
+        *(_row(x.lesson, x.cells, "<br>".join(x.failed) or "none", f"{x.seconds:.0f}", "<br>".join(x.banners)) for x in outcomes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _conclusions(pair: Pair) -> Iterator[str]:
+    if isinstance(pair.measured, str):
+        yield _row(pair.experiment, pair.gpus, f"*{pair.measured}*", "", "")
+        return
+    said = pair.virtual if isinstance(pair.virtual, str) else conclusions.drawn(pair.virtual)
+    for sentence, true in conclusions.drawn(pair.measured).items():
+        virtual = said if isinstance(said, str) else _said(said[sentence])
+        differs = not isinstance(said, str) and said[sentence] != true
+        yield _row(pair.experiment, pair.gpus, sentence, _said(true), f"**{virtual}**" if differs else virtual)
+
+
+def _said(true: bool) -> str:
+    return "yes" if true else "no"
+
+
+def _figures(pair: Pair) -> Iterator[str]:
+    if not isinstance(pair.measured, str) and not isinstance(pair.virtual, str):
+        for name, shares in ratios(pair.measured, pair.virtual).items():
+            yield _row(pair.experiment, name, len(pair.measured.rows), *(f"{share:.2f}" for share in shares))
+
+
+def _row(*cells: Any) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,164 @@
+"""What the experiments that can be recorded show, in sentences that are true of a result or are not.
+
+A learner takes these away, so a virtual GPU has to show what a real one shows: where they differ, the virtual GPU is wrong.
+"""
+
+from collections.abc import Callable
+from math import isclose
+from statistics import median
+
+from labkit.experiments.ddp import DATA_PARALLEL, DDP
+from labkit.experiments.format_speed import format_gain
+from labkit.experiments.four_ways import last_loss, step_seconds
+from labkit.experiments.leaks import growth
+from labkit.experiments.memory_for_time import prices
+from labkit.experiments.pipeline import peaks, stages, waiting_share
+from labkit.experiments.result import Result
+from labkit.experiments.shared_model import held
+from labkit.experiments.training_memory import errors
+
+Conclusions = dict[str, Callable[[Result], bool]]
+LEAST_PINNED = 64 << 10  # bytes of a copy from which on pinned memory pays
+NEAR = 0.05  # a formula this close, relative to what was measured, is right
+HARDLY = 1.3  # times: less than this is no gain
+
+
+def of(experiment: str) -> Conclusions:
+    """The sentences about an experiment of `labkit measure`, and what decides each. Raises KeyError for another."""
+    return CONCLUSIONS[experiment]
+
+
+def drawn(result: Result) -> dict[str, bool]:
+    """Each sentence about the result's experiment: is it true of this result?"""
+    return {sentence: holds(result) for sentence, holds in of(result.name).items()}
+
+
+def _seconds(result: Result, **where: object) -> float:
+    """The only row's, or the median of several."""
+    return median(result.column("seconds", **where))
+
+
+def _copies(result: Result) -> dict[tuple[int, str, str], float]:
+    return {(row["size"], row["direction"], row["memory"]): row["seconds"] for row in result.rows}
+
+
+def _by_gpus(result: Result, model: str) -> list[float]:
+    """Seconds on one GPU, and on more and more."""
+    return result.column("seconds", model=model)
+
+
+def _gain(result: Result, width: int) -> float:
+    return _seconds(result, width=width, streams=1) / _seconds(result, width=width, streams=2)
+
+
+def _idle(result: Result, model: str) -> float:
+    """The share of the step in which a GPU has nothing to compute, on average."""
+    rows = [row for row in result.rows if row["model"] == model]
+    return 1 - sum(row["computing"] / row["seconds"] for row in rows) / len(rows)
+
+
+def _splits(result: Result, program: str) -> dict[int, float]:
+    return {row["splits"]: row["seconds"] for row in result.rows if row["program"] == program}
+
+
+def _best(result: Result, program: str) -> int:
+    times = _splits(result, program)
+    return min(times, key=lambda splits: times[splits])
+
+
+CONCLUSIONS: dict[str, Conclusions] = {
+    "articles_on_trial": {
+        "every claim that was tried comes out as the articles' trial says": lambda r: "no" not in r.column("as_expected"),
+    },
+    "copy_overlap": {
+        "pinned memory is faster than pageable memory": lambda r: _seconds(r, way="pinned memory") < _seconds(r, way="pageable memory"),
+        "on a stream of its own the copy hides behind the kernels": lambda r: (
+            _seconds(r, way="pinned, on a stream of its own") < 0.9 * _seconds(r, way="pinned memory")
+        ),
+    },
+    "copy_speed": {
+        "pinned memory is faster than pageable at every size from 64 KiB on, to the GPU and back": lambda r: all(
+            seconds < _copies(r)[size, direction, "pageable"]
+            for (size, direction, memory), seconds in _copies(r).items()
+            if memory == "pinned" and size >= LEAST_PINNED
+        ),
+        "a large copy moves far more bytes a second than a small one": lambda r: (
+            r.column("bytes_per_second", memory="pinned")[-1] > 10 * r.column("bytes_per_second", memory="pinned")[0]
+        ),
+    },
+    "data_parallel_step": {
+        "DataParallel is slower than one GPU for the small model": lambda r: min(_by_gpus(r, "small")[1:]) > _by_gpus(r, "small")[0],
+        "DataParallel is faster than one GPU for the large model": lambda r: max(_by_gpus(r, "large")[1:]) < _by_gpus(r, "large")[0],
+    },
+    "data_parallel_work": {
+        "with the small model the GPUs wait for most of the step": lambda r: _idle(r, "small") > 0.5,
+        "with the large model they wait for a smaller share of it": lambda r: _idle(r, "large") < _idle(r, "small"),
+    },
+    "ddp_beside_data_parallel": {
+        f"on 4 GPUs DistributedDataParallel is faster than DataParallel for the {model} model": lambda r, model=model: (  # type: ignore[misc]
+            _seconds(r, gpus=4, model=model, way=DDP) < _seconds(r, gpus=4, model=model, way=DATA_PARALLEL)
+        )
+        for model in ("small", "large")
+    },
+    "format_speed": {
+        "a large product gains more from float16 than a small one, and more than twice": lambda r: (
+            format_gain(r, "product", "float16")[8192] > max(2, 2 * format_gain(r, "product", "float16")[256])
+        ),
+        "a large sum gains about what its bytes shrink": lambda r: 1.5 < format_gain(r, "addition", "float16")[8192] < 2.5,
+    },
+    "four_ways": {
+        "float16 alone is the only way that does not learn": lambda r: (
+            [way for way, loss in last_loss(r).items() if not loss < 0.1] == ["float16 alone"]
+        ),
+        "for this small network autocast takes longer than float32": lambda r: (
+            step_seconds(r)["autocast float16"] > step_seconds(r)["float32"]
+        ),
+    },
+    "fragmentation": {
+        "with the default settings small free blocks cannot serve a large request": lambda r: all(
+            row["largest"] < row["free"] for row in r.rows if row["setting"] == "default"
+        ),
+    },
+    "host_and_device": {
+        "a narrow network is faster on the CPU": lambda r: _seconds(r, width=16, device="cpu") < _seconds(r, width=16, device="cuda"),
+        "a wide one is faster on the GPU": lambda r: _seconds(r, width=1024, device="cuda") < _seconds(r, width=1024, device="cpu"),
+    },
+    "leaky_training": {
+        "each leak but summed losses keeps memory with every step": lambda r: (
+            [leak for leak, bytes_kept in growth(r).items() if not bytes_kept] == ["summed losses"]
+        ),
+    },
+    "memory_for_time": {
+        "every other way takes less memory, and more time": lambda r: all(
+            memory < 1 < seconds for memory, seconds in list(prices(r).values())[1:]
+        ),
+    },
+    "pipeline_splits": {
+        "the first program is fastest with 8 micro-batches, or twice or half as many": lambda r: _best(r, "copy first") in (4, 8, 16),
+        "64 micro-batches are slower than 8": lambda r: all(
+            _splits(r, program)[64] > _splits(r, program)[8] for program in ("copy first", "compute first")
+        ),
+        "to compute first is faster than to copy first with 2 to 8 micro-batches": lambda r: all(
+            _splits(r, "compute first")[splits] < _splits(r, "copy first")[splits] for splits in (2, 4, 8)
+        ),
+    },
+    "pipeline_step": {
+        "with one batch the stages take turns": lambda r: isclose(waiting_share(r, "one batch") or 0.0, 1 - 1 / stages(r), abs_tol=0.1),
+        "micro-batches make the GPUs wait less": lambda r: (
+            max(waiting_share(r, name) or 1.0 for name in ("GPipe", "1F1B")) < (waiting_share(r, "one batch") or 0.0)
+        ),
+        "1F1B takes less memory than GPipe on the first GPU": lambda r: peaks(r, "1F1B")[0] < peaks(r, "GPipe")[0],
+    },
+    "shared_model": {
+        "one server takes the least memory, a copy each the most": lambda r: (
+            sorted(held(r), key=lambda way: held(r)[way]) == ["one server", "shared weights", "a copy each"]
+        ),
+    },
+    "training_memory": {
+        "the formula is within 5% of what is measured, in every setting": lambda r: max(map(abs, errors(r).values())) < NEAR,
+    },
+    "two_streams": {
+        "a second stream gains little for tiny kernels": lambda r: _gain(r, 64) < HARDLY,
+        "a second stream gains little for kernels that fill the GPU": lambda r: _gain(r, 4096) < HARDLY,
+    },
+}

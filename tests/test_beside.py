@@ -1,0 +1,86 @@
+"""The report of what real GPUs measured, beside virtual ones; real GPUs are pretended here."""
+
+import nbformat
+import pytest
+
+from labkit import beside, cli, machine, measure
+from labkit.experiments import Result, fragmentation
+
+CELLS = ["import labkit\nlabkit.use(gpus=2)", "assert False, 'a | b'", "raise KeyError(1)", "1 + 1"]
+
+
+@pytest.fixture
+def lesson(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_VIRTUAL", "1")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, id=f"c{i}") for i, source in enumerate(CELLS)])
+    notebook.cells[2].metadata["tags"] = ["raises-exception"]
+    nbformat.write(notebook, tmp_path / "00_short.ipynb")
+    return tmp_path / "00_short.ipynb"
+
+
+@pytest.fixture
+def pretended(monkeypatch, lesson):
+    """One GPU that is said to be real, three experiments, one lesson."""
+    use = machine.use
+    monkeypatch.setattr(machine, "real_gpus", lambda: 1)
+    monkeypatch.setattr(machine, "use", lambda gpus, like="H200", virtual=None, quiet=True: use(gpus, like=like, virtual=True, quiet=True))
+    monkeypatch.setattr(beside, "lessons", lambda: [lesson])
+
+    def broken():
+        raise RuntimeError("CUDA error | here")
+
+    some = {"fragmentation": measure.Recorded(fragmentation), "two_streams": measure.Recorded(broken)}
+    monkeypatch.setattr(measure, "EXPERIMENTS", some | {"pipeline_step": measure.Recorded(broken, gpus=4)})
+
+
+def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
+    assert cli.main(["measure", "--report", "--output", str(tmp_path / "out")]) == 0
+    recording, page = (tmp_path / "out" / name for name in ("fragmentation_h200.json", "report_h200_x1.md"))
+    assert capsys.readouterr().out == f"wrote {recording}\nwrote {page}\n"
+    assert Result.from_json(recording.read_text()).name == "fragmentation"
+    text = page.read_text()
+    assert text.startswith("# Measured on NVIDIA H200\n")
+    assert "| fragmentation | 1 | with the default settings small free blocks cannot serve a large request | yes | yes |" in text
+    assert "| two_streams | 1 | *failed: RuntimeError: CUDA error \\| here* |  |  |" in text
+    assert "| pipeline_step | 4 | *needs 4 GPUs* |  |  |" in text
+    assert "| fragmentation | reserved | 18 | 1.00 | 1.00 | 1.00 |" in text
+    assert "| 00_short | 4 | cell c1: AssertionError: a \\| b |" in text and "2 virtual GPUs" in text
+
+
+def test_without_real_gpus_there_is_no_report(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(machine, "real_gpus", lambda: 0)
+    assert cli.main(["measure", "--report", "--output", str(tmp_path / "new")]) == 2
+    assert "made on real GPUs, and PyTorch sees none" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_report_is_of_all_experiments(capsys):
+    assert cli.main(["measure", "--report", "copy_speed"]) == 2
+    assert "a report is of all experiments: name none" in capsys.readouterr().err
+
+
+def test_it_needs_the_lessons(tmp_path):
+    with pytest.raises(RuntimeError, match="make it in a clone of the repository"):
+        beside.lessons(tmp_path)
+
+
+def test_a_gpu_without_a_profile_has_nothing_beside_it():
+    assert beside.virtually("fragmentation", fragmentation, 1, "NVIDIA GeForce GTX 480") == "no profile of this GPU"
+
+
+def test_a_conclusion_that_differs_stands_out(monkeypatch):
+    pairs = [beside.Pair("two_streams", 1, streams(1.0), streams(0.1))]
+    text = beside.page("Measured", "today", pairs, [])
+    assert "| two_streams | 1 | a second stream gains little for tiny kernels | yes | **no** |" in text
+    assert "| two_streams | seconds | 4 | 0.55 | 0.10 | 1.00 |" in text
+
+
+def streams(second: float) -> Result:
+    rows = [{"width": width, "streams": n, "seconds": second if n == 2 else 1.0} for width in (64, 4096) for n in (1, 2)]
+    return Result("two_streams", {}, {"width": "", "streams": "", "seconds": "seconds"}, rows, "")
+
+
+def test_other_rows_are_not_compared():
+    other = streams(1.0)
+    other.rows.pop()
+    assert beside.ratios(streams(1.0), other) == {}

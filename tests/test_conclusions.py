@@ -1,0 +1,42 @@
+"""What the kit's recordings show, virtual GPUs show too."""
+
+import pytest
+
+from labkit import beside, conclusions, measure, recordings
+
+RECORDED = [name for name in measure.EXPERIMENTS if recordings.load(name)]
+
+
+def test_every_experiment_has_conclusions():
+    assert set(conclusions.CONCLUSIONS) == set(measure.EXPERIMENTS)
+    assert all(conclusions.CONCLUSIONS.values())
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_they_are_true_of_what_was_recorded(name):
+    assert [sentence for sentence, true in conclusions.drawn(recordings.load(name)).items() if not true] == []
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name not in beside.NOT_VIRTUAL])
+def test_they_are_true_of_virtual_gpus(name):
+    experiment = measure.EXPERIMENTS[name]
+    virtual = beside.virtually(name, experiment.function, experiment.gpus, "NVIDIA H200")
+    assert [sentence for sentence, true in conclusions.drawn(virtual).items() if not true] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "change", "false"),
+    [
+        ("copy_speed", "seconds", {"memory": "pinned", "seconds": 1.0}, "pinned memory is faster than pageable"),
+        ("data_parallel_step", "seconds", {"gpus": 4, "model": "large", "seconds": 1.0}, "faster than one GPU for the large"),
+        ("four_ways", "loss", {"way": "float32", "step": 42, "loss": 1.0}, "the only way that does not learn"),
+        ("pipeline_splits", "seconds", {"splits": 64, "seconds": 0.01}, "64 micro-batches are slower than 8"),
+        ("two_streams", "seconds", {"streams": 2, "seconds": 1e-5}, "gains little"),
+    ],
+)
+def test_they_are_not_true_of_everything(name, column, change, false):
+    recording = recordings.load(name)
+    for row in recording.rows:
+        if all(row[key] == value for key, value in change.items() if key != column):
+            row[column] = change[column]
+    assert any(false in sentence for sentence, true in conclusions.drawn(recording).items() if not true)
