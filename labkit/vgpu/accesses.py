@@ -93,12 +93,12 @@ class Place:
 class Access:
     """One launch's use of a region of a place.
 
-    `before` is a copy of the tensor as it was before a write; None where nothing was there before. What was done to a memory that has
+    `before` is a copy of the tensor as it was before a write, until the host has waited for that; None where nothing was there. What was done to a memory that has
     been freed goes on to the one that is made of the same bytes: `origin` is then the place of the freed one, whose storage begins
     `shift` bytes after this place's.
     """
 
-    __slots__ = ("before", "launch", "origin", "region", "shift", "writes")
+    __slots__ = ("__weakref__", "before", "launch", "origin", "region", "shift", "writes")
 
     def __init__(self, launch: "Launch", origin: Place, region: Region, writes: bool, before: torch.Tensor | None = None) -> None:
         self.launch = launch

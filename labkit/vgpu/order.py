@@ -11,6 +11,7 @@ and page-locked memory for which the host does not wait are watched always.
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch._C import _DisableTorchDispatch
@@ -70,6 +71,7 @@ class Order:
         self._told: set[tuple] = set()
         self._in_flight: deque[Launch] = deque()  # those that can be run again
         self._held = 0  # bytes that these hold
+        self._replacing: WeakSet[Access] = WeakSet()  # writes that hold what was there before them
         self._arrivals: list[Arrival] = []
         self._freed: dict[int, list[Freed]] = {}  # by GPU
         machine.clock.call_when_learned(self._learn)
@@ -197,7 +199,10 @@ class Order:
         """Write down what the launch has touched, and on whose work it stands."""
         if use.reads and (write := use.place.writer(use.region)) is not None and write.launch.func is not None:
             write.launch.dependents.append(launch)
-        use.place.add(Access(launch, use.place, use.region, use.writes, before))
+        access = Access(launch, use.place, use.region, use.writes, before)
+        if before is not None:
+            self._replacing.add(access)
+        use.place.add(access)
 
     def _note_outputs(self, launch: Launch, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         for x in outputs_of(func, args, kwargs, result):
@@ -334,6 +339,9 @@ class Order:
         self.host_copies = [(stream, count) for stream, count in self.host_copies if known.get(stream, 0) < count]
         while self._in_flight and known.get(self._in_flight[0].stream, 0) >= self._in_flight[0].count:
             self._forget_oldest()
+        for access in [x for x in self._replacing if known.get(x.launch.stream, 0) >= x.launch.count]:
+            access.before = None  # all that is launched from now on comes after it
+            self._replacing.discard(access)
 
 
 def _copies_elsewhere(name: str, args: tuple, kwargs: dict) -> bool:

@@ -2,6 +2,7 @@
 
 import warnings
 
+import psutil
 import pytest
 import torch
 
@@ -411,6 +412,18 @@ def test_watching_keeps_no_memory_of_the_gpus_and_none_of_the_hosts_for_good(sid
     from labkit.vgpu import hardware
 
     assert not hardware.machine().order._in_flight
+
+
+def test_what_copies_have_replaced_is_let_go_when_the_host_has_waited():
+    """Ten copies of 32 MiB, each waited for: not one of them needs to know any more what the others have replaced."""
+    process = psutil.Process()
+    page_locked, device = torch.ones(8 << 20).pin_memory(), torch.ones(8 << 20, device="cuda")
+    before = process.memory_info().rss
+    for _ in range(5):
+        device.copy_(page_locked, non_blocking=True)
+        page_locked.copy_(device, non_blocking=True)
+        torch.cuda.synchronize()
+    assert process.memory_info().rss - before < 4 * (32 << 20)
 
 
 def test_operands_on_two_devices_are_refused_before_anybody_looks_for_races(side):
