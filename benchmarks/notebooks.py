@@ -80,7 +80,7 @@ def bounds(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def run(path: Path, folder: Path = FOLDER, kernel: str = "python3") -> tuple[float, int]:
-    """Seconds that the whole lesson takes, from the kernel's start, and the peak of the memory of the kernel and all that it starts, in bytes.
+    """Seconds that the whole lesson takes, with the kernel's start, and the peak of the memory of all its processes, in bytes.
 
     It runs in `folder`, in the kernel of that name. Raises nbclient's CellExecutionError where a cell fails.
     """

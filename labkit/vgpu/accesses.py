@@ -93,9 +93,9 @@ class Place:
 class Access:
     """One launch's use of a region of a place.
 
-    `before` is a copy of the tensor as it was before a write, until the host has waited for that; None where nothing was there. What was done to a memory that has
-    been freed goes on to the one that is made of the same bytes: `origin` is then the place of the freed one, whose storage begins
-    `shift` bytes after this place's.
+    `before` is a copy of the tensor as it was before a write, until the host has waited for that; None where nothing was there before.
+    What was done to a memory that has been freed goes on to the one that is made of the same bytes: `origin` is then the place of the
+    freed one, whose storage begins `shift` bytes after this place's.
     """
 
     __slots__ = ("__weakref__", "before", "launch", "origin", "region", "shift", "writes")
