@@ -33,7 +33,10 @@ class Request:
 
 
 class Machine:
-    """The GPUs in use. Also a context manager: at the end of a `with` block the machine is taken away."""
+    """The GPUs in use. Also a context manager: at the end of a `with` block the machine is taken away.
+
+    A `with` block raises RuntimeError where the machine is not in use any more, or in another block already.
+    """
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -70,6 +73,7 @@ class Machine:
 
     @property
     def virtual(self) -> bool:
+        """Whether the GPUs are virtual ones."""
         return self.request.virtual
 
     @property
@@ -85,6 +89,7 @@ class Machine:
 
     @property
     def banner(self) -> str:
+        """What `use` prints: how many GPUs of which model, with how much memory, and whose the times are."""
         some = "1 GPU" if self.count == 1 else f"{self.count} GPUs"
         name = self.badge.rsplit(" on ", 1)[1]
         if self.virtual:
@@ -122,6 +127,7 @@ class Machine:
             virtual.values = kept
 
     def take_away(self) -> None:
+        """What `use(None)` does: no virtual GPUs any more, or no limit on the memory of real ones. Doing it again changes nothing."""
         global _current
         if self._installation is not None:
             self._installation.remove()

@@ -99,8 +99,8 @@ def claims_table(article: str | None = None, verdict: str | None = None) -> Tabl
 def articles_on_trial(names: Sequence[str] | None = None) -> Run:
     """Runs claims, by default all that need no more GPUs than are in use, and compares each with what is expected. One row a claim.
 
-    `as_expected` is "yes", "no" or, for one that cannot be run, "not tried"; `peak` is in bytes, on the first GPU. The claims that need a
-    process of their own share one, at the end.
+    `names` are some of `labkit.articles.claims()`. `as_expected` is "yes", "no" or, for one that cannot be run, "not tried"; `peak` is in
+    bytes, on the first GPU. The claims that need a process of their own share one, at the end.
 
     Raises ValueError for a name that there is not, RuntimeError when too few GPUs are in use.
     """

@@ -14,7 +14,8 @@ def collectives(ranks: int = 3) -> Run:
     """The vector that each of so many ranks holds before and after each of the `COLLECTIVES`, as lists of whole numbers.
 
     Rank r brings 10 (r + 1), 10 (r + 1) + 1, …, a number for each rank; all_gather begins with what reduce_scatter left. The ranks are
-    processes that torchrun starts, once. Raises ValueError for less than 2 ranks and for more than 8.
+    processes that torchrun starts, once. Raises ValueError for less than 2 ranks and for more than 8, and as
+    `labkit.torchrun` does.
     """
     if not 2 <= checked_count("ranks", ranks) <= MOST:
         raise ValueError(f"ranks={ranks}: choose 2 to {MOST}")

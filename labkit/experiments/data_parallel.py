@@ -18,7 +18,7 @@ WORK_COLUMNS = {"model": "", "gpu": "", "computing": "seconds", "seconds": "seco
 
 
 def data_parallel_step(gpus: Sequence[int] = (1, 2, 4), models: Mapping[str, Sequence[int]] = MODELS, repeats: int = 3) -> Run:
-    """Seconds of one training step of each of the `models` under `nn.DataParallel` on so many GPUs.
+    """Seconds of one training step of each of the `models` under `nn.DataParallel`, on each number of `gpus`.
 
     A model is given as (width, batch): eight linear layers of that width with ReLU between them, on a batch of so many rows, which
     lies on the first GPU. A step is forward, backward and SGD; the median of `repeats`, after two that do not count. On one GPU,

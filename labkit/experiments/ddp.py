@@ -25,7 +25,7 @@ def ddp_beside_data_parallel(
     exchange tensors of the CPU through gloo, by the real clock, and train the model "tiny" of the size `on_cpu`, which DataParallel
     then trains too, on the virtual GPUs. Rows of different devices are times of different clocks.
 
-    Raises as `data_parallel_step` does.
+    Raises as `data_parallel_step` and `labkit.torchrun` do.
     """
     used = badge()
     gpus = checked_sizes("gpus", gpus, machine.in_use().count)

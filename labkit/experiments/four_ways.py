@@ -27,7 +27,8 @@ COLUMNS = {"way": "", "step": "", "loss": "", "seconds": "seconds"}
 def four_ways(steps: int = STEPS) -> Run:
     """Trains a network of three linear layers with Adam from the same weights on the same batch, in each of the four `WAYS`.
 
-    It learns the sine of twice each of 16 inputs, on 64 rows. One row a step: the mean squared error before it, and its seconds.
+    It learns the sine of twice each of 16 inputs, on 64 rows, in so many `steps`. One row a step: the mean squared error before it, and
+    its seconds.
 
     Raises ValueError for less than one step, RuntimeError when no GPU is in use.
     """

@@ -45,6 +45,7 @@ class MemoryRecorder:
 
     @property
     def running(self) -> bool:
+        """Whether it watches."""
         return self is _watching
 
     @property

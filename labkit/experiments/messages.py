@@ -16,7 +16,7 @@ def ddp_messages() -> Run:
     The network has four layers, and a message takes the gradients of two. The step's batch comes in one piece, in four micro-batches, or
     in four of which only the last sends (`no_sync`). `events` are the gradients and the messages in their order: ["gradient", of which
     parameter] and ["message", of which ones]. `difference` is how far the first layer's gradient is from that of the batch in one piece,
-    as a share of it.
+    as a share of it. Raises as `labkit.torchrun` does.
     """
     return Run("ddp_messages", {"programs": list(PROGRAMS)}, COLUMNS, programs.badge(2), len(PROGRAMS), _points())
 

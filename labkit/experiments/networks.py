@@ -27,13 +27,16 @@ class Network:
         raise NotImplementedError
 
     def batch(self, rows: int, device: Any = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
-        """So many rows of zeros, as the network takes them, and the right answers, int64."""
+        """So many rows of zeros on `device`, as the network takes them, and the right answers to them, zeros of int64."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class MLP(Network):
-    """`depth` linear layers of `width` neurons with ReLU, and one that tells `classes` apart. A row has `width` numbers."""
+    """`depth` linear layers of `width` neurons with ReLU, and one that tells `classes` apart. A row has `width` numbers.
+
+    Raises ValueError for a size that is no whole number from 1 to 1048576.
+    """
 
     width: int = 2048
     depth: int = 8
@@ -46,6 +49,7 @@ class MLP(Network):
         return Segments(nn.Identity(), segments, nn.Linear(self.width, self.classes, device=device), checkpointing)
 
     def batch(self, rows: int, device: Any = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers (rows, width), float32, and classes (rows,), int64: zeros on `device`."""
         return torch.zeros(rows, self.width, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
 
 
@@ -53,7 +57,9 @@ class MLP(Network):
 class GPT(Network):
     """A transformer that predicts the next token: `layers` blocks of `width`, with `heads` heads each, on rows of `tokens` tokens.
 
-    Raises ValueError where the heads do not share the width, or get less than 8 of it each or no multiple of 8.
+    GPT() has the sizes of the smallest GPT-2 (Radford and others, 2019).
+    Raises ValueError for a size that is no whole number from 1 to 1048576, and where the heads do not share the width, or get less than 8
+    of it each or no multiple of 8.
     """
 
     width: int = 768
@@ -75,6 +81,7 @@ class GPT(Network):
         return Segments(Embedding(self, device), blocks, end, checkpointing)
 
     def batch(self, rows: int, device: Any = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens (rows, tokens) and what follows each (rows · tokens,), int64: zeros on `device`."""
         inputs = torch.zeros(rows, self.tokens, dtype=torch.int64, device=device)
         return inputs, torch.zeros(rows * self.tokens, dtype=torch.int64, device=device)
 
@@ -84,6 +91,7 @@ class ResNet(Network):
     """A residual network of four stages of `blocks` blocks, with `width`, then 2, 4 and 8 times `width` channels.
 
     A row is a picture of `side` × `side` pixels, three colours. ResNet() is ResNet-18 (He and others, 2015).
+    Raises ValueError for a size that is no whole number from 1 to 1048576.
     """
 
     width: int = 64
@@ -105,6 +113,7 @@ class ResNet(Network):
         return [(before, after, 1 + (before != after)) for before, after in zip([self.width, *widths], widths, strict=False)]
 
     def batch(self, rows: int, device: Any = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
+        """Pictures (rows, 3, side, side), float32, and classes (rows,), int64: zeros on `device`."""
         pictures = torch.zeros(rows, 3, self.side, self.side, device=device)
         return pictures, torch.zeros(rows, dtype=torch.int64, device=device)
 

@@ -17,7 +17,7 @@ class Result:
 
     `columns` gives each column's unit ("" for words); the first column is what the experiment varied. `parameters` are those of
     the experiment; a list among them is what was varied, and `repeats` how often. `badge` says where the numbers come from;
-    a recording has an `origin` besides: machine, date, versions.
+    a recording has an `origin` besides: machine, date, versions. Raises ValueError for a row with other columns.
     """
 
     name: str
@@ -52,7 +52,8 @@ class Result:
         return Table(header, rows, self.badge)
 
     def recorded(self, gpu: str = "H200") -> "Result | None":
-        """What a real GPU gave for the same parameters, at those points that were asked for here; None if that was not recorded."""
+        """What a real GPU of the model `gpu` gave for the same parameters, at those points that were asked for here; None if that was not
+        recorded."""
         from labkit import recordings
 
         recording = recordings.load(self.name, gpu)
@@ -64,10 +65,12 @@ class Result:
         return Result(self.name, recording.parameters, recording.columns, rows, recording.badge, recording.origin) if rows else None
 
     def to_json(self) -> str:
+        """All of it as JSON, as the recordings are kept: bytes and seconds, unrounded."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Result":
+        """The result that `to_json` told. Raises ValueError for text that is not JSON, TypeError for other JSON."""
         return cls(**json.loads(text))
 
 
@@ -80,7 +83,7 @@ def _fixed(parameters: dict[str, Any]) -> dict[str, Any]:
 class Run:
     """An experiment under way: iterate over it to measure point by point; `result()` holds what was measured so far.
 
-    `total` is the number of points in all.
+    `total` is the number of points in all, `rows` those measured so far; the others are as in the `Result`.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Run:
         return row
 
     def result(self) -> Result:
+        """What was measured so far."""
         return Result(self.name, self.parameters, self.columns, list(self.rows), self.badge)
 
     def close(self) -> None:
@@ -110,7 +114,7 @@ class Run:
 
 
 def collect(run: Run) -> Result:
-    """Measure all points that are left, and return the whole result."""
+    """Measure all points that `run` has left, and return the whole result. Raises what measuring raises."""
     for _ in run:
         pass
     return run.result()

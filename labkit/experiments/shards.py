@@ -51,7 +51,8 @@ def held_by_ranks(ranks: int = 2, width: int = 256, layers: int = 4) -> Run:
     The model has `layers` linear layers of `width` × `width` weights. `whole` is how many bytes of parameters lie there in one piece
     while a layer computes. Counted are the tensors' own bytes; Adam's step numbers, four bytes a tensor, are among them.
 
-    Raises ValueError for what is out of bounds; width and the number of layers must divide by the ranks and by two.
+    Raises ValueError for what is out of bounds; width and the number of layers must divide by the ranks and by two. Raises as
+    `labkit.torchrun` does, besides.
     """
     for name, value, most in (("ranks", ranks, 8), ("width", width, LARGEST), ("layers", layers, 16)):
         if checked_count(name, value) > most:

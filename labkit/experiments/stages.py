@@ -16,7 +16,8 @@ def pipelining(ranks: int = 2, micro_batches: int = 4) -> Run:
     evenly from -1 to 1, and the targets are its sines. `order` is such as "FFBB": F for the forward of a micro-batch, B for a backward.
     `loss` is that of the last stage (None elsewhere), `gradients` the norm of each parameter's.
 
-    Raises ValueError for ranks outside 2 to 8, and for micro-batches that are fewer or do not divide the batch.
+    Raises ValueError for ranks outside 2 to 8, and for micro-batches that are fewer or do not divide the batch; and as `labkit.torchrun`
+    does.
     """
     if not 2 <= checked_count("ranks", ranks) <= 8:
         raise ValueError(f"ranks={ranks}: choose 2 to 8")

@@ -26,7 +26,10 @@ def check(number: str, answer: Any) -> Verdict:
 
 
 def progress(lesson: str | None = None) -> Progress:
-    """Which exercises are right so far: of one lesson, such as "01", or of those that have been tried since this kernel started."""
+    """Which exercises are right so far: of one lesson, such as "01", or of those that have been tried since this kernel started.
+
+    Raises ValueError, naming those that there are, for a lesson without exercises.
+    """
     chosen = attempts.tried() if lesson is None else {lesson}
     numbers = [number for number in exercises() if number[:2] in chosen]
     if lesson is not None and not numbers:

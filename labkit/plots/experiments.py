@@ -40,6 +40,7 @@ def copy_speed(result: Result, recorded: Result | None = None, prediction: float
     """Copy speed by size, pageable and pinned, in one direction: "h2d" (host to device) or "d2h".
 
     `prediction` says how many times faster pinned memory copies 16 MiB; it is drawn above the pageable speed measured there.
+    Raises ValueError for another direction.
     """
     if direction not in ("h2d", "d2h"):
         raise ValueError(f'direction={direction!r}: choose "h2d", host to device, or "d2h", device to host')

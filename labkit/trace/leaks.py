@@ -41,6 +41,7 @@ class Leak:
 
     @property
     def text(self) -> str:
+        """The leak in a sentence: how much, on which device, what it is, from which line, and who holds it."""
         what = self.category if self.shape is None else f"{self.dtype} {list(self.shape)}"
         return f"{units.byte_text(self.bytes)} on cuda:{self.device}: {what}, {_place(self.line)}, held by {_held_by(self.holders)}"
 
@@ -65,6 +66,7 @@ class Leaks(list[Leak]):
         return sum(leak.bytes for leak in self)
 
     def table(self) -> Table:
+        """A row for each, with its bytes, device, line, shape and holders; prints as text and as HTML."""
         header = ("bytes", "device", "born in", "what", "shape", "held by")
         rows = tuple(
             (

@@ -263,7 +263,10 @@ class Trace(Times):
         return found
 
     def events_before(self, at: str | float | int, device: "Device | None" = None) -> int:
-        """The number of events before a moment, which is given as for `segments`."""
+        """The number of events before the moment `at`, which is given as for `segments`; "peak" is that of `device`.
+
+        Raises ValueError for another moment, or a device that the recording does not know.
+        """
         refused = np.flatnonzero(self.events.action == OOM)
         named: dict[Any, Callable[[], int]] = {
             "start": lambda: 0,

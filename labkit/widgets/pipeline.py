@@ -46,6 +46,7 @@ class PipelineLab(Lab):
         return [name for name, switch in self.switches.items() if switch.value]
 
     def experiment(self) -> Run:
+        """The step as it is chosen, not yet begun. Raises ValueError where no schedule is switched on."""
         if not self.schedules:
             raise ValueError("Switch at least one schedule on.")
         return pipeline_step([LAYERS] * self.stages.value, self.micro_batches.value, self.schedules, LINKS[self.link.value])

@@ -1,0 +1,112 @@
+"""Every public name says what it is: a docstring with what it raises, annotations, a help text for each command and option."""
+
+import argparse
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import labkit
+from labkit import cli
+from labkit.inventory import Table
+from labkit.lessons import Progress, Verdict
+from labkit.machine import Machine
+from labkit.ranks import Ranks
+from labkit.trace.holders import Holder
+from labkit.trace.leaks import Leak, Leaks
+from labkit.trace.trace import Timeline
+from labkit.vgpu.races import Race
+
+# Classes without a public name whose objects public functions return.
+GIVEN = [Holder, Leak, Leaks, Machine, Progress, Race, Ranks, Table, Timeline, Verdict]
+MODULES = [getattr(labkit, name) for name in labkit._MODULES]
+
+
+def named() -> Iterator[tuple[str, object]]:
+    """Public functions and classes; a constant says what it is by its name."""
+    for name in labkit._FUNCTIONS:
+        yield f"labkit.{name}", getattr(labkit, name)
+    for module in MODULES:
+        yield from ((f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__ if callable(getattr(module, name)))
+    yield from ((f"{given.__module__}.{given.__name__}", given) for given in GIVEN)
+
+
+def function_of(member: object) -> Callable | None:
+    if isinstance(member, property):
+        return member.fget
+    member = getattr(member, "__func__", member)
+    return member if inspect.isfunction(member) else None
+
+
+def methods(cls: type) -> Iterator[tuple[str, Callable]]:
+    """The public methods and properties of a class, those that it has from the kit's other classes too, and how it is made."""
+    for base in cls.__mro__:
+        if base.__module__.startswith("labkit"):
+            for name, member in vars(base).items():
+                if (function := function_of(member)) is not None and (not name.startswith("_") or name in ("__init__", "__post_init__")):
+                    yield name, function
+
+
+def documented() -> Iterator[tuple[str, Callable, str]]:
+    """Every public function and method, and the docstring in which a user would look."""
+    for name, thing in named():
+        if not inspect.isclass(thing):
+            yield name, thing, inspect.getdoc(thing) or ""
+            continue
+        for method, function in methods(thing):
+            if method in ("__init__", "__post_init__"):
+                yield f"{name}()", function, inspect.getdoc(thing) or ""
+            else:
+                yield f"{name}.{method}", function, inspect.getdoc(getattr(thing, method)) or ""
+
+
+def raised(function: Callable) -> set[str]:
+    """The classes of errors that the body of a function raises itself. A method that subclasses must give raises NotImplementedError."""
+    if function.__code__.co_filename == "<string>":  # dataclasses wrote it
+        return set()
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
+    return {ast.unparse(call.func) for call in calls} - {"NotImplementedError"}
+
+
+def test_every_public_name_has_a_docstring():
+    own = {name: vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__ for name, thing in named()}
+    made_up = {name for name, text in own.items() if text and text.startswith(f"{name.rsplit('.', 1)[1]}(")}  # a dataclass's own
+    assert {name for name, text in own.items() if not text} | made_up == set()
+    assert [module.__name__ for module in MODULES if not module.__doc__] == []
+
+
+def test_every_public_method_has_a_docstring():
+    assert sorted({name for name, _, text in documented() if not text}) == []
+
+
+def test_every_public_name_is_annotated():
+    bare = set()
+    for name, function, _ in documented():
+        signature = inspect.signature(function)
+        untyped = [parameter.name for parameter in signature.parameters.values() if parameter.annotation is inspect.Parameter.empty]
+        if set(untyped) - {"self", "cls"} or (signature.return_annotation is inspect.Signature.empty):
+            bare.add(name)
+    assert sorted(bare) == []
+
+
+def test_a_docstring_names_the_errors_that_its_function_raises():
+    unsaid = {f"{name}: {error}" for name, function, text in documented() for error in raised(function) if error not in text}
+    assert sorted(unsaid) == []
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+@pytest.mark.parametrize("parser", list(parsers(cli._parser())), ids=lambda parser: parser.prog.removeprefix("python -m "))
+def test_every_command_and_option_says_what_it_does(parser):
+    assert parser.description
+    options = [action for action in parser._actions if not isinstance(action, argparse._SubParsersAction)]
+    assert [action.dest for action in options if not action.help] == []
