@@ -1,7 +1,9 @@
 """How much of this computer's memory the process may use: all of it, or what its container allows."""
 
 import re
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 
 
 def host_memory(root: Path = Path("/")) -> tuple[int, int, bool]:
@@ -19,21 +21,41 @@ def host_memory(root: Path = Path("/")) -> tuple[int, int, bool]:
 
 
 def container_memory(root: Path = Path("/")) -> tuple[int | None, int]:
-    """The memory limit of this process's control group in bytes (None: no limit) and what the group uses now without page cache.
+    """The memory limit in bytes (None: no limit) that leaves this process the least, and what is used of it now without page cache.
 
-    Both versions of Linux's control groups (the kernel's Documentation/admin-guide, cgroup-v2.rst and cgroup-v1/memory.rst).
+    A limit is set for a control group: a container, a batch job, a service. It holds in the groups inside that group too. Both versions
+    of Linux's control groups (the kernel's Documentation/admin-guide, cgroup-v2.rst and cgroup-v1/memory.rst).
     """
     groups = root / "sys/fs/cgroup"
-    for folder, limit_file, usage_file in (
-        (groups, "memory.max", "memory.current"),
-        (groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
+    found = [
+        *_limits(groups, _own_group(root, ""), "memory.max", "memory.current"),
+        *_limits(groups / "memory", _own_group(root, "memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ]
+    limited = [(limit, used) for limit, used in found if limit is not None]
+    if limited:
+        return min(limited, key=lambda group: group[0] - group[1])
+    return found[-1] if found else (None, 0)
+
+
+def _own_group(root: Path, controller: str) -> PurePosixPath:
+    """The path of this process's control group below the folder of all groups that `controller` manages; "" is version 2."""
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(",") and ".." not in path:
+                return PurePosixPath(path.lstrip("/"))
+    return PurePosixPath()
+
+
+def _limits(top: Path, group: PurePosixPath, limit_file: str, usage_file: str) -> Iterator[tuple[int | None, int]]:
+    """The limit and the use of a control group and of each one around it, as far as they can be seen from here."""
+    for path in (group, *group.parents):
         try:
+            folder = top / path
             limit = (folder / limit_file).read_text().strip()
             used = int((folder / usage_file).read_text())
             cache = re.findall(r"^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE)
+            reclaimable = int(cache[-1]) if cache else 0  # version 1 lists the group alone, then in total
+            yield None if limit == "max" else int(limit), used - reclaimable
         except (OSError, ValueError):
             continue
-        reclaimable = int(cache[-1]) if cache else 0  # version 1 lists the group alone, then in total
-        return (None if limit == "max" else int(limit)), used - reclaimable
-    return None, 0

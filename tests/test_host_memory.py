@@ -35,3 +35,25 @@ def test_memory_without_a_limit(tmp_path):
     assert container_memory(root) == (None, 10)
     memory, available, limited = host_memory(root)
     assert not limited and 0 < available <= memory
+
+
+def test_memory_of_a_job_within_a_machine(tmp_path):
+    """A batch system or a hub limits a group of processes, which still sees the groups around it."""
+    files = {"memory.max": "max", "memory.current": "9000", "memory.stat": ""}
+    files |= {f"jobs.slice/{name}": text for name, text in {"memory.max": "5000", "memory.current": "3000", "memory.stat": ""}.items()}
+    files |= {f"jobs.slice/mine/{name}": text for name, text in {"memory.max": "4000", "memory.current": "500", "memory.stat": ""}.items()}
+    root = control_group(tmp_path, files)
+    assert container_memory(root) == (None, 9000)
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("0::/jobs.slice/mine/kernel\n")
+    assert container_memory(root) == (5000, 3000)  # others in the slice leave less than the job's own limit does
+
+
+def test_memory_of_an_older_job(tmp_path):
+    files = {"memory.limit_in_bytes": str(1 << 62), "memory.usage_in_bytes": "9", "memory.stat": ""}
+    own = {"memory.limit_in_bytes": "4000", "memory.usage_in_bytes": "1000", "memory.stat": "total_inactive_file 300\n"}
+    everywhere = {f"memory/{name}": text for name, text in files.items()}
+    root = control_group(tmp_path, everywhere | {f"memory/slurm/job_7/{name}": text for name, text in own.items()})
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("5:cpu,cpuacct:/\n4:memory:/slurm/job_7\n0::/elsewhere\n")
+    assert container_memory(root) == (4000, 700)
