@@ -8,6 +8,7 @@ import contextlib
 import os
 import secrets
 import selectors
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from labkit.course import open_lessons, wire
 from labkit.course import wall as walls
 from labkit.course.wall import Wall
@@ -26,6 +29,7 @@ STARTING = 180.0  # seconds for imports, on a slow disk
 ENDING = 30.0  # seconds until a submission's processes are gone
 KEPT = 8 << 10  # bytes of output that are kept
 CHUNK = 1 << 16
+FOLDERS = "labkit-course-"  # in the folder for temporary files; then the grader's process
 RETIRE = 500  # submissions after which a nursery is replaced
 
 
@@ -102,7 +106,8 @@ class Sandbox:
 
     def _start(self) -> None:
         self.close()
-        self._own = tempfile.TemporaryDirectory(prefix="labkit-course-", ignore_cleanup_errors=True)
+        _sweep()
+        self._own = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True)
         room = walls.ROOM if self.wall.hides_disk else self._own.name
         if self.wall.hides_disk:
             for name, text in open_lessons.sources().items():
@@ -161,6 +166,14 @@ class Sandbox:
         if self._process is not None:
             self._process.kill()
         self.close()
+
+
+def _sweep() -> None:
+    """Remove what a grader that was killed could not."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*-*"):
+        owner = folder.name.removeprefix(FOLDERS).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Run:

@@ -147,14 +147,19 @@ def test_killed_half_way_it_goes_on(graded, tmp_path):
     course = tmp_path / "course.toml"
     course.write_text(COURSE.replace('[labs."01"]\n[labs."06"]\n', ""))
     command = [sys.executable, "-m", "labkit", "course", "grade", str(graded / "in"), "--out", "out", "--course", str(course)]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr.readline().startswith("1 of 6, ")
     process.kill()
     process.wait()
     process.stderr.close()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "records").rglob("*.json")}
     assert 1 <= len(before) < len(CLASS)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert len(os.listdir(temporary)) == 1  # it could not tidy up
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment)
+    assert os.listdir(temporary) == []
     assert f"{len(before)} of 6 were graded before" in done.stderr
     assert f"{6 - len(before)} graded, {len(before)} kept" in done.stdout
     assert graded_files(tmp_path / "out") == graded_files(graded / "out")
