@@ -1,18 +1,33 @@
-"""What is installed: the wheel holds all that the kit needs, and works from another folder."""
+"""What is installed: the wheel holds all that the kit needs, and works from another folder. What is told of it beside the wheel."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+import yaml
 
 import labkit
 
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# The keys at the root of a CITATION.cff and of an author that is no person: the guide to its schema, version 1.2.0,
+# https://github.com/citation-file-format/citation-file-format/blob/1.2.0/schema-guide.md
+CITATION_REQUIRED = {"authors", "cff-version", "message", "title"}
+CITATION_ALLOWED = CITATION_REQUIRED | {
+    *("abstract", "commit", "contact", "date-released", "doi", "identifiers", "keywords", "license", "license-url", "preferred-citation"),
+    *("references", "repository", "repository-artifact", "repository-code", "type", "url", "version"),
+}
+ENTITY_ALLOWED = {
+    *("address", "alias", "city", "country", "date-end", "date-start", "email", "fax", "location", "name", "orcid", "post-code"),
+    *("region", "tel", "website"),
+}
 SCRIPT = """
 import sys, torch
 print(torch.cuda.device_count(), torch.cuda.get_device_name(0), torch.ones(3, device="cuda:1").sum().item(), sys.argv[1])
@@ -110,3 +125,25 @@ def test_installed_commands_work_in_another_folder(elsewhere):
     (elsewhere / "script.py").write_text(SCRIPT)
     assert python("-m", "labkit", "run", "--gpus", "2", "--like", "H200", "script.py", "7").splitlines()[-1] == "2 NVIDIA H200 3.0 7"
     assert sorted(path.name for path in elsewhere.iterdir()) == ["script.py"]
+
+
+def test_citation_is_a_valid_one_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert CITATION_REQUIRED <= set(citation) <= CITATION_ALLOWED
+    assert (citation["cff-version"], citation["type"]) == ("1.2.0", "software")
+    assert (citation["version"], citation["license"]) == (labkit.__version__, PROJECT["license"])
+    assert citation["abstract"] == PROJECT["description"]
+    assert citation["title"] == (ROOT / "README.md").read_text().splitlines()[0].removeprefix("# ")
+    assert all(isinstance(text, str) and text for text in (citation["message"], *citation["keywords"]))
+    assert all(set(author) <= ENTITY_ALLOWED for author in citation["authors"])
+    assert citation["authors"] == PROJECT["authors"]
+
+
+def test_changelog_begins_with_what_is_not_released_and_knows_this_version():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## \[(.+?)\](?: - (.+))?$", text, re.MULTILINE)
+    assert versions[0] == ("Unreleased", "")
+    assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", date) for _, date in versions[1:])
+    assert labkit.__version__ in {version for version, _ in versions} or f"What will be {labkit.__version__}" in text
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds
