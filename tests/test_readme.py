@@ -1,0 +1,76 @@
+"""What README.md says is there: its lessons, links, pictures and commands."""
+
+import argparse
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from labkit import cli
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LESSONS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
+COMMANDS = next(action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+
+
+def rows() -> dict[str, list[str]]:
+    """The table of lessons: the cells of each row by the notebook that its first cell links to, the link's text in place of the link."""
+    table = README.split("<!-- lessons -->\n")[1].split("<!-- /lessons -->")[0]
+    found = {}
+    for line in table.strip().splitlines()[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        link = re.fullmatch(r"\[(.+)\]\(notebooks/(.+)\)", cells[0])
+        assert link is not None, line
+        found[link[2]] = [link[1], *cells[1:]]
+    return found
+
+
+def notebook(name: str) -> tuple[str, str]:
+    """A lesson's title and its code."""
+    read = nbformat.read(ROOT / "notebooks" / name, as_version=4)
+    title = next(cell.source.splitlines()[0] for cell in read.cells if cell.cell_type == "markdown")
+    return title.removeprefix("# "), "\n".join(cell.source for cell in read.cells if cell.cell_type == "code")
+
+
+def test_table_has_every_lesson_in_order():
+    assert list(rows()) == LESSONS
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_row_is_as_the_lesson(name):
+    title, code = notebook(name)
+    told, learnt, gpus, lab = rows()[name][:4]
+    assert told == title
+    assert learnt
+    assert int(gpus) == max(map(int, re.findall(r"labkit\.use\(gpus=(\d+)", code)))
+    assert lab.startswith("none") is ("labkit.widgets." not in code)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_pictures_within_the_repository_are_there(page):
+    place = ROOT / page
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", place.read_text(encoding="utf-8"))
+    assert [link for link in links if not (place.parent / link).exists()] == []
+
+
+def test_pictures_have_words_and_are_small():
+    for words, file in re.findall(r"!\[(.*)\]\((docs/.+?)\)", README):
+        assert len(words.split()) >= 10
+        assert (ROOT / file).stat().st_size < 250_000
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_are_there(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+    assert set(re.findall(r"(?:-m labkit|`labkit) ([a-z]+)", text)) <= set(COMMANDS)
+    named = re.findall(r"((?:benchmarks|tools)/[\w./]+\.py)", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_readme_is_read_in_one_sitting():
+    assert len(README.splitlines()) <= 170
