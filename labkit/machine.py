@@ -22,7 +22,7 @@ _current: "Machine | None" = None
 
 @dataclass(frozen=True)
 class Request:
-    """What `use` was asked for, checked. `memory` in bytes."""
+    """What `use` was asked for, checked. `memory` in bytes; `too_few`: the real GPUs there are, where virtual ones take their place."""
 
     gpus: int
     like: str | None
@@ -30,6 +30,7 @@ class Request:
     virtual: bool
     values: bool
     heeds_environment: bool = False
+    too_few: int = 0
 
 
 class Machine:
@@ -94,7 +95,8 @@ class Machine:
         name = self.badge.rsplit(" on ", 1)[1]
         if self.virtual:
             some = some.replace("GPU", "virtual GPU")
-            return f"labkit: {some}, modelled on {name}, {gibibytes(self._total())} each. Times are the model's, not this computer's."
+            why = f" This computer has only {self.request.too_few} of its own." if self.request.too_few else ""
+            return f"labkit: {some}, modelled on {name}, {gibibytes(self._total())} each.{why} Times are the model's, not this computer's."
         return f"labkit: {some} of this computer: {name}, {gibibytes(self._total())} each."
 
     def _total(self) -> int:
@@ -284,8 +286,11 @@ def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Re
 
         profiles.load(like)
     limit = None if memory is None else parse_bytes(memory)
+    too_few = 0
     if virtual is None:
-        virtual = os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0") or like is not None or not values or real_gpus() < gpus
+        virtual = os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0") or like is not None or not values
+        if not virtual and (there := real_gpus()) < gpus:
+            virtual, too_few = True, there
     if not virtual:
         if (there := real_gpus()) < gpus:
             raise RuntimeError(
@@ -295,7 +300,7 @@ def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Re
             raise ValueError("like= and values= describe virtual GPUs; with virtual=False leave them out")
     if virtual and limit is not None:
         _check_virtual_memory(limit)
-    return Request(gpus, like, limit, virtual, values)
+    return Request(gpus, like, limit, virtual, values, too_few=too_few)
 
 
 def _check_virtual_memory(limit: int) -> None:

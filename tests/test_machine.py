@@ -1,6 +1,7 @@
 """Which GPUs a lesson runs on, and what bad input is told."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,6 +85,36 @@ def test_banner_is_one_line_that_says_what_the_lesson_runs_on(capsys):
     labkit.use(gpus=2, like="h200", memory="16GiB", virtual=True)
     said = capsys.readouterr().out
     assert said == "labkit: 2 virtual GPUs, modelled on NVIDIA H200, 16.0 GiB each. Times are the model's, not this computer's.\n"
+
+
+@pytest.fixture
+def one_t4(monkeypatch):
+    """A computer with one T4, as far as a lesson's first cell asks."""
+    monkeypatch.setattr(machine, "real_gpus", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index=0: SimpleNamespace(total_memory=15_828_320_256))
+
+
+def test_on_one_t4_a_lesson_for_one_gpu_is_measured(one_t4, capsys):
+    used = labkit.use(gpus=1)
+    assert capsys.readouterr().out == "labkit: 1 GPU of this computer: NVIDIA Tesla T4, 14.7 GiB each.\n"
+    assert used.badge == "measured on NVIDIA Tesla T4"
+
+
+def test_on_one_t4_a_lesson_for_four_gpus_is_virtual_and_says_why(one_t4, capsys):
+    used = labkit.use(gpus=4)
+    assert used is labkit.use(gpus=4, quiet=True)
+    assert capsys.readouterr().out == (
+        "labkit: 4 virtual GPUs, modelled on NVIDIA Tesla T4, 14.7 GiB each. This computer has only 1 of its own. "
+        "Times are the model's, not this computer's.\n"
+    )
+    assert used.badge == "virtual GPU, modelled on NVIDIA Tesla T4"
+
+
+@pytest.mark.parametrize("wish", [{"virtual": True}, {"like": "T4"}, {"values": False}])
+def test_who_asks_for_virtual_gpus_is_not_told_what_the_computer_has(one_t4, capsys, wish):
+    labkit.use(gpus=4, **wish)
+    assert "This computer has" not in capsys.readouterr().out
 
 
 def test_environment_forces_virtual_gpus(monkeypatch):
