@@ -14,6 +14,7 @@ import ipywidgets as widgets
 
 from labkit.experiments import Result, Run
 from labkit.plots import Figure
+from labkit.widgets.keyboard import KEYBOARD, PANEL
 
 LARGEST_PREDICTION = 1000.0
 _WRAP = widgets.Layout(flex_flow="row wrap", align_items="center")
@@ -40,7 +41,8 @@ class Panel(widgets.VBox):
 
     def __init__(self, children: list[widgets.Widget]) -> None:
         self._loop = running_loop()
-        super().__init__(children=children)
+        super().__init__(children=[*children, widgets.HTML(KEYBOARD, layout=widgets.Layout(display="none"))])
+        self.add_class(PANEL)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -54,6 +56,11 @@ class Panel(widgets.VBox):
             action()
         else:
             self._loop.call_soon_threadsafe(action)
+
+    def _keyboard_goes_to(self, button: widgets.Button) -> None:
+        """Called before the button in use is disabled, which would lose the keyboard's place. Needs ipywidgets 8."""
+        if hasattr(button, "focus"):
+            button.focus()
 
     def _say(self, text: str, alert: bool = False) -> None:
         """Show a message, which a screen reader reads out."""
@@ -174,8 +181,7 @@ class Lab(Panel):
 
     def _stop(self) -> None:
         self._stopping = True
-        if hasattr(self.run_button, "focus"):  # ipywidgets 8: the keyboard goes on from Run when Stop is disabled
-            self.run_button.focus()
+        self._keyboard_goes_to(self.run_button)
 
     async def _run(self, run: Run) -> None:
         """Step the experiment on the event loop, which hears of clicks between two points."""
@@ -219,6 +225,12 @@ class Lab(Panel):
         self.run_button.disabled = self.prediction is None
         self.run_button.description = "Running…" if running else "Run"
         self.stop_button.disabled = not running
+
+
+def choice(description: str, options: Sequence[Any], value: Any, width: str) -> widgets.Dropdown:
+    """A list to choose from: also for numbers, because the handle of an ipywidgets slider has no name that a screen reader could say."""
+    layout = widgets.Layout(width=width, margin="2px 10px 2px 2px")
+    return widgets.Dropdown(options=options, value=value, description=description, style={"description_width": "initial"}, layout=layout)
 
 
 def parse_prediction(text: str, zero_is_possible: bool = False) -> float:

@@ -9,7 +9,7 @@ from labkit.experiments import Result, Run, fit, memory_plan
 from labkit.experiments.budget import MOST_ROWS, SPREADS, Setting
 from labkit.experiments.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, Network, ResNet
 from labkit.experiments.training_memory import RAN_OUT
-from labkit.widgets.base import Lab
+from labkit.widgets.base import Lab, choice
 
 GIB = 1 << 30
 GOOD = 0.2  # a prediction this near, relative to the result, is called good
@@ -38,15 +38,15 @@ class BudgetLab(Lab):
 
     def __init__(self, network: Network | None = None, batch: int = 8) -> None:
         self.networks = ({OWN: network} if network else {}) | NETWORKS
-        self.network = _choice("Network:", list(self.networks), OWN if network else "GPT-2 small", "17em")
+        self.network = choice("Network:", list(self.networks), OWN if network else "GPT-2 small", "17em")
         self.batch = widgets.Text(value=str(batch), description="Batch, rows:", style=_WIDE, layout=widgets.Layout(width="10em"))
-        self.precision = _choice("Precision:", list(PRECISIONS), "float32", "16em")
-        self.optimizer = _choice("Optimizer:", list(OPTIMIZERS), "Adam", "15em")
+        self.precision = choice("Precision:", list(PRECISIONS), "float32", "16em")
+        self.optimizer = choice("Optimizer:", list(OPTIMIZERS), "Adam", "15em")
         self.checkpointing = widgets.Checkbox(value=False, description="checkpointing", indent=False, layout=widgets.Layout(width="9em"))
-        self.micro_batches = _choice("Micro-batches:", [2**power for power in range(8)], 1, "11em")
-        self.gpus = _choice("GPUs:", [1, 2, 4, 8, 16], 1, "8em")
-        self.spread = _choice("by", list(SPREADS), "DDP", "10em")
-        self.gpu = _choice("Each is:", list(fit.models()), fit.IN_USE, "14em")
+        self.micro_batches = choice("Micro-batches:", [2**power for power in range(8)], 1, "11em")
+        self.gpus = choice("GPUs:", [1, 2, 4, 8, 16], 1, "8em")
+        self.spread = choice("by", list(SPREADS), "DDP", "10em")
+        self.gpu = choice("Each is:", list(fit.models()), fit.IN_USE, "14em")
         rows = [
             [self.network, self.batch, self.micro_batches],
             [self.precision, self.optimizer, self.checkpointing],
@@ -91,9 +91,3 @@ class BudgetLab(Lab):
         elif first["measured"]:
             told += f"Measured: {first['measured'] / GIB:.3g} GiB. "
         return f"{told}Of {first['room'] / GIB:.3g} GiB on {result.parameters['gpu']}: {result.parameters['answer']}"
-
-
-def _choice(description: str, options: list[Any], value: Any, width: str) -> widgets.Dropdown:
-    return widgets.Dropdown(
-        options=options, value=value, description=description, style=_WIDE, layout=widgets.Layout(width=width, margin="2px 10px 2px 2px")
-    )

@@ -29,7 +29,7 @@ class MemoryPanel(Panel):
         self.message = widgets.HTML()
         self.picture = widgets.HTML()
         self._when_clicked(self.start_button, self.start)
-        self._when_clicked(self.stop_button, self.stop)
+        self._when_clicked(self.stop_button, self._stop_clicked)
         super().__init__([widgets.HBox([self.start_button, self.stop_button]), self.message, self.picture])
         self.start()
 
@@ -60,6 +60,10 @@ class MemoryPanel(Panel):
             self.refresh()
             self.recorder.stop()
         self._set_buttons()
+
+    def _stop_clicked(self) -> None:
+        self._keyboard_goes_to(self.start_button)
+        self.stop()
 
     def figure(self) -> plots.Figure:
         """What was seen, as a plain figure. Raises ValueError when nothing was."""

@@ -9,13 +9,12 @@ from labkit import machine, plots, units
 from labkit.experiments import Result, Run, pipeline_step
 from labkit.experiments.pipeline import peaks, stages, waiting_share
 from labkit.experiments.schedules import ONE_BATCH, SCHEDULES, bubble
-from labkit.widgets.base import Lab
+from labkit.widgets.base import Lab, choice
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 LINKS = {"as it is": 1, "4 times slower": 4, "16 times slower": 16, "64 times slower": 64}
 LAYERS = 2  # of each stage
 GOOD = 5.0  # percent: a prediction this close is called good
-_WIDE = {"description_width": "initial"}
 
 
 class PipelineLab(Lab):
@@ -31,9 +30,9 @@ class PipelineLab(Lab):
     def __init__(self, schedules: Sequence[str] = SCHEDULES[1:], micro_batches: int = 8) -> None:
         used = machine.current()
         most = 4 if used is None else used.count
-        self.stages = widgets.SelectionSlider(options=range(1, most + 1), value=most, description="Stages:", style=_WIDE)
-        self.micro_batches = widgets.SelectionSlider(options=MICRO_BATCHES, value=micro_batches, description="Micro-batches:", style=_WIDE)
-        self.link = widgets.Dropdown(options=list(LINKS), description="Link:", style=_WIDE, layout=widgets.Layout(width="14em"))
+        self.stages = choice("Stages:", range(1, most + 1), most, "9em")
+        self.micro_batches = choice("Micro-batches:", MICRO_BATCHES, micro_batches, "12em")
+        self.link = choice("Link:", list(LINKS), next(iter(LINKS)), "14em")
         self.switches = {
             name: widgets.Checkbox(value=name in schedules, description=name, indent=False, layout=widgets.Layout(width="7em"))
             for name in SCHEDULES

@@ -7,7 +7,7 @@ from axe_playwright_python.sync_playwright import Axe
 GRAVE = ("serious", "critical")  # of axe-core's impacts: minor, moderate, serious, critical
 LEAST_WORDS = 8  # a text that says what a figure shows is longer
 PICTURES = """selectors => selectors.flatMap(([selector]) => [...document.querySelectorAll(`${selector} img`)])
-    .map(picture => picture.alt)"""
+    .filter(picture => picture.checkVisibility()).map(picture => picture.alt)"""
 
 
 def violations(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:

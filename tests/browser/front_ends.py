@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
+from keyboard import CONTROLS, reach
+
 SECONDS = 1000  # Playwright counts in milliseconds
 OPENED = 120 * SECONDS  # a page, the first time, on a machine that is busy with something else
 TOKEN = "browser-tests"
@@ -61,6 +63,14 @@ class JupyterLab:
         page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", theme)
         page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=theme)
 
+    def select_cell(self, page: Any, cell: Any) -> None:
+        """With keys alone, wherever in the notebook the keyboard is."""
+        reach(page, page.locator(f"{self.cell}.jp-mod-active"), "Shift+Tab")
+        number = "cell => [...cell.parentElement.children].indexOf(cell)"
+        way = cell.evaluate(number) - page.locator(f"{self.cell}.jp-mod-active").evaluate(number)
+        for _ in range(abs(way)):
+            page.keyboard.press("ArrowDown" if way > 0 else "ArrowUp")
+
     def run_all(self, page: Any) -> None:
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
@@ -99,6 +109,11 @@ class ClassicNotebook:
 
     def change_theme(self, page: Any, theme: str) -> None:
         """It has one only."""
+
+    def select_cell(self, page: Any, cell: Any) -> None:
+        """To what lies before its widget. Its cells have an order of their own for the Tab key, which passes all of them first."""
+        cell.locator(f".widget-box :is({CONTROLS})").first.focus()
+        page.keyboard.press("Shift+Tab")
 
     def run_all(self, page: Any) -> None:
         page.locator("#celllink").click()

@@ -1,0 +1,68 @@
+"""Widgets on a page: their parts, and what a learner does with each of them."""
+
+import re
+from typing import Any
+
+
+def button(place: Any, name: str) -> Any:
+    """The first button of that name, in a page or in a part of one."""
+    return place.locator(".jupyter-button", has_text=re.compile(rf"^\s*{name}\s*$")).first
+
+
+def message(place: Any) -> Any:
+    """What the first widget says of itself; a screen reader reads it out."""
+    return place.locator(".widget-html-content p[role]").first
+
+
+def picture(place: Any) -> Any:
+    """The figure of the first widget."""
+    return place.locator(".widget-html-content img").first
+
+
+class Lab:
+    """A lab: first a prediction, then a run that can be stopped. `place` is the page, or the part of it that holds one lab."""
+
+    def __init__(self, place: Any) -> None:
+        self.answer = place.get_by_label("Your prediction:")
+        self.predict, self.stop = button(place, "Predict"), button(place, "Stop")
+        self.run = button(place, "(Run|Running…)")
+        self.message, self.picture = message(place), picture(place)
+
+    def says(self, text: str | re.Pattern) -> None:
+        """Wait until the lab says so."""
+        from playwright.sync_api import expect
+
+        expect(self.message).to_contain_text(text)
+
+    def refuses(self, silly: str, said: str) -> None:
+        """What is no prediction is refused with a reason, and nothing can be run."""
+        from playwright.sync_api import expect
+
+        self.answer.fill(silly)
+        self.predict.click()
+        self.says(said)
+        expect(self.run).to_be_disabled()
+
+    def takes(self, prediction: str, said: str = "You predict: ") -> None:
+        """A prediction, made with the Enter key."""
+        self.answer.fill(prediction)
+        self.answer.press("Enter")
+        self.says(said)
+
+    def stops_half_way(self, point: str, left_open: str = "") -> None:
+        """An endless experiment is run and stopped; `point` and `left_open` are patterns of what is said meanwhile, and then."""
+        from playwright.sync_api import expect
+
+        self.run.click()
+        self.says(re.compile(rf"Point \d+ of 1000000: {point}"))
+        expect(self.predict).to_be_disabled()
+        self.stop.click()
+        self.says(re.compile(rf"Stopped after \d+ of 1000000 points.*{left_open}"))
+        expect(self.run).to_be_enabled()
+
+    def shows(self, words: str) -> None:
+        """Wait until the figure's words match the pattern; it is drawn."""
+        from playwright.sync_api import expect
+
+        expect(self.picture).to_have_attribute("alt", re.compile(words))
+        assert self.picture.evaluate("image => image.complete && image.naturalWidth > 0")

@@ -1,0 +1,101 @@
+"""Pages of the browser: a notebook is opened on one, all its cells run, and at the end the page is examined."""
+
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import nbformat
+import pytest
+from accessibility import violations, wordless_pictures
+from executed import failures, printed
+from front_ends import SECONDS, TOKEN, ClassicNotebook, JupyterLab
+from pictures import Pictures
+
+ROOT = Path(__file__).parents[2]
+DONE = "every cell has run"
+PATIENCE = 240  # seconds for all cells of a lesson: many times what they take on two idle cores
+FRONT_END = JupyterLab() if find_spec("jupyterlab") else ClassicNotebook()
+PICTURES = Pictures(Path(os.environ.get("LABKIT_SCREENSHOTS", ROOT / "build" / "screenshots")), FRONT_END.module)
+
+
+def make_notebook(folder: Path, name: str, cells: Sequence[str], raising: Sequence[int] = ()) -> str:
+    """Write a notebook of these cells, and the one that says that all have run; what it is called."""
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
+    notebook.cells = [nbformat.v4.new_code_cell(source) for source in (*cells, f"print('{DONE}')")]
+    for number in raising:
+        notebook.cells[number].metadata.tags = ["raises-exception"]
+    nbformat.write(notebook, folder / f"{name}.ipynb")
+    return f"{name}.ipynb"
+
+
+def ask(address: str, what: str, method: str = "GET") -> object:
+    """What the server answers to a question of its REST interface."""
+    request = urllib.request.Request(f"{address}/api/{what}", method=method, headers={"Authorization": f"token {TOKEN}"})
+    with urllib.request.urlopen(request) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+def await_cells(page: object) -> None:
+    """Wait until all cells have run. The test fails at once when one of them does, and after `PATIENCE`, with a picture of the page."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        cells = page.evaluate(FRONT_END.cells)
+        if failed := failures(cells):
+            pytest.fail("\n\n".join(failed))
+        if DONE in printed(cells[-1]):
+            return
+        page.wait_for_timeout(0.5 * SECONDS)
+    PICTURES.keep(page, "not_all_cells_have_run")
+    pytest.fail(f"not all cells have run after {PATIENCE} s; the page: {PICTURES.folder}")
+
+
+def examine(page: object, name: str) -> list[str]:
+    """What is wrong with what the page draws, in any theme. A picture of each is kept."""
+    found = []
+    FRONT_END.show_whole(page)
+    for theme in FRONT_END.themes:
+        FRONT_END.change_theme(page, theme)
+        found += [f"{name}, {theme}: {said}" for said in (*violations(page, FRONT_END.drawn), *wordless_pictures(page, FRONT_END.drawn))]
+        PICTURES.keep(page, f"{name}_{theme.split()[-1].lower()}")
+    FRONT_END.change_theme(page, FRONT_END.themes[0])
+    return found
+
+
+@contextmanager
+def opened(server: str, browser: object) -> Iterator[Callable[[str], object]]:
+    """A function that opens a notebook, runs all its cells and returns the page.
+
+    At the end every page whose cells have run is examined; none may have had an error in its console.
+    """
+    pages, names, finished, wrong = [], [], {}, []
+
+    def open_and_run(name: str) -> object:
+        page = browser.new_page()
+        pages.append(page)
+        names.append(name)
+        page.on("pageerror", lambda error: wrong.append(f"{name}: {error}"))
+        page.on("console", lambda message: wrong.append(f"{name}: {message.text}") if message.type == "error" else None)
+        FRONT_END.open(page, server, name)
+        FRONT_END.run_all(page)
+        await_cells(page)
+        finished[name] = page
+        return page
+
+    try:
+        yield open_and_run
+        for name, page in finished.items():
+            wrong += examine(page, Path(name).stem)
+    finally:
+        for page in pages:
+            page.close()
+        for session in ask(server, "sessions"):
+            if session["path"] in names:
+                ask(server, f"sessions/{session['id']}", "DELETE")
+    assert not wrong, "\n\n".join(wrong)
