@@ -89,7 +89,7 @@ def collect(source: Path, course: Course, students: Iterable[str] = ()) -> tuple
     """Everything in a folder or zip file, in order of lab and student, and what is wrong with it.
 
     Of two submissions of one student to one lab none counts: which one does, a person decides. `students` are those who should have
-    handed in; without them, all who handed in anything.
+    handed in; without them, all who handed in anything. Who is not among them is graded all the same, and named.
 
     Raises:
         OSError, ValueError: the source is no folder or zip file.
@@ -111,7 +111,13 @@ def collect(source: Path, course: Course, students: Iterable[str] = ()) -> tuple
             problems.append(
                 Problem(student, lab, "duplicate", f"{len(candidates)} submissions, none is graded: remove all but one of {names}")
             )
-    expected = sorted({*students} or {student for student, _ in found})
+    listed = set(students)
+    problems += [
+        Problem(student, lab, "unlisted", "the list of students has no such id")
+        for student, lab in found
+        if listed and student not in listed
+    ]
+    expected = sorted(listed or {student for student, _ in found})
     broken = {(problem.student, problem.lab) for problem in problems}
     for lab in course.labs:
         for student in expected:

@@ -42,7 +42,8 @@ def write(course: Course, submissions: list[Submission], problems: list[Problem]
     _leave_out_others(store, set(keys))
     store.join_resources()
     _save(store.folder / marks.WRITTEN, marks.written_table(_records(store, keys)))
-    _save(store.folder / "grades.csv", marks.table(GRADES, [*map(_grade, _records(store, keys)), *map(_ungraded, problems)]))
+    ungraded = [_ungraded(problem) for problem in problems if (problem.lab, problem.student) not in set(keys)]
+    _save(store.folder / "grades.csv", marks.table(GRADES, [*map(_grade, _records(store, keys)), *ungraded]))
     people = _people(roster)
     _save(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS))
     _save(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE))

@@ -105,6 +105,15 @@ def test_the_zip_file_of_a_platform(course, tmp_path):
     assert set(kinds(problems)) <= {"renamed"}
 
 
+def test_who_is_not_in_the_list_is_named_and_collected_all_the_same(course, tmp_path):
+    path = zipped(tmp_path / "all.zip", (f"lovelaceada_12345_678901_{LAB}.ipynb", ANSWER))
+    submissions, problems = collect.collect(path, course, ["12345", "23456"])
+    assert [item.student for item in submissions] == ["12345"] and "unlisted" not in kinds(problems)
+    submissions, problems = collect.collect(path, course, ["ada"])
+    assert [item.student for item in submissions] == ["12345"]
+    assert kinds(problems) == ["unlisted"] and {problem.student for problem in problems if problem.kind == "missing"} == {"ada"}
+
+
 def test_hostile_members_of_a_zip_file(course, tmp_path):
     link = zipfile.ZipInfo(f"eve/{LAB}.ipynb")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,6 +103,16 @@ def test_each_submission_is_reported_as_what_it_is(graded):
         "eve": ("cannot be read", ""),
         "李雷": ("graded", "1"),
     }
+
+
+def test_the_table_has_one_row_for_a_submission(graded, one_lab, tmp_path):
+    submissions, _ = collect.collect(graded / "in", one_lab)
+    store = grading.Store(shutil.copytree(graded / "out", tmp_path / "out"))
+    problems = [collect.Problem("ada", LAB, "renamed", "its name"), collect.Problem("zoe", LAB, "missing", "nothing was handed in")]
+    results.write(one_lab, submissions, problems, store)
+    table = rows(tmp_path / "out" / "grades.csv")
+    assert [row["status"] for row in table if row["student"] in ("ada", "zoe")] == ["graded", "missing"]
+    assert "its name" in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_platforms_get_an_empty_cell_where_there_is_no_mark(graded):
