@@ -22,6 +22,7 @@ from labkit.course.assignment import Course
 from labkit.course.reading import LARGEST, UnreadableError
 
 MANIFEST = "collected.json"
+NBGRADERS = ("timestamp.txt", "submission_secret.txt")  # what nbgrader adds to what students hand in
 MOST = 50_000  # files that are looked at
 DENSEST = 200  # bytes that one byte of a zip file may stand for
 # How platforms name what they hand out. Each says who the student is; nbgrader's inbound folder also when it came.
@@ -204,13 +205,13 @@ def _in_folder(folder: Path) -> Iterator[_File]:
         for name in sorted([*names, *links]):
             path = Path(place, name)
             relative = path.relative_to(folder)
-            if name.startswith(".") or name in ("timestamp.txt", MANIFEST):
+            if name.startswith(".") or name in (*NBGRADERS, MANIFEST):
                 continue
             count += 1
             if count > MOST:
                 raise ValueError(f"{folder} holds more than {MOST} files")
             text = os.fsencode(str(relative)).decode(errors="replace")
-            stamp = path.with_name("timestamp.txt")
+            stamp = path.with_name(NBGRADERS[0])
             received = known.get(str(relative)) or (_nbgrader_time(stamp.read_text()[:40]) if stamp.is_file() else _changed(path))
             try:
                 yield _File(PurePosixPath(text), received, reading.file_bytes(path) if path.suffix == ".ipynb" else b"", path)

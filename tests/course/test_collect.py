@@ -159,6 +159,7 @@ def test_the_exchange_of_nbgrader_with_its_times(course, tmp_path):
     put(tmp_path, f"ada+{LAB}+2026-11-20 10:00:00 UTC+x1/{LAB}.ipynb")
     put(tmp_path, f"bob/{LAB}/{LAB}.ipynb")
     put(tmp_path, f"bob/{LAB}/timestamp.txt", b"2026-11-21 11:00:00.5 UTC")
+    put(tmp_path, f"bob/{LAB}/submission_secret.txt", b"123")
     submissions, problems = collect.collect(tmp_path, course)
     assert [(item.student, item.received) for item in submissions] == [
         ("ada", "2026-11-20T10:00:00+00:00"),
