@@ -31,7 +31,9 @@ class Table:
             "<tr>" + "".join(f'<td style="{style}">{escape(cell)}</td>' for cell, style in zip(row, styles, strict=True)) + "</tr>"
             for row in self.rows
         )
-        return f"<table><caption>{escape(self.caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        table = f"<table><caption>{escape(self.caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        # It may be wider than the page: the keyboard reaches it, to scroll.
+        return f'<div role="group" tabindex="0" aria-label="{escape(self.caption)}" style="overflow-x: auto">{table}</div>'
 
 
 def _style(cells: list[str]) -> str:

@@ -27,7 +27,7 @@ h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.2rem; margi
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dt { font-weight: 600; }
 dd { margin: 0; overflow-wrap: anywhere; }
 figure { margin: 1rem 0; } figure img { border-radius: 4px; } figcaption { font-size: .9rem; }
-.scroll { overflow-x: auto; } :focus-visible { outline: 3px solid #0072b2; outline-offset: 2px; }
+:focus-visible { outline: 3px solid #0072b2; outline-offset: 2px; }
 table { border-collapse: collapse; font-size: .9rem; } caption { text-align: left; padding: .3rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .2rem .7rem .2rem .4rem; border-bottom: 1px solid var(--line); }
 th { background: var(--faint); } td { font-variant-numeric: tabular-nums; }
@@ -111,7 +111,7 @@ def page(trace: Trace, leaks: Leaks, command: str, ended: str) -> str:
         )
         body.append(f'<p class="alarm">{text}</p>')
     if (explained := trace.oom) is not None:
-        body.append(f'<section class="alarm"><h2>Why the memory ran out</h2>{_scroll(explained._repr_html_(), "Explanation")}</section>')
+        body.append(f'<section class="alarm"><h2>Why the memory ran out</h2>{explained._repr_html_()}</section>')
     if devices:
         body.append(_time(trace, devices))
     if len(devices) > 1:
@@ -156,10 +156,7 @@ def _time(trace: Trace, devices: list[int]) -> str:
     )
     rows = tuple((f"cuda:{device}", *map(units.time_text, row)) for device, row in zip(devices, figures, strict=True))
     table = Table(header, rows, f"Of {units.time_text(trace.end)}; the host waited {units.time_text(trace.host_waited)}")
-    return (
-        f"<section><h2>What ran when</h2>{_figure(trace.plot_timeline(memory=True))}"
-        f"{_scroll(table._repr_html_(), 'How long each device worked')}</section>"
-    )
+    return f"<section><h2>What ran when</h2>{_figure(trace.plot_timeline(memory=True))}{table._repr_html_()}</section>"
 
 
 def _device(trace: Trace, device: int) -> str:
@@ -169,7 +166,7 @@ def _device(trace: Trace, device: int) -> str:
     segments = "<p>Not known, as events were lost.</p>" if trace.lost else _figure(trace.plot_segments(moment, device))
     lines = f'<div class="lines">{trace.lines(device)._repr_html_()}</div>'
     return (
-        f"<section><h2>cuda:{device}</h2>{_figure(trace.plot_memory(device))}<h3>Line by line</h3>{_scroll(lines, f'Lines, cuda:{device}')}"
+        f"<section><h2>cuda:{device}</h2>{_figure(trace.plot_memory(device))}<h3>Line by line</h3>{lines}"
         f"<h3>The allocator's segments {when}</h3>{segments}</section>"
     )
 
@@ -181,18 +178,12 @@ def _kept(trace: Trace, leaks: Leaks) -> str:
         told = [
             "<p>What the script allocated and still held when it ended, and by which name. What you did not mean to keep is a leak.</p>"
         ]
-        told.append(_scroll(Leaks(leaks[:_OPEN], trace.badge)._repr_html_(), "The largest that were alive"))
+        told.append(Leaks(leaks[:_OPEN], trace.badge)._repr_html_())
     if rest := leaks[_OPEN:]:
-        table = _scroll(Leaks(rest, trace.badge)._repr_html_(), "The others that were alive")
-        told.append(f"<details><summary>{len(rest)} smaller ones</summary>{table}</details>")
+        told.append(f"<details><summary>{len(rest)} smaller ones</summary>{Leaks(rest, trace.badge)._repr_html_()}</details>")
     return f'<section class="kept"><h2>Alive at the end</h2>{"".join(told)}</section>'
 
 
 def _figure(figure: "Figure") -> str:
     words = f"<details><summary>The figure in words</summary>{escape(figure.alt)}</details>"
     return f"<figure>{figure.html}<figcaption>{words}</figcaption></figure>"
-
-
-def _scroll(html: str, label: str) -> str:
-    """A part that may be wider than the page: the keyboard reaches it, to scroll."""
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">{html}</div>'

@@ -86,7 +86,7 @@ def memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure:
     devices = sorted({sample.device for sample in samples})
     peaks = {name: max(getattr(sample, name) for sample in samples) for name in ("allocated", "reserved", "used")}
     size, unit = units.byte_unit(peaks["used"])
-    end = max(sample.seconds for sample in samples)
+    end = max(sample.seconds for sample in samples) or 1e-6  # the lines of a single moment need some length
     period, short = time_unit(end)
     finding = f"Allocated memory peaks at {units.byte_text(peaks['allocated'])}, reserved memory at {units.byte_text(peaks['reserved'])}"
     with matplotlib.rc_context(STYLE):

@@ -14,7 +14,7 @@ import ipywidgets as widgets
 
 from labkit.experiments import Result, Run
 from labkit.plots import Figure
-from labkit.widgets.keyboard import KEYBOARD, PANEL
+from labkit.widgets.page import HIDDEN, PANEL
 
 LARGEST_PREDICTION = 1000.0
 _WRAP = widgets.Layout(flex_flow="row wrap", align_items="center")
@@ -41,7 +41,7 @@ class Panel(widgets.VBox):
 
     def __init__(self, children: list[widgets.Widget]) -> None:
         self._loop = running_loop()
-        super().__init__(children=[*children, widgets.HTML(KEYBOARD, layout=widgets.Layout(display="none"))])
+        super().__init__(children=[*children, widgets.HTML(HIDDEN, layout=widgets.Layout(display="none"))])
         self.add_class(PANEL)
 
     def __repr__(self) -> str:

@@ -169,7 +169,8 @@ def test_each_gpu_has_a_panel(drawn):
     assert [axes.get_ylabel() for axes in drawn[-1].axes] == ["cuda:0", "cuda:1"]
 
 
-def test_one_sample_is_enough_and_none_is_refused():
+def test_one_sample_is_enough_and_none_is_refused(drawn):
     assert "Allocated memory peaks at 0 B" in plots.memory_over_time(memory()[:1], "measured on paper").alt
+    assert all(line.get_xdata()[-1] > line.get_xdata()[0] for line in drawn[-1].axes[0].lines)  # a single moment is seen too
     with pytest.raises(ValueError, match="nothing was recorded"):
         plots.memory_over_time([], "measured on paper")
