@@ -22,7 +22,7 @@ _current: "Machine | None" = None
 
 @dataclass(frozen=True)
 class Request:
-    """What `use` was asked for, checked. `memory` in bytes; `too_few`: the real GPUs there are, where virtual ones take their place."""
+    """What `use` was asked for, checked. `memory` in bytes."""
 
     gpus: int
     like: str | None
@@ -30,7 +30,6 @@ class Request:
     virtual: bool
     values: bool
     heeds_environment: bool = False
-    too_few: int = 0
 
 
 class Machine:
@@ -42,6 +41,7 @@ class Machine:
     def __init__(self, request: Request) -> None:
         self.request = request
         self._entered = False
+        self._too_few = 0  # the real GPUs that there are, where virtual ones take their place
         self._installation: Any = None
         self._fractions: list[float] = []
         self._told_in = 0  # the number of the notebook's cell in which the banner was printed last
@@ -95,7 +95,7 @@ class Machine:
         name = self.badge.rsplit(" on ", 1)[1]
         if self.virtual:
             some = some.replace("GPU", "virtual GPU")
-            why = f" This computer has only {self.request.too_few} of its own." if self.request.too_few else ""
+            why = f" This computer has only {self._too_few} of its own." if self._too_few else ""
             return f"labkit: {some}, modelled on {name}, {gibibytes(self._total())} each.{why} Times are the model's, not this computer's."
         return f"labkit: {some} of this computer: {name}, {gibibytes(self._total())} each."
 
@@ -221,6 +221,8 @@ def use(
             raise RuntimeError(_IN_USE.format(_current.banner))
     else:
         _current = Machine(request)
+        if request.virtual and virtual is None and not _virtual_is_asked_for(like, values):
+            _current._too_few = real_gpus()
     shell = _shell()
     if shell is not None:
         shell.extension_manager.load_extension("labkit")
@@ -286,11 +288,8 @@ def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Re
 
         profiles.load(like)
     limit = None if memory is None else parse_bytes(memory)
-    too_few = 0
     if virtual is None:
-        virtual = os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0") or like is not None or not values
-        if not virtual and (there := real_gpus()) < gpus:
-            virtual, too_few = True, there
+        virtual = _virtual_is_asked_for(like, values) or real_gpus() < gpus
     if not virtual:
         if (there := real_gpus()) < gpus:
             raise RuntimeError(
@@ -300,7 +299,12 @@ def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Re
             raise ValueError("like= and values= describe virtual GPUs; with virtual=False leave them out")
     if virtual and limit is not None:
         _check_virtual_memory(limit)
-    return Request(gpus, like, limit, virtual, values, too_few=too_few)
+    return Request(gpus, like, limit, virtual, values)
+
+
+def _virtual_is_asked_for(like: str | None, values: bool) -> bool:
+    """Does anything but the number of GPUs ask for virtual ones?"""
+    return os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0") or like is not None or not values
 
 
 def _check_virtual_memory(limit: int) -> None:
