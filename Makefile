@@ -24,6 +24,7 @@ NBGRADER := .venv-nbgrader
 ARGS ?=
 TORCH_INDEX ?=
 VERSIONS ?= oldest pinned newest
+FIRST := 00_start_here.ipynb
 
 # python3 if it is 3.11 to 3.14 (the versions with wheels of the pinned torch), else the newest of those that is installed.
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
@@ -38,9 +39,9 @@ NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests
 
 .PHONY: lab test test-gpu test-versions test-browser test-nbgrader test-classic unit notebooks stored-outputs lint format clean
 
-# JupyterLab refuses to run as root, which is who you are in most containers, unless told.
+# The address that JupyterLab prints leads to the first lesson. It refuses to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed
-	$(BIN)/python -m jupyterlab notebooks/00_start_here.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	$(BIN)/python -m jupyterlab --ServerApp.root_dir=notebooks --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: lint unit notebooks
 

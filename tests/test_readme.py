@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import subprocess
 from pathlib import Path
 
 import nbformat
@@ -70,6 +71,14 @@ def test_commands_are_there(page):
     assert set(re.findall(r"(?:-m labkit|`labkit) ([a-z]+)", text)) <= set(COMMANDS)
     named = re.findall(r"((?:benchmarks|tools)/[\w./]+\.py)", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_make_lab_opens_the_first_lesson():
+    told = subprocess.run(["make", "--dry-run", "--old-file=.venv/installed", "lab"], cwd=ROOT, capture_output=True, text=True, check=True)
+    [start] = [line for line in told.stdout.splitlines() if "-m jupyterlab" in line]
+    folder = re.search(r"--ServerApp\.root_dir=(\S+)", start)[1]
+    first = re.search(r"--LabApp\.default_url=/lab/tree/(\S+)", start)[1]
+    assert ROOT / folder / first == ROOT / "notebooks" / LESSONS[0]
 
 
 def test_readme_is_read_in_one_sitting():
