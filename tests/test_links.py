@@ -68,6 +68,11 @@ def test_no_file_of_this_repository_is_stale():
     assert not changed, f"run `python -m labkit links`: {[path.name for path in changed]}"
 
 
+def test_the_table_of_lessons_has_room_for_the_links_of_each():
+    stamped = links.stamped_table((ROOT / "README.md").read_text(encoding="utf-8"), HOME)
+    assert stamped.count("colab-badge.svg") == len(links.lessons(ROOT))
+
+
 def test_without_an_address_there_are_no_links_and_the_command_says_what_to_do(tree, capsys):
     before = contents(tree)
     assert cli.main(["links", "--check"]) == cli.main(["links"]) == 0
