@@ -1,6 +1,7 @@
 """The panel of claims in a notebook, used with mouse and keyboard."""
 
 import pytest
+from labs import button, message
 
 pytestmark = pytest.mark.browser
 
@@ -11,16 +12,16 @@ def test_a_learner_guesses_filters_and_tries_another(open_cells, look):
     from playwright.sync_api import expect
 
     page = open_cells("claims_panel", CELLS)
-    message = page.locator(".widget-html-content p[role]").first
+    said = message(page)
     code = page.locator(".widget-html-content pre").first
     outcome = page.locator(".widget-html-content", has_text="Here:").locator("pre").first
-    holds, once, never = (page.locator(".jupyter-button", has_text=name).first for name in ("It holds", "It held once", "It never held"))
-    expect(message).to_contain_text("First guess")
+    holds, once, never = (button(page, name) for name in ("It holds", "It held once", "It never held"))
+    expect(said).to_contain_text("First guess")
     expect(code).to_contain_text("torch.cuda.empy_cache()")
     holds.click()
-    expect(message).to_contain_text("No: it never held. A letter is missing.")
+    expect(said).to_contain_text("No: it never held. A letter is missing.")
     expect(outcome).to_contain_text("AttributeError: module 'torch.cuda' has no attribute 'empy_cache'")
-    look(page, "claims_guessed", message)
+    look(page, "claims_guessed", said)
 
     page.get_by_label("Article:").select_option(label="Speed Up your Algorithms Part 1 — PyTorch")
     page.get_by_label("Verdict:").select_option(label="held once")
@@ -28,18 +29,18 @@ def test_a_learner_guesses_filters_and_tries_another(open_cells, look):
     expect(claims.locator("option")).to_have_count(5)
     claims.select_option(label="memory_cached")
     expect(code).to_contain_text("torch.cuda.memory_cached()")
-    expect(message).to_contain_text("First guess")
+    expect(said).to_contain_text("First guess")
     once.focus()
     page.keyboard.press("Enter")
-    expect(message).to_contain_text("Right: it held once.")
+    expect(said).to_contain_text("Right: it held once.")
     expect(outcome).to_contain_text("FutureWarning")
 
     page.get_by_label("Article:").select_option(label="Using Shared GPU Memory with PyTorch")
-    expect(message).to_contain_text("No claim of this article has this verdict")
+    expect(said).to_contain_text("No claim of this article has this verdict")
     expect(never).to_be_disabled()
     page.get_by_label("Verdict:").select_option(label="holds")
     claims.select_option(label="no copy between processes")  # which runs in processes of its own
     never.click()
-    expect(message).to_contain_text("No: it holds.")
+    expect(said).to_contain_text("No: it holds.")
     expect(outcome).to_contain_text("[1.0, 1.0, 1.0, 1.0]")
-    look(page, "claims_alone", message)
+    look(page, "claims_alone", said)

@@ -1,8 +1,9 @@
-"""The monitor in a notebook: what it shows while cells run and between them, worked with the keyboard."""
+"""The monitor in a notebook: what it shows while cells run and between them."""
 
 import re
 
 import pytest
+from labs import button
 
 pytestmark = pytest.mark.browser
 
@@ -38,13 +39,21 @@ FITS = """() => {
 }"""  # asked in one go: the tables are drawn anew twice a second
 
 
-@pytest.fixture
-def page(open_cells):
-    return open_cells("monitor", CELLS)
+@pytest.fixture(scope="module")
+def page(open_cells_once):
+    return open_cells_once("monitor", CELLS)
 
 
-def button(page, name: str):
-    return page.locator(".jupyter-button", has_text=re.compile(f"^\\s*{name}\\s*$"))
+def test_a_cell_that_is_run_again_leaves_one_thread(page, front_end):
+    """The first monitor, displayed no more, rests."""
+    from playwright.sync_api import expect
+
+    answer = page.locator(".widget-html-content", has_text="threads: ")
+    expect(answer).to_have_text("threads: 1, monitors: 1")
+    page.locator(front_end.cell).nth(2).locator(front_end.source).click()
+    page.keyboard.press("Shift+Enter")
+    expect(answer).to_have_text("threads: 1, monitors: 2")
+    expect(page.locator("p[role=status]")).to_have_text(["Watching 2 GPUs."] * 2)
 
 
 def test_a_learner_watches_a_busy_cell_and_a_machine_that_goes(page, front_end, look):
@@ -75,36 +84,3 @@ def test_a_learner_watches_a_busy_cell_and_a_machine_that_goes(page, front_end, 
     expect(messages.first).to_contain_text("labkit.use(gpus=1)")
     expect(tables).to_have_count(0)
     look(page, "monitor_none", messages.first)
-
-
-def test_it_is_worked_with_the_keyboard(page, front_end, look):
-    from playwright.sync_api import expect
-
-    message = page.locator("p[role=status]").first
-    expect(message).to_have_text("Watching 2 GPUs.")
-    start, stop = button(page, "Start").first, button(page, "Stop").first
-    start.focus()
-    page.keyboard.press("Tab")
-    expect(stop).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(message).to_contain_text("Stopped.")
-    expect(page.locator(".labkit-gpus table").first).to_be_visible()
-    expect(stop).to_be_focused()
-    look(page, "monitor_stopped", message)
-    page.keyboard.press("Shift+Tab")
-    expect(start).to_be_focused()
-    page.keyboard.press("Space")
-    expect(message).to_have_text("Watching 2 GPUs.")
-    expect(start).to_be_focused()
-
-
-def test_a_cell_that_is_run_again_leaves_one_thread(page, front_end):
-    """The first monitor, displayed no more, rests."""
-    from playwright.sync_api import expect
-
-    answer = page.locator(".widget-html-content", has_text="threads: ")
-    expect(answer).to_have_text("threads: 1, monitors: 1")
-    page.locator(front_end.cell).nth(2).locator(front_end.source).click()
-    page.keyboard.press("Shift+Enter")
-    expect(answer).to_have_text("threads: 1, monitors: 2")
-    expect(page.locator("p[role=status]")).to_have_text(["Watching 2 GPUs."] * 2)

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from labs import button, message, picture
 
 from labkit.experiments.stream_program import ORDERED, RACE, STALE
 from labkit.widgets.streams import MEANS
@@ -22,49 +23,48 @@ def test_a_learner_puts_waits_in_and_takes_them_out(open_cells, look):
     action, stream, other, program, answer = (
         page.get_by_label(label) for label in ("New line:", "stream:", "waits for:", "Program:", "You predict:")
     )
-    insert, remove, reset, run = (page.locator(".jupyter-button", has_text=name).first for name in ("Insert", "Remove", "Reset", "Run"))
-    message = page.locator(".widget-html-content p[role]").first
-    picture = page.locator(".widget-html-content img").first
+    insert, remove, reset, run = (button(page, name) for name in ("Insert", "Remove", "Reset", "Run"))
+    said, drawn = message(page), picture(page)
 
     run.click()
-    expect(message).to_contain_text("First predict: ordered, race, or stale value?")
+    expect(said).to_contain_text("First predict: ordered, race, or stale value?")
     stream.select_option("a")
     insert.click()
-    expect(message).to_contain_text("Stream a is in order with itself")
-    look(page, "streams_silly", message)
+    expect(said).to_contain_text("Stream a is in order with itself")
+    look(page, "streams_silly", said)
 
     answer.select_option(label=MEANS[RACE])
     run.click()
-    expect(message).to_contain_text("Stale value: the host reads 0; line after line it would be 2.")
-    expect(picture).to_have_attribute("alt", re.compile("2 races: nothing orders"))
-    look(page, "streams_race", picture)
+    expect(said).to_contain_text("Stale value: the host reads 0; line after line it would be 2.")
+    expect(drawn).to_have_attribute("alt", re.compile("2 races: nothing orders"))
+    look(page, "streams_race", drawn)
 
     stream.select_option("b")
     other.select_option("a")
     insert.click()
-    expect(message).to_contain_text("Line 2 is new")
+    expect(said).to_contain_text("Line 2 is new")
     expect(program.locator("option").nth(1)).to_have_text(re.compile(r"b\.wait_stream\(a\)"))
     expect(answer).to_have_value("choose …")
     action.select_option("host waits for stream")
     expect(other).to_be_hidden()
     program.select_option(index=4)
     insert.click()
-    expect(message).to_contain_text("Line 5 is new")
+    expect(said).to_contain_text("Line 5 is new")
     answer.select_option(label=MEANS[ORDERED])
     run.focus()
     page.keyboard.press("Space")
-    expect(message).to_contain_text("Ordered: the host reads 2")
-    expect(message).to_contain_text("As you predicted. 1 of 2 predictions came true.")
-    look(page, "streams_ordered", picture)
+    expect(said).to_contain_text("Ordered: the host reads 2")
+    expect(said).to_contain_text("As you predicted. 1 of 2 predictions came true.")
+    look(page, "streams_ordered", drawn)
 
     program.select_option(index=1)
     remove.click()
-    expect(message).to_contain_text("Line 2 is out")
+    expect(said).to_contain_text("Line 2 is out")
     answer.select_option(label=MEANS[STALE])
     run.click()
-    expect(message).to_contain_text("2 of 3 predictions came true")
+    expect(said).to_contain_text("2 of 3 predictions came true")
 
     reset.click()
-    expect(message).to_contain_text("This is the first program again")
-    expect(picture).to_be_hidden()
+    expect(said).to_contain_text("This is the first program again")
+    expect(drawn).to_be_hidden()
     expect(program.locator("option")).to_have_count(4)
