@@ -6,9 +6,11 @@
 #   make test-versions  the unit tests on the oldest torch that the kit admits, the pinned one and the newest, in .venv-versions
 #   make test-browser   the lessons and widgets in a real browser (needs Chromium)
 #   make test-nbgrader  what is released for nbgrader, with nbgrader's own commands; installs it into .venv-nbgrader
-#   make test-classic   the same in the classic notebook 6.5 with ipywidgets 7.7.1, which Colab has; installs them into .venv-classic
+#   make test-classic   every lesson on what stands in for Colab, and the widgets in the classic notebook 6.5 with Colab's ipywidgets 7.7.1;
+#                       installs Colab's packages into .venv-classic (PYTHON=python3.13 is Colab's Python)
+#   make test-binder    every lesson in JupyterLab within Binder's 2 GB and one core; builds what Binder would into .venv-binder
 #   make lint, format   check the code's style and its types, or correct the style
-#   make clean          remove .venv, .venv-classic, .venv-nbgrader, .venv-versions and what the tools left behind
+#   make clean          remove .venv, .venv-binder, .venv-classic, .venv-nbgrader, .venv-versions and what the tools left behind
 #
 # Variables:
 #   ARGS="--no-browser --port=9999"                         passed on to JupyterLab
@@ -20,6 +22,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 CLASSIC := .venv-classic
+BINDER := .venv-binder
 NBGRADER := .venv-nbgrader
 ARGS ?=
 TORCH_INDEX ?=
@@ -37,7 +40,7 @@ PYTEST := $(BIN)/python -m pytest --timeout 300
 PARALLEL := -n auto --maxprocesses 4
 NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests/notebooks/sanitize.cfg $(PARALLEL) --dist loadfile
 
-.PHONY: lab test test-gpu test-versions test-browser test-nbgrader test-classic unit notebooks stored-outputs lint format clean
+.PHONY: lab test test-gpu test-versions test-browser test-nbgrader test-classic test-binder unit notebooks stored-outputs lint format clean
 
 # The address that JupyterLab prints leads to the first lesson. It refuses to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed
@@ -65,9 +68,15 @@ test-browser: $(VENV)/installed-browser
 test-nbgrader: $(VENV)/installed $(NBGRADER)/installed
 	NBGRADER="$(CURDIR)/$(NBGRADER)/bin/nbgrader" $(PYTEST) tests/course/test_nbgrader.py
 
+# Colab has no labkit: the first cell of a lesson installs it there. The widgets' tests find it in this folder.
 test-classic: $(CLASSIC)/installed
-	$(CLASSIC)/bin/python -m pytest --timeout 300 tests/widgets
-	$(CLASSIC)/bin/python -m pytest --timeout 300 -m browser tests/browser
+	$(CLASSIC)/bin/python -m pytest --timeout 600 -m platform tests/platforms
+	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest --timeout 300 tests/widgets
+	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest --timeout 300 -m browser tests/browser
+
+test-binder: $(VENV)/installed-browser $(BINDER)/installed
+	$(BIN)/python tools/build_binder.py --refresh "$(BINDER)"
+	LABKIT_BINDER="$(BINDER)" $(BIN)/python -m pytest --timeout 600 -m platform tests/browser/test_on_binder.py
 
 # After a change of the lessons, or of the virtual GPU's times and memory: run the lessons and store what they print.
 stored-outputs: $(VENV)/installed
@@ -83,7 +92,7 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(CLASSIC) $(NBGRADER) .venv-versions .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(BINDER) $(CLASSIC) $(NBGRADER) .venv-versions .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call make_venv,FOLDER): a virtual environment there, unless there is one.
@@ -107,6 +116,12 @@ $(CLASSIC)/installed: tools/constraints-classic.txt pyproject.toml
 	@$(call make_venv,$(CLASSIC))
 	@echo "installing the classic notebook and its pinned packages into $(CLASSIC)"
 	@$(CLASSIC)/bin/python -m pip install $(PIP_OPTIONS) --constraint tools/constraints-classic.txt --editable '.[test,browser]' notebook
+	@$(CLASSIC)/bin/python -m pip uninstall --quiet --yes labkit
+	@touch $@
+
+$(BINDER)/installed: constraints.txt pyproject.toml $(wildcard binder/*) tools/build_binder.py | $(VENV)/installed
+	@echo "building what Binder would into $(BINDER)"
+	@$(BIN)/python tools/build_binder.py "$(BINDER)" "$(PYTHON)"
 	@touch $@
 
 # Beside the kit, as on a hub: its kernels are the kit's.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from colab_runtime import kernel_settings
 from front_ends import HEIGHT, SECONDS, WIDTH, ClassicNotebook, JupyterLab
 from pages import DONE, FRONT_END, PICTURES, ask, make_notebook, opened
 
@@ -57,6 +58,8 @@ def server(folder, tmp_path_factory) -> Iterator[str]:
     options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", *FRONT_END.options(folder)]
     # Neither read nor change what the user has set and installed for notebooks.
     settings = {name: str(tmp_path_factory.mktemp(name)) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
+    if isinstance(FRONT_END, ClassicNotebook):  # it stands in for Colab
+        settings |= kernel_settings(tmp_path_factory.mktemp("ipython"))
     with log.open("w") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", FRONT_END.module, *options],

@@ -1,0 +1,130 @@
+"""Every lesson whole on Binder's server, as a learner would run it: 2 GB for server and kernel together, one core.
+
+`tools/build_binder.py` has built what the image would hold into the folder LABKIT_BINDER; the server starts as the image's entry point
+starts it. Where the system lets us, Linux itself holds all its processes to the limit, and ends one that goes beyond; everywhere their
+memory is added up every 50 ms.
+"""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from container import Container, container
+from pages import FRONT_END, ask, await_cells
+from platforms import Figures
+from process_memory import watched
+
+pytestmark = pytest.mark.platform
+
+LESSONS = sorted(path.name for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+MEMORY = 2 * 10**9  # bytes: mybinder.org's limit
+CORES = 1
+LIMIT = 60  # seconds until the first lesson is open
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    folder = Path(os.environ.get("LABKIT_BINDER", ""))
+    if not (folder / "environment" / "bin" / "jupyter").exists():
+        pytest.fail("LABKIT_BINDER names no folder that tools/build_binder.py has made: run `make test-binder`")
+    return folder.resolve()
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Container]:
+    with container(MEMORY) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def figures(built) -> Iterator[Figures]:
+    """What the lessons took, stored if LABKIT_FIGURES asks for it."""
+    figures = Figures.of_this_machine("Binder stand-in", str(built / "environment" / "bin" / "python"), CORES)
+    yield figures
+    figures.store_if_asked("binder")
+
+
+@pytest.fixture(scope="module")
+def started(built, box, folder, tmp_path_factory) -> Iterator[tuple[subprocess.Popen, str, float]]:
+    """The server, its address, and when it was started."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    own = {name: str(tmp_path_factory.mktemp(name)) for name in names}
+    variables = os.environ | own | {"PATH": f"{built / 'environment' / 'bin'}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", *FRONT_END.options(folder)]
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    start = time.perf_counter()
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [built / "repo" / "binder" / "start", "jupyter", "lab", *options],
+            cwd=built / "repo",
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            preexec_fn=box.entering(CORES),
+        )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        while time.perf_counter() - start < LIMIT:
+            try:
+                ask(address, "status")
+                break
+            except OSError:
+                assert server.poll() is None, log.read_text()
+                time.sleep(0.1)
+        yield server, address, start
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(started) -> str:
+    return started[1]
+
+
+def test_the_first_lesson_is_open_within_a_minute(started, browser, figures):
+    _, address, start = started
+    page = browser.new_page()
+    FRONT_END.open(page, address, LESSONS[0])
+    figures.setup_seconds = time.perf_counter() - start
+    page.close()
+    end_kernels(address)
+    assert figures.setup_seconds < LIMIT
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_the_lesson_runs_whole_within_the_memory(started, box, browser, figures, name):
+    process, address, _ = started
+    page = browser.new_page()
+    with watched(process.pid) as memory:
+        FRONT_END.open(page, address, name)
+        start = time.perf_counter()
+        FRONT_END.run_all(page)
+        await_cells(page)
+        seconds = time.perf_counter() - start
+    page.close()
+    end_kernels(address)
+    figures.lessons[Path(name).stem] = seconds, memory.peak
+    assert box.killed() == 0 and memory.peak < MEMORY, f"{memory.peak / 1e6:.0f} MB"
+
+
+def end_kernels(address: str) -> None:
+    for session in ask(address, "sessions"):
+        ask(address, f"sessions/{session['id']}", "DELETE")
+
+
+def test_a_process_that_takes_more_is_ended(box):
+    """The limit is one, where the system lets us set it."""
+    if box.folder is None:
+        pytest.skip("this system lets nobody make a control group here; the memory is added up instead")
+    greedy = f"b'x' * {MEMORY + (64 << 20)}"
+    before = box.killed()
+    assert subprocess.run(["python3", "-c", greedy], preexec_fn=box.entering(CORES), stderr=subprocess.DEVNULL).returncode == -9
+    assert box.killed() > before

@@ -1,0 +1,122 @@
+"""Every lesson on a fresh runtime of Colab, as far as one can be had without Colab: see tools/constraints-classic.txt.
+
+What the badge opens is a notebook whose first cell installs the kit from the repository's address. Here Git is told to find that address
+in a copy of this tree, and pip may not use the network: what the kit needs has to be there, as it is on Colab.
+"""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from importlib.metadata import distributions
+from pathlib import Path
+
+import nbformat
+import pytest
+from build_binder import copy_tree
+from colab_runtime import kernel_settings, runtime
+from nbclient import NotebookClient
+from platforms import Figures
+
+import notebooks
+from labkit import links
+
+pytestmark = pytest.mark.platform
+
+HOME = links.Repository("gpu-teaching", "kit")
+LESSONS = [path.name for path in notebooks.lessons()]
+KEPT = ("torch", "numpy", "matplotlib", "ipywidgets", "ipython", "ipykernel")  # a lesson may not bring its own
+LIMIT = 60  # seconds for the first cell
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """This repository as it would be published: with an address, which is stamped into its notebooks, and committed."""
+    tree = tmp_path_factory.mktemp("tree")
+    copy_tree(tree)
+    for name in links.lessons(tree):
+        notebook = nbformat.read(tree / name, as_version=4)
+        nbformat.write(links.stamped_notebook(notebook, name, HOME), tree / name)
+    author = ["-c", "user.name=tests", "-c", "user.email=tests@localhost", "-c", "commit.gpgsign=false"]
+    for command in (["init", "--quiet", "--initial-branch", links.BRANCH], ["add", "--all"], [*author, "commit", "--quiet", "-m", "all"]):
+        subprocess.run(["git", *command], cwd=tree, check=True)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def colab(tree, tmp_path_factory) -> Iterator[dict[str, str]]:
+    """The variables of a runtime, whose kernel is called "colab"; the first cell has not been run on it."""
+    python = runtime(tmp_path_factory.mktemp("runtime"))
+    kernels = tmp_path_factory.mktemp("jupyter")
+    variables = {
+        **kernel_settings(tmp_path_factory.mktemp("ipython")),
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.file://{tree}.insteadOf",
+        "GIT_CONFIG_VALUE_0": HOME.address,
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: build with the tools that are installed
+        "LABKIT_VIRTUAL": "1",
+    }
+    specification = {"argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "Colab"}
+    (kernels / "kernels" / "colab").mkdir(parents=True)
+    (kernels / "kernels" / "colab" / "kernel.json").write_text(json.dumps(specification | {"language": "python", "env": variables}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(kernels))
+        yield {"python": str(python), **variables}
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory) -> Path:
+    """The folder in which lessons run there: the repository's files are not in it."""
+    return tmp_path_factory.mktemp("content")
+
+
+@pytest.fixture(scope="module")
+def figures() -> Iterator[Figures]:
+    """What the lessons took, stored if LABKIT_FIGURES asks for it."""
+    figures = Figures.of_this_machine("Colab stand-in")
+    yield figures
+    figures.store_if_asked("colab")
+
+
+def test_this_environment_is_colabs_without_the_kit():
+    packages = {distribution.name.lower(): distribution.version for distribution in distributions()}
+    assert packages["ipywidgets"] == "7.7.1" and "labkit" not in packages and "jupyterlab" not in packages
+
+
+def test_installing_the_kit_replaces_nothing(colab):
+    command = [colab["python"], "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", f"git+{HOME.address}"]
+    done = subprocess.run(command, env=os.environ | colab, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [item["metadata"]["name"] for item in json.loads(done.stdout)["install"]] == ["labkit"]
+
+
+def test_the_first_cell_sets_up_the_runtime(tree, colab, content, figures):
+    """It takes less than a minute, and what the lesson then uses is what Colab had."""
+    notebook = nbformat.read(tree / "notebooks" / LESSONS[0], as_version=4)
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    told = (
+        "import importlib.metadata, json, sys, labkit\n"
+        f"versions = {{name: importlib.metadata.version(name) for name in {KEPT}}}\n"
+        "print(json.dumps([labkit.__file__, 'google.colab' in sys.modules, versions]))"
+    )
+    before = {name: next(d.version for d in distributions() if d.name.lower() == name) for name in KEPT}
+    start = time.perf_counter()
+    cells = [nbformat.v4.new_code_cell(source) for source in (first.source, told)]
+    NotebookClient(nbformat.v4.new_notebook(cells=cells), kernel_name="colab", resources={"metadata": {"path": str(content)}}).execute()
+    figures.setup_seconds = time.perf_counter() - start
+    file, loaded, versions = json.loads(cells[1].outputs[0].text)
+    assert Path(file).is_relative_to(Path(colab["python"]).parents[1])
+    assert loaded and versions == before
+    assert figures.setup_seconds < LIMIT
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_the_lesson_runs_whole(tree, colab, content, figures, name):
+    figures.lessons[Path(name).stem] = notebooks.run(tree / "notebooks" / name, content, "colab")
+
+
+def test_in_the_end_the_kit_alone_was_installed(colab):
+    places = sorted(Path(colab["python"]).parents[1].glob("lib/*/site-packages/*.dist-info"))
+    assert [place.name.partition("-")[0] for place in places] == ["labkit"]
