@@ -18,6 +18,7 @@ class AllocatorLab(Panel):
     """Allocate, free and empty the cache by hand, on one of three streams; predict first how much will be reserved afterwards.
 
     The requests are real ones to PyTorch's allocator, on the GPU in use. `hand` is what they are made with, from the first step on.
+    There is nothing to stop: a step is done at once.
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,10 @@ MEANS = {
 
 
 class StreamsLab(Panel):
-    """Put together a program for three streams, predict "ordered", "race" or "stale value", and run it on the virtual GPU in use."""
+    """Put together a program for three streams, predict "ordered", "race" or "stale value", and run it on the virtual GPU in use.
+
+    There is no Stop button: a program has twelve lines at most and ends within a second or two, as a single point of an experiment does.
+    """
 
     def __init__(self) -> None:
         self.steps: list[Step] = list(FIRST)
