@@ -26,6 +26,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+TOLD: list[str] = []  # by other processes, of their pictures
 SLOWEST = 60 * SECONDS  # what a page shows after a click, on a machine that is busy with something else
 
 
@@ -132,7 +133,19 @@ def look() -> Callable[..., None]:
     return photograph
 
 
+# At the end it is said where the pictures are, also where several processes took them.
+
+
+def pytest_sessionfinish(session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["pictures"] = PICTURES.told()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    TOLD.append(getattr(node, "workeroutput", {}).get("pictures", ""))
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Say where the pictures are."""
-    if said := PICTURES.told():
+    for said in filter(None, [*TOLD, PICTURES.told()]):
         terminalreporter.write_line(said)

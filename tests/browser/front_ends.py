@@ -53,8 +53,14 @@ class JupyterLab:
         page.evaluate(self.ready)
 
     def show_whole(self, page: Any) -> None:
-        """Make the page as long as its notebook, and draw also what JupyterLab leaves out while it is out of sight."""
-        page.add_style_tag(content=".jp-Cell { content-visibility: visible !important }")
+        """Make the page as long as its notebook, and draw also what JupyterLab leaves out while it is out of sight.
+
+        The element around all others has no height and hides what overflows it. It hides nothing, because they have places of their own,
+        but axe-core takes all text in it for unseen, and would hold none to any contrast.
+        """
+        page.add_style_tag(
+            content=".jp-Cell { content-visibility: visible !important } .jp-ThemedContainer { overflow: visible !important }"
+        )
         length = page.evaluate("document.querySelector('.jp-WindowedPanel-viewport').scrollHeight")
         page.set_viewport_size({"width": WIDTH, "height": min(length + HEIGHT // 5, LONGEST)})
         page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
