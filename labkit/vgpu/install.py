@@ -22,6 +22,7 @@ import torch.serialization
 import torch.utils._device
 import torch.utils.data
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing import reductions
 
 from labkit.vgpu import (
     autocast,
@@ -250,6 +251,11 @@ class Installation:
 
     def _replace_in_libraries(self) -> None:
         """What torch's own Python beside torch.cuda keeps or asks about CUDA."""
+        self._replace(
+            reductions,
+            StorageWeakRef=sharing.weak_reference(reductions.StorageWeakRef),
+            storage_from_cache=sharing.storage_from_cache(reductions.storage_from_cache),
+        )
         self._replace(torch.nn.parallel._functions, _streams=None)  # DataParallel remembers a stream of each GPU
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
             module = importlib.import_module(name)  # torch.optim hides its submodule

@@ -193,6 +193,45 @@ class Descriptor:
         os.close(self.number)
 
 
+# What torch.multiprocessing remembers
+
+
+class WeakReference:
+    """PyTorch's `StorageWeakRef` of a virtual storage. That of torch 2.6 keeps the storage's Python object, which holds the memory."""
+
+    def __init__(self, storage: VirtualStorage) -> None:
+        self._storage = weakref.ref(storage)
+
+    def expired(self) -> bool:
+        return self._storage() is None
+
+    def storage(self) -> VirtualStorage | None:
+        found = self._storage()
+        if found is not None and hasattr(found, "_fix_weakref"):
+            found._fix_weakref()  # it may be C++ alone that has kept it
+        return found
+
+
+def weak_reference(plain: type) -> Callable[[Any], Any]:
+    """Stands in for the class `StorageWeakRef` with which `torch.multiprocessing` remembers what it has sent and received."""
+
+    def refer(storage: Any) -> Any:
+        untyped = getattr(storage, "_untyped_storage", storage)
+        return WeakReference(untyped) if type(untyped) is VirtualStorage else plain(storage)
+
+    return refer
+
+
+def storage_from_cache(plain: Callable[[type, Any], Any]) -> Callable[[type, Any], Any]:
+    """`torch.multiprocessing` asks it for what it has received before."""
+
+    def find(kind: type, key: Any) -> Any:
+        known = reductions.shared_cache.get(key)
+        return known.storage() if type(known) is WeakReference else plain(kind, key)
+
+    return find
+
+
 # What torch.multiprocessing pickles
 
 
