@@ -1,6 +1,7 @@
 """What a rank holds of a model: the formula, and real ranks."""
 
 import pytest
+import torch
 
 from labkit.experiments import collect
 from labkit.experiments.shards import CUT, KINDS, MEASURED, held, held_by_ranks
@@ -15,6 +16,7 @@ def test_the_formula_cuts_what_each_way_cuts():
         held("ZeRO", 80, 8)
 
 
+@pytest.mark.xfail(torch.__version__ < (2, 7), reason="torch 2.6's FSDP2 asks a CPU for streams that record events")
 def test_two_ranks_hold_what_the_formula_says():
     result = collect(held_by_ranks(ranks=2, width=64, layers=4))
     layer = 4 * 64 * 64
