@@ -50,10 +50,21 @@ class Figures:
         return cls(name, f"{cores} core{'s' * (cores > 1)} of {processor()}", versions, date.today().isoformat())
 
     def store_if_asked(self, name: str) -> None:
-        """Write the figures down, if LABKIT_FIGURES is set: `benchmarks/platforms/NAME.json`."""
-        if os.environ.get("LABKIT_FIGURES") and self.lessons:
-            FOLDER.mkdir(exist_ok=True)
-            (FOLDER / f"{name}.json").write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")
+        """Write the figures down, if LABKIT_FIGURES is set: `benchmarks/platforms/NAME.json`.
+
+        Those of other lessons stay, if they were taken with the same versions, on the same machine and day.
+        """
+        if not os.environ.get("LABKIT_FIGURES") or not self.lessons:
+            return
+        FOLDER.mkdir(exist_ok=True)
+        file = FOLDER / f"{name}.json"
+        told = asdict(self)
+        if file.is_file():
+            earlier = json.loads(file.read_text())
+            if all(earlier[what] == told[what] for what in ("platform", "machine", "versions", "day")):
+                told["lessons"] = earlier["lessons"] | told["lessons"]
+                told["setup_seconds"] = told["setup_seconds"] or earlier["setup_seconds"]
+        file.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
 
 
 def processor() -> str:
