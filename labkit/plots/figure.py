@@ -17,6 +17,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
 from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.ft2font import FT2Font
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from labkit import units
@@ -37,6 +38,7 @@ SIZE = (7.0, 4.0)  # inches, at most
 DOTS_PER_INCH = 144
 FONT = "DejaVu Sans"
 TITLE_POINTS, TEXT_POINTS = 11, 9
+APART = 5  # points: a name so far above the end of its line needs something that leads to it
 STYLE: dict[Any, Any] = {
     "font.family": FONT,  # comes with matplotlib, so figures look the same everywhere
     "font.size": 9.5,
@@ -127,7 +129,10 @@ def new_canvas(title: str, rows: int = 1) -> list[Any]:
 
 
 def add_title(canvas: Canvas, title: str) -> None:
-    canvas.suptitle(title, x=0.02, y=0.975, ha="left", va="top", parse_math=False)
+    """The finding, smaller where it is long, and cut off at its end where even the smallest text would not fit."""
+    room = 0.96 * 72 * canvas.get_figwidth()
+    points = min(max(TITLE_POINTS * room / text_width(title, TITLE_POINTS, bold=True), TEXT_POINTS), TITLE_POINTS)
+    canvas.suptitle(shortened(title, room, points, bold=True), x=0.02, y=0.975, ha="left", va="top", fontsize=points, parse_math=False)
 
 
 def binary_scale(axes: Axes, label: str, text: Callable[[float], str], most: int) -> None:
@@ -154,15 +159,19 @@ def decimal_scale(axes: Axes, label: str, text: Callable[[float], str]) -> None:
 
 
 def label_ends(axes: Axes, labels: list[tuple[float, float, str, str]]) -> None:
-    """Names at the right ends of the lines, moved apart where they would overlap."""
+    """Names at the right ends of the lines, moved apart where they would overlap; a thin line leads to the name that is elsewhere."""
     least = 13 * axes.figure.dpi / 72  # pixels between two lines of text
     placed: list[float] = []
     for x, y, text, colour in sorted(labels, key=lambda label: label[1]):
-        pixel = axes.transData.transform((x, y))[1]
+        left, pixel = axes.transData.transform((x, y))
         height = max(pixel, placed[-1] + least) if placed else pixel
         placed.append(height)
         shift = (height - pixel) * 72 / axes.figure.dpi
         axes.annotate(text, (x, y), (9, shift), **BESIDE, color=darker(colour))
+        if shift > APART:
+            point = axes.figure.dpi / 72
+            ends = axes.figure.transFigure.inverted().transform([(left + 2 * point, pixel), (left + 8 * point, height)])
+            axes.figure.add_artist(Line2D(*ends.T, color=colour, linewidth=0.8, transform=axes.figure.transFigure))
 
 
 def darker(colour: str) -> tuple[float, float, float]:

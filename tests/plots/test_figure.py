@@ -59,3 +59,20 @@ def test_a_figure_is_saved_as_png(tmp_path):
     for name in ("memory.pdf", "memory", ".png"):
         with pytest.raises(ValueError, match=rf"path='{name}': figures are saved as PNG; give a name that ends in .png"):
             drawn.save(name)
+
+
+@pytest.mark.parametrize("times", [1, 4, 40])
+def test_a_title_fits_and_can_be_read(times):
+    title = " ".join(["Parameters on cuda:0"] * times)
+    canvas, _ = figure.new_canvas(title)
+    canvas.draw_without_rendering()
+    (drawn,) = canvas.texts
+    assert drawn.get_window_extent().x1 <= canvas.bbox.x1 and 9 <= drawn.get_fontsize() <= 11
+    assert (drawn.get_text() == title) == (times < 40)
+
+
+def test_a_name_that_was_moved_is_led_to():
+    canvas, axes = figure.new_canvas("three lines that end together")
+    figure.label_ends(axes, [(1, 0.5, "first", figure.BLUE), (1, 0.501, "second", figure.GREEN), (1, 0.9, "third", figure.ORANGE)])
+    (leader,) = canvas.artists or canvas.lines
+    assert leader.get_color() == figure.GREEN and leader.get_ydata()[1] > leader.get_ydata()[0]
