@@ -55,7 +55,7 @@ def _parts(name: str, function: Callable[..., Any], args: tuple, keywords: dict[
     yield from ((f"argument {keyword}= of {name}", value) for keyword, value in keywords.items())
     with contextlib.suppress(TypeError, ValueError):  # not a function in Python, or one that uses a variable before it has a value
         used = inspect.getclosurevars(function)
-        variables = used.nonlocals if _importable(function) else used.nonlocals | used.globals  # an importable one is sent by its name
+        variables = used.nonlocals if _importable(function) else {**used.nonlocals, **used.globals}  # an importable one is sent by its name
         yield from ((f"the variable {variable}, which {name} uses,", value) for variable, value in variables.items())
     yield f"the function {name}", function
     yield f"the call of {name}", (function, args, keywords)
@@ -64,4 +64,4 @@ def _parts(name: str, function: Callable[..., Any], args: tuple, keywords: dict[
 def _importable(function: Callable[..., Any]) -> bool:
     """Is it found by its module's and its own name? Then cloudpickle sends these names. What `__main__` holds goes by value."""
     module = getattr(function, "__module__", None)
-    return module != "__main__" and getattr(sys.modules.get(module), getattr(function, "__qualname__", ""), None) is function
+    return module != "__main__" and getattr(sys.modules.get(str(module)), getattr(function, "__qualname__", ""), None) is function

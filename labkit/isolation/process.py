@@ -107,6 +107,8 @@ class Process:
         except BaseException:
             self._control.close()
             raise
+        assert self._process.stdout is not None  # it is a pipe
+        self._told = self._process.stdout
         self._stage, self._deadline = Stage.STARTING, time.monotonic() + LIMITS[Stage.STARTING]
 
     def run(self, timeout: float | None) -> Ended:
@@ -114,7 +116,7 @@ class Process:
         try:
             late = not self._listen(math.inf if timeout is None else timeout)
         finally:
-            with self._control, self._process.stdout:
+            with self._control, self._told:
                 self._end_all()
                 self._read_rest()
         output = self._output.text()
@@ -123,7 +125,7 @@ class Process:
     def _listen(self, timeout: float) -> bool:
         """False if the process still runs when its time is over."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(self._told, selectors.EVENT_READ)
             selector.register(self._control, selectors.EVENT_READ)
             while self._process.poll() is None:
                 remaining = self._deadline - time.monotonic()
@@ -159,7 +161,7 @@ class Process:
 
     def _read_rest(self) -> None:
         """What lies in the pipe; nobody is left to add to it."""
-        output = self._process.stdout.fileno()
+        output = self._told.fileno()
         os.set_blocking(output, False)
         with contextlib.suppress(BlockingIOError):
             while data := os.read(output, CHUNK):

@@ -37,6 +37,7 @@ def main(folder: str, control: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no file of gigabytes
     with contextlib.suppress(OSError):  # where Linux runs out of memory, it ends this process before the notebook
         Path("/proc/self/oom_score_adj").write_text("1000")
+    stream: Any
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     request = json.loads((place / "request.json").read_text())
@@ -69,8 +70,8 @@ def _serve(place: Path, request: dict[str, Any], line: socket.socket, crash: Tex
         _fill_main(function)
         ending = "start"
         recording = _Recording(place)
-    except BaseException as error:
-        _write(place / "report.json", json.dumps({"ending": ending, **_described(error)}))
+    except BaseException as failure:
+        _write(place / "report.json", json.dumps({"ending": ending, **_described(failure)}))
         return
     if request["timeout"] is not None:
         faulthandler.dump_traceback_later(request["timeout"], file=crash)  # where an endless loop is

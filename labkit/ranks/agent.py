@@ -97,7 +97,7 @@ def _addresses(endpoint: str) -> tuple[str, int, str]:
         family, kind, _, _, there = socket.getaddrinfo(host, int(port) or 1, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(there)  # sends nothing
-            return there[0], int(port), probe.getsockname()[0]
+            return str(there[0]), int(port), probe.getsockname()[0]
     except OSError as error:
         raise RefusedError("join", f"there is no way from this machine to {host!r} ({error.strerror or error})") from error
 
@@ -139,7 +139,7 @@ def _watch_exits(line: socket.socket) -> None:
                 _tell(line, exits={failure.pid: failure.exitcode for failure in result.failures.values()})
             return result
 
-    launcher.api.LocalElasticAgent = Agent
+    launcher.api.LocalElasticAgent = Agent  # type: ignore[misc]  # as torchrun looks it up when it starts
 
 
 def _torchrun_arguments(request: dict[str, Any], folder: str, endpoint: str, address: str) -> list[str]:

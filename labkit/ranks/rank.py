@@ -113,7 +113,7 @@ def _described(error: BaseException, script: str) -> dict[str, Any]:
 def _end() -> NoReturn:
     """End well, as Python does, but leave the interpreter to the system: a thread of C++ that still lets go of a message's Python object
     while Python takes itself apart is stopped in the middle, and aborts the process."""
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the script may have closed it

@@ -22,7 +22,7 @@ class ClockSource:
         from labkit.vgpu import clock, hardware
 
         self._machine = hardware.machine()
-        self._span: type = clock.Span
+        self._span = clock.Span
         self._table = table
         self._heard: deque[tuple[Any, int, int]] = deque(maxlen=most)
         self._count = 0

@@ -76,7 +76,7 @@ def _named(storage: DeviceStorage, paths: dict[int, list[Path]]) -> list[Holder]
     for found in by_holder.values():
         fewest = min(parts for parts, _, _ in found)
         for parts, path, holder in found:
-            if parts == fewest or is_node(type(path.before.thing)):
+            if parts == fewest or (path.before is not None and is_node(type(path.before.thing))):
                 rank = _in_library(path), parts, path.length, holder
                 ranks[holder.text] = min(rank, ranks.get(holder.text, rank))
     ranked = sorted(ranks.values())

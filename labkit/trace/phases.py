@@ -71,7 +71,7 @@ def _watch() -> Callable[[], None]:
         for end in under_way.pop() if under_way else ():
             end()
 
-    places = {place: _wrap(place) for place in (torch.autograd, torch.autograd.graph)}
+    places: dict[Any, tuple[Any, Any]] = {place: _wrap(place) for place in (torch.autograd, torch.autograd.graph)}
     hooks = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
 
     def undo() -> None:

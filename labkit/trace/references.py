@@ -57,7 +57,7 @@ class References:
         held = np.array(flat, np.uint64)
         order = np.argsort(held, kind="stable")
         self._held = held[order]
-        self._holders = np.repeat(np.arange(len(ends) - 1), np.diff(np.array(ends, np.int64)))[order]
+        self._holders = np.repeat(np.arange(len(ends) - 1), np.diff(np.array(ends, np.int64)).astype(np.int64))[order]
         self._links: dict[int, list[Link]] = defaultdict(list)
         for link in links:
             self._links[id(link[1])].append(link)

@@ -84,8 +84,8 @@ class Roots:
             self._add_frame(frame, of)
         self._threads = {id(thread): thread for thread in threading.enumerate()}
         self._others = [(Name("context variable", variable.name), value) for variable, value in contextvars.copy_context().items()]
-        for error in sys._current_exceptions().values():
-            error = error[1] if isinstance(error, tuple) else error  # until Python 3.11 with its class and traceback
+        for handled in sys._current_exceptions().values():
+            error = handled[1] if isinstance(handled, tuple) else handled  # until Python 3.11 with its class and traceback
             self._others.append((Name("the exception now being handled", ""), error))
 
     def ends(self, thing: Any) -> bool:
@@ -140,7 +140,7 @@ class Roots:
 
 def _modules() -> list[tuple[str, dict]]:
     """The modules' names and globals; a module that is loaded when it is first used stays unloaded."""
-    globals_of = types.ModuleType.__dict__["__dict__"].__get__
+    globals_of = vars(types.ModuleType)["__dict__"].__get__
     return [(name, globals_of(module)) for name, module in list(sys.modules.items()) if isinstance_of(module, types.ModuleType)]
 
 

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from labkit.trace import graph
 
 Place = tuple[int, int]  # a device's index and an address on it
+_PLAIN: Any = torch._C.TensorBase  # what C++ knows of a tensor: a subclass may answer anything
 
 
 @dataclass(eq=False)
@@ -48,13 +49,13 @@ class Living:
 def nbytes(tensor: torch.Tensor) -> int:
     """Bytes of a tensor's elements."""
     with torch._C.DisableTorchFunction():
-        return torch._C.TensorBase.numel(tensor) * torch._C.TensorBase.itemsize.__get__(tensor)
+        return _PLAIN.numel(tensor) * _PLAIN.itemsize.__get__(tensor)
 
 
 def shape_and_dtype(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
     """As in (64, 1024), "float32"."""
     with torch._C.DisableTorchFunction():
-        shape, dtype = torch._C.TensorBase.shape.__get__(tensor), torch._C.TensorBase.dtype.__get__(tensor)
+        shape, dtype = _PLAIN.shape.__get__(tensor), _PLAIN.dtype.__get__(tensor)
     return tuple(shape), str(dtype).removeprefix("torch.")
 
 
@@ -91,7 +92,7 @@ def _storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
 
 def _dense(tensor: torch.Tensor) -> list[Any]:
     """The tensor, or the dense ones that make a sparse one; as plain tensors, for a subclass may answer anything."""
-    plain, layout = torch._C.TensorBase, torch._C.TensorBase.layout.__get__(tensor)
+    plain, layout = _PLAIN, _PLAIN.layout.__get__(tensor)
     with torch.no_grad():
         if layout is torch.sparse_coo:
             parts = [plain._indices(tensor), plain._values(tensor)]
@@ -116,7 +117,8 @@ def _add(found: dict[Place, DeviceStorage], storage: torch.UntypedStorage, tenso
     entry = found.get(place)
     if entry is None:
         entry = found[place] = DeviceStorage(*place, storage.nbytes())
-    kept, thing = (entry.storages, storage) if tensor is None else (entry.tensors, tensor)
+    kept: list[Any] = entry.storages if tensor is None else entry.tensors
+    thing = storage if tensor is None else tensor
     if not any(known is thing for known in kept):
         kept.append(thing)
 
