@@ -22,10 +22,15 @@ class JupyterLab:
     notebook = ".jp-Notebook"
     keeps_focus = True  # a button can be given the keyboard's place by the kernel
     themes = ("JupyterLab Light", "JupyterLab Dark")
-    # What the lessons and the kit draw: outputs and rendered text. The rest is JupyterLab's own, and a traceback's colours are IPython's.
+    # What the lessons and the kit draw: outputs and rendered text. The rest is JupyterLab's own, as are the colours of a traceback and of
+    # what stands on the standard error, and those of code in a lesson's text.
     drawn: ClassVar = {
         "include": [[".jp-OutputArea-output"], [".jp-RenderedMarkdown"]],
-        "exclude": [["[data-mime-type='application/vnd.jupyter.error']"]],
+        "exclude": [
+            ["[data-mime-type='application/vnd.jupyter.error']"],
+            ["[data-mime-type='application/vnd.jupyter.stderr']"],
+            [".jp-RenderedMarkdown pre"],
+        ],
     }
     narrow = 760  # pixels of a page whose notebook is as narrow as on a phone
     cells = "window.jupyterapp.shell.currentWidget.content.model.toJSON().cells"
