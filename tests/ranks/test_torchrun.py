@@ -136,7 +136,7 @@ def test_a_rank_that_leaves_while_the_others_need_it(script):
             sys.exit()
         dist.all_reduce(torch.ones(2))
     """
-    with pytest.raises(labkit.TorchrunError, match=r"^rank [01] raised RuntimeError: Connection closed by peer") as caught:
+    with pytest.raises(labkit.TorchrunError, match=r"^rank [01] raised RuntimeError: .*(closed|reset) by peer") as caught:
         labkit.torchrun(script(code), ranks=3, quiet=True)
     assert str(caught.value).endswith("(line 5). By then rank 2 had ended.")
     assert caught.value.exit_codes[2] == 0
