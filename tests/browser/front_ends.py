@@ -27,8 +27,8 @@ class JupyterLab:
     drawn: ClassVar = {
         "include": [[".jp-OutputArea-output"], [".jp-RenderedMarkdown"]],
         "exclude": [
-            ["[data-mime-type='application/vnd.jupyter.error']"],
-            ["[data-mime-type='application/vnd.jupyter.stderr']"],
+            ["[data-mime-type='application/vnd.jupyter.error'] pre"],
+            ["[data-mime-type='application/vnd.jupyter.stderr'] pre"],
             [".jp-RenderedMarkdown pre"],
         ],
     }
@@ -73,6 +73,7 @@ class JupyterLab:
     def change_theme(self, page: Any, theme: str) -> None:
         page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", theme)
         page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=theme)
+        page.locator("#jupyterlab-splash").wait_for(state="detached")  # which covers the page meanwhile
 
     def select_cell(self, page: Any, cell: Any) -> None:
         """With keys alone, wherever in the notebook the keyboard is."""
