@@ -253,7 +253,7 @@ class Installation:
         """What torch's own Python beside torch.cuda keeps or asks about CUDA."""
         self._replace(
             reductions,
-            StorageWeakRef=sharing.weak_reference(reductions.StorageWeakRef),
+            StorageWeakRef=sharing.WeakReference,
             storage_from_cache=sharing.storage_from_cache(reductions.storage_from_cache),
         )
         self._replace(torch.nn.parallel._functions, _streams=None)  # DataParallel remembers a stream of each GPU

@@ -196,38 +196,33 @@ class Descriptor:
 # What torch.multiprocessing remembers
 
 
-class WeakReference:
-    """PyTorch's `StorageWeakRef` of a virtual storage. That of torch 2.6 keeps the storage's Python object, which holds the memory."""
+class WeakReference(reductions.StorageWeakRef):
+    """PyTorch's own, which in torch 2.6 keeps the Python object of a storage, and with it the memory of a virtual one."""
 
-    def __init__(self, storage: VirtualStorage) -> None:
-        self._storage = weakref.ref(storage)
+    watched: "weakref.ref[VirtualStorage] | None" = None  # a virtual one
+
+    def __init__(self, storage: Any) -> None:
+        untyped = getattr(storage, "_untyped_storage", storage)
+        if type(untyped) is VirtualStorage:
+            self.watched, self.cdata, self._free_weak_ref = weakref.ref(untyped), untyped._cdata, lambda cdata: None
+        else:
+            super().__init__(storage)
 
     def expired(self) -> bool:
-        return self._storage() is None
-
-    def storage(self) -> VirtualStorage | None:
-        found = self._storage()
-        if found is not None and hasattr(found, "_fix_weakref"):
-            found._fix_weakref()  # it may be C++ alone that has kept it
-        return found
-
-
-def weak_reference(plain: type) -> Callable[[Any], Any]:
-    """Stands in for the class `StorageWeakRef` with which `torch.multiprocessing` remembers what it has sent and received."""
-
-    def refer(storage: Any) -> Any:
-        untyped = getattr(storage, "_untyped_storage", storage)
-        return WeakReference(untyped) if type(untyped) is VirtualStorage else plain(storage)
-
-    return refer
+        return super().expired() if self.watched is None else self.watched() is None
 
 
 def storage_from_cache(plain: Callable[[type, Any], Any]) -> Callable[[type, Any], Any]:
-    """`torch.multiprocessing` asks it for what it has received before."""
+    """What `torch.multiprocessing` asks for a storage that has come before."""
 
     def find(kind: type, key: Any) -> Any:
         known = reductions.shared_cache.get(key)
-        return known.storage() if type(known) is WeakReference else plain(kind, key)
+        if not isinstance(known, WeakReference) or known.watched is None:
+            return plain(kind, key)
+        storage = known.watched()
+        if storage is not None and hasattr(storage, "_fix_weakref"):
+            storage._fix_weakref()  # it may be C++ alone that has kept it
+        return storage
 
     return find
 
