@@ -5,7 +5,8 @@ import sys
 
 from labkit.isolation.process import KEPT
 
-_COLOURS = (34, 33, 32, 35, 36, 31, 94, 92)  # of a terminal; the label says the number too
+# Grounds for white letters, of a terminal's 256 colours: no colour of the letters alone can be read on white and on a dark theme's black.
+_COLOURS = (25, 130, 22, 90, 23, 88, 60, 94)  # the label says the number too
 
 
 class Shown:
@@ -78,7 +79,7 @@ class Shown:
     def _labelled(self, rank: int, line: str) -> str:
         label = f"[rank {rank}]"
         if self._coloured:
-            label = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m"
+            label = f"\x1b[38;5;231;48;5;{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m"
         return f"{label} {line}"
 
     def _print(self, text: str) -> None:
