@@ -174,6 +174,8 @@ def test_a_time_limit_says_where_each_rank_was(script):
 def test_torchrun_starts_all_ranks_again(script, capsys):
     code = WITHOUT_TORCH + (
         "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nprint('attempt', attempt)\n"
+        "open(f'{__file__}.{attempt}.{rank}', 'w').close()\n"
+        "while not os.path.exists(f'{__file__}.{attempt}.{1 - rank}'):\n    time.sleep(0.01)\n"  # none ends before both have printed
         "if rank == 1 and attempt == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "if rank == 0 and attempt == 1:\n    raise ValueError('again')\n"
         "if attempt < 2:\n    time.sleep(100)\nresult = attempt"
@@ -182,7 +184,7 @@ def test_torchrun_starts_all_ranks_again(script, capsys):
     assert ranks.results == [2, 2] and repr(ranks) == "<Ranks: 2 ended well, after 2 restarts>"
     assert [why.split(" (")[0] for why in ranks.restarts] == ["rank 1 was killed from outside", "rank 0 raised ValueError: again"]
     shown = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()[1:]]
-    again = "[torchrun] rank 0 raised ValueError: again (line 8). All ranks start again: restart 2 of 2."
+    again = "[torchrun] rank 0 raised ValueError: again (line 11). All ranks start again: restart 2 of 2."
     both = [f"[rank {rank}] attempt {attempt}" for attempt in range(3) for rank in range(2)]
     assert shown == [*both[:2], "[torchrun] rank 1 was killed from outside (SIGKILL)", *both[2:4], again, *both[4:]]
     assert ranks.command.startswith("torchrun --standalone --nproc-per-node=2 --max-restarts=2 ")
