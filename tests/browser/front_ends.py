@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
-from keyboard import CONTROLS, reach
+from keyboard import reach
 
 SECONDS = 1000  # Playwright counts in milliseconds
 OPENED = 120 * SECONDS  # a page, the first time, on a machine that is busy with something else
@@ -123,9 +123,8 @@ class ClassicNotebook:
         """It has one only."""
 
     def select_cell(self, page: Any, cell: Any) -> None:
-        """To what lies before its widget. Its cells have an order of their own for the Tab key, which passes all of them first."""
-        cell.locator(f".widget-box :is({CONTROLS})").first.focus()
-        page.keyboard.press("Shift+Tab")
+        """To the beginning of its output. Cells have an order of their own for the Tab key, and in a cell's editor that key indents."""
+        cell.locator(".output_wrapper").evaluate("output => { output.tabIndex = -1; output.focus(); }")
 
     def run_all(self, page: Any) -> None:
         page.locator("#celllink").click()
