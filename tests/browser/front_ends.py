@@ -98,7 +98,7 @@ class ClassicNotebook:
     notebook = "#notebook-container"
     keeps_focus = False
     themes = ("classic",)  # it has no other
-    drawn: ClassVar = {"include": [[".output_subarea"], [".rendered_html"]], "exclude": [[".output_error"]]}
+    drawn: ClassVar = {"include": [[".output_subarea:not(.output_error)"], [".rendered_html"]]}  # colours of tracebacks are IPython's
     narrow = 480
     cells = "window.Jupyter.notebook.toJSON().cells"
     ready = """() => {
