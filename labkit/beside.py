@@ -85,7 +85,9 @@ def virtually(experiment: str, function: Callable[[], Run], gpus: int, model: st
     """The experiment's result on so many virtual GPUs of that model, or why they cannot say it."""
     if experiment in NOT_VIRTUAL:
         return NOT_VIRTUAL[experiment]
-    if model not in {profiles.load(name).name for name in profiles.names()}:
+    try:
+        profiles.load(model)
+    except ValueError:
         return "no profile of this GPU"
     with machine.use(gpus, like=model, virtual=True, quiet=True):
         return collect(function())

@@ -38,8 +38,13 @@ def _seconds(result: Result, **where: object) -> float:
     return median(result.column("seconds", **where))
 
 
-def _copies(result: Result) -> dict[tuple[int, str, str], float]:
-    return {(row["size"], row["direction"], row["memory"]): row["seconds"] for row in result.rows}
+def _pinned_is_faster(result: Result) -> bool:
+    copies = {(row["size"], row["direction"], row["memory"]): row["seconds"] for row in result.rows}
+    return all(
+        seconds < copies[size, direction, "pageable"]
+        for (size, direction, memory), seconds in copies.items()
+        if memory == "pinned" and size >= LEAST_PINNED
+    )
 
 
 def _by_gpus(result: Result, model: str) -> list[float]:
@@ -77,11 +82,7 @@ CONCLUSIONS: dict[str, Conclusions] = {
         ),
     },
     "copy_speed": {
-        "pinned memory is faster than pageable at every size from 64 KiB on, to the GPU and back": lambda r: all(
-            seconds < _copies(r)[size, direction, "pageable"]
-            for (size, direction, memory), seconds in _copies(r).items()
-            if memory == "pinned" and size >= LEAST_PINNED
-        ),
+        "pinned memory is faster than pageable at every size from 64 KiB on, to the GPU and back": _pinned_is_faster,
         "a large copy moves far more bytes a second than a small one": lambda r: (
             r.column("bytes_per_second", memory="pinned")[-1] > 10 * r.column("bytes_per_second", memory="pinned")[0]
         ),
