@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from axe_playwright_python.sync_playwright import Axe
-
 GRAVE = ("serious", "critical")  # of axe-core's impacts: minor, moderate, serious, critical
 LEAST_WORDS = 8  # a text that says what a figure shows is longer
 # A link in the text of a lesson is coloured by JupyterLab, which takes its underline away; in what the kit draws, links have theirs.
@@ -15,6 +13,8 @@ PICTURES = """selectors => selectors.flatMap(([selector]) => [...document.queryS
 
 def violations(page: Any, drawn: dict[str, list[list[str]]]) -> list[str]:
     """What axe-core finds in the parts of the page that `drawn` includes: the rule, the element, and what is wrong with it."""
+    from axe_playwright_python.sync_playwright import Axe  # `make test` collects this folder too, and does without what the browser needs
+
     found = Axe().run(page, drawn, {"resultTypes": ["violations"]}).response["violations"]
     return [
         f"{rule['id']} ({rule['impact']}): {node['html'][:200]}\n{node['failureSummary']}"
