@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import nbformat
 import pytest
 from colab_runtime import kernel_settings
 from front_ends import HEIGHT, SECONDS, WIDTH, ClassicNotebook, JupyterLab
-from pages import DONE, FRONT_END, PICTURES, ask, make_notebook, opened
+from pages import DONE, FRONT_END, PICTURES, await_answer, make_notebook, opened
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
@@ -70,13 +69,7 @@ def server(folder, tmp_path_factory) -> Iterator[str]:
         )
     address = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(240):
-            try:
-                ask(address, "status")
-                break
-            except OSError:
-                assert server.poll() is None, log.read_text()
-                time.sleep(0.25)
+        await_answer(address, server, log)
         yield address
     finally:
         server.terminate()

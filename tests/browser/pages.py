@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from front_ends import SECONDS, TOKEN, ClassicNotebook, JupyterLab
 from pictures import Pictures
 
 ROOT = Path(__file__).parents[2]
+STARTED = 60  # seconds until a notebook server answers
 DONE = "every cell has run"
 PATIENCE = 240  # seconds for all cells of a lesson: many times what they take on two idle cores
 FRONT_END = JupyterLab() if find_spec("jupyterlab") else ClassicNotebook()
@@ -40,6 +42,19 @@ def ask(address: str, what: str, method: str = "GET") -> object:
     with urllib.request.urlopen(request) as answer:
         text = answer.read()
     return json.loads(text) if text else None
+
+
+def await_answer(address: str, server: subprocess.Popen, log: Path) -> None:
+    """Wait until the server answers. The test fails when it has ended, and after a minute, with what it wrote into its log."""
+    end = time.monotonic() + STARTED
+    while True:
+        try:
+            ask(address, "status")
+            return
+        except OSError:
+            if server.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"no notebook server answers at {address}:\n{log.read_text()}")
+            time.sleep(0.1)
 
 
 def await_cells(page: object) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from container import Container, container
-from pages import FRONT_END, ask, await_cells
+from pages import FRONT_END, ask, await_answer, await_cells
 from platforms import Figures
 from process_memory import watched
 
@@ -71,13 +71,7 @@ def started(built, box, folder, tmp_path_factory) -> Iterator[tuple[subprocess.P
         )
     address = f"http://127.0.0.1:{port}"
     try:
-        while time.perf_counter() - start < LIMIT:
-            try:
-                ask(address, "status")
-                break
-            except OSError:
-                assert server.poll() is None, log.read_text()
-                time.sleep(0.1)
+        await_answer(address, server, log)
         yield server, address, start
     finally:
         server.terminate()
