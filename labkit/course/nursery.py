@@ -1,9 +1,9 @@
 """The first process behind a wall: it imports what lessons need, once, and makes a copy of itself for each submission.
 
 It never runs a submission's code nor reads what a submission writes. It starts a copy when the grader says so, watches how many processes
-and how much memory there are, ends all of them, and empties the folder they worked in.
+and how much memory there are, ends all of them, and empties the folder they worked in, and the others that nobody else has.
 
-    python -m labkit.course.nursery FILENO ROOM        (the grader starts it)
+    python -m labkit.course.nursery FILENO ROOM [FOLDER...]        (the grader starts it)
 """
 
 import contextlib
@@ -26,7 +26,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 DUMPABLE, SUBREAPER = 4, 36  # options of prctl
 
 
-def main(fileno: str, room: str) -> None:
+def main(fileno: str, room: str, *others: str) -> None:
     os.chdir(room)
     line = socket.socket(fileno=int(fileno))
     alone = os.getpid() == 1
@@ -48,7 +48,7 @@ def main(fileno: str, room: str) -> None:
             return
         _raise_one(grader, fds, job, watch, prepared)
         watch.end_all()
-        clean = _emptied(Path(room)) and (not alone or _emptied(Path("/dev/shm")))
+        clean = all([_emptied(Path(folder)) for folder in (room, *others)])
         line.sendall(wire.packed({"status": watch.status, "why": watch.why, "memory": watch.peak, "clean": clean}))
 
 

@@ -108,13 +108,13 @@ class Sandbox:
         self.close()
         _sweep()
         self._own = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True)
-        room = walls.ROOM if self.wall.hides_disk else self._own.name
+        folders = (walls.ROOM, walls.SHARED) if self.wall.hides_disk else (self._own.name,)
         if self.wall.hides_disk:
             for name, text in open_lessons.sources().items():
                 Path(self._own.name, name).write_text(text)
         self._line, theirs = socket.socketpair()
         self._used, self._inbox = 0, wire.Inbox()
-        nursery = [sys.executable, "-P", "-s", "-m", "labkit.course.nursery", str(theirs.fileno()), room]
+        nursery = [sys.executable, "-P", "-s", "-m", "labkit.course.nursery", str(theirs.fileno()), *folders]
         with theirs:
             self._process = subprocess.Popen(
                 [*self.wall.around(self._own.name), *nursery],
@@ -123,7 +123,7 @@ class Sandbox:
                 stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env=walls.environment(self.wall, room),
+                env=walls.environment(self.wall, folders[0]),
                 cwd="/",
             )
         if self.hear(STARTING) is None:

@@ -22,7 +22,7 @@ HIDDEN = ("/usr/local/share/nbgrader",)  # where nbgrader keeps what a class han
 NOBODY = 65534  # a user that owns nothing
 PROBE_SECONDS = 20
 LESSONS = "LESSONS"  # in a command, the folder with what submissions may see of the lessons
-ROOM = "/room"  # the working folder behind a wall that hides the disk
+ROOM, SHARED = "/room", "/dev/shm"  # behind a wall that hides the disk: the working folder, and a folder for shared memory that is its own
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _bubblewrap(scratch_bytes: int, _: str) -> Wall:
     for path in filter(os.path.isdir, HIDDEN):
         command += ["--tmpfs", path]
     command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
-    for folder in (ROOM, "/dev/shm"):
+    for folder in (ROOM, SHARED):
         command += ["--size", str(scratch_bytes), "--tmpfs", folder]
     command += ["--remount-ro", "/", "--chdir", ROOM]
     return Wall("bubblewrap", tuple(command), hides_disk=True, own_processes=True)

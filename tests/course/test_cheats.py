@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from handed_in import LIMITS, NOTEBOOKS, notebook, solution
@@ -286,12 +287,22 @@ def test_a_lost_tag_and_a_deleted_check_are_reported(examine):
         assert changed(change, RIGHT).points == 1  # a right answer is right wherever it stands
 
 
-@pytest.mark.parametrize("name", ["unshare", "none"])
-def test_the_lesser_walls_warn_and_still_keep_their_limits(name, course, tmp_path):
+@pytest.fixture(params=["unshare", "none"])
+def lesser(request):
     try:
-        lesser = wall.best(LIMITS.scratch, name)
+        return wall.best(LIMITS.scratch, request.param)
     except RuntimeError as error:
-        pytest.skip(f"{name}: {error}")
+        pytest.skip(f"{request.param}: {error}")
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system's shared memory has no folder")
+def test_the_lesser_walls_leave_the_memory_that_others_share_alone(lesser, course):
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as anothers, sandbox.Sandbox(lesser, LIMITS) as box:
+        assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), box).points == 1
+        assert os.path.exists(anothers.name)
+
+
+def test_the_lesser_walls_warn_and_still_keep_their_limits(lesser, course):
     assert "bubblewrap" in lesser.warning
     with sandbox.Sandbox(lesser, LIMITS) as box:
         for source, statuses in {
