@@ -21,7 +21,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 INTRODUCTION = "00"  # it is shorter, and has one exercise
 BOUNDS = {"words": (1000, 1500), "cells": (15, 25), "median lines": (3, 5), "most lines": (1, 15), "exercises": (5, 12)}
 INTRODUCTION_BOUNDS = BOUNDS | {"words": (400, 700), "cells": (1, 25), "exercises": (1, 12)}
-MEMORY_LIMIT = 3 << 29  # bytes of a kernel and of the processes that it starts: with a server, what Binder gives
+MEMORY_LIMIT = 1 << 30  # bytes of a kernel and of the processes that it starts: with a server, well within what Binder gives
 SECONDS_LIMIT = 180  # of all lessons, one after the other
 
 
