@@ -18,7 +18,11 @@ SOON = 20  # seconds in which a process ends that was told to
 SHARED = Path("/dev/shm")
 
 # By lesson, cells that start processes: each is interrupted when it has, at once and a little later.
-STARTING = {"08_sharing_memory": ("methods", "pool", "ipc", "early + warning", "figure")}
+STARTING = {
+    "08_sharing_memory": ("methods", "pool", "ipc", "early + warning", "figure"),
+    "10_processes_and_machines": ("hello", "pipelining", "dies", "machines"),
+    "11_articles_on_trial": ("trial",),
+}
 LATER = 0.3  # seconds
 # Bytes of the GPU that are not this process's cache: contexts, and what others hold.
 OUTSIDE = "def outside():\n    free, total = torch.cuda.mem_get_info()\n    return total - free - torch.cuda.memory_reserved()"
