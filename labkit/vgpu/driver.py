@@ -208,6 +208,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_unlock_mutex": lambda: None,
         "_cuda_ipc_collect": machine.limbo.collect,
         "_group_tensors_by_device_and_dtype": group_tensors,
+        "_get_accelerator": lambda: torch.device("cuda"),
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_deviceCount": machine.visible,
         "_accelerator_getDeviceIndex": lambda: selected.device,

@@ -17,6 +17,7 @@ import torch.accelerator
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 import torch.cuda.nvtx
+import torch.distributed
 import torch.nn.parallel
 import torch.serialization
 import torch.utils._device
@@ -27,6 +28,7 @@ from torch.multiprocessing import reductions
 from labkit.vgpu import (
     autocast,
     backward,
+    comm,
     driver,
     errors,
     factories,
@@ -294,6 +296,9 @@ class Installation:
             if original := getattr(torch.cuda, name, None):
                 self._replace(torch.cuda, **{name: driver.refuse(f"torch.cuda.{name}", original)})
         self._replace(torch, compile=driver.refuse("torch.compile"))
+        if torch.distributed.is_available():
+            groups = torch.distributed.distributed_c10d
+            self._replace(groups, _new_process_group_helper=comm.without_nccl(groups._new_process_group_helper))
         self._replace(FakeTensor, __new__=_fake_on_the_cpu_alone(FakeTensor.__new__))
         self._replace(torch.cuda, is_current_stream_capturing=lambda: False)
         self._replace(torch.cuda.graphs, is_current_stream_capturing=lambda: False)
@@ -343,7 +348,7 @@ def _fake_on_the_cpu_alone(make: Callable[..., Any]) -> Callable[..., Any]:
     def make_one(*args: Any, **kwargs: Any) -> Any:
         fake = make(*args, **kwargs)
         if fake.fake_device.type == "cuda":
-            raise unsupported("a FakeTensor on a CUDA device, as torch.export and torch.onnx.export make them,")
+            raise unsupported("a FakeTensor on a CUDA device, as torch.export, torch.onnx.export and DTensors (fully_shard) make them,")
         return fake
 
     return make_one

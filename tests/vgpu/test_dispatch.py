@@ -3,6 +3,9 @@
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+needs_distributed = pytest.mark.skipif(not distributed.is_available(), reason="this build of torch has no torch.distributed")
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +24,33 @@ def replicated(x: torch.Tensor) -> nn.Module:
     return nn.parallel.DistributedDataParallel(nn.Linear(2, 2).to(x.device))
 
 
-@pytest.mark.skipif(not distributed.is_available(), reason="this build of torch has no torch.distributed")
+@needs_distributed
 @pytest.mark.parametrize("work", [distributed.all_reduce, lambda x: distributed.broadcast(x, 0), replicated])
 def test_collectives_are_refused(work, process_group):
     work(torch.ones(2))  # on the CPU they work
     with pytest.raises(NotImplementedError, match="torch.distributed with CUDA tensors.* is not served by the virtual GPU"):
         work(torch.ones(2, device="cuda"))
+
+
+def sharded(x: torch.Tensor) -> nn.Module:
+    layer = nn.Linear(2, 2).to(x.device)
+    fully_shard(layer)  # on the accelerator, unless it is told otherwise
+    return layer(x)
+
+
+@needs_distributed
+def test_sharded_layers_are_refused(process_group):
+    with pytest.raises(NotImplementedError, match="(fully_shard|NCCL).* is not served by the virtual GPU"):
+        sharded(torch.ones(2, device="cuda"))
+
+
+@needs_distributed
+@pytest.mark.filterwarnings("ignore:Attempted to get default timeout for nccl backend")  # said by a build without it, a moment before
+@pytest.mark.parametrize("backend", ["nccl", "NCCL", "cpu:gloo,cuda:nccl", None])  # without one, the accelerator's
+def test_nccl_is_refused(backend, tmp_path):
+    with pytest.raises(NotImplementedError, match="NCCL.* is not served by the virtual GPU"):
+        distributed.init_process_group(backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    assert not distributed.is_initialized()
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
