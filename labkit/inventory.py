@@ -31,7 +31,8 @@ class Table:
             "<tr>" + "".join(f'<td style="{style}">{escape(cell)}</td>' for cell, style in zip(row, styles, strict=True)) + "</tr>"
             for row in self.rows
         )
-        table = f"<table><caption>{escape(self.caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        caption = f'<caption style="color: inherit">{escape(self.caption)}</caption>'  # the classic notebook would make it too pale to read
+        table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         # It may be wider than the page: the keyboard reaches it, to scroll.
         return f'<div role="group" tabindex="0" aria-label="{escape(self.caption)}" style="overflow-x: auto">{table}</div>'
 

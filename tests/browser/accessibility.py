@@ -7,7 +7,7 @@ LEAST_WORDS = 8  # a text that says what a figure shows is longer
 # A link in the text of a lesson is coloured by JupyterLab, which takes its underline away; in what the kit draws, links have theirs.
 THEIRS = {"link-in-text-block": ".jp-RenderedMarkdown"}
 WITHIN = "([target, place]) => document.querySelector(target)?.closest(place) != null"
-PICTURES = """selectors => selectors.flatMap(([selector]) => [...document.querySelectorAll(`${selector} img`)])
+PICTURES = """selectors => [...document.querySelectorAll(selectors.map(([selector]) => `${selector} img`).join(", "))]
     .filter(picture => picture.checkVisibility()).map(picture => picture.alt)"""
 
 
