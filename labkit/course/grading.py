@@ -41,11 +41,16 @@ class Graded:
 
 
 class Store:
-    """The folder with all results: `records/LAB/STUDENT.json`, `figures/LAB/STUDENT-1.png`, `resources.json`."""
+    """The folder with all results: `records/LAB/STUDENT.json`, `figures/LAB/STUDENT-1.png`, `resources.json`.
+
+    Raises ValueError for a folder that holds something else, which results might replace.
+    """
 
     def __init__(self, folder: Path) -> None:
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / "records").is_dir():
+            raise ValueError(f"{folder} holds other files: choose a new folder, an empty one, or that of an earlier grading")
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "records").mkdir(parents=True, exist_ok=True)
 
     def record_path(self, lab: str, student: str) -> Path:
         return self.folder / "records" / lab / f"{student}.json"
@@ -63,12 +68,20 @@ class Store:
     def _figure(self, lab: str, student: str, number: int) -> Path:
         return self.folder / "figures" / lab / f"{student}-{number}.png"
 
+    def _resources(self, lab: str, student: str) -> Path:
+        return self.folder / "resources" / lab / f"{student}.json"
+
+    def remove(self, lab: str, student: str) -> None:
+        """All of a submission that is there no more."""
+        for path in (*self.figures(lab, student), self._resources(lab, student), self.record_path(lab, student)):
+            path.unlink(missing_ok=True)
+
     def write(self, graded: Graded) -> None:
         """The record last: it says that all the rest is there."""
         lab, student = graded.record["lab"], graded.record["student"]
         for number, image in enumerate(graded.figures, 1):
             _write(self._figure(lab, student, number), image)
-        _write(self.folder / "resources" / lab / f"{student}.json", as_json(graded.resources))
+        _write(self._resources(lab, student), as_json(graded.resources))
         self.write_record(graded.record)
 
     def write_record(self, record: dict[str, Any]) -> None:

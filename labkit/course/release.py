@@ -23,6 +23,7 @@ HOW = (
     "Before you hand in, restart the kernel and run all cells from the top. Marks are given on other inputs."
 )
 # The students' version keeps each stub as it is; nbgrader would put `raise NotImplementedError()` below it.
+CONFIG = "nbgrader_config.py"
 NBGRADER_CONFIG = """c = get_config()
 c.CourseDirectory.course_id = {course!r}
 c.ClearSolutions.code_stub = {{"python": "# Your answer goes into the function above."}}
@@ -42,15 +43,23 @@ def files(course: Course, labs: list[Lab], kind: str) -> dict[str, str]:
             found[f"student/{lab.name}.ipynb"] = _text(student_copy(course, lab))
             found[f"instructor/{lab.name}.ipynb"] = _text(instructor_copy(course, lab))
     if kind == "nbgrader":
-        found["nbgrader_config.py"] = NBGRADER_CONFIG.format(course=re.sub(r"[^\w-]+", "_", course.name), text=PLACEHOLDER)
+        found[CONFIG] = NBGRADER_CONFIG.format(course=re.sub(r"[^\w-]+", "_", course.name), text=PLACEHOLDER)
     return found
 
 
 def write(released: dict[str, str], folder: Path) -> None:
+    """Write the files, over those of an earlier release; but nbgrader's settings may have more lines, and stay.
+
+    Raises ValueError, and writes nothing, where those settings lack some of ours.
+    """
+    if (folder / CONFIG).exists() and drifted({name: text for name, text in released.items() if name == CONFIG}, folder):
+        ours = "".join(f"\n    {line}" for line in released[CONFIG].splitlines())
+        raise ValueError(f"{folder / CONFIG} has settings of its own: put these lines into it, or choose another folder{ours}")
     for name, text in released.items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        if name != CONFIG or not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
 
 
 def drifted(released: dict[str, str], folder: Path) -> list[str]:
@@ -60,7 +69,9 @@ def drifted(released: dict[str, str], folder: Path) -> list[str]:
         path = folder / name
         if not path.is_file():
             found.append(f"{name} is missing")
-        elif path.read_text(encoding="utf-8", errors="replace") != text:
+            continue
+        there = path.read_text(encoding="utf-8", errors="replace")
+        if there != text and not (name == CONFIG and set(text.splitlines()) <= set(there.splitlines())):
             found.append(f"{name} differs from what its lesson and the course file give now")
     return found
 

@@ -3,7 +3,6 @@
 import base64
 import csv
 import os
-import shutil
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -63,18 +62,19 @@ def _write_feedback(course: Course, record: dict[str, Any], store: Store, pages:
     figures = [base64.b64encode(path.read_bytes()).decode() for path in store.figures(lab.name, student)]
     questions = {task.id: task.question for task in lab.written}
     page = pages.get_template("feedback.html").render(course=course, lab=lab, record=record, figures=figures, questions=questions)
-    _save(store.folder / "feedback" / lab.name / f"{student}.html", page)
+    _save(_feedback(store, lab.name, student), page)
+
+
+def _feedback(store: Store, lab: str, student: str) -> Path:
+    return store.folder / "feedback" / lab / f"{student}.html"
 
 
 def _leave_out_others(store: Store, keys: set[tuple[str, str]]) -> None:
-    """What an earlier grading left of submissions that are there no more."""
-    for folder, suffix in (("records", ".json"), ("resources", ".json"), ("feedback", ".html")):
-        for path in (store.folder / folder).glob(f"*/*{suffix}"):
-            if (path.parent.name, path.stem) not in keys:
-                path.unlink()
-    for path in (store.folder / "figures").glob("*/*.png"):
-        if (path.parent.name, path.stem.rpartition("-")[0]) not in keys:
-            path.unlink()
+    """Remove what an earlier grading left of submissions that are there no more."""
+    for path in (store.folder / "records").glob("*/*.json"):
+        if (path.parent.name, path.stem) not in keys:
+            store.remove(path.parent.name, path.stem)
+            _feedback(store, path.parent.name, path.stem).unlink(missing_ok=True)
 
 
 def _grade(record: dict[str, Any]) -> dict[str, Any]:
@@ -168,9 +168,3 @@ def _save(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)
-
-
-def forget(folder: Path) -> None:
-    """Remove all results, for who wants to grade from the beginning."""
-    for name in ("records", "figures", "resources", "feedback"):
-        shutil.rmtree(folder / name, ignore_errors=True)

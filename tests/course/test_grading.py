@@ -115,6 +115,28 @@ def test_the_table_has_one_row_for_a_submission(graded, one_lab, tmp_path):
     assert "its name" in (tmp_path / "out" / "index.html").read_text()
 
 
+def test_who_is_there_no_more_is_left_out_and_other_files_stay(graded, one_lab, tmp_path):
+    out = shutil.copytree(graded / "out", tmp_path / "out")
+    submissions, _ = collect.collect(graded / "in", one_lab)
+    anothers = [out / folder / name for folder in ("figures", "feedback", "resources") for name in ("ada-1.png", "ada.html", "ada.json")]
+    for path in anothers:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("the instructor's own")
+    before = graded_files(out)
+    results.write(one_lab, [item for item in submissions if item.student != "ada"], [], grading.Store(out))
+    gone = before.keys() - graded_files(out).keys()
+    assert {f"records/{LAB}/ada.json", f"feedback/{LAB}/ada.html"} <= gone and all("ada" in name for name in gone)
+    assert not (out / "resources" / LAB / "ada.json").exists()
+    assert all(path.read_text() == "the instructor's own" for path in anothers)
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "grades.csv").write_text("the instructor's own")
+    with pytest.raises(ValueError, match="holds other files: choose a new folder"):
+        grading.Store(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["grades.csv"]
+
+
 def test_platforms_get_an_empty_cell_where_there_is_no_mark(graded):
     canvas = {row["SIS User ID"]: row[LAB] for row in rows(graded / "out" / "canvas.csv")}
     assert canvas == {"": "1", "ada": "1", "bob": "0", "cyd": "0", "dee": "", "eve": "", "李雷": "1"}

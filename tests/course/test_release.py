@@ -84,6 +84,19 @@ def test_a_release_is_the_same_bytes_each_time_and_drift_is_found(whole_course, 
     ]
 
 
+def test_settings_of_nbgrader_are_not_written_over(whole_course, tmp_path):
+    files = release.files(whole_course, [whole_course.lab("00")], "nbgrader")
+    own, settings = "c.Exchange.root = '/srv'\n", tmp_path / release.CONFIG
+    settings.write_text(own)
+    with pytest.raises(ValueError, match="has settings of its own: put these lines into it") as raised:
+        release.write(files, tmp_path)
+    assert list(tmp_path.iterdir()) == [settings]
+    settings.write_text(own + files[release.CONFIG])
+    assert all(line in str(raised.value) for line in files[release.CONFIG].splitlines())
+    release.write(files, tmp_path)
+    assert settings.read_text().startswith(own) and release.drifted(files, tmp_path) == []
+
+
 def test_points_and_written_questions_come_from_the_course_file(tmp_path):
     path = tmp_path / "course.toml"
     path.write_text(WITH_QUESTION)
