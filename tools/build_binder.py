@@ -28,6 +28,8 @@ def main(arguments: list[str]) -> None:
     folder, python = [*arguments[refresh:], sys.executable][:2]
     target = Path(folder).resolve()
     repository, environment = target / "repo", target / "environment"
+    if target.is_dir() and not {path.name for path in target.iterdir()} <= {"repo", "environment", "installed"}:
+        sys.exit(f"{target} holds other files, which would be removed: choose a new folder")
     shutil.rmtree(repository if refresh else target, ignore_errors=True)
     copy_tree(repository)
     if refresh:
