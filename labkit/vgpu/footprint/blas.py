@@ -198,7 +198,7 @@ def trilinear(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     for i, places in enumerate(expanded):
         for d in sorted(places):
             factors[i] = factors[i].unsqueeze(d)
-    size = [max(x.shape[d] for x in factors) for d in range(dims)]
+    size = [next(x.shape[d] for x, places in zip(factors, expanded, strict=True) if d not in places) for d in range(dims)]
     result = torch.zeros([1 if d in summed else n for d, n in enumerate(size)], dtype=factors[0].dtype, device=factors[0].device)
     first = [d for d in summed if d in expanded[2] and d != along]
     second = [d for d in summed if d not in expanded[2] and d != along]

@@ -25,11 +25,12 @@ def test_allocations_are_those_of_an_h200(name, machine):
     check(f"further/{name}")
 
 
-def test_a_bilinear_layer_agrees_with_the_cpu(machine):
+@pytest.mark.parametrize("rows", [3, 1, 0])
+def test_a_bilinear_layer_agrees_with_the_cpu(machine, rows):
     plain, moved = torch.nn.Bilinear(4, 5, 6), torch.nn.Bilinear(4, 5, 6)
     moved.load_state_dict(plain.state_dict())
     moved.cuda()
-    x, y = torch.randn(3, 2, 4, requires_grad=True), torch.randn(3, 2, 5, requires_grad=True)
+    x, y = torch.randn(rows, 2, 4, requires_grad=True), torch.randn(rows, 2, 5, requires_grad=True)
     a, b = (v.detach().cuda().requires_grad_() for v in (x, y))
     expected, got = plain(x, y), moved(a, b)
     torch.testing.assert_close(got.cpu(), expected)
