@@ -55,4 +55,33 @@ def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
     return kernel
 
 
-KERNELS = {func: in_float32(packet, func) for packet in PRODUCTS for func in (getattr(packet, overload) for overload in packet.overloads())}
+def into_format(packet: Any, func: Any) -> Callable[..., Any]:
+    """A product with `out_dtype`, which only CUDA has: that of half precision can stay float32. For plain tensors.
+
+    Raises RuntimeError as CUDA does (aten/src/ATen/native/cuda/Blas.cpp).
+    """
+    place = next(index for index, argument in enumerate(func._schema.arguments) if argument.name == "out_dtype")
+    first = func._schema.arguments[place - 2].name
+
+    def kernel(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        *summand, left, right = args[:place]
+        dtype = args[place]
+        if left.dtype != right.dtype:
+            raise RuntimeError("input dtypes must be the same")
+        if dtype != left.dtype and not (dtype is torch.float32 and left.dtype in HALF):
+            raise RuntimeError("out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs")
+        if out is not None and out.dtype != dtype:
+            raise RuntimeError("out_dtype must be the same as the dtype of the provided out tensor")
+        if any(x.dtype not in (dtype, left.dtype) for x in summand):
+            raise RuntimeError(f"self dtype must match either out_dtype or {first} dtype")
+        result = packet(*map(widened, args[:place]), **kwargs).to(dtype)
+        return result if out is None else out.resize_(result.shape).copy_(result)
+
+    return kernel
+
+
+KERNELS = {
+    func: (into_format if overload.startswith("dtype") else in_float32)(packet, func)
+    for packet in PRODUCTS
+    for overload, func in ((overload, getattr(packet, overload)) for overload in packet.overloads())
+}
