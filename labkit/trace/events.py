@@ -1,6 +1,6 @@
 """The columns of a recording: what happened to GPU memory, when, and which line of Python asked for it."""
 
-from collections import defaultdict
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -37,8 +37,9 @@ class StackTable:
     """Gives each stack of Python calls a number, the same for the same stack. Number 0 is the empty stack."""
 
     def __init__(self) -> None:
-        # One look-up gives a stack its number, so threads cannot give two the same one.
-        self._numbers: dict[tuple, int] = defaultdict(count(1).__next__, {(): 0})
+        self._numbers: dict[tuple, int] = {(): 0}
+        self._next = count(1)
+        self._lock = threading.RLock()  # what Python clears up between any two steps may free a tensor, whose stack is looked up too
 
     def of_frame(self, frame: FrameType | None) -> int:
         """The number of the stack that `frame` ends; cheap, as the lines are looked up only at the end."""
@@ -47,14 +48,24 @@ class StackTable:
             key.append(frame.f_code)
             key.append(frame.f_lasti)
             frame = frame.f_back
-        return self._numbers[tuple(key)]
+        return self._number(tuple(key))
 
     def of_lines(self, lines: Stack) -> int:
-        return self._numbers[lines]
+        return self._number(lines)
+
+    def _number(self, key: tuple) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            with self._lock:  # or two threads could give it two
+                number = self._numbers.get(key)
+                if number is None:
+                    number = self._numbers[key] = next(self._next)
+        return number
 
     def stacks(self) -> list[Stack]:
-        """All stacks by number, without the kit's own calls."""
-        return [_resolved(key) for key in sorted(list(self._numbers), key=self._numbers.__getitem__)]
+        """All stacks by number, without the kit's own calls. A number whose giving was interrupted has the empty one."""
+        keys = {number: key for key, number in list(self._numbers.items())}
+        return [_resolved(keys.get(number, ())) for number in range(max(keys) + 1)]
 
 
 def _resolved(key: tuple) -> Stack:

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -107,8 +108,16 @@ def test_phases_are_noted_only_once_there_is_a_clock(machine, monkeypatch):
         pass
 
 
-def test_threads_give_each_stack_a_number_of_its_own():
+def slowly(numbers):
+    for number in numbers:
+        time.sleep(1e-4)
+        yield number
+
+
+@pytest.mark.parametrize("numbers", [lambda numbers: numbers, slowly])  # between a look for a stack and its number anything may run
+def test_threads_give_each_stack_a_number_of_its_own(numbers):
     table = StackTable()
+    table._next = numbers(table._next)
     kept = [{} for _ in range(4)]
 
     def number(mine, depth=0):
