@@ -39,18 +39,26 @@ class TorchrunError(Exception):
     Attributes:
         kind: "exception", "exit", "signal", "crash", "result", "timeout", "join", "port" or "start".
         rank: the rank that failed first, or None.
-        outputs: as in `Ranks`, each with the traceback that ended it.
-        exit_codes: None for a rank that never ended by itself; negative: by that signal. torchrun ends the others with SIGTERM (-15).
+        outputs: as in `Ranks`, each with the traceback that ended it; "" for a rank that never came to its script.
+        exit_codes: None for a rank that never ended by itself, or never came to its script; negative: by that signal. torchrun ends the
+            others with SIGTERM (-15).
         restarts: as in `Ranks`.
     """
 
     def __init__(self, message: str, kind: str = "", rank: int | None = None, job: Job | None = None) -> None:
         super().__init__(message)
-        last = job.attempts()[-1] if job is not None and job.lives else []
+        last = _last(job) if job is not None and job.lives else []
         self.kind, self.rank = kind, rank
-        self.outputs = [life.text for life in last]
-        self.exit_codes = [_exit_code(life) for life in last]
+        self.outputs = ["" if life is None else life.text for life in last]
+        self.exit_codes = [None if life is None else _exit_code(life) for life in last]
         self.restarts = [] if job is None else _restarts(job)
+
+
+def _last(job: Job) -> list[Life | None]:
+    """The ranks of this machine in the last attempt, in order; None for one that was not there yet when another had failed."""
+    lives = {life.rank: life for life in job.attempts()[-1]}
+    first = min(lives) // job.expected * job.expected
+    return [lives.get(rank) for rank in range(first, first + job.expected)]
 
 
 def _exit_code(life: Life) -> int | None:

@@ -15,7 +15,7 @@ from traitlets.config import Config
 
 import labkit
 from labkit.isolation.process import started_in
-from labkit.ranks.job import Job
+from labkit.ranks.job import Job, Life
 from labkit.ranks.shown import Shown
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -156,6 +156,14 @@ def test_other_ends(script, last, message, code):
     assert str(caught.value).startswith(message)
     if code is not None:
         assert caught.value.exit_codes[1] == code
+
+
+def test_an_error_lists_also_a_rank_that_was_not_there_yet():
+    job = Job("", {"ranks_here": 2, "nodes_here": 1}, None)
+    job._attempts = ["0"]
+    job.lives = [Life(rank=3, attempt=0, pid=1, exit_code=7)]  # of the second of two machines
+    error = labkit.TorchrunError("rank 3 ended", job=job)
+    assert error.exit_codes == [None, 7] and error.outputs == ["", ""]
 
 
 def test_a_time_limit_says_where_each_rank_was(script):
