@@ -66,3 +66,61 @@ def test_a_product_of_rows_stored_sparse():
     x = torch.eye(3)
     got = x.cuda().to_sparse_csr() @ torch.arange(9.0, device="cuda").view(3, 3)
     assert got.is_cuda and got.tolist() == torch.arange(9.0).view(3, 3).tolist()
+
+
+# Operators of the program's own
+
+
+@pytest.fixture
+def library():
+    library = torch.library.Library("labkit_tests", "DEF")
+    yield library
+    library._destroy()
+
+
+def by_name(library: torch.library.Library, function, key: str):
+    library.define("f(Tensor x) -> Tensor")
+    library.impl("f", function, key)
+    return torch.ops.labkit_tests.f
+
+
+@pytest.mark.parametrize("key", ["CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd"])
+def test_an_operator_in_python_runs_on_the_gpu_call_by_call(library, key):
+    def scaled(x):
+        assert x.is_cuda
+        return (x.repeat(4096) * 3)[: len(x)].clone()
+
+    f, x = by_name(library, scaled, key), torch.ones(4, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    assert f(x).tolist() == [3, 3, 3, 3]
+    assert torch.cuda.max_memory_allocated() - before >= 2 * 4096 * x.nbytes  # what it makes on its way
+
+
+def test_an_operator_for_the_cpu_alone_is_pytorchs_error(library):
+    f = by_name(library, lambda x: x * 3, "CPU")
+    assert f(torch.ones(1)).item() == 3
+    with pytest.raises(NotImplementedError, match="Could not run 'labkit_tests::f' with arguments from the 'CUDA' backend"):
+        f(torch.ones(1, device="cuda"))
+
+
+def test_a_custom_operator_with_a_gradient():
+    @torch.library.custom_op("labkit_tests_too::scaled", mutates_args=())
+    def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor
+
+    def keep(ctx, inputs, output):
+        ctx.factor = inputs[1]
+
+    scaled.register_autograd(lambda ctx, gradient: (gradient * ctx.factor, None), setup_context=keep)
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    scaled(x, 2.0).sum().backward()
+    assert x.grad.tolist() == [2, 2, 2] and x.grad.is_cuda
+
+
+@pytest.mark.skipif(not hasattr(nn.functional, "linear_cross_entropy"), reason="this torch has no linear_cross_entropy")
+def test_pytorchs_own_operators_in_python_run_so_too():
+    x, weight, k = torch.randn(64, 16), torch.randn(50, 16), torch.randint(50, (64,))
+    expected = nn.functional.linear_cross_entropy(x, weight, k)
+    got = nn.functional.linear_cross_entropy(x.cuda().bfloat16(), weight.cuda().bfloat16(), k.cuda())
+    torch.testing.assert_close(got.cpu().float(), expected, rtol=0.05, atol=0.05)
