@@ -3,9 +3,8 @@
 from typing import Any
 
 import torch
-from torch.library import _impls  # what Python has registered: "namespace/name.overload/key"
 
-from labkit.vgpu import copies, footprint, hardware, operators
+from labkit.vgpu import composed, copies, footprint, hardware, operators
 from labkit.vgpu.schemas import returns_views, writes, written
 from labkit.vgpu.tensor import VirtualTensor, mark_written, unsupported
 
@@ -38,7 +37,6 @@ NAMED: dict[str, footprint.Handler] = {
 }
 
 
-CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 # Operators of these namespaces have no kernels for CUDA.
 ON_THE_CPU_ALONE = {"quantized", "_quantized", "mkldnn", "mkldnn_prepacked", "onednn", "prepacked"}
 
@@ -46,7 +44,7 @@ ON_THE_CPU_ALONE = {"quantized", "_quantized", "mkldnn", "mkldnn_prepacked", "on
 def handler(func: Any) -> footprint.Handler:
     """The function that runs this operator. Raises NotImplementedError if a virtual GPU does not."""
     chosen = _chosen(func)
-    if not writes(func) or chosen in (operators.set_storage, operators.resize, copies.copy_into):
+    if not writes(func) or chosen in (operators.set_storage, operators.resize, composed.composite, composed.in_python, copies.copy_into):
         return chosen
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -66,8 +64,6 @@ def _chosen(func: Any) -> footprint.Handler:
         raise unsupported("torch.distributed with CUDA tensors, and what stands on it (DistributedDataParallel, FSDP),")
     if func.namespace in ON_THE_CPU_ALONE:
         raise NotImplementedError(f"Could not run '{func._schema.name}' with arguments from the 'CUDA' backend.")
-    if func.namespace != "aten" and _is_written_in_python(func):
-        return in_python
     name = func._schema.name.removeprefix("aten::")
     if name in footprint.HANDLERS:
         return footprint.HANDLERS[name]
@@ -75,6 +71,10 @@ def _chosen(func: Any) -> footprint.Handler:
         return NAMED[name]
     if name in LIKE:
         return operators.like
+    if composed.is_made_of_others(func):
+        return composed.composite
+    if func.namespace != "aten" and composed.is_written_in_python(func):
+        return composed.in_python
     if name in operators.PRODUCTS:
         return operators.product
     arguments = {argument.name for argument in func._schema.arguments}
@@ -89,27 +89,3 @@ def _chosen(func: Any) -> footprint.Handler:
     if writes(func):
         return operators.into_given if name not in MIXED else operators.mixed
     return operators.mixed if name in MIXED else operators.compute
-
-
-# Operators that a program or another library adds (torch.library)
-
-
-def in_python(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run its function for CUDA, whose own operators come here one by one. PyTorch says so where it has none for CUDA."""
-    return func.redispatch(CUDA, *args, **kwargs)
-
-
-def _is_written_in_python(func: Any) -> bool:
-    """Is what CUDA would run a Python function? Instead of a compiled kernel the CPU's is run; without one the operator is refused."""
-    name = func.name()
-
-    def has(key: str) -> bool:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-
-    def in_python(key: str) -> bool:
-        return f"{name.replace('::', '/')}/{key}" in _impls
-
-    runs = next((key for key in ("CUDA", "CompositeExplicitAutograd") if has(key)), "CPU")
-    if runs == "CUDA" and not in_python("CUDA") and (in_python("CPU") or not has("CPU")):
-        raise unsupported(f"{name}, a CUDA kernel of another library,")
-    return in_python(runs)

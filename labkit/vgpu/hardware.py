@@ -265,6 +265,7 @@ class Machine:
         self.hollow = 0  # storages without values that are alive
         self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
         self.gpus = [Gpu(self, index) for index in range(count)]
+        self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place: see labkit.vgpu.host
         self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see labkit.vgpu.backward
 
     def handing_over(self) -> float:

@@ -69,7 +69,7 @@ class Installation:
         self._office: smi.Office | None = None
         self._scripted: list[Any] = []
         self._library: torch.library.Library | None = None
-        self._mode = HostOperators(machine)
+        self._mode = machine.host_operators = HostOperators(machine)
         for gpu in machine.gpus:
             gpu.generator = generators.VirtualGenerator(gpu)
             gpu.generator.manual_seed(torch.initial_seed() & (1 << 63) - 1)

@@ -35,7 +35,7 @@ class Arrival:
         self.value = value
 
     def arrive(self) -> None:
-        with _DisableTorchDispatch():
+        with _DisableTorchDispatch(), torch.inference_mode(self.target.is_inference()):  # else nobody may write into such a tensor
             self.target.copy_(self.value)
 
 

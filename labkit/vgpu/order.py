@@ -16,7 +16,7 @@ from weakref import WeakSet
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import operators, races
+from labkit.vgpu import composed, operators, races
 from labkit.vgpu.accesses import Access, Place, Region, as_before, has_region, mapped, overlaid, snapshot, whole
 from labkit.vgpu.clock import Known, StreamTime
 from labkit.vgpu.launches import Arrival, Launch, Line, outputs_of, reference, user_line
@@ -34,8 +34,8 @@ OVERWRITES = {
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_",
     "_foreach_zero_", "_foreach_copy_",
 }  # fmt: skip
-# Handlers of operators that touch no values.
-TOUCH_NOTHING = (operators.view, operators.set_storage, operators.resize)
+# Handlers of operators that touch no values themselves.
+TOUCH_NOTHING = (operators.view, operators.set_storage, operators.resize, composed.composite, composed.in_python)
 
 
 class Use(NamedTuple):

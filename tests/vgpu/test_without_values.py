@@ -170,3 +170,9 @@ def test_four_gigabytes_on_the_gpu_in_little_host_memory():
     assert done.returncode == 0, done.stderr
     # VmHWM, in KiB: what getrusage tells of a child begins with the peak of the process that started it.
     assert int(done.stdout) << 10 < 1.2 * (1 << 30)
+
+
+def test_inference_without_values():
+    with labkit.use(gpus=1, values=False, quiet=True), torch.inference_mode():
+        x = torch.ones(8, 4, device="cuda").to(torch.float64)
+        assert torch.nn.functional.layer_norm(x, (4,)).reshape(-1).shape == (32,)

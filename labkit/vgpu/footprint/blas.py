@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from labkit.vgpu import footprint, operators
 from labkit.vgpu.allocator import Block
 from labkit.vgpu.footprint import handles as handles_operators
 from labkit.vgpu.footprint import temporaries
@@ -233,9 +232,3 @@ def _sum_of_products(left: torch.Tensor, right: torch.Tensor, summed: list[int])
     left = left.permute(order).reshape(batch, -1, terms)
     right = right.permute([*both, *summed, *theirs, *ours]).reshape(batch, terms, -1)
     return torch.bmm(left, right).view(shape).permute([order.index(d) for d in range(len(order))])
-
-
-@handles_operators("matmul", "linear")
-def composite(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    """Made of others wherever they are called from: autograd, which would have taken them apart, may be off."""
-    return operators.into_given(func, args, kwargs) if "out" in kwargs else footprint.made_of(func, *args, **kwargs)
