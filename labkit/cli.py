@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         "processes that it starts, and not one that is killed or leaves by os._exit."
     )
     _add_machine_and_script(trace)
-    trace.add_argument("--output", metavar="FILE", help="the page, written over if it is there (default: SCRIPT-memory.html, here)")
+    trace.add_argument("--output", metavar="FILE", help="the page; one of that name is written over (default: SCRIPT-memory.html, here)")
     trace.add_argument("--max-events", type=int, metavar="N", help="keep more or fewer events than labkit.record() does; the newest stay")
     trace.add_argument("--no-timeline", action="store_true", help="leave out what ran when: on real GPUs PyTorch's profiler stays off")
     torchrun = command(
@@ -150,10 +150,10 @@ def _trace(options: argparse.Namespace) -> int:
     except (ValueError, TypeError, RuntimeError) as error:
         return _refuse(str(error), "trace")
     command = shlex.join([options.script, *options.arguments])
-    report.run_and_report(
+    written = report.run_and_report(
         lambda: run_script(options.script, options.arguments), command, target, options.max_events, not options.no_timeline
     )
-    return 0
+    return 0 if written else 1
 
 
 def _refuse(message: str, command: str = "run") -> int:

@@ -4,6 +4,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from labkit import units
 from labkit.inventory import Table
 from labkit.trace import Trace, record
 from labkit.trace.events import OOM
-from labkit.trace.leaks import Leaks
+from labkit.trace.leaks import Leak, Leaks
 from labkit.trace.recording import MAX_EVENTS
 
 if TYPE_CHECKING:
@@ -52,17 +53,21 @@ def checked(path: str | Path) -> Path:
         raise ValueError(f"--output {path}: that is a directory; give the name of a file, such as {Path(path) / 'report.html'}")
     if not target.parent.is_dir():
         raise ValueError(f"--output {path}: there is no directory {target.parent}")
+    if target.exists() and target.suffix not in (".html", ".htm"):
+        raise ValueError(
+            f"--output {path}: there is another file of that name; give that of a new file, or of a page, {Path(path).with_suffix('.html')}"
+        )
     if not os.access(target if target.exists() else target.parent, os.W_OK):
         raise ValueError(f"--output {path}: it may not be written")
     return target
 
 
-def run_and_report(run: Callable[[], None], command: str, target: Path, max_events: int | None = None, timeline: bool = True) -> None:
+def run_and_report(run: Callable[[], None], command: str, target: Path, max_events: int | None = None, timeline: bool = True) -> bool:
     """Record `run()` and write the page to `target`, also when an exception ends it, which then goes on its way.
 
-    `timeline=False` leaves out what ran when.
+    `timeline=False` leaves out what ran when. Returns whether the page could be written; if not, that is said on the standard error.
     """
-    process, ended, trace = os.getpid(), "at its last line", None
+    process, ended, trace, written = os.getpid(), "at its last line", None, True
     try:
         with record(MAX_EVENTS if max_events is None else max_events, timeline=timeline) as trace:
             run()
@@ -71,18 +76,20 @@ def run_and_report(run: Callable[[], None], command: str, target: Path, max_even
         raise
     finally:
         if trace is not None and os.getpid() == process:  # a child that the script forked comes by here too
-            _write(page(trace, trace.leaks(), command, ended), target)
+            written = _write(page(trace, trace.leaks(), command, ended), target)
             if trace.error and trace.oom is not None:
                 print(f"labkit trace: {trace.oom.title}", file=sys.stderr)
+    return written
 
 
-def _write(text: str, target: Path) -> None:
+def _write(text: str, target: Path) -> bool:
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         print(f"labkit trace: {target} could not be written: {error.strerror}", file=sys.stderr)
-    else:
-        print(f"labkit trace: the memory of the GPUs is told in {target}", file=sys.stderr)
+        return False
+    print(f"labkit trace: the memory of the GPUs is told in {target}", file=sys.stderr)
+    return True
 
 
 def _ending(raised: BaseException) -> str:
@@ -176,12 +183,21 @@ def _kept(trace: Trace, leaks: Leaks) -> str:
     told = [f"<p>Nothing that the script allocated{' after the lost events' if trace.lost else ''} was alive when it ended.</p>"]
     if leaks:
         told = [
-            "<p>What the script allocated and still held when it ended, and by which name. What you did not mean to keep is a leak.</p>"
+            f"<p>{_count(leaks)}: what the script allocated and still held when it ended, and by which name. "
+            "What you did not mean to keep is a leak.</p>",
+            _table(leaks[:_OPEN], f"the {_OPEN} largest, {trace.badge}" if len(leaks) > _OPEN else trace.badge),
         ]
-        told.append(Leaks(leaks[:_OPEN], trace.badge)._repr_html_())
     if rest := leaks[_OPEN:]:
-        told.append(f"<details><summary>{len(rest)} smaller ones</summary>{Leaks(rest, trace.badge)._repr_html_()}</details>")
+        told.append(f"<details><summary>{_count(rest)} more</summary>{_table(rest, f'the others, {trace.badge}')}</details>")
     return f'<section class="kept"><h2>Alive at the end</h2>{"".join(told)}</section>'
+
+
+def _count(leaks: list[Leak]) -> str:
+    return f"{len(leaks)} tensor{'s' * (len(leaks) > 1)} with {units.byte_text(Leaks(leaks).bytes)}"
+
+
+def _table(leaks: list[Leak], caption: str) -> str:
+    return replace(Leaks(leaks).table(), caption=caption)._repr_html_()
 
 
 def _figure(figure: "Figure") -> str:

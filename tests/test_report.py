@@ -142,7 +142,8 @@ def test_lost_events_are_told(card, target):
 def test_many_survivors_are_folded(card, target):
     kept = []
     page, _ = written(target, lambda: kept.extend(torch.zeros(1000, device="cuda") for _ in range(15)))
-    assert "5 smaller ones" in page.text
+    for words in ("15 tensors with 60 KiB: what", "the 10 largest", "5 tensors with 20 KiB more", "the others"):
+        assert words in page.text
 
 
 def test_the_same_page_every_time(card, target):
@@ -171,6 +172,9 @@ def test_where_a_page_may_go(tmp_path, monkeypatch):
         report.checked(tmp_path)
     with pytest.raises(ValueError, match="there is no directory"):
         report.checked("absent/page.html")
+    (tmp_path / "train.py").write_text("the script")
+    with pytest.raises(ValueError, match=r"there is another file of that name; .* page, train.html"):
+        report.checked("train.py")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ValueError, match="may not be written"):
         report.checked("page.html")
@@ -185,6 +189,7 @@ def test_a_page_that_cannot_be_written_leaves_the_scripts_end_alone(card, tmp_pa
     with pytest.raises(SystemExit) as raised:
         report.run_and_report(run, "train.py", target)
     assert raised.value.code == 4 and "could not be written: No such file" in capsys.readouterr().err
+    assert not report.run_and_report(lambda: None, "train.py", target)
 
 
 def test_a_recording_that_cannot_begin_says_why(target, monkeypatch):

@@ -95,8 +95,13 @@ def read(path: Path) -> Course:
         ValueError: something in it is wrong; the message says what, and what is allowed.
         OSError: it or a notebook cannot be read.
     """
+    if not path.exists():
+        raise ValueError(f"there is no file {path}: describe the course in one (docs/teaching.md shows how), or name it with --course")
     with path.open("rb") as file:
-        content = tomllib.load(file)
+        try:
+            content = tomllib.load(file)
+        except ValueError as error:
+            raise ValueError(f"{path.name}: {error}") from None
     _known(content, KEYS, path.name)
     notebooks = (path.parent / content.get("notebooks", "notebooks")).resolve()
     if not notebooks.is_dir():

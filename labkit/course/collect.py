@@ -122,7 +122,7 @@ def collect(source: Path, course: Course, students: Iterable[str] = ()) -> tuple
     broken = {(problem.student, problem.lab) for problem in problems}
     for lab in course.labs:
         for student in expected:
-            if (student, lab.name) not in found and (student, lab.name) not in broken and (student, "") not in broken:
+            if (student, lab.name) not in found and (student, lab.name) not in broken:
                 problems.append(Problem(student, lab.name, "missing", "nothing was handed in"))
     return sorted(submissions, key=lambda item: (item.lab, item.student)), sorted(
         set(problems), key=lambda item: (item.lab, item.student, item.kind)

@@ -49,9 +49,15 @@ def _run(options: argparse.Namespace) -> int:
 
     try:
         return options.does(options, assignment.read(Path(options.course)))
-    except (ValueError, OSError, SandboxError, RuntimeError) as error:
+    except OSError as error:
+        print(f"labkit course: {error.filename}: {error.strerror}" if error.filename else f"labkit course: {error}", file=sys.stderr)
+        return 2
+    except (ValueError, SandboxError, RuntimeError) as error:
         print(f"labkit course: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("labkit course: interrupted. What was done stays; the same command goes on from there.", file=sys.stderr)
+        return 130  # as a shell reports it
 
 
 def _release(options: argparse.Namespace, course: "Course") -> int:

@@ -49,6 +49,9 @@ def run(check: Check, answer: Any, seed: int | None = None) -> Verdict:
     return judge(check, observe(check, answer, inputs), inputs)
 
 
+LOST = "The GPU takes no work after that: call labkit.use(None) and run the first cell again, on a real GPU in a new kernel"
+
+
 def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     """What `answer` does with `inputs`: {"observed": …}, {"raised": …} or {"attempted": False}.
 
@@ -57,11 +60,14 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     _require_gpus(check)
     if is_stub(answer, check.script):
         return {"attempted": False}
-    with undisturbed():
-        try:
-            return {"observed": check.observe(answer, inputs)}
-        except Exception as error:
-            return {"raised": quote(error)}
+    try:
+        with undisturbed():
+            try:
+                return {"observed": check.observe(answer, inputs)}
+            except (Exception, SystemExit) as error:
+                return {"raised": quote(error)}
+    except RuntimeError as error:  # the GPUs cannot be left as they were: the answer has ended all work on them
+        return {"raised": f"{quote(error)}. {LOST}"}
 
 
 def judge(check: Check, observation: Plain, inputs: Plain) -> Verdict:

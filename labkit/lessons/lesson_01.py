@@ -274,8 +274,9 @@ def observe_copy(copy_while: Any, inputs: Plain) -> Plain:
         left = machine.host_time() - returned
         if not isinstance(result, torch.Tensor):
             return {"type": type(result).__name__}
-        where, values = str(result.device), result.flatten()[torch.tensor(inputs["sampled"], device=result.device)].tolist()
-        tries.append({"total": returned - start, "left": left, "calls": len(calls), "work": sum(calls), "device": where, "values": values})
+        values = result.detach().flatten().cpu()[inputs["sampled"]].tolist() if result.shape == source.shape else []
+        tried = {"total": returned - start, "left": left, "calls": len(calls), "work": sum(calls)}
+        tries.append({**tried, "device": str(result.device), "shape": list(result.shape), "values": values})
         del result
     return {"type": "Tensor", "copy": copy, "tries": tries}
 
@@ -306,10 +307,12 @@ def judge_copy(observed: Plain, inputs: Plain) -> Verdict:
             return not_yet(f"work was to run once; it ran {attempt['calls']} times.")
         if attempt["device"] != inputs["device"]:
             return not_yet(f"the copy is on {attempt['device']}, not on {inputs['device']}.")
+        if attempt["shape"] != [COPY_BYTES // 4]:
+            return not_yet(f"the copy's shape is {attempt['shape']}, the source's {[COPY_BYTES // 4]}.")
         if attempt["values"] != expected:
             return not_yet("the copy has other values than the source.")
     copy = observed["copy"]
-    if min(attempt["left"] for attempt in observed["tries"]) > copy / 4:
+    if not min(attempt["left"] for attempt in observed["tries"]) <= copy / 4:
         return not_yet("your function returned before the copy had arrived. What waits for a GPU?")
     best = min(observed["tries"], key=lambda attempt: attempt["total"])
     if best["total"] > copy + best["work"] / 2:

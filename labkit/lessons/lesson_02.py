@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ def judge_durations(observations: Plain, cases: Plain) -> Verdict:
     for (said, due), case in zip(observations, cases, strict=True):
         if isinstance(said, str):
             return not_yet(f"your function returned {said}, not a number of seconds.")
-        if abs(said - due) > CLOSE * due + OVERHEAD:
+        if not abs(said - due) <= CLOSE * due + OVERHEAD:  # so that nan fails, here and below
             asked = "Is what was queued before part of it?" if case["queued"] and said > due else "Did the GPU have time to finish?"
             asked = "Seconds are asked for." if abs(said / 1e3 - due) <= CLOSE * due + OVERHEAD else asked
             return not_yet(f"for work of {due * 1e3:.1f} ms you measured {said * 1e3:.4g} ms. {asked}")
@@ -146,7 +147,7 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"your function returned {result['type']}. A tensor on the GPU can be returned before its value is known.")
         if not result["device"].startswith("cuda") or result["shape"] not in ([], [1]):
             return not_yet(f"one number on the GPU was due; yours is on {result['device']}, of shape {result['shape']}.")
-        if observed["calls"] != len(values) or abs(result["values"][0] - due) > 1e-3 * due:
+        if observed["calls"] != len(values) or not abs(result["values"][0] - due) <= 1e-3 * due:
             return not_yet(f"the mean of {len(values)} losses is {due:.5g}; yours is {result['values'][0]:.5g}.")
     return right("The host ran ahead; whoever prints the loss waits, once.")
 
@@ -207,7 +208,7 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
             return not_yet("when your function returned, the GPU was done: the host waited. Let streams wait for streams.")
         if observed["sum"] == -SIZE:
             return not_yet("the result was overwritten while the caller's stream still read it. Who tells the allocator?")
-        if abs(observed["sum"] - due) > 1e-3 * due:
+        if not abs(observed["sum"] - due) <= 1e-3 * due:
             return not_yet(f"the result adds up to {observed['sum']:g}, not to {due}: somebody read what was not there yet.")
     return right("Two waits and a word to the allocator.")
 
@@ -301,7 +302,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
             torch.cuda.synchronize()
             start = machine.host_time()
             means, devices, ahead = [], [], 0
-            for index, batch in enumerate(prefetched(source())):
+            for index, batch in enumerate(islice(prefetched(source()), BATCHES + 1)):  # one more than there are: it might never end
                 ahead = max(ahead, len(drawn) - index - 1)
                 devices.append(str(batch.device))
                 means.append(work(batch))
@@ -316,10 +317,13 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     due = [float(value) for value in inputs["values"]]
     if len(observed["means"]) != len(due):
-        return not_yet(f"of {len(due)} batches your loader gave {len(observed['means'])}. Does the last one come?")
+        count = len(observed["means"])
+        given = f"{count} or more. Does it end" if count > len(due) else f"{count}. Does the last one come"
+        return not_yet(f"of {len(due)} batches your loader gave {given}?")
     if any(not device.startswith("cuda") for device in observed["devices"]):
         return not_yet("a batch was not on the GPU.")
-    wrong = [index for index, (mean, value) in enumerate(zip(observed["means"], due, strict=True)) if abs(mean - value) > 1e-3 * value]
+    read = enumerate(zip(observed["means"], due, strict=True))
+    wrong = [index for index, (mean, value) in read if not abs(mean - value) <= 1e-3 * value]
     if wrong:
         index = wrong[0]
         other = "another batch's" if any(abs(observed["means"][index] - value) <= 1e-3 * value for value in due) else "no batch's"

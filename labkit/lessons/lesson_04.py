@@ -122,7 +122,7 @@ def judge_seconds(answers: Plain, cases: Plain) -> Verdict:
         if isinstance(answer, str):
             return not_yet(f"your function returned {answer}, not a number.")
         due = sum(stages) + (count - 1) * max(stages)
-        if abs(answer - due) > 1e-6 * due:
+        if not abs(answer - due) <= 1e-6 * due:  # so that nan fails
             return not_yet(f"stages that take {stages} seconds end {count} micro-batches after {due} s; you say {answer:g} s. Draw it.")
     return right("All wait for the slowest.")
 

@@ -152,7 +152,7 @@ def judge_held(found: Plain, inputs: Plain) -> Verdict:
         answer, truth = told["answer"], told["used"] - told["reserved"]
         if isinstance(answer, str):
             return not_yet(f"your function returned {answer}, not a number of bytes.")
-        if abs(answer - truth) > MIB:
+        if not abs(answer - truth) <= MIB:  # so that nan fails
             known = f"{units.byte_text(told['used'])} of the GPU are in use, of which this process has reserved "
             known += f"{units.byte_text(told['reserved'])} and allocated {units.byte_text(told['allocated'])}"
             return not_yet(f"{known}; you said {units.byte_text(max(answer, 0))}. Whose is the cache?")
@@ -192,7 +192,7 @@ def judge_limits(found: Plain, cases: Plain) -> Verdict:
         all_of_them = case["processes"] * (told["fraction"] * told["total"] + case["context"])
         each = f"{case['processes']} processes, each with a limit of {units.byte_text(told['fraction'] * told['total'])}"
         each += f" and a context of {units.byte_text(case['context'])}, take {units.byte_text(all_of_them)}"
-        if all_of_them > told["total"] * (1 + NEAR):
+        if not all_of_them <= told["total"] * (1 + NEAR):  # so that nan fails
             return not_yet(f"{each}; the GPU has {units.byte_text(told['total'])}. What does the limit count?")
         if all_of_them < told["total"] * (1 - NEAR):
             return not_yet(f"{each}, and the GPU has {units.byte_text(told['total'])}: the rest lies idle.")
@@ -377,7 +377,7 @@ def judge_server(found: Plain, inputs: Plain) -> Verdict:
         if reply["graph"]:
             return not_yet("a reply requires a gradient, and no queue takes it. The server does not train.")
         expected = [sum(a * b for a, b in zip(row, request["row"], strict=True)) for row in inputs["weight"]]
-        if max(abs(a - b) for a, b in zip(answer["values"], expected, strict=True)) > 1e-3:
+        if not all(abs(a - b) <= 1e-3 for a, b in zip(answer["values"], expected, strict=True)):
             return not_yet(f"to {request['row']} the model answers {expected}; your reply was {answer['values']}.")
     grown = looks[-1]["allocated"] - looks[EARLY]["allocated"]
     if grown > 0:

@@ -4,6 +4,7 @@ import pytest
 from handed_in import COURSE
 
 from labkit import cli
+from labkit.course import collect
 
 
 @pytest.fixture
@@ -45,7 +46,22 @@ def test_mistakes_are_said_in_one_line(arguments, said, course_file, capsys, tmp
 def test_a_course_file_that_is_missing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("release", "--to", "x") == 2
-    assert "course.toml" in capsys.readouterr().err
+    assert "there is no file course.toml: describe the course in one" in capsys.readouterr().err
+
+
+def test_a_course_file_that_is_no_toml(capsys, tmp_path):
+    (tmp_path / "course.toml").write_text("course =")
+    assert run("release", "--to", "x", "--course", tmp_path / "course.toml") == 2
+    assert "labkit course: course.toml: Invalid value" in capsys.readouterr().err
+
+
+def test_a_command_that_is_interrupted_says_so(course_file, capsys, tmp_path, monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(collect, "collect", interrupted)
+    assert run("collect", tmp_path, "--to", tmp_path / "x", "--course", course_file) == 130
+    assert "interrupted. What was done stays" in capsys.readouterr().err
 
 
 def test_an_unknown_sandbox(course_file, capsys, tmp_path):

@@ -63,6 +63,16 @@ def test_an_answer_that_raises_is_quoted(two_gpus):
     assert repr(verdict) == "98.1 Not yet: your answer raised KeyError: 'first line\\nsecond line'"
 
 
+def test_an_answer_that_leaves_the_program_has_a_verdict(two_gpus):
+    assert "raised SystemExit" in repr(checks.run(DOUBLE, lambda number: exit()))
+
+
+def test_an_answer_that_ends_the_gpus_work_has_a_verdict():
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        verdict = checks.run(DOUBLE, lambda number: torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")].item())
+        assert "device-side assert triggered. The GPU takes no work after that: call labkit.use(None)" in repr(verdict)
+
+
 def test_errors_are_quoted_in_one_line():
     assert quote(ValueError("one\ntwo")) == "ValueError: one"
     assert quote(ValueError()) == "ValueError"

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from labkit.lessons import lesson_01
-from labkit.lessons.lesson_01 import expected_bytes, judge_batch, judge_copy, judge_masks, judge_model, judge_work
+from labkit.lessons.lesson_01 import COPY_BYTES, expected_bytes, judge_batch, judge_copy, judge_masks, judge_model, judge_work
 
 
 def test_masks_of_every_device_are_tried():
@@ -79,12 +79,14 @@ def test_work_must_run_once():
         ({"calls": 0}, "ran 0 times"),
         ({"values": [4]}, "other values"),
         ({"device": "cuda:0"}, "not on cuda:1"),
+        ({"shape": [1], "values": []}, "the copy's shape is [1]"),
     ],
 )
 def test_a_copy_is_judged_by_its_time_and_values(change, hint):
     """A copy of 10 ms and work of 5 ms: 10 ms together are possible, 15 ms need no skill."""
     inputs = {"device": "cuda:1", "first": 2, "sampled": [1]}
-    attempt = {"total": 0.0101, "left": 0.0, "calls": 1, "work": 0.005, "device": "cuda:1", "values": [3]} | change
+    attempt = {"total": 0.0101, "left": 0.0, "calls": 1, "work": 0.005, "device": "cuda:1", "shape": [COPY_BYTES // 4]}
+    attempt |= {"values": [3]} | change
     verdict = judge_copy({"type": "Tensor", "copy": 0.010, "tries": [attempt]}, inputs)
     assert verdict.passed == (hint is None)
     assert hint is None or hint in verdict.message

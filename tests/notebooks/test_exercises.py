@@ -1,6 +1,7 @@
 """Every solution in a notebook passes its check, plausible wrong answers fail it, and the stub counts as not attempted."""
 
 import json
+import math
 import os
 import random
 import re
@@ -18,7 +19,7 @@ from labkit.lessons import checks
 from labkit.lessons.controls import control
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
-TRIES = 3  # inputs are drawn afresh each time
+TRIES = 2  # inputs are drawn afresh each time
 SLOW = ("09.4", "10.")  # they train, or start processes: once is enough for each wrong answer
 
 # For each exercise, answers that a learner may well give, and a part of what the check says to each; one file a lesson. And its control.
@@ -106,6 +107,24 @@ def test_observations_are_plain_data_that_can_be_judged_elsewhere(number):
     carried = json.loads(json.dumps(observation))
     assert json.dumps(carried) == json.dumps(observation)  # as text, for a number may be nan
     assert checks.judge(check, carried, inputs).passed
+
+
+def with_nan(observed: Any) -> Any:
+    """The same, with nan for every number that is no count."""
+    if isinstance(observed, dict):
+        return {key: with_nan(value) for key, value in observed.items()}
+    if isinstance(observed, list):
+        return [with_nan(value) for value in observed]
+    return math.nan if isinstance(observed, float) else observed
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_what_is_not_a_number_is_not_right(number):
+    check = lessons.find(number)
+    inputs = check.draw(random.Random(1))
+    observation = checks.observe(check, answer(EXERCISES[number][1]), inputs)
+    if json.dumps(with_nan(observation)) != json.dumps(observation):
+        assert not checks.judge(check, with_nan(observation), inputs).passed
 
 
 @pytest.mark.parametrize(("number", "name"), [(number, name) for number, answers in WRONG.items() for name in answers])

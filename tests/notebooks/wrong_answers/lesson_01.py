@@ -125,6 +125,10 @@ def on_device(index, work):
         "no result": ("def on_device(index, work):\n    with torch.cuda.device(index):\n        work()", "did not return"),
     },
     "01.5": {
+        "one number": (
+            "def copy_while(source, device, work):\n    work()\n    return torch.full((1,), -1, device=device)",
+            "the copy's shape is",
+        ),
         "work first": (
             """
 def copy_while(source, device, work):

@@ -182,6 +182,10 @@ def fetch(x):
         "the tensor": ("def fetch(x): return x.to('cpu', non_blocking=True)", "you gave Tensor"),
     },
     "02.5": {
+        "no end": (
+            "def prefetched(batches):\n    while True:\n        yield torch.zeros(1, device='cuda')",
+            "9 or more. Does it end",
+        ),
         "a stream, but nothing ahead": (
             """
 def prefetched(batches):
