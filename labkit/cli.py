@@ -8,6 +8,7 @@ import traceback
 import types
 from collections.abc import Callable
 
+import labkit
 from labkit.course import commands as course_commands
 
 
@@ -19,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m labkit", description="The GPU teaching kit's commands.")
+    parser.add_argument("--version", action="version", version=f"labkit {labkit.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(name: str, does: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:

@@ -142,10 +142,11 @@ def _facts(trace: Trace, command: str, ended: str) -> str:
     peak = f"{units.byte_text(trace.peak)} allocated on cuda:{trace.device}"
     made = "" if line is None else f", made by {escape(line.place)} <code>{escape(line.text)}</code>"
     clock = ", on the model's clock" if trace.badge.startswith("virtual") else ""
+    rest = "" if trace.no_timeline or trace.end <= trace.seconds else f"; the GPUs' last work ended after {units.time_text(trace.end)}"
     facts = {
         "GPU": escape(trace.badge),
         "Ended": escape(ended),
-        "Duration": f"{units.time_text(trace.seconds)}{clock}",
+        "Duration": f"{units.time_text(trace.seconds)}{clock}{rest}",
         "Peak": escape(peak) + made,
         **{_NAMES.get(name, name.capitalize()): escape(value) for name, value in sorted(trace.origin.items())},
     }

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import labkit
+from labkit import cli
+
 
 @pytest.fixture
 def script(tmp_path):
@@ -259,3 +262,9 @@ def test_trace_refuses_before_the_script_runs(script, tmp_path, options, said):
     assert result.returncode == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("labkit trace: ") and said in result.stderr
     assert list(tmp_path.glob("*.html")) == []
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--version"])
+    assert left.value.code == 0 and capsys.readouterr().out == f"labkit {labkit.__version__}\n"

@@ -160,7 +160,11 @@ def _looks(records: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
         if record["status"] != "graded":
             yield record["student"], record["lab"], "; ".join(record["remarks"])
         if record["marks"]["to_mark"]:
-            yield record["student"], record["lab"], f"{record['marks']['to_mark']} written answer(s) to mark in {marks.WRITTEN}"
+            yield (
+                record["student"],
+                record["lab"],
+                f"{record['marks']['to_mark']} written answer{'s' * (record['marks']['to_mark'] != 1)} to mark in {marks.WRITTEN}",
+            )
 
 
 def _save(path: Path, text: str) -> None:

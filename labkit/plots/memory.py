@@ -207,7 +207,7 @@ def _proof(seen: _Seen, seconds: float) -> list[str]:
         told.append(f"All processes together use at most {units.byte_text(seen.used.max())} of the device")
     counts = {name: sum(phase.name == name for phase in trace.phases) for name in ("forward", "backward", "step")}
     passes = ", ".join(f"{count} × {name}" for name, count in counts.items() if count)
-    told.append(f"{passes + ' in ' if passes else ''}{units.time_text(seconds)}, {len(trace.events)} events")
+    told.append(f"{passes + ' in ' if passes else ''}{units.time_text(seconds)}, {len(trace.events)} event{'s' * (len(trace.events) != 1)}")
     if trace.lost:
         told.append(f"The oldest {trace.lost} events were lost, so the peak may have been higher")
     return [*told, trace.badge]

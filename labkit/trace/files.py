@@ -1,5 +1,6 @@
 """The file that a trace is saved to: NumPy's archive of the events' columns, and everything else as JSON in one array of bytes."""
 
+import errno
 import json
 import os
 import zipfile
@@ -84,6 +85,10 @@ def _work(header: dict[str, Any], stored: Any) -> Work:
 def written_whole(path: str | Path) -> Iterator[IO[bytes]]:
     """A file to write to, which takes its place when it is complete: what goes wrong before leaves what was there."""
     target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no folder", os.fspath(target.parent))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "that is a folder: give the name of a file", os.fspath(target))
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as file:

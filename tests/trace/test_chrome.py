@@ -164,6 +164,21 @@ def test_a_file_is_written_whole_or_not_at_all(trace, tmp_path, monkeypatch, wri
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("write", ["save", "export_chrome"])
+def test_a_place_without_a_folder_or_a_name_is_told(trace, tmp_path, write):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder: '.*absent'"):
+        getattr(trace, write)(tmp_path / "absent" / "trace")
+    with pytest.raises(IsADirectoryError, match="that is a folder: give the name of a file"):
+        getattr(trace, write)(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_idle_time_is_never_less_than_none(trace_of_work):
+    edges = [step / 10 for step in range(12)]  # whose differences do not add up to the last
+    spans = Spans.of([(start, end - start, 0, 0, KERNEL, "mm", 0, -1) for start, end in pairwise(edges)])
+    assert trace_of_work(Work(spans, Waits.of([]), [])).idle(0) == 0
+
+
 def test_a_saved_trace_has_the_same_timeline(trace, tmp_path):
     trace.save(tmp_path / "trace.npz")
     loaded = labkit.Trace.load(tmp_path / "trace.npz")
