@@ -4,7 +4,7 @@ Works with ipywidgets 7.7 and 8. Values are shown by HTML widgets only: Output w
 """
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from html import escape
 from math import isfinite
@@ -231,6 +231,22 @@ def choice(description: str, options: Sequence[Any], value: Any, width: str) -> 
     """A list to choose from: also for numbers, because the handle of an ipywidgets slider has no name that a screen reader could say."""
     layout = widgets.Layout(width=width, margin="2px 10px 2px 2px")
     return widgets.Dropdown(options=options, value=value, description=description, style={"description_width": "initial"}, layout=layout)
+
+
+def switches(on: Sequence[str], names: Iterable[str], width: str) -> dict[str, widgets.Checkbox]:
+    """A box to tick for each name, ticked where the name is among `on`. Raises ValueError for a name that there is not."""
+    names = list(names)
+    for name in on:
+        one_of(name, names)
+    layout = widgets.Layout(width=width)
+    return {name: widgets.Checkbox(value=name in on, description=name, indent=False, layout=layout) for name in names}
+
+
+def one_of(value: Any, allowed: Iterable[Any]) -> Any:
+    """The value. Raises ValueError, which names the choices, for one that is none of them."""
+    if value not in (choices := list(allowed)):
+        raise ValueError(f"{value!r} is no choice here: there are {', '.join(map(repr, choices))}")
+    return value
 
 
 def parse_prediction(text: str, zero_is_possible: bool = False) -> float:

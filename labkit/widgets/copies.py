@@ -14,14 +14,18 @@ GOOD = 1.15  # a prediction within this factor is called good
 class CopySpeedLab(Lab):
     """Predict how many times faster 16 MiB are copied to the GPU from pinned than from pageable memory; then measure it.
 
-    `sizes` and `repeats` are those of `labkit.experiments.copy_speed`.
+    Without them among the sizes, the question is for the largest. `sizes` and `repeats` are those of `labkit.experiments.copy_speed`.
     """
 
-    question = f"How many times faster is it to copy {units.byte_text(PREDICTED_SIZE)} to the GPU from pinned than from pageable memory?"
     unit = "times"
 
     def __init__(self, sizes: Sequence[int] = SIZES, repeats: int = 5) -> None:
+        if not sizes:
+            raise ValueError("sizes: give at least one, in bytes, such as 1 << 20")
         self.sizes, self.repeats = sizes, repeats
+        self.asked = PREDICTED_SIZE if PREDICTED_SIZE in sizes else max(sizes)
+        size = units.byte_text(self.asked)
+        self.question = f"How many times faster is it to copy {size} to the GPU from pinned than from pageable memory?"
         super().__init__()
 
     def experiment(self) -> Run:
@@ -35,8 +39,8 @@ class CopySpeedLab(Lab):
         return plots.copy_speed(result, result.recorded(), prediction)
 
     def verdict(self, result: Result, prediction: float) -> str:
-        gain = pinned_gain(result).get(PREDICTED_SIZE)
-        size = units.byte_text(PREDICTED_SIZE)
+        gain = pinned_gain(result).get(self.asked)
+        size = units.byte_text(self.asked)
         if gain is None:
             return f"Copies of {size} were not measured, so your prediction of {prediction:g} stays open. Press Run to try again."
         was = f"From pinned memory {size} were copied {gain:.1f} times faster; you predicted {prediction:g}"

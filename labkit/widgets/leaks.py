@@ -9,7 +9,7 @@ import ipywidgets as widgets
 from labkit import plots, units
 from labkit.experiments import Result, Run, leaky_training
 from labkit.experiments.leaks import LEAKS, STEPS, growth, script
-from labkit.widgets.base import Lab
+from labkit.widgets.base import Lab, switches
 
 MIB = 1 << 20
 NEAR = 0.02  # MiB: a prediction this close is right
@@ -27,10 +27,7 @@ class LeakLab(Lab):
 
     def __init__(self, leaks: Sequence[str] = ("kept losses",), steps: int = STEPS) -> None:
         self.steps = steps
-        self.switches = {
-            name: widgets.Checkbox(value=name in leaks, description=name, indent=False, layout=widgets.Layout(width="11em"))
-            for name in LEAKS
-        }
+        self.switches = switches(leaks, LEAKS, "11em")
         self.source = widgets.HTML()
         super().__init__(list(self.switches.values()))
         question, row, *others = self.children

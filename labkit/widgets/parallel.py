@@ -20,6 +20,8 @@ class DataParallelLab(Lab):
     unit = "times"
 
     def __init__(self, gpus: Sequence[int] = (1, 2, 4), models: Mapping[str, Sequence[int]] = MODELS, repeats: int = 3) -> None:
+        if not gpus or not models:
+            raise ValueError("give at least one number of gpus, such as (1, 2), and one of models, such as {'small': (1024, 512)}")
         self.gpus, self.models, self.repeats = gpus, models, repeats
         self.asked, self.most = list(models)[-1], max(gpus)
         width, batch = models[self.asked]

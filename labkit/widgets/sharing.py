@@ -7,7 +7,7 @@ import ipywidgets as widgets
 from labkit import plots, units
 from labkit.experiments import Result, Run, shared_model
 from labkit.experiments.shared_model import COLUMNS, WAYS, held
-from labkit.widgets.base import Lab
+from labkit.widgets.base import Lab, one_of
 
 MIB, GIB = 1 << 20, 1 << 30
 WEIGHTS = (64 * MIB, 512 * MIB, 2 * GIB, 7 * GIB)
@@ -59,4 +59,5 @@ class SharingLab(Lab):
 
 
 def _choice(name: str, options: list[tuple[str, Any]], value: Any) -> widgets.Dropdown:
+    one_of(value, (allowed for _, allowed in options))
     return widgets.Dropdown(description=name, options=options, value=value, layout=widgets.Layout(width="17em"))

@@ -4,10 +4,36 @@ import asyncio
 
 import pytest
 
+import labkit
 from labkit import plots
 from labkit.experiments import Result, Run
 from labkit.experiments.copies import COLUMNS
+from labkit.widgets import CopySpeedLab, DataParallelLab, LeakLab, PipelineLab, SharingLab
 from labkit.widgets.base import Lab, parse_prediction
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: PipelineLab(micro_batches=0), "0 is no choice here: there are 1, 2, 4"),
+        (lambda: PipelineLab(schedules=("GPipe", "none")), "'none' is no choice here: there are"),
+        (lambda: SharingLab(way="x"), "'x' is no choice here: there are"),
+        (lambda: SharingLab(processes=0), "0 is no choice here: there are"),
+        (lambda: LeakLab(leaks=("foo",)), "'foo' is no choice here: there are .*'kept losses'"),
+        (lambda: DataParallelLab(gpus=()), "give at least one number of gpus"),
+        (lambda: DataParallelLab(models={}), "and one of models"),
+        (lambda: CopySpeedLab(sizes=[]), "sizes: give at least one"),
+    ],
+)
+def test_what_a_lab_is_made_with_is_checked(make, said):
+    with labkit.use(gpus=2, virtual=True, quiet=True), pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_the_question_is_of_a_size_that_is_measured():
+    with labkit.use(virtual=True, quiet=True):
+        lab = CopySpeedLab(sizes=(4096, 1 << 20))
+    assert "copy 1 MiB to the GPU" in lab.question
 
 
 class FakeLab(Lab):
