@@ -14,7 +14,8 @@ GOOD = 1.15  # a prediction within this factor is called good
 class CopySpeedLab(Lab):
     """Predict how many times faster 16 MiB are copied to the GPU from pinned than from pageable memory; then measure it.
 
-    Without them among the sizes, the question is for the largest. `sizes` and `repeats` are those of `labkit.experiments.copy_speed`.
+    `sizes` and `repeats` are those of `labkit.experiments.copy_speed`; where 16 MiB are not among the sizes, the question is for the
+    largest. Raises ValueError without a size.
     """
 
     unit = "times"

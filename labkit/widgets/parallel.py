@@ -14,7 +14,8 @@ GOOD = 1.25  # a prediction within this factor is called good
 class DataParallelLab(Lab):
     """Predict how many times faster a training step of the last of the `models` is under `nn.DataParallel` on all `gpus`; then measure.
 
-    `gpus`, `models` and `repeats` are those of `labkit.experiments.data_parallel_step`.
+    `gpus`, `models` and `repeats` are those of `labkit.experiments.data_parallel_step`. Raises ValueError without a number of GPUs or a
+    model.
     """
 
     unit = "times"

@@ -18,7 +18,8 @@ GOOD = 5.0  # percent: a prediction this close is called good
 class PipelineLab(Lab):
     """Cut a network into stages and its batch into micro-batches, predict for how long the GPUs wait, then see what each does when.
 
-    `schedules` are those switched on at first. The prediction is for the last that is switched on.
+    `schedules` are those switched on at first. The prediction is for the last that is switched on. Raises ValueError for a schedule that
+    there is not, and for a number of micro-batches that cannot be chosen.
     """
 
     question = "Under the last schedule that is switched on, for how many percent of the step does a GPU wait, on average?"
