@@ -92,7 +92,8 @@ def judge_durations(observations: Plain, cases: Plain) -> Verdict:
         if isinstance(said, str):
             return not_yet(f"your function returned {said}, not a number of seconds.")
         if not abs(said - due) <= CLOSE * due + OVERHEAD:  # so that nan fails, here and below
-            asked = "Is what was queued before part of it?" if case["queued"] and said > due else "Did the GPU have time to finish?"
+            asked = "Did the GPU have time to finish, and do you read a clock that knows it, labkit.host_time() or events?"
+            asked = "Is what was queued before part of it?" if case["queued"] and said > due else asked
             asked = "Seconds are asked for." if abs(said / 1e3 - due) <= CLOSE * due + OVERHEAD else asked
             return not_yet(f"for work of {due * 1e3:.1f} ms you measured {said * 1e3:.4g} ms. {asked}")
     return right("The clock was read while the GPU had nothing else to do.")
