@@ -13,7 +13,7 @@ from labkit import units
 from labkit.inventory import Table
 from labkit.trace import Trace, record
 from labkit.trace.events import OOM
-from labkit.trace.leaks import Leak, Leaks
+from labkit.trace.leaks import Leaks
 from labkit.trace.recording import MAX_EVENTS
 
 if TYPE_CHECKING:
@@ -180,25 +180,20 @@ def _device(trace: Trace, device: int) -> str:
 
 
 def _kept(trace: Trace, leaks: Leaks) -> str:
-    """What was still alive when the script ended, and who held it; all but the largest folded away."""
-    told = [f"<p>Nothing that the script allocated{' after the lost events' if trace.lost else ''} was alive when it ended.</p>"]
-    if leaks:
-        told = [
-            f"<p>{_count(leaks)}: what the script allocated and still held when it ended, and by which name. "
-            "What you did not mean to keep is a leak.</p>",
-            _table(leaks[:_OPEN], f"the {_OPEN} largest, {trace.badge}" if len(leaks) > _OPEN else trace.badge),
-        ]
-    if rest := leaks[_OPEN:]:
-        told.append(f"<details><summary>{_count(rest)} more</summary>{_table(rest, f'the others, {trace.badge}')}</details>")
-    return f'<section class="kept"><h2>Alive at the end</h2>{"".join(told)}</section>'
-
-
-def _count(leaks: list[Leak]) -> str:
-    return f"{len(leaks)} tensor{'s' * (len(leaks) > 1)} with {units.byte_text(Leaks(leaks).bytes)}"
-
-
-def _table(leaks: list[Leak], caption: str) -> str:
-    return replace(Leaks(leaks).table(), caption=caption)._repr_html_()
+    """What was still alive when the script ended, and who held it; all but the largest rows folded away."""
+    if not leaks:
+        told = f"<p>Nothing that the script allocated{' after the lost events' if trace.lost else ''} was alive when it ended.</p>"
+    else:
+        table, count = leaks.table(), f"{len(leaks)} tensor{'s' * (len(leaks) > 1)} with {units.byte_text(leaks.bytes)}"
+        told = (
+            f"<p>{count}: what the script allocated and still held when it ended, and by which name. "
+            "What you did not mean to keep is a leak.</p>"
+        )
+        told += replace(table, rows=table.rows[:_OPEN], caption=f"What takes most, {trace.badge}")._repr_html_()
+        if rest := table.rows[_OPEN:]:
+            others = replace(table, rows=rest, caption=f"The others, {trace.badge}")._repr_html_()
+            told += f"<details><summary>{len(rest)} more row{'s' * (len(rest) > 1)}</summary>{others}</details>"
+    return f'<section class="kept"><h2>Alive at the end</h2>{told}</section>'
 
 
 def _figure(figure: "Figure") -> str:

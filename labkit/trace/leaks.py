@@ -66,19 +66,16 @@ class Leaks(list[Leak]):
         return sum(leak.bytes for leak in self)
 
     def table(self) -> Table:
-        """A row for each, with its bytes, device, line, shape and holders; prints as text and as HTML."""
+        """A row for each, with its bytes, device, line, shape and holders, or one for many that differ in nothing else than their holders.
+
+        What takes most comes first. Prints as text and as HTML.
+        """
         header = ("bytes", "device", "born in", "what", "shape", "held by")
-        rows = tuple(
-            (
-                units.byte_text(leak.bytes),
-                f"cuda:{leak.device}",
-                _place(leak.line),
-                leak.category,
-                "" if leak.shape is None else f"{leak.dtype} {list(leak.shape)}",
-                _held_by(leak.holders),
-            )
-            for leak in self
-        )
+        alike: dict[tuple, list[Leak]] = {}
+        for leak in self:
+            alike.setdefault((leak.bytes, leak.device, leak.line, leak.category, leak.shape, leak.dtype), []).append(leak)
+        groups = [group for each in alike.values() for group in ([each] if len(each) > MOST_ALIKE else [[leak] for leak in each])]
+        rows = tuple(_row(group) for group in sorted(groups, key=lambda group: -sum(leak.bytes for leak in group)))
         some = "1 tensor" if len(self) == 1 else f"{len(self)} tensors"
         said = f"{some} born in the block outlive{'s' * (len(self) == 1)} it: {units.byte_text(self.bytes)}" if self else _NONE
         if self.workspaces:
@@ -141,8 +138,21 @@ def _place(line: SourceLine | None) -> str:
     return "an unknown line" if line is None else line.place
 
 
+def _row(alike: list[Leak]) -> tuple[str, ...]:
+    leak, more = alike[0], len(alike) - 1
+    return (
+        f"{len(alike)} × {units.byte_text(leak.bytes)}" if more else units.byte_text(leak.bytes),
+        f"cuda:{leak.device}",
+        _place(leak.line),
+        leak.category,
+        "" if leak.shape is None else f"{leak.dtype} {list(leak.shape)}",
+        _held_by(leak.holders) + f"; {more} more like this, each with holders of its own" * (more > 0),
+    )
+
+
 def _held_by(holders: tuple[Holder, ...]) -> str:
     return "; ".join(holder.text for holder in holders[:MOST_TOLD]) + f"; {len(holders) - MOST_TOLD} more" * (len(holders) > MOST_TOLD)
 
 
 MOST_TOLD = 3  # holders of one tensor that a table names
+MOST_ALIKE = 3  # tensors of one line, shape and purpose that a table still tells one by one
