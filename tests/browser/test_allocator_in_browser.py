@@ -24,10 +24,10 @@ def test_a_learner_allocates_frees_and_starts_again(open_cells, look):
     run, reset, said, drawn = button(page, "Do it"), button(page, "Reset"), message(page), picture(page)
     expect(block).to_be_hidden()
 
-    for silly in ("", "banana", "-3"):
+    for silly, told in (("", "nothing is typed yet"), ("banana", "“banana” is none"), ("-3", "“-3” is none")):
         answer.fill(silly)
         run.click()
-        expect(said).to_contain_text("Your prediction is a number of MiB")
+        expect(said).to_contain_text(re.compile(f"Your prediction is a number of MiB .*{told}"))  # this click was heard, not only the first
     answer.fill("20")
     size.fill("0")
     run.click()
