@@ -38,7 +38,8 @@ class Times:
 
     def idle(self, device: "Device | None" = None) -> float:
         """Seconds in which a device did nothing, from the start of the recording to the end of all work. Raises as `busy` does."""
-        return max(0.0, round(self.end - self.busy(device), 12))  # a sum of many times is good to a picosecond
+        idle = self.end - self.busy(device)
+        return idle if idle > 1e-12 else 0.0  # less than a picosecond is the rounding of a sum
 
     def overlap(self, device: "Device | None" = None) -> float:
         """Seconds in which a device copied and ran a kernel at once; `busy(device, "copy")` says how long it copied.
