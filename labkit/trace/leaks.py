@@ -155,4 +155,4 @@ def _held_by(holders: tuple[Holder, ...]) -> str:
 
 
 MOST_TOLD = 3  # holders of one tensor that a table names
-MOST_ALIKE = 3  # tensors of one line, shape and purpose that a table still tells one by one
+MOST_ALIKE = 5  # tensors of one line, shape and purpose that a table still tells one by one
