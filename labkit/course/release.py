@@ -22,8 +22,8 @@ HOW = (
     "Fill in the cells below and run the check after each: it tries your answer on fresh inputs and says what it saw. "
     "Before you hand in, restart the kernel and run all cells from the top. Marks are given on other inputs."
 )
-# The students' version keeps each stub as it is; nbgrader would put `raise NotImplementedError()` below it.
 CONFIG = "nbgrader_config.py"
+# The students' version keeps each stub as it is; nbgrader would put `raise NotImplementedError()` below it.
 NBGRADER_CONFIG = """c = get_config()
 c.CourseDirectory.course_id = {course!r}
 c.ClearSolutions.code_stub = {{"python": "# Your answer goes into the function above."}}

@@ -228,9 +228,13 @@ class Lab(Panel):
 
 
 def choice(description: str, options: Sequence[Any], value: Any, width: str) -> widgets.Dropdown:
-    """A list to choose from: also for numbers, because the handle of an ipywidgets slider has no name that a screen reader could say."""
+    """A list to choose from: also for numbers, because the handle of an ipywidgets slider has no name that a screen reader could say.
+
+    Raises ValueError for a value that is not among the options.
+    """
     layout = widgets.Layout(width=width, margin="2px 10px 2px 2px")
-    return widgets.Dropdown(options=options, value=value, description=description, style={"description_width": "initial"}, layout=layout)
+    style = {"description_width": "initial"}
+    return widgets.Dropdown(options=options, value=one_of(value, options), description=description, style=style, layout=layout)
 
 
 def switches(on: Sequence[str], names: Iterable[str], width: str) -> dict[str, widgets.Checkbox]:

@@ -7,7 +7,7 @@ from labkit import machine, plots, units
 from labkit.experiments import Result, Run, pipeline_step
 from labkit.experiments.pipeline import peaks, stages, waiting_share
 from labkit.experiments.schedules import ONE_BATCH, SCHEDULES, bubble
-from labkit.widgets.base import Lab, choice, one_of, switches
+from labkit.widgets.base import Lab, choice, switches
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 LINKS = {"as it is": 1, "4 times slower": 4, "16 times slower": 16, "64 times slower": 64}
@@ -30,7 +30,7 @@ class PipelineLab(Lab):
         used = machine.current()
         most = 4 if used is None else used.count
         self.stages = choice("Stages:", range(1, most + 1), most, "9em")
-        self.micro_batches = choice("Micro-batches:", MICRO_BATCHES, one_of(micro_batches, MICRO_BATCHES), "12em")
+        self.micro_batches = choice("Micro-batches:", MICRO_BATCHES, micro_batches, "12em")
         self.link = choice("Link:", list(LINKS), next(iter(LINKS)), "14em")
         self.switches = switches(schedules, SCHEDULES, "7em")
         super().__init__([self.stages, self.micro_batches, self.link], list(self.switches.values()))
