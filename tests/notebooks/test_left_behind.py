@@ -39,13 +39,15 @@ class Kernel:
         self.seen: set[int] = {self._process.pid}
 
     def start(self, source: str) -> None:
-        self._cell = self._client.execute(source, store_history=False)
+        # A kernel that stops on an error drops what is sent to it in the moment after, and the cell after an interrupt never ran.
+        self._cell = self._client.execute(source, store_history=False, stop_on_error=False)
 
     def ended(self) -> str:
         """The error with which the cell ends, its name first; "" without one."""
         while True:
             reply = self._client.get_shell_msg(timeout=PATIENCE)
             if reply["parent_header"].get("msg_id") == self._cell:
+                assert reply["content"]["status"] in ("ok", "error"), reply["content"]
                 return " ".join(reply["content"].get(part, "") for part in ("ename", "evalue")).strip()
 
     def run(self, source: str) -> str:
@@ -86,11 +88,14 @@ def _is_forkserver(process: psutil.Process, command: str) -> bool:
     return "multiprocessing.forkserver" in command and parent is not None and "multiprocessing.forkserver" not in " ".join(parent.cmdline())
 
 
-def soon(condition: Callable[[], bool]) -> bool:
+def soon(condition: Callable[[], object]) -> bool:
+    """Whether it came true: asked once more, it may be over, as a process that has just started can be."""
     end = time.monotonic() + SOON
-    while not condition() and time.monotonic() < end:
+    while time.monotonic() < end:
+        if condition():
+            return True
         time.sleep(0.02)
-    return condition()
+    return False
 
 
 @pytest.fixture
