@@ -1,7 +1,8 @@
-"""`python -m labkit measure --report`: one page of what this machine's GPUs measured, with what virtual GPUs say beside it."""
+"""`python -m labkit measure --report`: one page of what a machine's GPUs measured, with what virtual GPUs say beside it."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -90,7 +91,44 @@ def virtually(experiment: str, function: Callable[[], Run], gpus: int, model: st
     except ValueError:
         return "no profile of this GPU"
     with machine.use(gpus, like=model, virtual=True, quiet=True):
+        collect(function())  # as on real GPUs, the second of two runs counts
         return collect(function())
+
+
+class Report:
+    """What one machine measured, in a folder: a recording for each experiment, and `file` with all else.
+
+    `origin` says which machine, versions and day; `failures` has the error of each experiment that ended with one.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        self.origin: dict[str, Any] = kept.get("origin", {})
+        self.failures: dict[str, str] = kept.get("failures", {})
+        self.outcomes = [Outcome(**outcome) for outcome in kept.get("lessons", [])]
+
+    def save(self) -> None:
+        kept = {"origin": self.origin, "failures": self.failures, "lessons": [asdict(outcome) for outcome in self.outcomes]}
+        self.file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+    def recording(self, experiment: str) -> Result | None:
+        file = self.file.parent / f"{experiment}_{self.file.stem.split('_')[1]}.json"
+        return Result.from_json(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    def write_page(self, experiments: Mapping[str, tuple[Callable[[], Run], int]]) -> Path:
+        """The page about experiments, each a function and how many GPUs it needs, and lessons; gives its file."""
+        count, _, model = self.origin["machine"].rpartition("x ")
+        pairs = []
+        for name, (function, gpus) in experiments.items():
+            measured: Result | str | None = self.recording(name) if gpus <= int(count or 1) else f"needs {gpus} GPUs"
+            measured = f"failed: {self.failures[name]}" if name in self.failures else measured or "not measured"
+            pairs.append(Pair(name, gpus, measured, "" if isinstance(measured, str) else virtually(name, function, gpus, model)))
+        origin = self.origin
+        versions = f"{origin['date']}, torch {origin['torch']}, CUDA {origin['cuda']}, driver {origin['driver']}, {origin['cores']} cores"
+        file = self.file.with_suffix(".md")
+        file.write_text(page(f"Measured on {origin['machine']}", versions, pairs, self.outcomes), encoding="utf-8")
+        return file
 
 
 def ratios(measured: Result, virtual: Result) -> dict[str, tuple[float, float, float]]:

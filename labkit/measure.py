@@ -62,41 +62,59 @@ def measure(names: Iterable[str], folder: Path) -> Iterable[Path]:
 
 
 def report(folder: Path) -> Iterable[Path]:
-    """Record every experiment for which there are GPUs enough, and run every lesson; one page says how all went.
+    """Record every experiment for which there are GPUs enough, run every lesson, and write a page with virtual GPUs beside all that.
 
-    The page, written anew after each of them, has what virtual GPUs of the same model say beside what was measured. Yields each recording
-    when it is whole, and the page at the end. Raises RuntimeError where there is no real GPU, and where the lessons are not there.
+    What the folder has already of this machine, these versions and this day is kept: a report that was broken off goes on where it was.
+    Where there is no real GPU, the pages of the reports in the folder are written anew, with what virtual GPUs say now.
+
+    Yields each file when it is whole. Raises RuntimeError where there is neither a real GPU nor a report, or the lessons are not there.
     """
-    gpus, paths = machine.real_gpus(), beside.lessons()
-    if not gpus:
-        raise RuntimeError("a report is made on real GPUs, and PyTorch sees none")
+    found = [beside.Report(file) for file in sorted(folder.glob("report_*.json"))]
+    if machine.real_gpus():
+        found = [_on_this_machine(folder)]
+        yield from _go_on(found[0])
+    elif not found:
+        raise RuntimeError(f"a report is made on real GPUs, and PyTorch sees none; nor is there one in {folder}")
+    for made in found:
+        yield made.write_page({name: (experiment.function, experiment.gpus) for name, experiment in EXPERIMENTS.items()})
+
+
+def _kind(origin: dict[str, Any]) -> dict[str, Any]:
+    """Of where something was measured: what recordings on other numbers of the same GPUs have in common with it."""
+    return {part: what for part, what in origin.items() if part not in ("machine", "program")}
+
+
+def _on_this_machine(folder: Path) -> beside.Report:
+    """The report in the folder of these GPUs and versions and this day, or an empty one."""
+    beside.lessons()
+    gpus = machine.real_gpus()
     with machine.use(gpus, virtual=False, quiet=True) as used:
-        origin, model = _origin(used, "--report"), used.name
+        origin = _origin(used, "--report")
     folder.mkdir(parents=True, exist_ok=True)
-    versions = f"{origin['date']}, torch {origin['torch']}, CUDA {origin['cuda']}, driver {origin['driver']}, {origin['cores']} cores"
-    file = folder / f"report_{_model(model).lower()}_x{gpus}.md"
-    pairs: list[beside.Pair] = []
-    outcomes: list[beside.Outcome] = []
+    made = beside.Report(folder / f"report_{_model(used.name).lower()}_x{gpus}.json")
+    if made.origin != origin:
+        made.origin, made.failures, made.outcomes = origin, {}, []
+    return made
 
-    def write() -> None:
-        file.write_text(beside.page(f"Measured on {origin['machine']}", versions, pairs, outcomes), encoding="utf-8")
 
+def _go_on(made: beside.Report) -> Iterable[Path]:
+    """Measure what the report has not, and run the lessons that it has not or that failed."""
+    gpus, folder = machine.real_gpus(), made.file.parent
     for name, experiment in EXPERIMENTS.items():
-        measured: Result | str = f"needs {experiment.gpus} GPUs"
-        if experiment.gpus <= gpus:
-            try:
-                for recording in _measured([name], folder):
-                    measured = Result.from_json(recording.read_text(encoding="utf-8"))
-                    yield recording
-            except Exception as error:  # the others are measured all the same
-                measured = f"failed: {type(error).__name__}: {error}"
-        virtual = "" if isinstance(measured, str) else beside.virtually(name, experiment.function, experiment.gpus, model)
-        pairs.append(beside.Pair(name, experiment.gpus, measured, virtual))
-        write()
-    for path in paths:
-        outcomes.append(beside.run_lesson(path))
-        write()
-    yield file
+        before = made.recording(name)
+        if experiment.gpus > gpus or (before is not None and _kind(before.origin) == _kind(made.origin)):
+            continue
+        made.failures.pop(name, None)
+        try:
+            yield from _measured([name], folder)
+        except Exception as error:  # the others are measured all the same
+            made.failures[name] = f"{type(error).__name__}: {error}"
+        made.save()
+    for path in beside.lessons():
+        if not any(outcome.lesson == path.stem and not outcome.failed for outcome in made.outcomes):
+            made.outcomes = [outcome for outcome in made.outcomes if outcome.lesson != path.stem]
+            made.outcomes.append(beside.run_lesson(path))
+            made.save()
 
 
 def _measured(names: list[str], folder: Path) -> Iterable[Path]:

@@ -1,5 +1,7 @@
 """The report of what real GPUs measured, beside virtual ones; real GPUs are pretended here."""
 
+import re
+
 import nbformat
 import pytest
 
@@ -37,6 +39,7 @@ def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
     assert cli.main(["measure", "--report", "--output", str(tmp_path / "out")]) == 0
     recording, page = (tmp_path / "out" / name for name in ("fragmentation_h200.json", "report_h200_x1.md"))
     assert capsys.readouterr().out == f"wrote {recording}\nwrote {page}\n"
+    assert machine.current() is None
     assert Result.from_json(recording.read_text()).name == "fragmentation"
     text = page.read_text()
     assert text.startswith("# Measured on NVIDIA H200\n")
@@ -47,10 +50,43 @@ def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
     assert "| 00_short | 4 | cell c1: AssertionError: a \\| b |" in text and "2 virtual GPUs" in text
 
 
+def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, lesson, tmp_path, capsys):
+    out = tmp_path / "out"
+    list(measure.report(out))
+    made = beside.Report(out / "report_h200_x1.json")
+    assert made.failures == {"two_streams": "RuntimeError: CUDA error | here"} and [len(outcome.failed) for outcome in made.outcomes] == [1]
+    measure.EXPERIMENTS["two_streams"] = measure.Recorded(fragmentation)
+    assert [file.name for file in measure.report(out)] == ["two_streams_h200.json", "report_h200_x1.md"]
+    assert not beside.Report(made.file).failures
+    notebook = nbformat.read(lesson, as_version=4)
+    del notebook.cells[1]
+    nbformat.write(notebook, lesson)
+    assert [file.name for file in measure.report(out)] == ["report_h200_x1.md"]
+    assert [outcome.failed for outcome in beside.Report(made.file).outcomes] == [[]]
+    assert "failed: " not in (out / "report_h200_x1.md").read_text()
+
+
+def test_a_report_of_another_day_is_made_anew(pretended, tmp_path):
+    list(measure.report(tmp_path))
+    for name in ("fragmentation_h200.json", "report_h200_x1.json"):
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(re.sub(r'"date": ?"[-0-9]+"', '"date": "2020-02-02"', text))
+    assert [file.name for file in measure.report(tmp_path)] == ["fragmentation_h200.json", "report_h200_x1.md"]
+    assert "2020" not in "".join(file.read_text() for file in tmp_path.glob("*_*.*"))
+
+
+def test_where_no_gpu_is_the_page_is_written_anew_beside_todays_virtual_gpus(pretended, monkeypatch, tmp_path):
+    *_, page = measure.report(tmp_path)
+    said = page.read_text()
+    page.write_text("")
+    monkeypatch.setattr(machine, "real_gpus", lambda: 0)
+    assert list(measure.report(tmp_path)) == [page] and page.read_text() == said
+
+
 def test_without_real_gpus_there_is_no_report(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(machine, "real_gpus", lambda: 0)
     assert cli.main(["measure", "--report", "--output", str(tmp_path / "new")]) == 2
-    assert "made on real GPUs, and PyTorch sees none" in capsys.readouterr().err
+    assert "made on real GPUs, and PyTorch sees none; nor is there one in" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 

@@ -39,23 +39,30 @@ class Kernel:
         self.seen: set[int] = {self._process.pid}
 
     def start(self, source: str) -> None:
-        # A kernel that stops on an error drops what is sent to it in the moment after, and the cell after an interrupt never ran.
-        self._cell = self._client.execute(source, store_history=False, stop_on_error=False)
+        self._cell = self._send(source)
 
-    def ended(self) -> str:
-        """The error with which the cell ends, its name first; "" without one."""
+    def _send(self, source: str) -> str:
+        # A kernel that stops on an error drops what is sent to it in the moment after, and the cell after an interrupt never ran.
+        return self._client.execute(source, store_history=False, stop_on_error=False)
+
+    def _answer(self, *sent: str) -> tuple[str, str]:
+        """The first of these requests that is answered, and the error with which it ended, its name first; "" without one."""
         while True:
             reply = self._client.get_shell_msg(timeout=PATIENCE)
-            if reply["parent_header"].get("msg_id") == self._cell:
+            if (request := reply["parent_header"].get("msg_id")) in sent:
                 assert reply["content"]["status"] in ("ok", "error"), reply["content"]
-                return " ".join(reply["content"].get(part, "") for part in ("ename", "evalue")).strip()
+                return request, " ".join(reply["content"].get(part, "") for part in ("ename", "evalue")).strip()
 
     def run(self, source: str) -> str:
+        """The error with which a cell ends."""
         self.start(source)
-        return self.ended()
+        return self._answer(self._cell)[1]
 
-    def interrupt(self) -> None:
+    def interrupted(self) -> str:
+        """Interrupt the cell; gives the error with which it ends. One that is hit while it answers is never heard of: the next is."""
         self._manager.interrupt_kernel()
+        request, error = self._answer(self._cell, self._send(""))
+        return error if request == self._cell else "KeyboardInterrupt"
 
     def workers(self) -> list[psutil.Process]:
         """All processes under the kernel, but for the two that Python's multiprocessing keeps until the kernel ends."""
@@ -126,9 +133,8 @@ def test_nothing_is_left_behind_by_a_lesson_nor_by_a_cell_that_is_interrupted(ke
             kernel.start("\n\n".join(cells[part] for part in name.split(" + ")))
             assert soon(kernel.workers), name
             time.sleep(delay)
-            kernel.interrupt()
             # AcceleratorError: a pool that is terminated reads its own queue, and no process may open the CUDA tensors that it sent.
-            error = kernel.ended()
+            error = kernel.interrupted()
             assert error.split(" ")[0] in ("", "KeyboardInterrupt", "AcceleratorError"), f"{name}: {error}"
             assert soon(lambda: not kernel.workers()), name
     assert kernel.ports() == ports
