@@ -1,6 +1,7 @@
 """`python -m labkit measure`: make the recordings that ship with the kit, on this machine's real GPUs."""
 
 import datetime
+import gc
 import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -122,11 +123,21 @@ def _measured(names: list[str], folder: Path) -> Iterable[Path]:
     for name in names:
         experiment = EXPERIMENTS[name]
         with machine.use(experiment.gpus, virtual=False, quiet=True) as used:
+            _give_back()
             collect(experiment.function())
             result = _recording(collect(experiment.function()), used)
         file = folder / f"{name}_{_model(used.name).lower()}.json"
         file.write_text(result.to_json(), encoding="utf-8")
         yield file
+
+
+def _give_back() -> None:
+    """What PyTorch keeps of all that ran before, cuBLAS's workspaces too: some experiments tell what is allocated."""
+    import torch
+
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
 
 
 def _recording(result: Result, used: machine.Machine) -> Result:
