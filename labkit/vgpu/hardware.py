@@ -306,6 +306,13 @@ class Machine:
         # As CUDA does: what follows the first invalid entry is ignored.
         return list(takewhile(range(len(self.gpus)).__contains__, torch.cuda._parse_visible_devices()))
 
+    def nvml_index(self, device: "torch.device | int | str | None") -> int:
+        """NVML's number of what the program calls so: NVML counts all GPUs of the computer. Raises RuntimeError for one not visible."""
+        index, numbers = torch.cuda._utils._get_device_index(device, optional=True), self._numbers()
+        if not 0 <= index < len(numbers):
+            raise RuntimeError(f"device {index} is not visible (CUDA_VISIBLE_DEVICES={numbers})")
+        return numbers[index]
+
     def initialise(self) -> None:
         """What `cuInit` does. Raises RuntimeError if no GPU is visible."""
         numbers = self._numbers()

@@ -186,12 +186,14 @@ class Installation:
             _exchange_device=answers["_cuda_exchangeDevice"],
             _maybe_exchange_device=answers["_cuda_maybeExchangeDevice"],
             _is_in_bad_fork=answers["_cuda_isInBadFork"],
+            _get_nvml_device_index=machine.nvml_index,
             _get_device_properties=lambda index: driver.properties(machine.profile, machine.total_memory, index),
             default_generators=tuple(gpu.generator for gpu in machine.gpus),
             Stream=streams.Stream,
             Event=streams.Event,
             **factories.legacy_types(),
         )
+        self._replace(torch.cuda.memory, _get_nvml_device_index=machine.nvml_index)
         self._replace(torch.cuda.streams, Stream=streams.Stream, Event=streams.Event)
         self._replace(torch.cuda.nvtx, _nvtx=driver.nvtx())
         self._replace(torch.version, cuda=driver.CUDA_VERSION)

@@ -44,7 +44,11 @@ def test_a_gpu_is_busy_while_work_is_queued(two):
     assert pynvml.nvmlDeviceGetUtilizationRates(two[0]).gpu == 0
 
 
-def test_torch_asks_through_it(two):
+@pytest.mark.parametrize("hidden", [None, "", "1"])  # in a lesson that speaks of the computer's own GPUs
+def test_torch_asks_through_it(two, hidden, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     torch.ones(3, device="cuda")
     answers = (
         torch.cuda.utilization(),

@@ -89,15 +89,21 @@ GROUPS = {
 }
 
 
+def _without_hidden_gpus() -> dict[str, str]:
+    """The environment, in which CUDA_VISIBLE_DEVICES would hide virtual GPUs too."""
+    return {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+
+
 def run(names: tuple[str, ...], real: bool) -> tuple[dict, list[str]]:
     """What the programs saw, one after the other in one process, and the lines of stderr."""
     command = [sys.executable, *(() if real else ("-m", "labkit", "run", "--gpus", "2", "--like", "H200"))]
+    environment = os.environ if real else _without_hidden_gpus()
     result = subprocess.run(
         [*command, HERE / "sharing_programs.py", *names],
         capture_output=True,
         text=True,
         timeout=280,
-        env=os.environ | {"PYTHONWARNINGS": "ignore"},  # Python 3.12 warns of forks beside threads
+        env=environment | {"PYTHONWARNINGS": "ignore"},  # Python 3.12 warns of forks beside threads
     )
     seen: dict = {}
     for line in result.stdout.splitlines():
@@ -138,7 +144,7 @@ def labkit_run(tmp_path: Path, code: str, *options: str, **environment: str) -> 
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=os.environ | environment,
+        env=_without_hidden_gpus() | environment,
     )
 
 
