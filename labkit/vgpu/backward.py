@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from labkit.vgpu.clock import StreamTime
+from labkit.vgpu.footprint.gradients import count_references
 from labkit.vgpu.hardware import Gpu, Machine
 from labkit.vgpu.selected import Selected
 from labkit.vgpu.tensor import VirtualTensor, tensors
@@ -53,6 +54,7 @@ def _switch(selected: Selected, gpu: Gpu, wanted: StreamTime) -> None:
 
 def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a backward, and return to the streams that were current before it, which then wait for it."""
+    count_references()
     selected = machine.selected
     outer, selected.ambient = selected.ambient, {}
     try:

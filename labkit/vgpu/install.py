@@ -73,7 +73,6 @@ class Installation:
         for gpu in machine.gpus:
             gpu.generator = generators.VirtualGenerator(gpu)
             gpu.generator.manual_seed(torch.initial_seed() & (1 << 63) - 1)
-        footprint.gradients.count_references()
         try:
             hardware.put_in_place(machine)
             machine.limbo.watch_the_end()

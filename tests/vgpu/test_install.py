@@ -1,7 +1,10 @@
 """A virtual machine is put in place and taken away without a trace."""
 
 import importlib
+import os
 import queue
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -129,3 +132,26 @@ def test_plain_tensors_and_threads_work_after_it():
     assert seen == [[2.0, 2.0, 2.0]]
     assert type(x) is torch.Tensor
     assert torch.cuda.is_available() is (torch.cuda.device_count() > 0)
+
+
+_FORKED = """
+import os, torch, labkit
+from labkit.vgpu.footprint import gradients
+labkit.use(virtual=True, quiet=True)
+torch.ones(3, device="cuda").sin()
+assert not gradients._ALONE  # found out by a backward
+x = torch.ones(3, requires_grad=True)
+if (child := os.fork()) == 0:
+    x.sum().backward()
+    os._exit(x.grad.tolist() != [1, 1, 1])
+assert os.waitpid(child, 0)[1] == 0
+x.cuda().sum().backward()
+assert gradients._ALONE
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_no_backward_runs_before_the_programs_first():
+    """On a computer with real GPUs autograd starts threads for them then, and a child that is forked later can run no backward."""
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKED], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -4,6 +4,7 @@ PyTorch's backward writes into a temporary of its own where it can, but not wher
 Virtual tensors are both, so what it then asks for out of place is done in place here, under the conditions of the sources.
 """
 
+import _thread
 from typing import Any
 
 import torch
@@ -87,9 +88,17 @@ def _accumulates(gradient: Any, other: Any) -> bool:
 
 
 def count_references() -> None:
-    """Once a process, on a machine that is never put in place: a backward whose two gradients nobody else holds."""
-    if _ALONE:
-        return
+    """Before the first backward of a process, not before: where there are real GPUs autograd starts threads for them then, and no child
+    that is forked later can run a backward of its own. In a thread that has no modes, transforms or streams of the program's."""
+    if not _ALONE:
+        done = _thread.allocate_lock()
+        done.acquire()
+        _thread.start_new_thread(_count, (done,))
+        done.acquire()
+
+
+def _count(done: _thread.LockType) -> None:
+    """On a machine that is never put in place: a backward whose two gradients nobody else holds."""
     from labkit.vgpu.host import HostOperators  # it needs this package
 
     machine = Machine(load("H200"), 1)
@@ -98,10 +107,16 @@ def count_references() -> None:
         place(x.untyped_storage(), machine.gpus[0])
         return wrap(x, machine.gpus[0])
 
-    with torch.inference_mode(False), torch.enable_grad(), HostOperators(machine):
-        x = on_gpu(torch.ones(1, device="cpu")).requires_grad_() * 2
-        torch.autograd.backward(x.sin() + x.cos(), on_gpu(torch.ones(1, device="cpu")))
-    machine.alive = False
+    try:
+        with HostOperators(machine):
+            x = on_gpu(torch.ones(1, device="cpu")).requires_grad_() * 2
+            run = torch.autograd.Variable._execution_engine.run_backward  # not what is in its place
+            run(
+                (x.sin() + x.cos(),), (on_gpu(torch.ones(1, device="cpu")),), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+    finally:
+        machine.alive = False
+        done.release()
 
 
 def _is_bias(x: Any, bias: Any) -> bool:

@@ -37,11 +37,28 @@ def test_a_square_has_two_gradients_of_one_node():
         assert y.grad.tolist() == [2.0] * 4
 
 
-def test_references_are_counted_in_the_installed_torch_wherever_a_machine_is_put_in_place(monkeypatch):
+def first_by_grad():
+    y = torch.func.grad(lambda x: (x.sin() + x.cos()).sum())(torch.zeros(4, device="cuda"))
+    assert y.tolist() == [1.0] * 4
+
+
+def first_of_two_sums():
+    x = torch.zeros(4, device="cuda", requires_grad=True)
+    (x.sin() + x.cos()).sum().backward()
+    assert x.grad.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("first", [first_by_grad, first_of_two_sums])
+def test_references_are_counted_before_the_first_backward_wherever_it_runs(first, monkeypatch):
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+        first()
+        once = gradients._ALONE[:], torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
     monkeypatch.setattr(gradients, "_ALONE", [])
     with torch.inference_mode(), labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
-        assert len(gradients._ALONE) == 1
-        assert torch.cuda.memory_allocated() == 0
+        assert gradients._ALONE == [] and torch.cuda.memory_allocated() == 0
+        with torch.inference_mode(False):
+            first()
+        assert once == (gradients._ALONE, torch.cuda.memory_stats()["allocated_bytes.all.allocated"])
     test_two_branches_meet_in_place()
     test_a_gradient_that_another_holds_is_left_alone()
 
