@@ -31,13 +31,21 @@ def follow(machine: Machine, node: Any, args: tuple) -> None:
 
 
 def _note(machine: Machine) -> None:
-    """Autograd has made the nodes of an operator when it calls it: they have the numbers since the last one."""
+    """Autograd has made the nodes of an operator when it calls it: they have the numbers since the last one.
+
+    Each thread counts its own nodes from 0, so a number may be that of another thread's node too: the newest counts.
+    """
     made = _sequence()
     selected = machine.selected
-    for stream in selected.streams.values():
+    for index, stream in selected.streams.items():
         if stream.stream_id:
             for number in range(selected.nodes, made):
-                machine.forward_streams[stream.device_index, number] = stream
+                machine.forward_streams[index, number] = stream
+    if machine.forward_streams and made > selected.nodes:
+        for gpu in machine.gpus:
+            if not gpu.stream.stream_id:
+                for number in range(selected.nodes, made):
+                    machine.forward_streams.pop((gpu.index, number), None)
     while len(machine.forward_streams) > MOST:
         del machine.forward_streams[next(iter(machine.forward_streams))]
     selected.nodes = made

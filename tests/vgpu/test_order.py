@@ -1,5 +1,6 @@
 """Races: who reads what nobody has ordered gets what it would have met, and both lines are told."""
 
+import threading
 import warnings
 
 import psutil
@@ -343,6 +344,26 @@ def test_a_forward_on_two_streams_needs_no_order_of_the_users_in_its_backward(si
     (a + b).sum().backward()
     assert w.grad is not None
     assert labkit.races() == []
+
+
+def test_nodes_of_two_threads_that_have_the_same_number_are_told_apart(side):
+    """Each thread of the program counts its nodes from 0, as those of DataParallel's do."""
+    w = torch.ones(10, device="cuda", requires_grad=True)
+    side.wait_stream(here())
+    seen, kept = [], []
+
+    def forward(stream):
+        with torch.cuda.stream(stream):
+            y = w * 2
+            y.register_hook(lambda gradient: seen.append(torch.cuda.current_stream()))
+            kept.append(y.sum())
+
+    for stream in (side, torch.cuda.default_stream()):
+        thread = threading.Thread(target=forward, args=(stream,))
+        thread.start()
+        thread.join()
+    kept[1].backward()
+    assert seen == [torch.cuda.default_stream()]
 
 
 # What is told
