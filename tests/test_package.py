@@ -68,6 +68,7 @@ def elsewhere(installed, tmp_path, monkeypatch) -> Path:
     """A working directory in which nothing of the kit lies; its programs import what was installed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(installed))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # it hides virtual GPUs too
     return tmp_path
 
 

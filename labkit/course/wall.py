@@ -72,6 +72,7 @@ def environment(wall: Wall, room: str) -> dict[str, str]:
     """All that a process behind the wall has in its environment: nothing of the grader's."""
     return {
         "PATH": os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin", "/bin"]),
+        "USER": "student",  # torch asks for a name, and who this is has none behind the wall
         "HOME": room,
         "TMPDIR": room,
         "MPLCONFIGDIR": f"{room}/matplotlib",
