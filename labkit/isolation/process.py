@@ -187,9 +187,9 @@ def started_in(folder: str) -> list[psutil.Process]:
 
 
 def end_started_in(folder: str) -> None:
-    """Kill what was started in `folder`; return when all is gone."""
+    """Kill what was started in `folder`, but for the process that asks; return when all is gone."""
     deadline = time.monotonic() + KILLING
-    while (left := started_in(folder)) and time.monotonic() < deadline:
+    while (left := [process for process in started_in(folder) if process.pid != os.getpid()]) and time.monotonic() < deadline:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -198,13 +198,14 @@ def end_started_in(folder: str) -> None:
 
 def end_with(line: socket.socket, folder: str) -> None:
     """For a thread of a worker. Nothing ever comes on this line: it closes when the process at its other end is gone. Then nobody else
-    clears up."""
+    clears up. Of several workers in one folder one does it, the first to rename it: they would kill each other first."""
     with contextlib.suppress(OSError):
         line.recv(1)
-    for process in started_in(folder):
-        if process.pid != os.getpid():
-            process.kill()
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        ended = f"{folder}-ended"
+        os.rename(folder, ended)
+        end_started_in(folder)  # what still writes would keep the folder from going
+        shutil.rmtree(ended, ignore_errors=True)
     os.killpg(os.getpid(), signal.SIGKILL)
 
 

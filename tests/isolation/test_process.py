@@ -1,6 +1,9 @@
 """The beginning and the end of long output are kept, and a worker that cannot start says why."""
 
 import os
+import signal
+import socket
+import subprocess
 import sys
 
 import pytest
@@ -25,6 +28,39 @@ def test_of_long_output_both_ends_are_kept(monkeypatch):
     assert "".join(lines).startswith(first) and "".join(lines).endswith(last)
     assert all(1020 <= len(part.encode()) <= 1024 for part in (first, last))
     assert len(ends.last) <= 2 << 10
+
+
+_WORKER = """
+import socket, sys
+from labkit.isolation.process import end_with
+line = socket.socket(fileno=int(sys.argv[1]))
+line.send(b"!")
+end_with(line, sys.argv[2])
+"""
+
+
+def test_workers_in_one_folder_that_lose_their_caller_at_once_leave_nothing(tmp_path):
+    folder = tmp_path / "labkit-job"
+    folder.mkdir()
+    lines, workers = [], []
+    for _ in range(4):
+        mine, other = socket.socketpair()
+        workers.append(
+            subprocess.Popen(
+                [sys.executable, "-c", _WORKER, str(other.fileno()), str(folder)],
+                pass_fds=[other.fileno()],
+                start_new_session=True,
+                env=os.environ | {process.MARK: str(folder)},
+            )
+        )
+        other.close()
+        lines.append(mine)
+    for line in lines:
+        assert line.recv(1) == b"!"
+    for line in lines:
+        line.close()
+    assert [worker.wait(20) for worker in workers] == [-signal.SIGKILL] * 4
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
