@@ -209,6 +209,14 @@ def end_with(line: socket.socket, folder: str) -> None:
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
+def stay_until_cleared(line: socket.socket) -> None:
+    """For the end of a worker's main thread. Where nobody is at the line's other end any more, `end_with` is clearing up in its thread,
+    and ends this process when it has."""
+    with contextlib.suppress(OSError):
+        if not line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            time.sleep(2 * KILLING)
+
+
 def _search_path() -> str:
     """This process's, as JSON; at its end the place that this kit came from, should it be found nowhere else."""
     path = [entry for entry in sys.path if isinstance(entry, str)]

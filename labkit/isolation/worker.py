@@ -19,7 +19,7 @@ import cloudpickle
 import labkit
 from labkit.isolation import parcel
 from labkit.isolation.endings import kind_of
-from labkit.isolation.process import Stage, end_with
+from labkit.isolation.process import Stage, end_with, stay_until_cleared
 
 # Frames that a traceback leaves out: how this process works, and what is C++ on a real GPU.
 _KIT = os.path.dirname(labkit.__file__)
@@ -47,6 +47,7 @@ def main(folder: str, control: str) -> None:
         _serve(place, request, line, crash)
         faulthandler.disable()
     _say(line, Stage.ENDING)
+    stay_until_cleared(line)
 
 
 def _say(line: socket.socket, stage: Stage) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
-from labkit.isolation.process import end_with
+from labkit.isolation.process import end_with, stay_until_cleared
 
 sys.path.pop(0)
 
@@ -55,6 +55,7 @@ def main(folder: str, control: str, node: str) -> None:
     except Exception as error:
         late = isinstance(error, RendezvousTimeoutError)
         _tell(line, refused=("join", "") if late else ("start", f"{type(error).__name__}: {error}"))
+    stay_until_cleared(line)
     sys.stdout.flush()
     os._exit(status)  # with its threads and its store
 
