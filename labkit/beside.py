@@ -126,8 +126,10 @@ class Report:
             pairs.append(Pair(name, gpus, measured, "" if isinstance(measured, str) else virtually(name, function, gpus, model)))
         origin = self.origin
         versions = f"{origin['date']}, torch {origin['torch']}, CUDA {origin['cuda']}, driver {origin['driver']}, {origin['cores']} cores"
+        run = {outcome.lesson for outcome in self.outcomes}
+        left = [path.stem for path in lessons() if path.stem not in run]
         file = self.file.with_suffix(".md")
-        file.write_text(page(f"Measured on {origin['machine']}", versions, pairs, self.outcomes), encoding="utf-8")
+        file.write_text(page(f"Measured on {origin['machine']}", versions, pairs, self.outcomes, left), encoding="utf-8")
         return file
 
 
@@ -145,8 +147,8 @@ def ratios(measured: Result, virtual: Result) -> dict[str, tuple[float, float, f
     return found
 
 
-def page(title: str, versions: str, pairs: Iterable[Pair], outcomes: Iterable[Outcome]) -> str:
-    """The report as Markdown, under a title and a line that says when and with which versions it was made."""
+def page(title: str, versions: str, pairs: Iterable[Pair], outcomes: Iterable[Outcome], left: Iterable[str] = ()) -> str:
+    """The report as Markdown, under a title and a line that says when and with which versions; `left` are the lessons that were not run."""
     pairs = list(pairs)
     lines = [
         f"# {title}",
@@ -170,6 +172,7 @@ def page(title: str, versions: str, pairs: Iterable[Pair], outcomes: Iterable[Ou
         "| lesson | cells | failed | seconds | ran on |",
         "|---|---|---|---|---|",
         *(_row(x.lesson, x.cells, "<br>".join(x.failed) or "none", f"{x.seconds:.0f}", "<br>".join(x.banners)) for x in outcomes),
+        *(_row(lesson, "", "*not run*", "", "") for lesson in left),
     ]
     return "\n".join(lines) + "\n"
 

@@ -107,7 +107,8 @@ def test_a_gpu_without_a_profile_has_nothing_beside_it():
 
 def test_a_conclusion_that_differs_stands_out(monkeypatch):
     pairs = [beside.Pair("two_streams", 1, streams(1.0), streams(0.1))]
-    text = beside.page("Measured", "today", pairs, [])
+    text = beside.page("Measured", "today", pairs, [], ["01_next"])
+    assert text.endswith("| 01_next |  | *not run* |  |  |\n")
     assert "| two_streams | 1 | a second stream gains little for tiny kernels | yes | **no** |" in text
     assert "| two_streams | seconds | 4 | 0.55 | 0.10 | 1.00 |" in text
 
