@@ -116,6 +116,8 @@ def _set_up_for_times(options: argparse.Namespace) -> None:
 
 
 def _check_script(script: str) -> None:
+    if os.path.isdir(script):
+        raise ValueError(f"{script} is a folder: give the script in it that shall run")
     if not os.path.isfile(script):
         raise ValueError(f"no such script: {script}")
 

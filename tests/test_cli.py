@@ -181,6 +181,8 @@ def test_without_a_script_its_arguments_are_not_asked_for():
 def test_no_such_script(tmp_path):
     result = run(tmp_path / "absent.py")
     assert result.returncode == 2 and "no such script" in result.stderr and "absent.py" in result.stderr
+    result = run(tmp_path)
+    assert result.returncode == 2 and f"{tmp_path} is a folder: give the script in it" in result.stderr
 
 
 def test_no_command_names_the_commands():
