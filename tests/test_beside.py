@@ -51,7 +51,8 @@ def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
     assert "| 00_short | 4 | cell c1: AssertionError: a \\| b |" in text and "2 virtual GPUs" in text
 
 
-def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, lesson, tmp_path, capsys):
+def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, lesson, tmp_path, monkeypatch):
+    monkeypatch.setattr(beside, "virtually", lambda *asked: "not asked here")
     out = tmp_path / "out"
     list(measure.report(out))
     made = beside.Report(out / "report_h200_x1.json")
@@ -67,7 +68,8 @@ def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, le
     assert "failed: " not in (out / "report_h200_x1.md").read_text()
 
 
-def test_a_report_of_another_day_is_made_anew(pretended, tmp_path):
+def test_a_report_of_another_day_is_made_anew(pretended, tmp_path, monkeypatch):
+    monkeypatch.setattr(beside, "virtually", lambda *asked: "not asked here")
     list(measure.report(tmp_path))
     for name in ("fragmentation_h200.json", "report_h200_x1.json"):
         text = (tmp_path / name).read_text()
