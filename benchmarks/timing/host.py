@@ -1,8 +1,8 @@
-"""What threads, replicas, Python functions of autograd and the driver's memory cost a real host, for fit.py.
+"""What threads, replicas, Python functions of autograd and the driver's memory cost a real host. host.toml takes cudaMalloc's from it.
 
 usage: python benchmarks/timing/host.py OUT.json      on a machine with a CUDA GPU and labkit's requirements; takes some ten seconds
 
-Microseconds, medians of 7. "add" is the operator that fit.py compares hosts by.
+Microseconds, medians of 7, of the memory's of 140; host.json is what it wrote. "add" is the operator that fit.py compares hosts by.
 """
 
 import datetime
