@@ -11,7 +11,7 @@ there is no CUDA GPU.
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -78,9 +78,9 @@ def seconds_of(step: Callable[[], None], count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def measure(width: int, batch: int, count: int, sides: Iterable[str], rounds: int) -> dict[str, list[float]]:
+def measure(width: int, batch: int, count: int, sides: list[str], rounds: int) -> dict[str, list[float]]:
     """Seconds of one step on each side, round by round. Starting and ending a recording is not part of a step."""
-    step, sides = training_step(width, batch), list(sides)
+    step = training_step(width, batch)
     times: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds + 1):
         for side in sides[turn % len(sides) :] + sides[: turn % len(sides)]:
@@ -102,7 +102,7 @@ def main() -> int:
         print("recording: this machine has no CUDA GPU to record", file=sys.stderr)
         return 2
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 31
-    launch_bound, busy = measure(*LAUNCH_BOUND, SIDES, rounds), measure(*BUSY, [BARE, MEMORY], max(3, rounds // 6))
+    launch_bound, busy = measure(*LAUNCH_BOUND, list(SIDES), rounds), measure(*BUSY, [BARE, MEMORY], max(3, rounds // 6))
     print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}; {LAYERS} layers of {LAUNCH_BOUND[0]} and of {BUSY[0]}")
     for name, times in (("is bound by launches", launch_bound), ("keeps the GPU busy", busy)):
         print(f"a training step that {name}, {len(times[BARE])} rounds")

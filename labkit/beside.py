@@ -116,15 +116,22 @@ class Report:
         file = self.file.parent / f"{experiment}_{self.file.stem.split('_')[1]}.json"
         return Result.from_json(file.read_text(encoding="utf-8")) if file.exists() else None
 
+    def _measured(self, experiment: str, gpus: int) -> Result | str:
+        """The recording of one that needs so many GPUs, or why there is none."""
+        if gpus > int(self.origin["machine"].rpartition("x ")[0] or 1):
+            return f"needs {gpus} GPUs"
+        if experiment in self.failures:
+            return f"failed: {self.failures[experiment]}"
+        return self.recording(experiment) or "not measured"
+
     def write_page(self, experiments: Mapping[str, tuple[Callable[[], Run], int]]) -> Path:
         """The page about experiments, each a function and how many GPUs it needs, and lessons; gives its file."""
-        count, _, model = self.origin["machine"].rpartition("x ")
+        origin = self.origin
+        model = origin["machine"].rpartition("x ")[2]
         pairs = []
         for name, (function, gpus) in experiments.items():
-            measured: Result | str | None = self.recording(name) if gpus <= int(count or 1) else f"needs {gpus} GPUs"
-            measured = f"failed: {self.failures[name]}" if name in self.failures else measured or "not measured"
+            measured = self._measured(name, gpus)
             pairs.append(Pair(name, gpus, measured, "" if isinstance(measured, str) else virtually(name, function, gpus, model)))
-        origin = self.origin
         versions = f"{origin['date']}, torch {origin['torch']}, CUDA {origin['cuda']}, driver {origin['driver']}, {origin['cores']} cores"
         run = {outcome.lesson for outcome in self.outcomes}
         left = [path.stem for path in lessons() if path.stem not in run]

@@ -70,13 +70,14 @@ def report(folder: Path) -> Iterable[Path]:
 
     Yields each file when it is whole. Raises RuntimeError where there is neither a real GPU nor a report, or the lessons are not there.
     """
-    found = [beside.Report(file) for file in sorted(folder.glob("report_*.json"))]
     if machine.real_gpus():
-        found = [_on_this_machine(folder)]
-        yield from _go_on(found[0])
-    elif not found:
-        raise RuntimeError(f"a report is made on real GPUs, and PyTorch sees none; nor is there one in {folder}")
-    for made in found:
+        reports = [_on_this_machine(folder)]
+        yield from _go_on(reports[0])
+    else:
+        reports = [beside.Report(file) for file in sorted(folder.glob("report_*.json"))]
+        if not reports:
+            raise RuntimeError(f"a report is made on real GPUs, and PyTorch sees none; nor is there one in {folder}")
+    for made in reports:
         yield made.write_page({name: (experiment.function, experiment.gpus) for name, experiment in EXPERIMENTS.items()})
 
 

@@ -37,17 +37,17 @@ def _note(machine: Machine) -> None:
     """
     made = _sequence()
     selected = machine.selected
-    for index, stream in selected.streams.items():
-        if stream.stream_id:
-            for number in range(selected.nodes, made):
-                machine.forward_streams[index, number] = stream
-    if machine.forward_streams and made > selected.nodes:
+    known = machine.forward_streams
+    if made > selected.nodes and (known or selected.streams):
         for gpu in machine.gpus:
-            if not gpu.stream.stream_id:
-                for number in range(selected.nodes, made):
-                    machine.forward_streams.pop((gpu.index, number), None)
-    while len(machine.forward_streams) > MOST:
-        del machine.forward_streams[next(iter(machine.forward_streams))]
+            stream = gpu.stream
+            for number in range(selected.nodes, made):
+                if stream.stream_id:
+                    known[gpu.index, number] = stream
+                else:
+                    known.pop((gpu.index, number), None)
+        while len(known) > MOST:
+            del known[next(iter(known))]
     selected.nodes = made
 
 
