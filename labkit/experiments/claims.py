@@ -21,6 +21,8 @@ from labkit.inventory import Table
 
 COLUMNS = {"claim": "", "article": "", "verdict": "", "outcome": "", "as_expected": "", "peak": "bytes"}
 UNTRIED, RACE = "not tried", "RaceWarning"
+# Warnings that PyTorch gives once in a process, of how its threads came to a GPU: whichever claim is the first gets them.
+_ONCE = ("there was no current CUDA context", "The AccumulateGrad node's stream does not match")
 PATIENCE = 240  # seconds for the claims that run in a process of their own, together: a busy machine takes long to start processes
 _LONGEST = 90  # characters of an outcome in a table
 
@@ -181,7 +183,8 @@ def _run(program: str, values: bool) -> Outcome:
             names.clear()
             torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated(0) - before
-    return Outcome(raised, message, printed.getvalue(), tuple(dict.fromkeys(map(_told, warned))), max(0, peak))
+    told = (_told(warning) for warning in warned if not any(words in str(warning.message) for words in _ONCE))
+    return Outcome(raised, message, printed.getvalue(), tuple(dict.fromkeys(told)), max(0, peak))
 
 
 def _told(warning: warnings.WarningMessage) -> str:

@@ -179,7 +179,7 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
                 run_on(stream, work, x)
                 seen.clear()
                 torch.cuda.synchronize()
-                torch.cuda._sleep(nap)
+                torch.cuda._sleep(2 * nap)  # longer than the work's own nap, or it would read the value in time without an order
                 x.fill_(value)
                 y = run_on(stream, work, x)
             busy = not torch.cuda.current_stream().query()
@@ -280,7 +280,7 @@ def draw_batches(generator: random.Random) -> Plain:
 
 def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
     """What each batch's work read, how far ahead the source was drawn, and the seconds of copies, of work, and of both together."""
-    hosts = [torch.full((COPY // 4,), float(value)).pin_memory() for value in inputs["values"]]
+    hosts = [torch.zeros(COPY // 4).pin_memory() for _ in inputs["values"]]
     scratch = torch.empty(COPY // 4, device="cuda")
     copy = partial(scratch.copy_, hosts[0], non_blocking=True)
     copying = min(_gpu_seconds(copy) for _ in range(5))
@@ -293,12 +293,15 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
             yield host
 
     def work(batch: torch.Tensor) -> torch.Tensor:
+        mean = batch.sum() / batch.numel()  # at once: a copy that nobody waits for would be there after the sleep
         torch.cuda._sleep(cycles)
-        return batch.sum() / batch.numel()
+        return mean
 
     working = min(_gpu_seconds(partial(work, scratch)) for _ in range(3)) * BATCHES
     with _told_by_values():
-        for _ in range(2):  # the first takes memory from the device
+        for filled in (False, True):  # the first takes memory from the device, and leaves no batch's values in it
+            for host, value in zip(hosts, inputs["values"], strict=True):
+                host.fill_(float(value) if filled else 0.0)
             drawn.clear()
             torch.cuda.synchronize()
             start = machine.host_time()

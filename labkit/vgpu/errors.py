@@ -40,14 +40,22 @@ def invalid_ordinal() -> Exception:
 
 def device_side_assert() -> Exception:
     """A kernel found a value that it cannot work with, such as an index out of range."""
-    page = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
-    return cuda_error("device-side assert triggered", f"Search for `cudaErrorAssert' in {page} for more information.")
+    return cuda_error("device-side assert triggered", _search_for("cudaErrorAssert"))
 
 
 def invalid_device_context() -> Exception:
-    """Memory of another process that cannot be opened."""
+    """Memory that is opened in the process that sent it."""
+    return cuda_error("invalid device context", _search_for("cudaErrorDeviceUninitialized"))
+
+
+def invalid_resource_handle() -> Exception:
+    """Memory of a process that has ended."""
+    return cuda_error("invalid resource handle", _search_for("cudaErrorInvalidResourceHandle"))
+
+
+def _search_for(name: str) -> str:
     page = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
-    return cuda_error("invalid device context", f"Search for `cudaErrorDeviceUninitialized' in {page} for more information.")
+    return f"Search for `{name}' in {page} for more information."
 
 
 # Devices that disagree

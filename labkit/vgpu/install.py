@@ -280,6 +280,7 @@ class Installation:
         self._replace(torch.jit, load=torchscript.loading(torch.jit.load), **tracers)
         profile = torch.autograd.profiler.profile
         self._replace(profile, __init__=_profile_of_the_cpu(profile.__init__))
+        self._replace(torch.autograd, _supported_activities=lambda: {torch.profiler.ProfilerActivity.CPU})
         self._replace(torch, _use_cudnn_rnn_flatten_weight=lambda: True)
         self._replace(torch.backends.cudnn.rnn, get_cudnn_mode=footprint.recurrent.MODES.__getitem__)
 

@@ -127,7 +127,7 @@ def new_shared_cuda(
     try:
         storage = _reach(kind, where, nbytes, gpu)
     except (OSError, RuntimeError):
-        raise errors.invalid_device_context() from None
+        raise errors.invalid_resource_handle() from None
     hang(ReceivedMemory(gpu, nbytes, kind != HOLLOW, (counter.decode(), index)), storage)
     return storage
 

@@ -118,6 +118,14 @@ def test_trying_leaves_the_process_as_it_was(gpus):
     assert (torch.cuda.memory_allocated(0), torch.cuda.memory_reserved(0)) == (allocated, reserved)
 
 
+def test_a_warning_that_the_first_in_a_process_gets_is_no_claims(gpus):
+    """On real GPUs; a claim's own warning stays."""
+    once = "Attempting to run cuBLAS, but there was no current CUDA context! Attempting to set the primary context..."
+    claim = articles.find("empy_cache")
+    assert try_code(claim, f"import warnings\nwarnings.warn({once!r})").warned == ()
+    assert try_code(claim, "import warnings\nwarnings.warn('slow')").warned == ("UserWarning: slow",)
+
+
 def test_a_trial_gives_one_row_a_claim():
     with labkit.use(gpus=1, virtual=True, quiet=True):
         result = collect(articles_on_trial(["empy_cache", "new functions of version 1.0", "areas overflow"]))

@@ -18,6 +18,8 @@ from labkit import lessons
 from labkit.lessons import checks
 from labkit.lessons.controls import control
 
+# On real GPUs, of a model and its copy on another: PyTorch says it once in a process.
+pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 FOLDER = Path(__file__).parents[2] / "notebooks"
 TRIES = 2  # inputs are drawn afresh each time
 SLOW = ("09.4", "10.")  # they train, or start processes: once is enough for each wrong answer

@@ -18,7 +18,14 @@ from labkit.isolation.process import started_in
 from labkit.ranks.job import Job, Life
 from labkit.ranks.shown import Shown
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("nothing_left", "on_cpus")
+
+
+@pytest.fixture
+def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks take gloo, also where there are GPUs: what goes wrong is told in its words."""
+    monkeypatch.setenv("LABKIT_VIRTUAL", "1")
+
 
 SUM = """
     import os, sys
@@ -40,7 +47,6 @@ WITHOUT_TORCH = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
 def test_ranks_that_end_well(script, capsys, monkeypatch, nodes):
     """On one node and on two, which this computer plays; ranks see no virtual GPU."""
     monkeypatch.setenv("KEPT", "environment")
-    monkeypatch.setenv("LABKIT_VIRTUAL", "1")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     path = script(SUM)
     ranks = labkit.torchrun(path, "--epochs", 2, ranks=4, nodes=nodes)

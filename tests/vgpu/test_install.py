@@ -155,3 +155,11 @@ def test_no_backward_runs_before_the_programs_first():
     """On a computer with real GPUs autograd starts threads for them then, and a child that is forked later can run no backward."""
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKED], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_profiler_that_nobody_asked_for_the_gpu_does_not_warn_of_it(monkeypatch):
+    """Where PyTorch's profiler knows a real GPU, it is of both by default."""
+    both = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
+    monkeypatch.setattr(torch.autograd, "_supported_activities", lambda: both)
+    with labkit.use(gpus=1, virtual=True, quiet=True), torch.profiler.profile():
+        pass

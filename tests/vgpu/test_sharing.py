@@ -77,7 +77,7 @@ EXPECTED = {
         "after CUDA": "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
         "'spawn' start method",
     },
-    "producer ends first": {"exit": 0, "received": f"{CUDA_ERROR.__name__}: CUDA error: invalid device context"},
+    "producer ends first": {"exit": 0, "received": f"{CUDA_ERROR.__name__}: CUDA error: invalid resource handle"},
     "held at the end": {"sum": 4, "gone": "gone"},
 }
 WARNS = ("held at the end", "producer ends first")  # once each
