@@ -64,20 +64,21 @@ def with_lines(work: Work, events: Events, phases: list[Phase], stacks: list[Sta
     """The spans; those whose stack has no line of the user's get that of the phase in which they were launched.
 
     The profiler on CUDA tells of no stacks: asked for them, it costs a quarter more. There a launch gets the stack of the last event of
-    the memory before it in its phase. Nearly every operator allocates its result and then launches at once; one that works in place
-    may be told as the line of the operator before.
+    the memory before it in its phase that has one. Nearly every operator allocates its result and then launches at once; one that works
+    in place may be told as the line of the operator before.
     """
     if not len(work.spans) and not len(work.waits):
         return work
     spans, waits = work.spans, work.waits
     launched = np.where(spans.launch >= 0, spans.start[spans.launch], spans.start)
+    known = np.flatnonzero(events.stack)
     users = np.array([any(is_users(line.filename) for line in stack) for stack in stacks], dtype=bool)
 
     def better(stack: np.ndarray, times: np.ndarray) -> np.ndarray:
         phase = phase_of(phases, times)
-        before = np.searchsorted(events.time, times, side="right") - 1
-        same = (before >= 0) & (phase == (phase_of(phases, events.time)[before] if len(events) else -1))
-        near = events.stack[before] if len(events) else np.zeros(len(times), np.int32)
+        before = np.searchsorted(events.time[known], times, side="right") - 1
+        same = (before >= 0) & (phase == (phase_of(phases, events.time[known])[before] if len(known) else -1))
+        near = events.stack[known][before] if len(known) else np.zeros(len(times), np.int32)
         of_phase = np.array([0, *(phase.stack for phase in phases)], np.int32)[phase + 1]
         guessed = np.where(same & users[near], near, of_phase)
         return np.where(users[stack], stack, np.where(stack == 0, guessed, np.where(phase >= 0, of_phase, stack)))

@@ -7,7 +7,7 @@ import numpy as np
 
 from labkit import units
 from labkit.inventory import Table
-from labkit.trace.events import ALLOC, FREE_REQUESTED, SourceLine
+from labkit.trace.events import ALLOC, FREE_REQUESTED, Events, SourceLine
 
 if TYPE_CHECKING:
     from labkit.trace.trace import Trace
@@ -21,7 +21,7 @@ _NONE = "no line of yours allocated or freed memory"
 class LineMemory:
     """What one line did to the memory of a device, in bytes: `delta` is what it added in all, `peak` the most that was allocated on
     the device while it worked, `allocated` what it asked for in all, in `count` allocations. What a backward pass or an optimizer's
-    step does belongs to the line that called it."""
+    step does belongs to the line that called it, and a free whose line is not known to the line that allocated."""
 
     line: SourceLine
     delta: int
@@ -70,7 +70,7 @@ def by_line(trace: "Trace", device: int) -> Lines:
     lines = [trace.line(stack) or NO_LINE for stack in range(len(trace.stacks))]
     order = sorted(set(lines), key=lambda line: (line.filename, line.line, line.function))
     number = {line: index for index, line in enumerate(order)}
-    of_event = np.array([number[line] for line in lines], dtype=np.int64)[events.stack[chosen]]
+    of_event = np.array([number[line] for line in lines], dtype=np.int64)[_stacks(events)[chosen]]
     delta, asked, count, peak = (np.zeros(len(order), np.int64) for _ in range(4))
     np.add.at(delta, of_event, rises)
     np.add.at(asked, of_event, np.where(births, rises, 0))
@@ -79,6 +79,11 @@ def by_line(trace: "Trace", device: int) -> Lines:
     seen = np.unique(of_event)
     listed = [LineMemory(order[i], int(delta[i]), int(peak[i]), int(asked[i]), int(count[i])) for i in seen.tolist()]
     return Lines(listed, f"cuda:{device}, {trace.badge}")
+
+
+def _stacks(events: Events) -> np.ndarray:
+    """The stack of each event; a free of which none is known has that of its block's allocation."""
+    return np.where((events.stack == 0) & (events.birth >= 0), events.stack[events.birth], events.stack)
 
 
 def summary(trace: "Trace") -> str:

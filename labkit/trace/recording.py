@@ -79,11 +79,16 @@ class _Recording:
         virtual = used is not None and used.virtual
         if not virtual and not torch.cuda.is_available():
             raise RuntimeError("there is no GPU to record: labkit.use(gpus=1) gives you one, real or virtual")
+        timeline = virtual if timeline is None else timeline
         self._table = StackTable()
-        self._source = (VirtualSource if virtual else CudaSource)(self._table, max_events)
+        self._source: VirtualSource | CudaSource
         self._clock: ClockSource | KinetoSource | None = None
-        if virtual if timeline is None else timeline:
-            self._clock = ClockSource(self._table, max_events) if virtual else KinetoSource()
+        if virtual:
+            self._source = VirtualSource(self._table, max_events)
+            self._clock = ClockSource(self._table, max_events) if timeline else None
+        else:
+            self._source = CudaSource(self._table, max_events, frees=not timeline)
+            self._clock = KinetoSource() if timeline else None
         self._phases: list[list[Any]] = []  # name, start, end or None, stack
         # Now, for the block may take the machine away.
         self._badge, self._origin = _badge(), _origin()

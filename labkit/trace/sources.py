@@ -10,12 +10,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.trace.events import ACTION_OF, OOM, Event, SourceLine, StackTable
+from labkit.trace.events import ACTION_OF, ALLOC, OOM, SEGMENT_ALLOC, SEGMENT_MAP, Event, SourceLine, StackTable
 from labkit.trace.replay import Segment, from_snapshot
 from labkit.vgpu.allocator.settings import UNLIMITED, Settings
 
 PERIOD = 0.1  # seconds between two looks at what a real GPU's memory is used for
 # Counts of torch.cuda.memory_stats that rise by one with each event of the history.
+_TAKING = (ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, OOM)
 _COUNTS = ("allocation.all.allocated", "allocation.all.freed", "active.all.freed", "segment.all.allocated", "segment.all.freed")
 
 
@@ -108,17 +109,21 @@ class VirtualSource:
 class CudaSource:
     """Reads PyTorch's memory history, which it switches on unless somebody else has, and off again with the last recording.
 
-    The history holds the last `max_events` events of each device. A thread looks at the memory in use on each device.
+    The history holds the last `max_events` events of each device. A thread looks at the memory in use on each device. Without
+    `frees` the history takes no stacks of frees, which are half of what it costs; nor has a recording inside such a one any.
     """
 
     _recording = 0  # recordings that rely on the history that one of them switched on
+    _frees = True  # whether it takes stacks of frees
     _lock = threading.Lock()
 
-    def __init__(self, table: StackTable, max_events: int) -> None:
+    def __init__(self, table: StackTable, max_events: int, frees: bool = True) -> None:
         self._table = table
         self._most = max_events
+        self._asks_for_frees = frees
         self._used: list[tuple[float, int, int]] = []
         self._relies = False  # on the history that a recording switched on
+        self._with_stacks = True  # of frees, too; where it takes none, PyTorch tells a free with the stack of the allocation
         self._ended = threading.Event()
         self._watching = ExitStack()  # what ends the thread and its session with NVML
 
@@ -130,9 +135,12 @@ class CudaSource:
             users = CudaSource._recording == 0 and torch._C._cuda_isHistoryEnabled()
             if not users:
                 if CudaSource._recording == 0:
-                    torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=self._most)
+                    CudaSource._frees = self._asks_for_frees
+                    context = "all" if self._asks_for_frees else "alloc"
+                    torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=self._most)
                 CudaSource._recording += 1
                 self._relies = True
+                self._with_stacks = CudaSource._frees
         before = torch.cuda.memory._snapshot()
         self._segments = from_snapshot(before["segments"], self._stack)
         self._kept = [len(entries) for entries in before["device_traces"]]
@@ -193,7 +201,8 @@ class CudaSource:
         action = ACTION_OF[entry["action"]]
         address = entry["device_free"] if action == OOM else entry["addr"]
         seconds = max(0.0, entry["time_us"] * 1e-6 - self._start * 1e-9)
-        return Event(seconds, device, entry["stream"], action, address, 0, entry["size"], self._stack(entry.get("frames") or []))
+        stack = self._stack(entry.get("frames") or []) if self._with_stacks or action in _TAKING else 0
+        return Event(seconds, device, entry["stream"], action, address, 0, entry["size"], stack)
 
     def _stack(self, frames: list[dict]) -> int:
         """The number of a stack as PyTorch tells it."""

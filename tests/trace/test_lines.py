@@ -54,6 +54,11 @@ def test_what_no_line_of_the_users_did_is_told_apart():
     assert "no line of yours" in repr(lines)
 
 
+def test_a_free_of_no_known_line_belongs_to_who_allocated():
+    (entry,) = trace_of((0, 512, 512, 1), (0, 1024, 512, 1), (1, 512, 512, 0), (2, 512, 512, 0)).lines()
+    assert (entry.line, entry.delta, entry.peak) == (HERE, 512, 1024)
+
+
 def test_each_device_has_its_own_lines():
     with labkit.use(gpus=2, virtual=True, quiet=True), labkit.record() as trace:
         first = torch.zeros(1000, device="cuda:0")

@@ -68,6 +68,44 @@ def test_a_history_that_was_on_before_stays_on(switched):
     assert switched == [True] and CudaSource._recording == 0
 
 
+@pytest.fixture
+def contexts(switched, monkeypatch) -> list[str]:
+    """Of which events CUDA's memory history was asked to take stacks, one entry for each time."""
+    asked: list[str] = []
+
+    def record(enabled=None, *, context="", **options):
+        if enabled is not None:
+            asked.append(context)
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    return asked
+
+
+def entry(action: str, line: int, time_us: float) -> dict:
+    """An event of 512 bytes, as PyTorch's history tells it."""
+    frames = [{"filename": __file__, "line": line, "name": "f"}]
+    return {"action": action, "addr": 512, "size": 512, "stream": 0, "time_us": time_us, "frames": frames}
+
+
+@pytest.mark.parametrize(("frees", "context", "stacks"), [(True, "all", [1, 2, 1, 1]), (False, "alloc", [1, 0, 0, 1])])
+def test_a_history_without_stacks_of_frees_tells_of_none(contexts, frees, context, stacks):
+    """PyTorch gives such a free the stack of its block's allocation."""
+    source = CudaSource(StackTable(), 100, frees)
+    source.start()
+    told = [entry("alloc", 1, 1), entry("free_requested", 2, 2), entry("free_completed", 1, 3), entry("segment_alloc", 1, 4)]
+    assert [source._event(0, one).stack for one in told] == stacks
+    inner = CudaSource(StackTable(), 100)  # which shares the outer one's history
+    inner.start()
+    assert [inner._event(0, one).stack for one in told] == stacks
+    inner.stop()
+    source.stop()
+    assert contexts == [context]
+    after = CudaSource(StackTable(), 100)
+    after.start()
+    assert after._event(0, told[1]).stack == 1
+    after.stop()
+
+
 @pytest.mark.parametrize("broken", ["nvmlInit", ("nvmlDeviceGetHandleByIndex", 1), "nvmlDeviceGetMemoryInfo", None])
 @pytest.mark.parametrize("end", ["finish", "stop"])
 def test_nvml_is_left_as_it_was_whatever_it_refuses(switched, monkeypatch, broken, end):
