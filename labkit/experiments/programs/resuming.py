@@ -17,7 +17,7 @@ restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Linear(8, 1).to(device))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-x = torch.randn(64, 8, device=device)
+x = torch.randn(64, 8).to(device)  # a GPU draws other numbers
 mine = x.chunk(ranks)[rank]
 
 first = 0
