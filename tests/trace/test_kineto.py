@@ -257,6 +257,15 @@ def test_lines_copies_and_waits_on_a_real_gpu():
 
 
 @pytest.mark.gpu
+def test_a_free_beside_a_timeline_belongs_to_the_line_that_allocated():
+    x = torch.ones(1 << 20, device="cuda")
+    with labkit.record(timeline=True) as trace:
+        y = x + x
+        del y
+    assert {entry.line.text: entry.delta for entry in trace.lines()} == {"y = x + x": 0}
+
+
+@pytest.mark.gpu
 def test_nested_recordings_and_the_users_profiler_on_a_real_gpu():
     x = torch.ones(1 << 20, device="cuda")
     with labkit.record(timeline=True) as outer:
