@@ -114,16 +114,16 @@ class CudaSource:
     """
 
     _recording = 0  # recordings that rely on the history that one of them switched on
-    _frees = True  # whether it takes stacks of frees
+    _has_frees = True  # whether that history takes stacks of frees
     _lock = threading.Lock()
 
     def __init__(self, table: StackTable, max_events: int, frees: bool = True) -> None:
         self._table = table
         self._most = max_events
-        self._asks_for_frees = frees
+        self._wants_frees = frees
         self._used: list[tuple[float, int, int]] = []
         self._relies = False  # on the history that a recording switched on
-        self._with_stacks = True  # of frees, too; where it takes none, PyTorch tells a free with the stack of the allocation
+        self._knows_frees = True  # of frees, too; where it takes none, PyTorch tells a free with the stack of the allocation
         self._ended = threading.Event()
         self._watching = ExitStack()  # what ends the thread and its session with NVML
 
@@ -135,12 +135,12 @@ class CudaSource:
             users = CudaSource._recording == 0 and torch._C._cuda_isHistoryEnabled()
             if not users:
                 if CudaSource._recording == 0:
-                    CudaSource._frees = self._asks_for_frees
-                    context = "all" if self._asks_for_frees else "alloc"
+                    CudaSource._has_frees = self._wants_frees
+                    context = "all" if self._wants_frees else "alloc"
                     torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=self._most)
                 CudaSource._recording += 1
                 self._relies = True
-                self._with_stacks = CudaSource._frees
+                self._knows_frees = CudaSource._has_frees
         before = torch.cuda.memory._snapshot()
         self._segments = from_snapshot(before["segments"], self._stack)
         self._kept = [len(entries) for entries in before["device_traces"]]
@@ -201,7 +201,7 @@ class CudaSource:
         action = ACTION_OF[entry["action"]]
         address = entry["device_free"] if action == OOM else entry["addr"]
         seconds = max(0.0, entry["time_us"] * 1e-6 - self._start * 1e-9)
-        stack = self._stack(entry.get("frames") or []) if self._with_stacks or action in _TAKING else 0
+        stack = self._stack(entry.get("frames") or []) if self._knows_frees or action in _TAKING else 0
         return Event(seconds, device, entry["stream"], action, address, 0, entry["size"], stack)
 
     def _stack(self, frames: list[dict]) -> int:
