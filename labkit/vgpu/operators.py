@@ -253,19 +253,19 @@ def _require_room(x: torch.Tensor, shape: torch.Tensor) -> None:
 
 
 def set_storage(func: Any, args: tuple, kwargs: dict) -> Any:
-    """`set_`: the tensor moves to another storage, and to its GPU."""
-    with _DisableTorchDispatch():
-        result = func(*args, **kwargs)
-    memory = getattr(result.untyped_storage(), "memory", None)
-    if (memory is None and result.untyped_storage().nbytes()) or (memory is not None and memory.gpu is not args[0]._gpu):
-        there = "cpu" if memory is None else memory.gpu.device
+    """`set_`: the tensor moves to another storage of its GPU."""
+    gpu = args[0]._gpu
+    source = args[1] if len(args) > 1 else None
+    storage = source.untyped_storage() if isinstance(source, torch.Tensor) else source
+    if storage is not None and storage.nbytes() and (storage.device.type != "cuda" or storage.memory.gpu is not gpu):
         raise RuntimeError(
-            f'Attempted to set the storage of a tensor on device "{args[0].device}" to a storage on different device "{there}".  '
+            f'Attempted to set the storage of a tensor on device "{gpu.device}" to a storage on different device "{storage.device}".  '
             "This is no longer allowed; the devices must match."
         )
-    if memory is None:
-        memory = place(result.untyped_storage(), args[0]._gpu)
-    result._gpu = memory.gpu
+    with _DisableTorchDispatch():
+        result = func(*args, **kwargs)
+    if not hasattr(result.untyped_storage(), "memory"):
+        place(result.untyped_storage(), gpu)
     return result
 
 
