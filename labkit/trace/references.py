@@ -13,6 +13,7 @@ import torch
 
 from labkit.trace.graph import Link, is_node, isinstance_of
 from labkit.trace.roots import copies, modules_globals
+from labkit.trace.tensors import all_objects
 
 MOST_ANCESTORS = 100_000  # objects that are followed before the search gives up
 MOST_ROOTS = 4  # names that are followed through one object
@@ -29,7 +30,7 @@ class Snapshot:
     def take(cls) -> "Snapshot":
         hidden = copies()
         # Listed before there is a snapshot, which would hold itself and never go.
-        objects = [thing for thing in gc.get_objects() if id(thing) not in hidden]
+        objects = [thing for thing in all_objects() if id(thing) not in hidden]
         if gc.get_freeze_count():  # then the collector tells nothing of what was there when `gc.freeze` was called
             objects += without(objects, modules_globals())
         probe: list = []

@@ -10,6 +10,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from labkit.trace import graph
+from labkit.vgpu.hardware import Memory
 
 Place = tuple[int, int]  # a device's index and an address on it
 _PLAIN: Any = torch._C.TensorBase  # what C++ knows of a tensor: a subclass may answer anything
@@ -65,12 +66,19 @@ def of_kind(objects: Iterable[Any], kind: type) -> list[Any]:
     return [thing for thing in objects if type(thing) in wanted]
 
 
+def all_objects() -> list[Any]:
+    """What Python's garbage collector tracks, and the storages that are kept from its sight (see `labkit.vgpu.tensor.hang`)."""
+    objects = gc.get_objects()
+    untracked = [memory.storage() for memory in of_kind(objects, Memory) if memory.storage is not None]
+    return objects + [storage for storage in untracked if storage is not None]
+
+
 def alive(objects: list[Any] | None = None) -> Living:
     """The storages on GPUs that are alive, with their tensors: those Python knows, gradients, and what autograd graphs keep.
 
-    `objects` is what the garbage collector tracks, if that was asked already.
+    `objects` is what `all_objects` tells, if that was asked already.
     """
-    objects = gc.get_objects() if objects is None else objects
+    objects = all_objects() if objects is None else objects
     living = Living({}, [])
     with torch._C.DisableTorchFunction():  # a subclass, or a mode that is on, must not hear of this
         tensors, living.links = graph.walk(of_kind(objects, torch.Tensor), graph.nodes(objects))

@@ -1,6 +1,7 @@
 """The virtual GPUs of one machine: their memory, streams and random generators."""
 
 import os
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -35,7 +36,7 @@ class Memory:
     `kept` is the number of bytes of values on the host; a storage without values (`kept` is None) is called hollow.
     """
 
-    __slots__ = ("__weakref__", "block", "born", "gpu", "kept", "loan", "place", "written")
+    __slots__ = ("__weakref__", "block", "born", "gpu", "kept", "loan", "place", "storage", "written")
 
     def __init__(self, gpu: "Gpu", block: Block | None, kept: int | None) -> None:
         self.gpu = gpu
@@ -43,6 +44,7 @@ class Memory:
         self.born = gpu.machine.selected.call  # the call that made it: a Python instruction or a node of a backward
         self.kept = kept
         self.loan: Loan | None = None  # to other processes
+        self.storage: weakref.ref[torch.UntypedStorage] | None = None  # where the garbage collector does not tell of it
         self.place: Place | None = None  # who has touched it, once that is watched (labkit.vgpu.order)
         # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
         self.written = gpu.default_stream.count + 1 if watcher is None else 0

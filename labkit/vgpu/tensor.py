@@ -5,6 +5,9 @@ Python sees a tensor on cuda:k. What makes it one is the `Memory` that hangs on 
 the block of the allocator, which goes back when the storage dies.
 """
 
+import ctypes
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -266,6 +269,35 @@ def hang(memory: Memory, storage: torch.UntypedStorage) -> None:
     """Make this the storage of such memory."""
     storage.__class__ = VirtualStorage
     storage.memory = memory
+    if _GARBAGE_LOSES_MEMORY:
+        _untrack(storage)
+        memory.storage = weakref.ref(storage)
+
+
+def _garbage_loses_memory() -> bool:
+    """Does Python's garbage collector take the attributes of a storage that a cycle held, though C++ goes on with it?
+
+    Where torch is older (2.6 does, 2.11 does not) it must not see the storages of virtual GPUs: their memory would be freed under way,
+    and PyTorch fails over some of them ("owns_pyobj() INTERNAL ASSERT").
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        plain = torch.empty(1)
+        _storage_of(plain).mark = True
+        cycle: list[Any] = [_storage_of(plain)]
+        cycle.append(cycle)
+        del cycle
+        gc.collect(0)
+        return not hasattr(_storage_of(plain), "mark")
+    finally:
+        if collects:
+            gc.enable()
+
+
+_GARBAGE_LOSES_MEMORY = _garbage_loses_memory()
+_untrack = ctypes.pythonapi.PyObject_GC_UnTrack
+_untrack.argtypes, _untrack.restype = [ctypes.py_object], None
 
 
 def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:

@@ -100,6 +100,7 @@ def test_set_refuses_a_storage_of_another_device(device):
     x = torch.ones(10, device="cuda")
     with pytest.raises(RuntimeError, match=f'on device "cuda:0" to a storage on different device "{device}"'):
         x.set_(torch.zeros(10, device=device).untyped_storage(), 0, (10,))
+    assert (x.untyped_storage().device, x.sum().item(), allocated()) == (x.device, 10, 512)
 
 
 def test_tensors_without_elements_take_no_memory():
@@ -123,6 +124,18 @@ def test_reference_cycles_give_their_memory_back_when_collected():
     finally:
         gc.enable()
     gc.collect()
+    assert allocated() == 0
+
+
+def test_a_storage_in_garbage_keeps_its_memory_while_a_tensor_is_on_it():
+    x = torch.ones(1000, device="cuda")
+    cycle: list = [x.untyped_storage()]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert allocated() == KIB4
+    assert (x.untyped_storage().device, x.sum().item()) == (x.device, 1000)
+    del x
     assert allocated() == 0
 
 
