@@ -8,17 +8,48 @@ themselves. Which operator does what stands in PyTorch's own native_functions.ya
 
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from labkit.source_lines import is_users
+
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 NAMES_ARGUMENT_FIRST = VERSION >= (2, 8)  # "got mat2 is on cpu, different from other tensors on cuda:0"
 ADVISES = VERSION >= (2, 9)  # where to read about a CUDA error
 AcceleratorError: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)  # its own class from torch 2.8 on
+
+
+def leave_out_the_kit(error: Exception) -> None:
+    """Take the calls inside the kit that the error came through out of its traceback: CUDA's has none, and they would hold tensors.
+
+    They stay where code of the user's is among them, and in Python's development mode (`python -X dev`), for the kit's own makers.
+    """
+    call = error.__traceback__
+    while call is not None:
+        if sys.flags.dev_mode or is_users(call.tb_frame.f_code.co_filename):
+            return
+        call = call.tb_next
+    error.__traceback__ = None  # a bare `raise` adds no line of its own to it
+
+
+def outermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that users call: its errors leave out the kit."""
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            leave_out_the_kit(error)
+            raise
+
+    return called
+
 
 # Errors of CUDA itself
 

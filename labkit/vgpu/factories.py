@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from labkit.vgpu import hardware
+from labkit.vgpu.errors import outermost
 from labkit.vgpu.moves import to_device
 from labkit.vgpu.pinned import pinned
 from labkit.vgpu.tensor import VirtualTensor, empty, tensors, unsupported
@@ -71,6 +72,7 @@ def _chosen_device(device: Any) -> Any:
     return next((mode.device for mode in modes if isinstance(mode, torch.utils._device.DeviceContext)), "cpu")
 
 
+@outermost
 def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> torch.Tensor:
     if type(data) is VirtualTensor:
         warnings.warn(_COPY_CONSTRUCT, stacklevel=2)
@@ -81,6 +83,7 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
     return made.requires_grad_() if requires_grad else made  # inside torch.func even requires_grad_(False) is refused
 
 
+@outermost
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
     if isinstance(data, torch.Tensor):
         return data.to(device=data.device if device is None else device, dtype=data.dtype if dtype is None else dtype)
@@ -100,6 +103,7 @@ def new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any 
 def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A factory of torch that also takes a GPU's number as `device`, and `pin_memory`."""
 
+    @outermost
     @wraps(factory)
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
         if isinstance(kwargs.get("device"), int):
@@ -116,6 +120,7 @@ def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
 def made_on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A factory whose result is made on the CPU and moved to the device that was asked for."""
 
+    @outermost
     @wraps(factory)
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
         device = _chosen_device(kwargs.pop("device", None))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.vgpu import backward, costs, hardware
+from labkit.vgpu import backward, costs, errors, hardware
 from labkit.vgpu.copies import move
 from labkit.vgpu.hardware import Gpu, Machine
 from labkit.vgpu.operators import matrix_work, refuse_waiting
@@ -40,32 +40,36 @@ class HostOperators(TorchDispatchMode):
         return False  # torch would wrap __torch_dispatch__ against torch.compile, which costs and hides the calling frame
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if self.turns.several:
-            self.turns.take()
-        selected = self.machine.selected
-        task = _graph_task()
-        if task == -1:
-            frame = sys._getframe(1)
-            while frame.f_code.co_name in _OF_MODES:
-                frame = frame.f_back
-            call: tuple = (id(frame), frame.f_lasti)
-        else:
-            node = _node()
-            call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
-            selected.visit(task)
-        if VirtualTensor in types:
-            if hardware.watcher is not None:
-                backward.follow(self.machine, node if task != -1 else None, args)
-            selected.call = call
-            if selected.waiting == call:
-                for x in written(func, args, kwargs or {}):
-                    refuse_waiting(x)
-                args = adopt(args)
-            result = VirtualTensor.__torch_dispatch__(func, types, args, kwargs)
-            if task != -1:
-                selected.places.add(selected.gpu)
-            return result
-        return self._on_host(_ZEROS if func is _SYMBOLIC_ZEROS else func, types, args, kwargs or {}, call)
+        try:
+            if self.turns.several:
+                self.turns.take()
+            selected = self.machine.selected
+            task = _graph_task()
+            if task == -1:
+                frame = sys._getframe(1)
+                while frame.f_code.co_name in _OF_MODES:
+                    frame = frame.f_back
+                call: tuple = (id(frame), frame.f_lasti)
+            else:
+                node = _node()
+                call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
+                selected.visit(task)
+            if VirtualTensor in types:
+                if hardware.watcher is not None:
+                    backward.follow(self.machine, node if task != -1 else None, args)
+                selected.call = call
+                if selected.waiting == call:
+                    for x in written(func, args, kwargs or {}):
+                        refuse_waiting(x)
+                    args = adopt(args)
+                result = VirtualTensor.__torch_dispatch__(func, types, args, kwargs)
+                if task != -1:
+                    selected.places.add(selected.gpu)
+                return result
+            return self._on_host(_ZEROS if func is _SYMBOLIC_ZEROS else func, types, args, kwargs or {}, call)
+        except (IndexError, RuntimeError) as error:
+            errors.leave_out_the_kit(error)
+            raise
 
     def _on_host(self, func: Any, types: Any, args: tuple, kwargs: dict, call: tuple) -> Any:
         """An operator without device tensors: on the CPU, or a factory."""

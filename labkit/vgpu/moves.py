@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from labkit.vgpu import costs, hardware
 from labkit.vgpu.copies import move
+from labkit.vgpu.errors import outermost
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.pinned import is_pinned, pinned
 from labkit.vgpu.tensor import VirtualStorage, VirtualTensor, hollow
@@ -59,6 +60,7 @@ def to_device(
     return move(tensor, gpu, dtype, non_blocking, memory_format)
 
 
+@outermost
 def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """`Tensor.to` in all its forms: (dtype), (device), (device, dtype), (other), each with non_blocking, copy and memory_format."""
     machine = hardware.machine()
@@ -89,6 +91,7 @@ def get_device(tensor: torch.Tensor) -> int:
     return tensor.get_device()
 
 
+@outermost
 def cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> torch.Tensor:
     gpu = hardware.machine().gpu(device)
     if gpu is None:
@@ -96,6 +99,7 @@ def cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, mem
     return to_device(self, gpu, non_blocking=non_blocking, memory_format=memory_format)
 
 
+@outermost
 def cpu(self: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
     return to_device(self, None, memory_format=memory_format)
 

@@ -3,6 +3,9 @@
 import json
 import mmap
 import re
+import subprocess
+import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,3 +166,51 @@ def test_cpu_errors_stay_the_cpu_s():
         torch.ones(3)[torch.tensor([7])]
     with pytest.raises(RuntimeError, match="m1 and m2|mat1 and mat2"):
         torch.ones(2, 2) @ torch.ones(2, 2).half()
+
+
+def calls(error: BaseException) -> list[str]:
+    """The files of the calls that the error came through."""
+    return [Path(call.filename).name for call in traceback.extract_tb(error.__traceback__)]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "torch.zeros(1 << 40, device='cuda')",
+        "torch.tensor([1.0], device='cuda:9')",
+        "torch.ones(2).cuda(9)",
+        "torch.ones(2).to('cuda:9')",
+        "torch.ones(2, 2, device='cuda') @ torch.ones(2, 2)",
+        "torch.ones(2, device='cuda')[2]",
+    ],
+)
+def test_a_traceback_ends_in_the_users_code(code):
+    with pytest.raises((IndexError, RuntimeError)) as caught:
+        eval(compile(code, "<string>", "eval"), NAMES)
+    assert calls(caught.value) == ["test_errors.py", "<string>"]
+
+
+def test_a_traceback_through_the_users_own_code_is_whole():
+    class Twice(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is torch.neg:
+                raise ValueError("mine")
+            return func(*args, **(kwargs or {}))
+
+    with Twice(), pytest.raises(ValueError, match="mine") as caught:
+        torch.neg(torch.ones(2, device="cuda"))
+    assert calls(caught.value) == ["test_errors.py", "test_errors.py"]
+
+    @torch.library.custom_op("labkit_tests::fails", mutates_args=())
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine") as caught:
+        fails(torch.ones(2, device="cuda"))
+    assert calls(caught.value)[0] == calls(caught.value)[-1] == "test_errors.py"
+
+
+def test_the_makers_of_the_kit_see_all_of_it():
+    code = "import labkit, torch\nlabkit.use(virtual=True, quiet=True)\ntorch.zeros(1 << 40, device='cuda')"
+    run = subprocess.run([sys.executable, "-X", "dev", "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert "OutOfMemoryError" in run.stderr and str(Path(errors.__file__).parent) in run.stderr
