@@ -161,5 +161,6 @@ def test_a_profiler_that_nobody_asked_for_the_gpu_does_not_warn_of_it(monkeypatc
     """Where PyTorch's profiler knows a real GPU, it is of both by default."""
     both = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
     monkeypatch.setattr(torch.autograd, "_supported_activities", lambda: both)
-    with labkit.use(gpus=1, virtual=True, quiet=True), torch.profiler.profile():
+    with labkit.use(gpus=1, virtual=True, quiet=True), torch.profiler.profile() as profile:
         pass
+    assert profile.activities == {torch.profiler.ProfilerActivity.CPU} and torch.autograd._supported_activities() == both
