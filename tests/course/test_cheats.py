@@ -321,7 +321,7 @@ def test_no_process_stays_when_a_sandbox_is_closed(strong_wall):
     box = sandbox.Sandbox(strong_wall, LIMITS)
     with box.run() as run:
         run.ask({"cells": [], "random": 1, "seconds": 1}, 10)
-        children = subprocess.run(["ps", "-e", "-o", "args"], capture_output=True, text=True).stdout
+        children = subprocess.run(["ps", "-e", "-ww", "-o", "args"], capture_output=True, text=True).stdout
         mark = f"labkit.course.nursery {box.fileno()}"
     assert "labkit.course.nursery" in children, mark
     pid = box._process.pid
