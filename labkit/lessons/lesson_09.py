@@ -144,11 +144,11 @@ def _close(got: Plain, due: Plain) -> bool:
 
 
 def draw_prediction(generator: random.Random) -> Plain:
-    """A model in each mode, in either order."""
+    """A model in each mode, in either order. No rest of one row: in training mode BatchNorm would refuse it."""
     rows = generator.randint(100, 200)
     modes = generator.sample([True, False], k=2)
     return [
-        {"seed": generator.randrange(1 << 30), "rows": rows, "batch": 8 * rows + generator.randint(1, 50), "training": m} for m in modes
+        {"seed": generator.randrange(1 << 30), "rows": rows, "batch": 8 * rows + generator.randint(2, 50), "training": m} for m in modes
     ]
 
 

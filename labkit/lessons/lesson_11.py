@@ -160,7 +160,9 @@ def observe_training(answer: Any, inputs: Plain) -> Plain:
     maker = torch.Generator().manual_seed(inputs["seed"])
     features = inputs["features"]
     weight, bias = torch.randn(1, features, generator=maker), torch.randn(1, generator=maker)
-    batches = [(torch.randn(16, features, generator=maker), torch.randn(16, 1, generator=maker)) for _ in range(inputs["batches"])]
+    # The targets grow, so that no single loss is near the mean of all.
+    scales = range(1, 1 + inputs["batches"])
+    batches = [(torch.randn(16, features, generator=maker), scale * torch.randn(16, 1, generator=maker)) for scale in scales]
     due_model, model = nn.Linear(features, 1), nn.Linear(features, 1)
     for linear in (due_model, model):
         with torch.no_grad():
