@@ -257,7 +257,8 @@ def set_storage(func: Any, args: tuple, kwargs: dict) -> Any:
     gpu = args[0]._gpu
     source = args[1] if len(args) > 1 else None
     storage = source.untyped_storage() if isinstance(source, torch.Tensor) else source
-    if storage is not None and storage.nbytes() and (storage.device.type != "cuda" or storage.memory.gpu is not gpu):
+    memory = getattr(storage, "memory", None)
+    if storage is not None and (storage.nbytes() > 0 if memory is None else memory.gpu is not gpu):
         raise RuntimeError(
             f'Attempted to set the storage of a tensor on device "{gpu.device}" to a storage on different device "{storage.device}".  '
             "This is no longer allowed; the devices must match."

@@ -283,7 +283,7 @@ def _garbage_loses_memory() -> bool:
     collects = gc.isenabled()
     gc.disable()
     try:
-        plain = torch.empty(1)
+        plain = torch.empty(1, device="cpu")
         _storage_of(plain).mark = True
         cycle: list[Any] = [_storage_of(plain)]
         cycle.append(cycle)

@@ -103,6 +103,16 @@ def test_set_refuses_a_storage_of_another_device(device):
     assert (x.untyped_storage().device, x.sum().item(), allocated()) == (x.device, 10, 512)
 
 
+def test_set_takes_an_empty_storage_of_the_cpu_and_of_its_own_gpu():
+    x = torch.ones(10, device="cuda")
+    with pytest.raises(RuntimeError, match='different device "cuda:1"'):
+        x.set_(torch.empty(0, device="cuda:1"))
+    for source in (torch.empty(0), torch.empty(0, device="cuda"), None):
+        x = torch.ones(10, device="cuda")
+        x.set_(*([] if source is None else [source.untyped_storage()]))
+        assert (x.device.type, x.untyped_storage().device, allocated()) == ("cuda", torch.device("cuda:0"), 0)
+
+
 def test_tensors_without_elements_take_no_memory():
     x = torch.empty(0, 5, device="cuda")
     assert (allocated(), x.data_ptr(), (x + 1).shape, x.sum().item()) == (0, 0, (0, 5), 0)
