@@ -123,7 +123,6 @@ class CudaSource:
         self._wants_frees = frees
         self._used: list[tuple[float, int, int]] = []
         self._relies = False  # on the history that a recording switched on
-        self._knows_frees = True  # of frees, too; where it takes none, PyTorch tells a free with the stack of the allocation
         self._ended = threading.Event()
         self._watching = ExitStack()  # what ends the thread and its session with NVML
 
@@ -140,7 +139,6 @@ class CudaSource:
                     torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=self._most)
                 CudaSource._recording += 1
                 self._relies = True
-                self._knows_frees = CudaSource._has_frees
         before = torch.cuda.memory._snapshot()
         self._segments = from_snapshot(before["segments"], self._stack)
         self._kept = [len(entries) for entries in before["device_traces"]]
@@ -201,7 +199,9 @@ class CudaSource:
         action = ACTION_OF[entry["action"]]
         address = entry["device_free"] if action == OOM else entry["addr"]
         seconds = max(0.0, entry["time_us"] * 1e-6 - self._start * 1e-9)
-        stack = self._stack(entry.get("frames") or []) if self._knows_frees or action in _TAKING else 0
+        # Where the history takes no stacks of frees, PyTorch tells a free with the stack of the allocation.
+        known = action in _TAKING or not self._relies or CudaSource._has_frees
+        stack = self._stack(entry.get("frames") or []) if known else 0
         return Event(seconds, device, entry["stream"], action, address, 0, entry["size"], stack)
 
     def _stack(self, frames: list[dict]) -> int:
