@@ -23,9 +23,6 @@ SMALL = 4  # the small tile, of half the rows and columns, is so many times smal
 # Longer sums are split among multiprocessors that would be idle (cuBLAS calls it split-K). Assumed: the measured square products do
 # not show where it begins.
 SPLIT_TERMS = 4096
-# Of a product's rate, what kernels reach that are made of products and more: convolutions, attention, recurrent layers. On an H100,
-# 335 TFLOP/s of attention in 16-bit formats (Dao, FlashAttention-2, 2023) beside some 790 of products.
-COMPOSED = 0.42
 # A thread of a memory-bound kernel has one vector of 16 bytes under way: so many threads are busy, if there are as many bytes.
 VECTOR_BYTES = 16
 # A pageable copy goes through a pinned staging buffer; its first piece has to be there before the copy engine can start.
@@ -51,6 +48,12 @@ def kernel_seconds(
     except KeyError:
         raise ValueError(f"no rate for the format {format!r}; choose one of {', '.join(TILES)}") from None
     return profile.kernel_minimum_seconds + max(memory, arithmetic)
+
+
+def further_seconds(profile: Profile, clocks: float, serial: float, around: float) -> float:
+    """Device seconds beyond the roofline: see `kernels.Work`."""
+    instructions = (clocks / profile.multiprocessors + serial) / (1e3 * profile.sm_clock_khz)
+    return instructions + around / (profile.memory_bytes_per_second * profile.memory_efficiency)
 
 
 def _vector_flops(profile: Profile, format: str) -> float:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from labkit.vgpu import composed, copies, footprint, hardware, operators
+from labkit.vgpu import composed, copies, footprint, hardware, operators, products
 from labkit.vgpu.schemas import returns_views, writes, written
 from labkit.vgpu.tensor import VirtualTensor, mark_written, unsupported
 
@@ -75,7 +75,7 @@ def _chosen(func: Any) -> footprint.Handler:
         return composed.composite
     if func.namespace != "aten" and composed.is_written_in_python(func):
         return composed.in_python
-    if name in operators.PRODUCTS:
+    if name in products.PRODUCTS:
         return operators.product
     arguments = {argument.name for argument in func._schema.arguments}
     if "generator" in arguments:

@@ -172,19 +172,29 @@ class Gpu:
 
     # time
 
-    def launch(self, bytes_moved: int, flops: float = 0, format: str = "float32", outputs: int = 0, name: str = "kernel") -> None:
-        """Queue a kernel on the calling thread's current stream; `name` is that of the operator."""
+    def launch(
+        self,
+        bytes_moved: float,
+        flops: float = 0,
+        format: str = "float32",
+        outputs: int = 0,
+        clocks: float = 0.0,
+        serial: float = 0.0,
+        around: float = 0.0,
+        name: str = "kernel",
+    ) -> None:
+        """Queue a kernel, which does what `kernels.Work` says, on the calling thread's current stream; `name` is the operator's."""
         if self.fault is not None:
             self.notice()
         profile, machine = self.profile, self.machine
         overhead = profile.launch_seconds + (profile.product_seconds if flops else 0.0)
-        if flops and not outputs:  # neither a product alone: a convolution, attention or a recurrent layer
-            flops /= costs.COMPOSED
         if torch._C._current_graph_task_id() != -1:
             overhead += profile.backward_seconds
         elif machine.turns.several:
             overhead = max(overhead, machine.handing_over())  # the lock is free while the launch is made
         seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=flops > 0, outputs=outputs)
+        if clocks or serial or around:
+            seconds += costs.further_seconds(profile, clocks, serial, around)
         share = 1.0  # whom should a program with one stream make room for?
         if len(self.streams) > 1:
             share = costs.share(profile, bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs)

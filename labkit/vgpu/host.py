@@ -9,8 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from labkit.vgpu import backward, costs, errors, hardware
 from labkit.vgpu.copies import move
 from labkit.vgpu.hardware import Gpu, Machine
-from labkit.vgpu.operators import matrix_work, refuse_waiting
+from labkit.vgpu.operators import refuse_waiting
 from labkit.vgpu.pinned import pinned
+from labkit.vgpu.products import matrix_work
 from labkit.vgpu.schemas import written
 from labkit.vgpu.tensor import VirtualTensor, tensors
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import footprint, hardware
+from labkit.vgpu import footprint, hardware, kernels
 from labkit.vgpu.errors import different_devices, not_implemented
 from labkit.vgpu.generators import chosen
 from labkit.vgpu.half import KERNELS
@@ -31,17 +31,9 @@ from labkit.vgpu.tensor import (
 )
 from labkit.vgpu.without_values import infer, loses_values, on_meta
 
-# Matrix products: the argument positions of the two factors.
-PRODUCTS = {
-    "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "vdot": (0, 1),
-    "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "baddbmm_": (1, 2), "addmv": (1, 2), "addmv_": (1, 2),
-}  # fmt: skip
-# Operators that read of their first argument no more than they return.
-PICKS = {"embedding", "index_select", "gather", "take"}
 # The names that CUDA gives the kernels it does not have for integers.
 INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "dot": "dot", "vdot": "vdot"}
 INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
-FORMATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 
 # Devices
 
@@ -83,7 +75,7 @@ def mixed(func: Any, args: tuple, kwargs: dict) -> Any:
     return run(func, args, kwargs, gpu, moved)
 
 
-def run(func: Any, args: tuple, kwargs: dict, gpu: Gpu, moved: int, flops: float = 0, format: str = "float32", outputs: int = 0) -> Any:
+def run(func: Any, args: tuple, kwargs: dict, gpu: Gpu, moved: int) -> Any:
     if loses_values(func, args, kwargs, gpu):
         result = infer(func, args, kwargs, gpu)
     else:
@@ -94,11 +86,7 @@ def run(func: Any, args: tuple, kwargs: dict, gpu: Gpu, moved: int, flops: float
     rule = footprint.TEMPORARIES.get(name)
     if rule is not None:
         gpu.scratch(rule(func, args, kwargs, result))
-    for x in tensors(result):
-        moved += x.numel() * x.itemsize
-        if name in PICKS:
-            moved += (x.numel() - args[0].numel()) * x.itemsize
-    gpu.launch(moved, flops, format, outputs, name)
+    gpu.launch(*kernels.work(func, args, kwargs, result, moved), name=name)
     return result
 
 
@@ -119,30 +107,7 @@ def product(func: Any, args: tuple, kwargs: dict) -> Any:
     if not (dtype.is_floating_point or dtype.is_complex):
         kernel = INTEGER_PRODUCT.get(func._schema.name.removeprefix("aten::"), "addmm_cuda")
         raise not_implemented(kernel, dtype)
-    work = matrix_work(func, args)
-    flops, outputs = work if work is not None else (0, 0)
-    return run(func, args, kwargs, gpu, moved, flops, product_format(dtype), outputs)
-
-
-def product_format(dtype: torch.dtype) -> str:
-    """The format in which cuBLAS multiplies."""
-    return FORMATS.get(dtype, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32")
-
-
-def cudnn_format(dtype: torch.dtype) -> str:
-    """The format in which cuDNN multiplies: unless told otherwise, it takes float32 for tf32."""
-    return FORMATS.get(dtype, "tf32" if torch.backends.cudnn.allow_tf32 else "float32")
-
-
-def matrix_work(func: Any, args: tuple) -> tuple[int, int] | None:
-    """Floating-point operations and output elements of a matrix product; None for another operator."""
-    positions = PRODUCTS.get(func._schema.name.removeprefix("aten::"))
-    if positions is None:
-        return None
-    left, right = args[positions[0]], args[positions[1]]
-    terms = left.shape[-1]
-    outputs = left.numel() // max(terms, 1) * (right.shape[-1] if right.dim() > 1 else 1)
-    return 2 * outputs * terms, outputs
+    return run(func, args, kwargs, gpu, moved)
 
 
 # Operators with rules of their own

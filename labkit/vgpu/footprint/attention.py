@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch._C import _DisableTorchDispatch
 from torch.autograd.function import once_differentiable
 
-from labkit.vgpu import footprint, operators
-from labkit.vgpu.footprint.sequence import Out, Plan, bytes_of, perform, play
+from labkit.vgpu import footprint, operators, products
+from labkit.vgpu.footprint.sequence import Out, Plan, perform, play
 from labkit.vgpu.hardware import Gpu
+from labkit.vgpu.kernels import bytes_of
 from labkit.vgpu.tensor import VirtualTensor, empty, hollow, memory_of
 
 aten = torch.ops.aten
@@ -182,9 +183,7 @@ class Attention(torch.autograd.Function):
                     kept = torch.empty_like(p).bernoulli_(1 - dropout, generator=gpu.generator.next_draws(p.numel())).div_(1 - dropout or 1)
                     p = p * kept
                 aten.copy_.default(out, p @ values)
-        terms = 2 * prod(q.shape) * k.shape[2]
-        flops, format = terms + 2 * prod(out.shape) * k.shape[2], operators.product_format(q.dtype)
-        gpu.launch(sum(map(bytes_of, (q, k, v, out))), flops, format, name="attention")
+        gpu.launch(*products.attention(q, k, v, causal), name="attention")
         if needs:
             ctx.save_for_backward(mask, k, q, v, sums, out, *seeds)
             ctx.settings = causal, scale, chosen, kept, mask is not None and ctx.needs_input_grad[3]
@@ -213,8 +212,7 @@ class Attention(torch.autograd.Function):
                 for x, value in zip((*grads, bias), results, strict=True):
                     if x is not None:
                         aten.copy_.default(x, value)
-        flops, format = 10 * prod(q.shape) * k.shape[2], operators.product_format(q.dtype)
-        gpu.launch(2 * sum(map(bytes_of, (q, k, v, out))), flops, format, name="attention_backward")
+        gpu.launch(*products.attention(q, k, v, causal, backward=True), name="attention_backward")
         return *grads, bias, None, None, None, None
 
 

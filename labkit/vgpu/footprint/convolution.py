@@ -9,7 +9,6 @@ Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convoluti
 """
 
 import json
-from collections.abc import Sequence
 from functools import lru_cache
 from math import log, prod
 from pathlib import Path
@@ -19,7 +18,8 @@ import torch
 
 from labkit.vgpu import footprint, operators
 from labkit.vgpu.footprint import reductions
-from labkit.vgpu.footprint.sequence import Out, Plan, bytes_of, perform
+from labkit.vgpu.footprint.sequence import Out, Plan, perform
+from labkit.vgpu.kernels import bytes_of
 
 Tensor = torch.Tensor
 OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
@@ -128,13 +128,13 @@ def convolution(func: Any, args: tuple, kwargs: dict) -> Any:
     x, weight, _, stride, padding, dilation, transposed, _, groups = args
     if kwargs or not _takes(x):
         return operators.compute(func, args, kwargs)
-    gpu, moved = operators.common_gpu(args, kwargs)
+    operators.common_gpu(args, kwargs)
 
     def plan(outputs: list[Any]) -> Plan:
         space = figures(x, bytes_of(outputs[0]), weight, stride, padding, dilation, transposed, groups)[OUTPUT]
         return Out(0), space, -space
 
-    return perform(func, args, kwargs, plan, gpu, moved, flops=_flops(x, weight, transposed, _extent(x, weight, stride, padding, dilation)))
+    return perform(func, args, kwargs, plan)
 
 
 @footprint.handles("convolution_backward")
@@ -143,7 +143,7 @@ def convolution_backward(func: Any, args: tuple, kwargs: dict) -> Any:
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = args
     if kwargs or not _takes(x):
         return operators.compute(func, args, kwargs)
-    gpu, moved = operators.common_gpu(args, kwargs)
+    operators.common_gpu(args, kwargs)
     spaces = figures(x, bytes_of(grad), weight, stride, padding, dilation, transposed, groups)
     own_kernels = groups == x.shape[1] > 1 and not any(spaces)  # PyTorch's for depthwise convolutions: the weight's gradient comes first
     copy = 0 if grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last) else bytes_of(grad)
@@ -157,16 +157,4 @@ def convolution_backward(func: Any, args: tuple, kwargs: dict) -> Any:
         sums = reductions.staging(grad, dims, reductions.sum_bytes(grad.dtype))
         steps += [Out(2), *sums, *(-size for size in reversed(sums))]
     steps.append(-copy)
-    flops = _flops(x, weight, transposed, grad.shape[2:]) * (mask[0] + mask[1])
-    return perform(func, args, kwargs, lambda outputs: tuple(steps), gpu, moved, flops=flops)
-
-
-def _extent(x: Tensor, weight: Tensor, *settings: Sequence[int]) -> list[int]:
-    """The output's, without batch and channels: stride, padding and dilation have an entry a dimension, or one for all."""
-    sizes = zip(x.shape[2:], weight.shape[2:], *(list(s) * (x.dim() - 2 if len(s) == 1 else 1) for s in settings), strict=True)
-    return [(n + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for n, k, stride, padding, dilation in sizes]
-
-
-def _flops(x: Tensor, weight: Tensor, transposed: bool, extent: Sequence[int]) -> int:
-    """Floating-point operations: every output position has all weights, or every input position, of a transposed convolution."""
-    return 2 * x.shape[0] * prod(x.shape[2:] if transposed else extent) * weight.numel()
+    return perform(func, args, kwargs, lambda outputs: tuple(steps))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import footprint, operators, without_values
+from labkit.vgpu import footprint, kernels, operators, without_values
 from labkit.vgpu.footprint import composes, handles, temporaries
 from labkit.vgpu.footprint.reductions import contiguous_staging, staging, sum_bytes
 from labkit.vgpu.footprint.sequence import OUT, perform
@@ -32,9 +32,7 @@ def evaluate(func: Any, args: tuple, kwargs: dict, values: Callable[[], Any]) ->
         with _DisableTorchDispatch():
             result = values()
         result = wrap_all(result, gpu)
-    for x in operators.tensors(result):
-        moved += x.numel() * x.itemsize
-    gpu.launch(moved, name=func._schema.name.removeprefix("aten::"))
+    gpu.launch(*kernels.work(func, args, kwargs, result, moved), name=func._schema.name.removeprefix("aten::"))
     return result
 
 
@@ -252,7 +250,7 @@ def _swapped(func: Any, args: tuple, kwargs: dict) -> Any:
                 mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=gpu.generator.next_draws(x.numel()))
                 output = x.mul(mask).mul_(1 / (1 - p))
         mask, output = wrap_all((mask, output), gpu)
-    gpu.launch(2 * moved + mask.numel(), name="native_dropout")
+    gpu.launch(*kernels.work(func, args, kwargs, (output, mask), moved), name="native_dropout")
     return mask, output
 
 

@@ -5,12 +5,13 @@ cuda/layer_norm_kernel.cu (layer and RMS norm), cuda/group_norm_kernel.cu. Held 
 CUDA 13.0). An estimate: cuDNN's workspace for batch norm in channels-last order, which it chooses by itself, counts as none.
 """
 
+from math import prod
 from typing import Any
 
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import operators, without_values
+from labkit.vgpu import kernels, operators, without_values
 from labkit.vgpu.footprint import composes, handles, temporaries
 from labkit.vgpu.footprint.elementwise import contiguous_copies, evaluate
 from labkit.vgpu.footprint.reductions import sum_bytes
@@ -127,7 +128,7 @@ class _RmsNorm(torch.autograd.Function):
             accumulated = torch.float32 if x.dtype in _LOW else x.dtype
             return torch.empty(x.shape, dtype=x.dtype, device="meta"), torch.empty(statistics, dtype=accumulated, device="meta")
 
-        output, rstd = _fused("rms_norm", values, shapes, x, weight)
+        output, rstd = _fused("rms_norm", prod(rows), values, shapes, x, weight)
         ctx.save_for_backward(x, weight, rstd)
         ctx.shape, ctx.epsilon = shape, epsilon
         return output
@@ -158,11 +159,11 @@ class _RmsNorm(torch.autograd.Function):
                 torch.empty(v.shape, dtype=v.dtype, device="meta") if wanted else None for v, wanted in zip((x, weight), wants, strict=True)
             )
 
-        into_x, into_weight = _fused("rms_norm_backward", values, shapes, gradient, x, weight, rstd)
+        into_x, into_weight = _fused("rms_norm_backward", rstd.numel(), values, shapes, gradient, x, weight, rstd)
         return into_x, None, into_weight, None
 
 
-def _fused(name: str, values: Any, shapes: Any, *inputs: torch.Tensor | None) -> Any:
+def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor | None) -> Any:
     """The results of one kernel: of `values`, or of the shapes alone where values are not kept."""
     gpu: Gpu
     gpu, moved = operators.common_gpu(inputs, {})
@@ -172,7 +173,9 @@ def _fused(name: str, values: Any, shapes: Any, *inputs: torch.Tensor | None) ->
         with _DisableTorchDispatch():
             results = values()
         results = wrap_all(results, gpu)
-    gpu.launch(moved + sum(x.numel() * x.itemsize for x in operators.tensors(results)), name=name)
+    moved += sum(x.numel() * x.itemsize for x in operators.tensors(results))
+    work = kernels.of_rows_backward if name.endswith("backward") else kernels.of_rows
+    gpu.launch(*work(inputs[0].numel(), rows, moved), name=name)
     return results
 
 
@@ -270,6 +273,7 @@ def batch_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
 
     if gpu.machine.hollow and not without_values.keeps_values(func, args, kwargs, gpu):
         results = without_values.infer(func, args, kwargs, gpu)
+        gpu.launch(*kernels.work(func, args, kwargs, results, operators.common_gpu(args, kwargs)[1]), name="native_batch_norm_backward")
     else:
         into_weight, into_bias, into_x = evaluate(func, args, kwargs, values)
         results = into_x, into_weight, into_bias

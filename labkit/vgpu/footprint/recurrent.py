@@ -18,11 +18,12 @@ import torch
 from torch._C import _DisableTorchDispatch
 from torch.autograd.function import once_differentiable
 
-from labkit.vgpu import footprint, operators
+from labkit.vgpu import footprint, operators, products
 from labkit.vgpu.footprint.attention import HALF, scratch_tensor
 from labkit.vgpu.footprint.cells import plain_values
 from labkit.vgpu.footprint.sequence import play
 from labkit.vgpu.hardware import Gpu
+from labkit.vgpu.kernels import bytes_of
 from labkit.vgpu.tensor import VirtualTensor, empty, wrap
 from labkit.vgpu.without_values import all_known
 
@@ -147,8 +148,8 @@ class Recurrent(torch.autograd.Function):
         kept = _with_workspace(gpu, space, reserve(setup, rows, hidden, item) if setup.train else 0)
         del turned
         inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), needs and setup.train)
-        flops = 2 * rows * sum(w.numel() for w in weights if w.dim() > 1)
-        gpu.launch(sum(y.numel() * y.itemsize for y in (x, out, *weights)), flops, operators.cudnn_format(x.dtype), name=setup.kind)
+        moved, total = sum(map(bytes_of, (x, out, *weights))), sum(w.numel() for w in weights if w.dim() > 1)
+        gpu.launch(*products.recurrent(moved, rows, total, out.numel() * GATES[setup.kind], x.dtype), name=setup.kind)
         if needs:
             if kept is not None:
                 kept.inner = inner  # so that it goes when the graph lets go of the reserve space
@@ -183,12 +184,8 @@ class Recurrent(torch.autograd.Function):
         del work, turned, flat
         _inner_gradients(kept.inner, grads, (dx, *states, *dws))
         zeros.clear()
-        gpu.launch(
-            2 * sum(y.numel() * y.itemsize for y in (x, out, *weights)),
-            4 * x.shape[0] * x.shape[1] * total,
-            operators.cudnn_format(x.dtype),
-            name=f"{setup.kind}_backward",
-        )
+        moved, rows = 2 * sum(map(bytes_of, (x, out, *weights))), x.numel() // x.shape[-1]
+        gpu.launch(*products.recurrent(moved, 2 * rows, total, 2 * out.numel() * GATES[setup.kind], x.dtype), name=f"{setup.kind}_backward")
         states = [y if needed else None for y, needed in zip(states, ctx.needs_input_grad[2:4], strict=False)]
         return None, dx if ctx.needs_input_grad[1] else None, states[0], states[1] if cx is not None else None, *dws
 

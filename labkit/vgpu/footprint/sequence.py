@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import operators, without_values
+from labkit.vgpu import kernels, operators, without_values
 from labkit.vgpu.half import KERNELS
 from labkit.vgpu.hardware import Gpu, Memory
 from labkit.vgpu.tensor import VirtualStorage, hollow, wrap
@@ -70,7 +70,6 @@ def perform(
     gpu: Gpu | None = None,
     moved: int = 0,
     kernel: Callable[..., Any] | None = None,
-    flops: float = 0,
 ) -> Any:
     """Run an operator that only returns new tensors, with the allocations of a plan, which is made when the results are known.
 
@@ -89,15 +88,5 @@ def perform(
     single = isinstance(raw, torch.Tensor)
     outputs = [raw] if single else list(raw)
     made = play(gpu, plan(outputs), outputs, known)
-    moved += sum(x.numel() * x.itemsize for x in made if isinstance(x, torch.Tensor))
-    name = func._schema.name.removeprefix("aten::")
-    if flops:
-        gpu.launch(moved, flops, operators.cudnn_format(args[0].dtype), name=name)
-    else:
-        gpu.launch(moved, name=name)
+    gpu.launch(*kernels.work(func, args, kwargs, made, moved), name=func._schema.name.removeprefix("aten::"))
     return made[0] if single else tuple(made)
-
-
-def bytes_of(x: torch.Tensor) -> int:
-    """Bytes of the elements."""
-    return x.numel() * x.itemsize
