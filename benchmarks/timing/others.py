@@ -3,7 +3,8 @@
 usage: python benchmarks/timing/others.py OUT.json      on a CUDA GPU, or under `labkit run --virtual-time --no-values`
 
 Milliseconds of each piece of work, in two groups. "gpu": kernels long enough to keep the GPU busy, from one CUDA event to another.
-"host": work bound by its launches, from the host's clock; it grows with the host's speed, so "host_add_us" tells that first.
+"host": work bound by its launches, from the host's clock; "host_add_us" tells how fast that host launches an operator. others.json is what
+it wrote on one H200, torch 2.11, driver 580.159.04, on a host of 32 cores.
 """
 
 import datetime
