@@ -117,7 +117,11 @@ def check(names: tuple[str, ...], real: bool) -> None:
     for name in names:
         assert seen[name] == EXPECTED[name]
     said = [line.partition("] ")[2] for line in complaints if not real or "CudaIPCTypes.cpp" in line]
-    assert said == [WARNING] * sum(name in WARNS for name in names)
+    expected = [WARNING] * sum(name in WARNS for name in names)
+    if real:  # where a child of another program ends before its memory has been given back here, it says so as well
+        assert set(said) <= {WARNING} and len(said) >= len(expected)
+    else:
+        assert said == expected
 
 
 @pytest.mark.parametrize("group", GROUPS)
