@@ -20,7 +20,7 @@ from torch import nn
 import labkit
 
 LAYERS = 8
-LAUNCH_BOUND = (1024, 512, 250)  # width, batch, steps timed at a stretch: half a second, in which a recording looks at NVML once
+LAUNCH_BOUND = (1024, 512, 50)  # width, batch, steps timed at a stretch
 BUSY = (8192, 8192, 3)
 HISTORY_LIMIT = 1.05  # of PyTorch's own history, on the step bound by launches, for memory alone
 PROFILER_LIMIT = 1.10  # of PyTorch's own profiler of CUDA alone, on the same step, for memory and timeline

@@ -68,7 +68,8 @@ def report(folder: Path) -> Iterable[Path]:
     What the folder has already of this machine, these versions and this day is kept: a report that was broken off goes on where it was.
     Where there is no real GPU, the pages of the reports in the folder are written anew, with what virtual GPUs say now.
 
-    Yields each file when it is whole. Raises RuntimeError where there is neither a real GPU nor a report, or the lessons are not there.
+    Yields each file when it is whole. Raises RuntimeError where there is neither a real GPU nor a report, or the lessons are not there;
+    ValueError where the folder holds another machine's report on another number of the same GPUs, which lives by the same recordings.
     """
     if machine.real_gpus():
         reports = [_on_this_machine(folder)]
@@ -93,7 +94,14 @@ def _on_this_machine(folder: Path) -> beside.Report:
     with machine.use(gpus, virtual=False, quiet=True) as used:
         origin = _origin(used, "--report")
     folder.mkdir(parents=True, exist_ok=True)
-    made = beside.Report(folder / f"report_{_model(used.name).lower()}_x{gpus}.json")
+    reports = f"report_{_model(used.name).lower()}_x"
+    made = beside.Report(folder / f"{reports}{gpus}.json")
+    for file in folder.glob(f"{reports}*.json"):
+        if file != made.file and _kind(beside.Report(file).origin) != _kind(origin):
+            raise ValueError(
+                f"{file} is of another machine, other versions or another day, and its recordings would be written over: "
+                "give another folder with --output"
+            )
     if made.origin != origin:
         made.origin, made.failures, made.outcomes = origin, {}, []
     return made

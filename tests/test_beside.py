@@ -78,6 +78,19 @@ def test_a_report_of_another_day_is_made_anew(pretended, tmp_path, monkeypatch):
     assert "2020" not in "".join(file.read_text() for file in tmp_path.glob("*_*.*"))
 
 
+def test_a_report_does_not_write_over_the_recordings_of_another_machine(pretended, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(beside, "virtually", lambda *asked: "not asked here")
+    list(measure.report(tmp_path))
+    made, other = tmp_path / "report_h200_x1.json", tmp_path / "report_h200_x4.json"
+    other.write_text(made.read_text().replace('"machine": "NVIDIA H200"', '"machine": "4x NVIDIA H200"'))
+    assert [file.name for file in measure.report(tmp_path)] == ["report_h200_x1.md"]  # the same machine on another number of its GPUs
+    other.write_text(other.read_text().replace('"cores": ', '"cores": 9'))
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert cli.main(["measure", "--report", "--output", str(tmp_path)]) == 2
+    assert f"{other} is of another machine" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
 def test_where_no_gpu_is_the_page_is_written_anew_beside_todays_virtual_gpus(pretended, monkeypatch, tmp_path):
     *_, page = measure.report(tmp_path)
     said = page.read_text()

@@ -14,7 +14,7 @@ from labkit.trace.events import ACTION_OF, ALLOC, OOM, SEGMENT_ALLOC, SEGMENT_MA
 from labkit.trace.replay import Segment, from_snapshot
 from labkit.vgpu.allocator.settings import UNLIMITED, Settings
 
-PERIOD = 0.5  # seconds between two looks at what a real GPU's memory is used for: the driver takes a millisecond or more for each
+PERIOD = 0.1  # seconds between two looks at what a real GPU's memory is used for
 # Counts of torch.cuda.memory_stats that rise by one with each event of the history.
 _TAKING = (ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, OOM)
 _COUNTS = ("allocation.all.allocated", "allocation.all.freed", "active.all.freed", "segment.all.allocated", "segment.all.freed")

@@ -16,7 +16,7 @@ def test_tensor_cores_speed_up_large_products_and_memory_halves_additions(like, 
     products, additions = (format_gain(result, operation, "float16") for operation in ("product", "addition"))
     assert products[8192] > 5 and products[256] < products[8192] / 2
     assert 1.8 < additions[8192] <= 2.0 and additions[256] < 1.3
-    assert format_gain(result, "product", "bfloat16")[8192] >= bfloat16_gain
+    assert format_gain(result, "product", "bfloat16")[8192] > bfloat16_gain - 1e-9
     assert result.recorded() is not None
 
 
