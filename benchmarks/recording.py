@@ -2,12 +2,13 @@
 
     python benchmarks/recording.py [ROUNDS]
 
-One step is bound by its launches, the other keeps the GPU busy. All sides take turns in one process, round by round, each round in another
-order; a ratio is the median over the rounds of both sides' times in the same round. Launches take a third more or less from one round to
-the next, so there are many, and the middle half of the rounds' ratios is printed too. Exits 1 when a ratio is above its limit, 2 where
-there is no CUDA GPU.
+One step is bound by its launches, the other keeps the GPU busy. All sides take turns in one process, round by round, shuffled anew for each
+round, for what one side leaves behind slows the next; a ratio is the median over the rounds of both sides' times in the same round.
+Launches take a third more or less from one round to the next, so there are many, and the middle half of the rounds' ratios is printed too.
+Exits 1 when a ratio is above its limit, 2 where there is no CUDA GPU.
 """
 
+import random
 import statistics
 import sys
 import time
@@ -80,10 +81,10 @@ def seconds_of(step: Callable[[], None], count: int) -> float:
 
 def measure(width: int, batch: int, count: int, sides: list[str], rounds: int) -> dict[str, list[float]]:
     """Seconds of one step on each side, round by round. Starting and ending a recording is not part of a step."""
-    step = training_step(width, batch)
+    step, order = training_step(width, batch), random.Random(0)
     times: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds + 1):
-        for side in sides[turn % len(sides) :] + sides[: turn % len(sides)]:
+        for side in order.sample(sides, len(sides)):
             with SIDES[side]():
                 step()
                 taken = seconds_of(step, count)
