@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from labkit.vgpu import footprint, hardware
+from labkit.vgpu import footprint, hardware, kernels
 from labkit.vgpu.hardware import Gpu
 from labkit.vgpu.operators import compute, refuse_waiting
 from labkit.vgpu.pinned import is_pinned, pinned
@@ -71,7 +71,10 @@ def _copy(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: G
             if here is None and not unknown:
                 order.to_host(source, target, gpu.stream)
     elif here is there:
-        here.copy("d2d", nbytes)
+        if source.shape == target.shape and source.stride() == target.stride():
+            here.copy("d2d", nbytes)
+        else:
+            here.launch(*kernels.laid_out(target, [source], 2 * nbytes), name="copy")
     else:
         # On the source's stream, which waits for the target's, and that one for the copy (copy_kernel_cuda, ATen/native/cuda/Copy.cu).
         an_event = 4 * there.profile.event_seconds  # made, recorded, waited for, destroyed

@@ -71,7 +71,7 @@ COMPARES = {"max", "min", "amax", "amin", "argmax", "argmin", "aminmax", "var", 
 
 def work(func: Any, args: tuple, kwargs: dict, result: Any, moved: int) -> Work:
     """What the operator's kernel does, whose tensor arguments have `moved` bytes in all."""
-    results = list(tensors(result))
+    results = [result] if type(result) is VirtualTensor else list(tensors(result))
     for x in results:
         moved += x.numel() * x.itemsize
     rule = _rule(func)
@@ -135,25 +135,37 @@ def drawing_from(func: Any, args: tuple, kwargs: dict, results: list[Tensor], mo
 
 
 def given_outputs(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: int) -> Work:
-    return Work(moved - sum(map(bytes_of, written(func, args, kwargs))))
+    return Work(moved - sum(map(bytes_of, _outputs(func, kwargs))))
 
 
 def pointwise(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: int) -> Work:
     """Operands that are of one type and lie in memory as the output does are read in vectors, all others one by one."""
     operands: list[Tensor] = []
-    for x in tensors(args, kwargs) if kwargs else tensors(args):
-        if any(x is other for other in operands):
-            moved -= bytes_of(x)  # read once
-        elif type(x) is VirtualTensor:
-            operands.append(x)
-    for argument in func._schema.arguments:
-        if argument.is_out and isinstance(given := kwargs.get(argument.name), Tensor):
-            moved -= bytes_of(given)
-            operands = [x for x in operands if x is not given]
-    if not operands or not results or any(x.layout is not torch.strided for x in (*operands, *results)):
+    for x in args:
+        if type(x) is VirtualTensor:
+            if x.layout is not torch.strided:
+                return Work(moved)
+            if operands and (x is operands[0] or x is operands[-1]):
+                moved -= bytes_of(x)  # read once
+            else:
+                operands.append(x)
+    if kwargs:
+        moved -= sum(map(bytes_of, _outputs(func, kwargs)))
+    if not operands or not results or results[0].layout is not torch.strided:
         return Work(moved)
-    one_type = func._schema.name.removeprefix("aten::") in CONVERTS or all(x.dtype is operands[0].dtype for x in operands)
-    return laid_out(results[0], operands, moved, one_type)
+    output, kind = results[0], operands[0].dtype
+    size, strides = output.shape, output.stride()
+    for x in operands:
+        if x.dtype is not kind or x.stride() != strides or x.shape != size:
+            one_type = func._schema.name.removeprefix("aten::") in CONVERTS or all(x.dtype is kind for x in operands)
+            return laid_out(output, operands, moved, one_type)
+    return Work(moved)
+
+
+def _outputs(func: Any, kwargs: dict) -> list[Tensor]:
+    """The tensors that were given for results to be written into."""
+    names = {argument.name for argument in func._schema.arguments if argument.is_out}
+    return [x for name, x in kwargs.items() if name in names and isinstance(x, Tensor)]
 
 
 def laid_out(output: Tensor, operands: Iterable[Tensor], moved: int, one_type: bool = True) -> Work:

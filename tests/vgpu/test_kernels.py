@@ -83,9 +83,21 @@ def test_reading_across_the_order_of_memory_takes_longer():
     assert straight < seconds(lambda: torch.cat([x, x])[:, ::2].contiguous(), "clone") < across
 
 
+def test_a_copy_across_the_order_of_memory_takes_as_long_as_a_clone_across_it():
+    x, y = rows(4096), rows(4096)
+    z = rows(1024, 4096)
+    assert seconds(lambda: z.copy_(x.t())) == pytest.approx(seconds(lambda: x.t().contiguous()))
+    assert seconds(lambda: y.copy_(x)) < seconds(lambda: z.copy_(x.t())) / 3
+
+
 def test_one_element_has_no_order():
     one, wide = rows(1, 1), rows(1, 1).expand(1, 1)
     assert seconds(lambda: one + wide) < 1e-5
+
+
+def test_a_sparse_operand_has_no_order():
+    x, sparse = rows(4), rows(4).to_sparse()
+    assert seconds(lambda: x + sparse, "add") > 0 < seconds(lambda: sparse * 2.0, "mul")
 
 
 def test_an_expanded_operand_is_read_once():
