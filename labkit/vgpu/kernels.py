@@ -63,7 +63,7 @@ LOSS_ROW = 2  # clocks a row: one block adds up the loss of them all (ATen/nativ
 
 OVERWRITES = {"fill_", "zero_"}
 DRAWS = {"normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_"}
-CONVERTS = {"_to_copy", "copy_"}  # pointwise kernels that take vectors of two types
+CONVERTS = {"_to_copy"}  # pointwise kernels that take vectors of two types
 ALSO_POINTWISE = {"clone", "masked_fill", "masked_fill_", "where", *CONVERTS}
 SUMS = {"sum", "mean", "prod", "nansum", "linalg_vector_norm", "norm", "any", "all"}
 COMPARES = {"max", "min", "amax", "amin", "argmax", "argmin", "aminmax", "var", "std", "var_mean", "std_mean", "logsumexp"}
@@ -113,7 +113,7 @@ def bytes_of(x: Tensor) -> int:
     return x.numel() * x.itemsize
 
 
-def _given(func: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
+def named(func: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
     """The arguments by name."""
     return dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
 
@@ -231,7 +231,7 @@ def of_rows_backward(elements: int, rows: int, moved: int) -> Work:
 @rule("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
 def batch_norm(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: int) -> Work:
     """In training each channel is summed up by one block, whatever else the GPU could do meanwhile."""
-    training = _given(func, args, kwargs).get("training", True)
+    training = named(func, args, kwargs).get("training", True)
     return Work(moved, serial=_a_channel(args[0]) / CHANNEL if training else 0.0)
 
 
@@ -250,7 +250,7 @@ def reduction(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved
     rows = results[0].numel() if results else 0
     if not isinstance(x, Tensor) or not 1 < rows < x.numel() or x.layout is not torch.strided:
         return Work(moved)
-    dim = _given(func, args, kwargs).get("dim") or 0
+    dim = named(func, args, kwargs).get("dim") or 0
     dims = {d % x.dim() for d in (dim if isinstance(dim, (list, tuple)) else [dim])}
     fastest = min((stride, d) for d, (length, stride) in enumerate(zip(x.shape, x.stride(), strict=True)) if length > 1)[1]
     name = func._schema.name.removeprefix("aten::")
@@ -269,7 +269,7 @@ def loss(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: int
 @rule("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
 def scan(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: int) -> Work:
     """Along the last dimension many threads share a row; along another, one thread goes down each column step by step."""
-    x, dim = args[0], _given(func, args, kwargs)["dim"]
+    x, dim = args[0], named(func, args, kwargs)["dim"]
     if x.dim() and x.numel() and dim % x.dim() != x.dim() - 1 and x.numel() > x.shape[dim]:
         return Work(moved, serial=STEP * x.shape[dim])
     return Work(moved, clocks=SCANNED * x.numel())
@@ -296,7 +296,7 @@ def pick(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: int
 
 @rule("embedding_dense_backward", "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_")
 def add_at(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: int) -> Work:
-    given = _given(func, args, kwargs)
+    given = named(func, args, kwargs)
     source = next(given[name] for name in ("grad_output", "source", "src") if name in given)
     return Work(moved, clocks=ADDED * source.numel())
 

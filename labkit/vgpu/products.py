@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from labkit.vgpu.kernels import UNVECTORIZED, Work, bytes_of, rule
+from labkit.vgpu.kernels import UNVECTORIZED, Work, bytes_of, named, rule
 
 Tensor = torch.Tensor
 
@@ -60,22 +60,27 @@ def product(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: 
 @rule("convolution")
 def convolution(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: int) -> Work:
     """A product for which cuDNN wants the channels last; a kernel of its own adds the bias (ATen/native/cudnn/ConvShared.cpp)."""
-    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
-    out = results[0]
-    flops = _flops(x, weight, transposed, _extent(x, weight, stride, padding, dilation)) / CONVOLUTION
-    wasted = _wasted(weight, transposed, groups)
+    given = named(func, args, kwargs)
+    x, weight, transposed, out = given["input"], given["weight"], given["transposed"], results[0]
+    if not x.numel() or x.dim() != weight.dim():  # nothing to do, or one sample without a batch
+        return Work(moved)
+    flops = _flops(x, weight, transposed, out.shape[2:]) / CONVOLUTION
+    wasted = _wasted(weight, transposed, given["groups"])
     around, clocks = _reordered(x, weight, out), 0.0
-    if bias is not None:
+    if given["bias"] is not None:
         around, clocks = around + 2 * bytes_of(out), UNVECTORIZED * out.numel()
     return Work(moved, flops * wasted, cudnn_format(x.dtype), round(out.numel() * wasted), clocks, around=around)
 
 
 @rule("convolution_backward")
 def convolution_backward(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: int) -> Work:
-    grad, x, weight, _, _, _, _, transposed, _, groups, mask = args
+    given = named(func, args, kwargs)
+    grad, x, weight, transposed, mask = (given[name] for name in ("grad_output", "input", "weight", "transposed", "output_mask"))
+    if not x.numel():
+        return Work(moved)
     gradients = mask[0] + mask[1]
     flops = _flops(x, weight, transposed, grad.shape[2:]) * gradients / CONVOLUTION_BACKWARD
-    wasted = _wasted(weight, transposed, groups)
+    wasted = _wasted(weight, transposed, given["groups"])
     around = gradients * _reordered(x, weight, grad) + mask[2] * bytes_of(grad)
     return Work(moved, flops * wasted, cudnn_format(x.dtype), round(grad.numel() * wasted), around=around)
 
@@ -92,12 +97,6 @@ def _reordered(x: Tensor, weight: Tensor, out: Tensor) -> int:
     """Bytes of reading and writing input and output once more, where the channels are not last already and there is more than a point."""
     last = x.dim() == 4 and any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in (x, weight))
     return 0 if last or prod(weight.shape[2:]) == 1 else 2 * (bytes_of(x) + bytes_of(out))
-
-
-def _extent(x: Tensor, weight: Tensor, *settings: Sequence[int]) -> list[int]:
-    """The output's, without batch and channels: stride, padding and dilation have an entry a dimension, or one for all."""
-    sizes = zip(x.shape[2:], weight.shape[2:], *(list(s) * (x.dim() - 2 if len(s) == 1 else 1) for s in settings), strict=True)
-    return [(n + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for n, k, stride, padding, dilation in sizes]
 
 
 def _flops(x: Tensor, weight: Tensor, transposed: bool, extent: Sequence[int]) -> int:

@@ -209,6 +209,33 @@ def test_the_gradient_of_max_pool_takes_longer_than_max_pool():
     assert seconds(lambda: F.max_pool2d(x, 2).sum().backward(), "max_pool2d_with_indices_backward") > 1.5 * forward
 
 
+def test_convolutions_wait_for_their_channels_to_be_turned_and_for_their_bias():
+    x, plain = torch.ones(16, 64, 32, 32, device="cuda"), torch.nn.Conv2d(64, 64, 3, padding=1, bias=False, device="cuda")
+    biased, narrow = torch.nn.Conv2d(64, 64, 3, padding=1, device="cuda"), torch.nn.Conv2d(64, 16, 3, padding=1, bias=False, device="cuda")
+    first = seconds(lambda: plain(x), "convolution")
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert seconds(lambda: plain(last), "convolution") < first < seconds(lambda: biased(x), "convolution")
+    assert seconds(lambda: narrow(last), "convolution") > 0.9 * seconds(lambda: plain(last), "convolution")  # in tiles of 128 channels
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 8, 8), (4, 8, 8)])
+def test_an_empty_batch_and_a_single_sample_go_through_a_convolution(shape):
+    layer = torch.nn.Conv2d(4, 4, 3, device="cuda")
+    assert seconds(lambda: layer(torch.ones(shape, device="cuda")), "convolution") >= 0
+
+
+def test_a_convolution_may_be_named_its_arguments():
+    x, weight = torch.ones(1, 4, 8, 8, device="cuda"), torch.ones(4, 4, 3, 3, device="cuda")
+    named = {"stride": [1], "padding": [0], "dilation": [1], "transposed": False, "output_padding": [0], "groups": 1}
+    assert torch.ops.aten.convolution(x, weight, None, **named).shape == (1, 4, 6, 6)
+
+
+def test_a_causal_mask_spares_half_of_attention():
+    q = torch.ones(4, 8, 2048, 64, device="cuda", dtype=torch.float16)
+    whole, causal = (seconds(lambda c=c: F.scaled_dot_product_attention(q, q, q, is_causal=c), "attention") for c in (False, True))
+    assert 0.45 < causal / whole < 0.6
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> dict[str, float]:
     output = tmp_path_factory.mktemp("kernels") / "model.json"
