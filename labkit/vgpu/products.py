@@ -59,13 +59,13 @@ def product(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: 
 
 @rule("convolution")
 def convolution(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: int) -> Work:
-    """A product for which cuDNN wants the channels last; a kernel of its own adds the bias (ATen/native/cudnn/ConvShared.cpp)."""
+    """A product, for which tensor cores want the channels last; a kernel of its own adds the bias (ATen/native/cudnn/ConvShared.cpp)."""
     given = named(func, args, kwargs)
     x, weight, transposed, out = given["input"], given["weight"], given["transposed"], results[0]
     if not x.numel() or x.dim() != weight.dim():  # nothing to do, or one sample without a batch
         return Work(moved)
     flops = _flops(x, weight, transposed, out.shape[2:]) / CONVOLUTION
-    wasted = _wasted(weight, transposed, given["groups"])
+    wasted = _wasted(x, weight, transposed, given["groups"])
     around, clocks = _reordered(x, weight, out), 0.0
     if given["bias"] is not None:
         around, clocks = around + 2 * bytes_of(out), UNVECTORIZED * out.numel()
@@ -80,23 +80,29 @@ def convolution_backward(func: Any, args: tuple, kwargs: dict, results: list[Ten
         return Work(moved)
     gradients = mask[0] + mask[1]
     flops = _flops(x, weight, transposed, grad.shape[2:]) * gradients / CONVOLUTION_BACKWARD
-    wasted = _wasted(weight, transposed, given["groups"])
+    wasted = _wasted(x, weight, transposed, given["groups"])
     around = gradients * _reordered(x, weight, grad) + mask[2] * bytes_of(grad)
     return Work(moved, flops * wasted, cudnn_format(x.dtype), round(grad.numel() * wasted), around=around)
 
 
-def _wasted(weight: Tensor, transposed: bool, groups: int) -> float:
-    """How many times more is computed than is asked for: channels come in whole tiles and vectors. Not so where a group is one channel."""
+def _in_tensor_cores(x: Tensor) -> bool:
+    """Does the GPU have units of their own for the format? Kernels without them take the channels as they come."""
+    rates = x._gpu.profile.peak_flops  # type: ignore[attr-defined]
+    return rates[cudnn_format(x.dtype)] > rates["float32"]
+
+
+def _wasted(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> float:
+    """How many times more tensor cores compute than is asked for: channels come in tiles and vectors, but where a group is one channel."""
     into, out = (weight.shape[0] // groups, weight.shape[1]) if transposed else (weight.shape[1], weight.shape[0] // groups)
-    if not weight.numel() or into == out == 1:
+    if not weight.numel() or into == out == 1 or not _in_tensor_cores(x):
         return 1.0
     return -(-out // CHANNEL_TILE) * CHANNEL_TILE / out * (-(-into // CHANNEL_VECTOR) * CHANNEL_VECTOR / into)
 
 
 def _reordered(x: Tensor, weight: Tensor, out: Tensor) -> int:
-    """Bytes of reading and writing input and output once more, where the channels are not last already and there is more than a point."""
+    """Bytes of reading and writing input and output once more: tensor cores want the channels last, unless the weight is a point."""
     last = x.dim() == 4 and any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in (x, weight))
-    return 0 if last or prod(weight.shape[2:]) == 1 else 2 * (bytes_of(x) + bytes_of(out))
+    return 0 if last or prod(weight.shape[2:]) == 1 or not _in_tensor_cores(x) else 2 * (bytes_of(x) + bytes_of(out))
 
 
 def _flops(x: Tensor, weight: Tensor, transposed: bool, extent: Sequence[int]) -> int:

@@ -218,6 +218,18 @@ def test_convolutions_wait_for_their_channels_to_be_turned_and_for_their_bias():
     assert seconds(lambda: narrow(last), "convolution") > 0.9 * seconds(lambda: plain(last), "convolution")  # in tiles of 128 channels
 
 
+def test_channels_come_in_tiles_for_tensor_cores_alone(monkeypatch):
+    narrow, wide = (torch.nn.Conv2d(64, out, 3, bias=False, device="cuda") for out in (32, 128))
+    x = torch.ones(16, 64, 32, 32, device="cuda")
+
+    def ratio() -> float:
+        return seconds(lambda: wide(x), "convolution") / seconds(lambda: narrow(x), "convolution")
+
+    in_tiles = ratio()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert in_tiles < 2 < ratio()
+
+
 @pytest.mark.parametrize("shape", [(0, 4, 8, 8), (4, 8, 8)])
 def test_an_empty_batch_and_a_single_sample_go_through_a_convolution(shape):
     layer = torch.nn.Conv2d(4, 4, 3, device="cuda")

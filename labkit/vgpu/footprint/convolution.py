@@ -128,7 +128,6 @@ def convolution(func: Any, args: tuple, kwargs: dict) -> Any:
     x, weight, _, stride, padding, dilation, transposed, _, groups = args
     if kwargs or not _takes(x):
         return operators.compute(func, args, kwargs)
-    operators.common_gpu(args, kwargs)
 
     def plan(outputs: list[Any]) -> Plan:
         space = figures(x, bytes_of(outputs[0]), weight, stride, padding, dilation, transposed, groups)[OUTPUT]
