@@ -222,7 +222,7 @@ def test_nothing_is_left_when_the_caller_ends(script, nothing_left, how):
         assert sorted(lines)[:2] == ["[rank 0] begun\n", "[rank 1] begun\n"] and started_in(nothing_left)
         process.send_signal(how)
         error = process.stderr.read()
-    assert process.returncode == -how and (how == signal.SIGKILL or error.rstrip().endswith("KeyboardInterrupt"))
+    assert process.returncode == -how and (how == signal.SIGKILL or error.rstrip().endswith("KeyboardInterrupt")), error
     deadline = time.monotonic() + 5
     while (started_in(nothing_left) or os.listdir(nothing_left)) and how == signal.SIGKILL and time.monotonic() < deadline:
         time.sleep(0.05)  # nobody waits for what ends by itself
