@@ -2,7 +2,7 @@
 
 Most kernels are bound by memory: their time is that of their bytes. Those below take longer, for one of these reasons. They read
 something twice, or across its order in memory; they have so much to do for each element or row that the multiprocessors are what
-keeps them; or one step has to wait for the one before. Each rule names the part of PyTorch's or CUDA's sources that it comes from.
+keeps them; or one step has to wait for the one before. Where a part of PyTorch's sources is the reason, it stands beside the figure.
 
 The figures, in clocks of one multiprocessor, are read off benchmarks/timing/kernels.json (one H200, torch 2.11), rounded; on another
 GPU they count its own multiprocessors and its own clock.
@@ -178,10 +178,14 @@ def laid_out(output: Tensor, operands: Iterable[Tensor], moved: int, one_type: b
         vectors = False
         if x.shape == size and n > 1:
             read = prod(length for length, stride in zip(size, x.stride(), strict=True) if stride)
-            fastest = min((stride, d) for d, (length, stride) in enumerate(zip(size, strides, strict=True)) if length > 1)[1]
-            apart = max(x.stride(fastest), 1) * x.itemsize
+            apart = max(x.stride(_fastest(output)), 1) * x.itemsize
             bytes += read * max(x.itemsize, min(apart, SECTOR)) - n * x.itemsize
     return Work(bytes, clocks=0.0 if vectors else UNVECTORIZED * n)
+
+
+def _fastest(x: Tensor) -> int:
+    """The dimension along which neighbours lie closest in memory, of a tensor with more than one element."""
+    return min((stride, d) for d, (length, stride) in enumerate(zip(x.shape, x.stride(), strict=True)) if length > 1)[1]
 
 
 def of_lists(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved: int) -> Work:
@@ -252,9 +256,8 @@ def reduction(func: Any, args: tuple, kwargs: dict, results: list[Tensor], moved
         return Work(moved)
     dim = named(func, args, kwargs).get("dim") or 0
     dims = {d % x.dim() for d in (dim if isinstance(dim, (list, tuple)) else [dim])}
-    fastest = min((stride, d) for d, (length, stride) in enumerate(zip(x.shape, x.stride(), strict=True)) if length > 1)[1]
     name = func._schema.name.removeprefix("aten::")
-    return Work(moved, clocks=(REDUCED_ROW if name in SUMS else COMPARED_ROW) * rows if fastest in dims else 0.0)
+    return Work(moved, clocks=(REDUCED_ROW if name in SUMS else COMPARED_ROW) * rows if _fastest(x) in dims else 0.0)
 
 
 @rule("nll_loss_forward")

@@ -173,7 +173,7 @@ def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor
         with _DisableTorchDispatch():
             results = values()
         results = wrap_all(results, gpu)
-    moved += sum(x.numel() * x.itemsize for x in operators.tensors(results))
+    moved += sum(map(kernels.bytes_of, operators.tensors(results)))
     work = kernels.of_rows_backward if name.endswith("backward") else kernels.of_rows
     gpu.launch(*work(inputs[0].numel(), rows, moved), name=name)
     return results
