@@ -59,6 +59,8 @@ def torchrun(
         ValueError, TypeError: an argument is not one of the choices, which the message names.
     """
     path = Path(script)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give the script in it that shall run")
     if not path.is_file():
         raise ValueError(f"no such script: {path}")
     request = _request(arguments, ranks, nodes, endpoint, timeout, join_timeout, max_restarts, devices)

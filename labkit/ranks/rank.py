@@ -43,13 +43,13 @@ def main(folder: str, script: str, *arguments: str) -> None:
             _tell(control, ended="exit", text=str(error.code))
             raise
         _tell(control, **_returned())
-        _end()
+        _end(0)
     except BaseException as error:
         _tell(control, ended="raised", **_described(error, os.path.abspath(script)))
-        _leave(1)
+        _end(1)  # without the traceback: the process that waits for this one prints the first
     else:
         _tell(control, **_returned())
-        _end()
+        _end(0)
 
 
 def _end_with_torchrun() -> None:
@@ -110,21 +110,17 @@ def _described(error: BaseException, script: str) -> dict[str, Any]:
     }
 
 
-def _end() -> NoReturn:
-    """End well, as Python does, but leave the interpreter to the system: a thread of C++ that still lets go of a message's Python object
-    while Python takes itself apart is stopped in the middle, and aborts the process."""
+def _end(status: int) -> NoReturn:
+    """End as Python does, but leave the interpreter to the system: a thread of C++ that still lets go of a message's Python object while
+    Python takes itself apart is stopped in the middle, and aborts the process; and the other ranks see their connections close before this
+    process has ended, fail, and torchrun would stop this one with them."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the script may have closed it
             stream.flush()
-    os._exit(0)
-
-
-def _leave(status: int) -> NoReturn:
-    """End as a Python does that has printed an error's traceback; the process that waits for this one prints the first."""
-    sys.excepthook = lambda *error: None
-    sys.exit(status)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the system, too, closes the connections first
+    os._exit(status)
 
 
 if __name__ == "__main__":

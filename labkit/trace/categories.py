@@ -34,7 +34,7 @@ _MAKES_PARAMETERS = {"__init__", "_apply", "to_empty"}  # functions of a module'
 def held(objects: list[Any], living: Living) -> Held:
     """What the storages that are alive are for, by what holds them; OTHER of those for which that says nothing.
 
-    `objects` is what the garbage collector tracks, `living` what was found among them.
+    `objects` is what the garbage collector tracks, or the relevant of it; `living` is what was found among them.
     """
     import torch
 

@@ -5,7 +5,8 @@ Nothing is unpacked: a hook on saved tensors (activations on the CPU, checkpoint
 
 import gc
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import compress
 from typing import Any
 
 import torch
@@ -41,10 +42,16 @@ def is_node(kind: type) -> bool:
     return any(isinstance(attributes(base).get("next_functions"), types.GetSetDescriptorType) for base in ancestry(kind))
 
 
-def nodes(objects: Iterable[Any]) -> list[Any]:
+def of_classes(objects: list[Any], wanted: Callable[[type], bool]) -> list[Any]:
+    """The objects whose class is wanted. It asks the classes alone, and each once: objects may answer anything, and are very many."""
+    kinds = list(map(type, objects))
+    found = set(filter(wanted, set(kinds)))
+    return list(compress(objects, map(found.__contains__, kinds)))
+
+
+def nodes(objects: list[Any]) -> list[Any]:
     """The nodes of autograd graphs among these objects."""
-    kinds = {kind for kind in set(map(type, objects)) if is_node(kind)}
-    return [thing for thing in objects if type(thing) in kinds]
+    return of_classes(objects, is_node)
 
 
 def walk(tensors: Iterable[torch.Tensor], nodes: Iterable[Any]) -> tuple[list[torch.Tensor], list[Link]]:

@@ -18,7 +18,7 @@ from labkit.trace.phases import Phase, broken_off, noted, with_forwards
 from labkit.trace.replay import complete, complete_without_start
 from labkit.trace.sources import CudaSource, VirtualSource
 from labkit.trace.spans import Work
-from labkit.trace.tensors import Census, alive, all_objects
+from labkit.trace.tensors import Census, alive, relevant_objects
 from labkit.trace.trace import Trace
 
 MAX_EVENTS = 200_000  # on a real GPU some 2 KB of host memory each
@@ -93,7 +93,7 @@ class _Recording:
         self._badge, self._origin = _badge(), _origin()
 
     def start(self) -> None:
-        objects = all_objects()
+        objects = relevant_objects()
         self._at_start = held(objects, alive(objects))
         del objects
         if self._clock is not None:
@@ -122,7 +122,7 @@ class _Recording:
         recorded = self._source.finish()
         work = _NO_WORK if self._clock is None else self._clock.finish(self._source.origin)
         self.stop()
-        objects = all_objects()
+        objects = relevant_objects()
         living = alive(objects)
         at_end, census = held(objects, living), Census(living)
         del objects, living

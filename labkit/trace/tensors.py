@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ from labkit.trace import graph
 from labkit.vgpu.hardware import Memory
 
 Place = tuple[int, int]  # a device's index and an address on it
+_RELEVANT = {Memory, torch.Tensor, torch.UntypedStorage, torch.nn.Module, torch.optim.Optimizer}
 _PLAIN: Any = torch._C.TensorBase  # what C++ knows of a tensor: a subclass may answer anything
 
 
@@ -60,15 +60,26 @@ def shape_and_dtype(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
     return tuple(shape), str(dtype).removeprefix("torch.")
 
 
-def of_kind(objects: Iterable[Any], kind: type) -> list[Any]:
-    """The objects whose class descends from `kind`. It asks the classes alone, for what a foreign object answers may be anything."""
-    wanted = {found for found in set(map(type, objects)) if kind in graph.ancestry(found)}
-    return [thing for thing in objects if type(thing) in wanted]
+def of_kind(objects: list[Any], kind: type) -> list[Any]:
+    """The objects whose class descends from `kind`."""
+    return graph.of_classes(objects, lambda found: kind in graph.ancestry(found))
 
 
 def all_objects() -> list[Any]:
     """What Python's garbage collector tracks, and the storages that are kept from its sight (see `labkit.vgpu.tensor.hang`)."""
-    objects = gc.get_objects()
+    return _with_untracked(gc.get_objects())
+
+
+def relevant_objects() -> list[Any]:
+    """Of all objects those by which `alive` and `categories.held` tell what lies on the GPUs and what for."""
+    return _with_untracked(graph.of_classes(gc.get_objects(), _is_relevant))
+
+
+def _is_relevant(kind: type) -> bool:
+    return not _RELEVANT.isdisjoint(graph.ancestry(kind)) or graph.is_node(kind)
+
+
+def _with_untracked(objects: list[Any]) -> list[Any]:
     untracked = [memory.storage() for memory in of_kind(objects, Memory) if memory.storage is not None]
     return objects + [storage for storage in untracked if storage is not None]
 
@@ -76,9 +87,9 @@ def all_objects() -> list[Any]:
 def alive(objects: list[Any] | None = None) -> Living:
     """The storages on GPUs that are alive, with their tensors: those Python knows, gradients, and what autograd graphs keep.
 
-    `objects` is what `all_objects` tells, if that was asked already.
+    `objects` is what `all_objects` or `relevant_objects` tells, if that was asked already.
     """
-    objects = all_objects() if objects is None else objects
+    objects = relevant_objects() if objects is None else objects
     living = Living({}, [])
     with torch._C.DisableTorchFunction():  # a subclass, or a mode that is on, must not hear of this
         tensors, living.links = graph.walk(of_kind(objects, torch.Tensor), graph.nodes(objects))

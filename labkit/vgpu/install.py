@@ -115,7 +115,8 @@ class Installation:
         hardware.put_in_place(None)
         self.machine.limbo.close()
         self.machine.ledger.close()
-        gc.collect()  # what only cycles hold is freed while its machine can still be asked
+        if self.machine.kept_bytes or self.machine.hollow:
+            gc.collect()  # what only cycles hold is freed with its machine
 
     def _serve_tools(self) -> None:
         """NVML's module and the program nvidia-smi, for this process and its children."""

@@ -118,6 +118,24 @@ def test_an_exception_is_the_first_ranks_alone(script, capsys):
     assert error.outputs[1].startswith("begun\nTraceback") and "Traceback" not in capsys.readouterr().out
 
 
+def test_a_rank_that_raised_is_not_stopped_for_what_its_end_does_to_the_others(script):
+    code = """
+        import time, torch, torch.distributed as dist
+        dist.init_process_group()
+        class Slow:
+            def __del__(self):
+                dist.destroy_process_group()
+                time.sleep(3)
+        if dist.get_rank() == 1:
+            slow = Slow()
+            1 / 0
+        dist.all_reduce(torch.ones(2))
+    """
+    with pytest.raises(labkit.TorchrunError, match="^rank 1 raised ZeroDivisionError") as caught:
+        labkit.torchrun(script(code), ranks=2, quiet=True)
+    assert caught.value.exit_codes[1] == 1
+
+
 def test_a_killed_rank(script):
     code = """
         import os, signal, torch, torch.distributed as dist
@@ -270,6 +288,8 @@ def test_arguments_that_are_refused(script, options, message):
 def test_a_script_that_is_not_there_or_no_python(script, tmp_path):
     with pytest.raises(ValueError, match="^no such script: .*missing.py"):
         labkit.torchrun(tmp_path / "missing.py")
+    with pytest.raises(ValueError, match="is a folder: give the script in it that shall run$"):
+        labkit.torchrun(tmp_path)
     path = script("x = 1\nif x\n    pass\n")
     with pytest.raises(SyntaxError) as caught:
         labkit.torchrun(path)
