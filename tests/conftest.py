@@ -1,10 +1,16 @@
-"""What all tests share: Hypothesis's settings, and the tests that need real GPUs."""
+"""What all tests share: one thread each, Hypothesis's settings, and the tests that need real GPUs."""
 
+import gc
+import os
 import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# Workers share the cores, and torch's threads wait spinning: with two threads each, two workers on two cores took twice as long.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No deadlines: a busy machine is no failure.
 settings.register_profile("kit", deadline=None)
@@ -17,6 +23,12 @@ def the_same_main() -> Iterator[None]:
     main = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = main
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage, of which the tests ask for many, pass over what is there before the first: half a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def gpus_needed(count: int = 1) -> int:
