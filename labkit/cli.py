@@ -96,7 +96,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        _check_script(options.script)
+        check_script(options.script)
         _use_gpus(options, virtual=True)
     except (ValueError, TypeError, RuntimeError) as error:
         return _refuse(str(error))
@@ -115,7 +115,8 @@ def _set_up_for_times(options: argparse.Namespace) -> None:
         host_clock.put_in_place(machine.clock, lambda seconds: machine.turns.sleep(seconds, machine.clock))
 
 
-def _check_script(script: str) -> None:
+def check_script(script: str | os.PathLike) -> None:
+    """Raises ValueError unless it is a file."""
     if os.path.isdir(script):
         raise ValueError(f"{script} is a folder: give the script in it that shall run")
     if not os.path.isfile(script):
@@ -145,7 +146,7 @@ def _trace(options: argparse.Namespace) -> int:
     from labkit import report
 
     try:
-        _check_script(options.script)
+        check_script(options.script)
         if options.max_events is not None and options.max_events < 1:
             raise ValueError(f"--max-events {options.max_events}: give a whole number, 1 or more")
         target = report.checked(options.output or report.default_path(options.script))

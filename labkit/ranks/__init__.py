@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from labkit.cli import check_script
 from labkit.machine import MAXIMUM
 from labkit.ranks.job import Job
 from labkit.ranks.outcome import Ranks, TorchrunError, outcome
@@ -59,10 +60,7 @@ def torchrun(
         ValueError, TypeError: an argument is not one of the choices, which the message names.
     """
     path = Path(script)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: give the script in it that shall run")
-    if not path.is_file():
-        raise ValueError(f"no such script: {path}")
+    check_script(path)
     request = _request(arguments, ranks, nodes, endpoint, timeout, join_timeout, max_restarts, devices)
     request |= {"script": os.path.abspath(path), "name": str(path)}
     return _run(path.read_bytes(), request, timeout, live, quiet)
