@@ -102,8 +102,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("recording: this machine has no CUDA GPU to record", file=sys.stderr)
         return 2
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 31
-    launch_bound, busy = measure(*LAUNCH_BOUND, list(SIDES), rounds), measure(*BUSY, [BARE, MEMORY], max(3, rounds // 6))
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 121
+    launch_bound, busy = measure(*LAUNCH_BOUND, list(SIDES), rounds), measure(*BUSY, [BARE, MEMORY], max(3, rounds // 24))
     print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}; {LAYERS} layers of {LAUNCH_BOUND[0]} and of {BUSY[0]}")
     for name, times in (("is bound by launches", launch_bound), ("keeps the GPU busy", busy)):
         print(f"a training step that {name}, {len(times[BARE])} rounds")

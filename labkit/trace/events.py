@@ -1,9 +1,9 @@
 """The columns of a recording: what happened to GPU memory, when, and which line of Python asked for it."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cache
 from itertools import count
 from types import CodeType, FrameType
 
@@ -38,17 +38,29 @@ class StackTable:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple, int] = {(): 0}
+        self._codes: dict[int, CodeType] = {}  # by identity, which no other code has while it is held
         self._next = count(1)
         self._lock = threading.RLock()  # what Python clears up between any two steps may free a tensor, whose stack is looked up too
 
     def of_frame(self, frame: FrameType | None) -> int:
-        """The number of the stack that `frame` ends; cheap, as the lines are looked up only at the end."""
-        key: list[CodeType | int] = []
-        while frame is not None:
-            key.append(frame.f_code)
-            key.append(frame.f_lasti)
-            frame = frame.f_back
-        return self._number(tuple(key))
+        """The number of the stack that `frame` ends; cheap, as the lines are looked up only at the end.
+
+        Code counts by its identity. Python compares it without its file, so that two cells of the same text would be one, and hashes
+        it by all it holds, a module's with that of all its functions.
+        """
+        told: list[int] = []
+        caller = frame
+        while caller is not None:
+            told += id(caller.f_code), caller.f_lasti
+            caller = caller.f_back
+        key = tuple(told)
+        number = self._numbers.get(key)
+        if number is None:
+            while frame is not None:
+                self._codes[id(frame.f_code)] = frame.f_code
+                frame = frame.f_back
+            number = self._number(key)
+        return number
 
     def of_lines(self, lines: Stack) -> int:
         return self._number(lines)
@@ -65,23 +77,21 @@ class StackTable:
     def stacks(self) -> list[Stack]:
         """All stacks by number, without the kit's own calls. A number whose giving was interrupted has the empty one."""
         keys = {number: key for key, number in list(self._numbers.items())}
-        return [_resolved(keys.get(number, ())) for number in range(max(keys) + 1)]
+        line = cache(self._line)
+        return [_resolved(keys.get(number, ()), line) for number in range(max(keys) + 1)]
+
+    def _line(self, identity: int, last: int) -> SourceLine:
+        """The line of the instruction at `last` in the code of this identity."""
+        code = self._codes[identity]
+        lines = (line for start, end, line in code.co_lines() if start <= last < end and line is not None)
+        return SourceLine.read(code.co_filename, next(lines, code.co_firstlineno), code.co_name)
 
 
-def _resolved(key: tuple) -> Stack:
+def _resolved(key: tuple, line: Callable[[int, int], SourceLine]) -> Stack:
     if not key or isinstance(key[0], SourceLine):
         return key
-    lines = (SourceLine.read(code.co_filename, _line(code, last), code.co_name) for code, last in zip(key[::2], key[1::2], strict=True))
-    return tuple(line for line in lines if not line.filename.startswith(LABKIT))
-
-
-@lru_cache(maxsize=8192)
-def _line(code: CodeType, last: int) -> int:
-    """The line of the instruction at `last` in `code`."""
-    for start, end, line in code.co_lines():
-        if start <= last < end and line is not None:
-            return line
-    return code.co_firstlineno
+    told = (line(identity, last) for identity, last in zip(key[::2], key[1::2], strict=True))
+    return tuple(one for one in told if not one.filename.startswith(LABKIT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from labkit.trace.events import ACTION_OF, ALLOC, OOM, SEGMENT_ALLOC, SEGMENT_MA
 from labkit.trace.replay import Segment, from_snapshot
 from labkit.vgpu.allocator.settings import UNLIMITED, Settings
 
-PERIOD = 0.1  # seconds between two looks at what a real GPU's memory is used for
+PERIOD = 0.5  # seconds between two looks at what a real GPU's memory is used for; each takes Python's lock from the learner's program
 # Counts of torch.cuda.memory_stats that rise by one with each event of the history.
 _TAKING = (ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, OOM)
 _COUNTS = ("allocation.all.allocated", "allocation.all.freed", "active.all.freed", "segment.all.allocated", "segment.all.freed")
@@ -106,16 +107,71 @@ class VirtualSource:
         self._used.append((self.now(), gpu.index, gpu.allocator.total - gpu.allocator.free_bytes()))
 
 
+class _History:
+    """PyTorch's memory history, while at least one recording relies on it.
+
+    It is switched in a thread of its own. PyTorch notes every `record_function` of the thread that switches the history on, such as an
+    optimizer's, which takes time, and can end that only there (torch/csrc/cuda/memory_snapshot.cpp, setRecordFunctionCallbacks).
+    """
+
+    def __init__(self) -> None:
+        self.recordings = 0
+        self.has_frees = True  # whether it takes stacks of frees
+        self._lock = threading.Lock()
+        self._thread: Any = None
+
+    def join(self, most: int, frees: bool) -> bool:
+        """Have it on for one more recording; says whether it was a recording that switched it on."""
+        import torch
+
+        with self._lock:
+            first = self.recordings == 0
+            if first and torch._C._cuda_isHistoryEnabled():
+                return False
+            self.recordings += 1
+            if first:
+                self._thread, self.has_frees = ThreadPoolExecutor(1, "labkit history"), frees
+                try:
+                    self._switch("all", context="all" if frees else "alloc", stacks="python", max_entries=most).result()
+                except BaseException:
+                    self._left()
+                    raise
+            return True
+
+    def leave(self) -> None:
+        with self._lock:
+            self._left()
+
+    def _left(self) -> None:
+        import torch
+
+        self.recordings -= 1
+        if self.recordings or torch.cuda._is_in_bad_fork():  # a forked child has neither CUDA nor the thread
+            return
+        try:
+            switching = self._switch(None)
+        except RuntimeError:  # the interpreter ends, which takes no more work, and the history with it
+            return
+        try:
+            switching.result()
+        finally:
+            self._thread.shutdown()
+
+    def _switch(self, enabled: str | None, **options: Any) -> Future[None]:
+        import torch
+
+        return self._thread.submit(torch.cuda.memory._record_memory_history, enabled, **options)
+
+
+_history = _History()
+
+
 class CudaSource:
     """Reads PyTorch's memory history, which it switches on unless somebody else has, and off again with the last recording.
 
     The history holds the last `max_events` events of each device. A thread looks at the memory in use on each device. Without
     `frees` the history takes no stacks of frees, which are half of what it costs; nor has a recording inside such a one any.
     """
-
-    _recording = 0  # recordings that rely on the history that one of them switched on
-    _has_frees = True  # whether that history takes stacks of frees
-    _lock = threading.Lock()
 
     def __init__(self, table: StackTable, max_events: int, frees: bool = True) -> None:
         self._table = table
@@ -130,15 +186,7 @@ class CudaSource:
         import torch
 
         torch.cuda.init()
-        with self._lock:
-            users = CudaSource._recording == 0 and torch._C._cuda_isHistoryEnabled()
-            if not users:
-                if CudaSource._recording == 0:
-                    CudaSource._has_frees = self._wants_frees
-                    context = "all" if self._wants_frees else "alloc"
-                    torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=self._most)
-                CudaSource._recording += 1
-                self._relies = True
+        self._relies = _history.join(self._most, self._wants_frees)
         before = torch.cuda.memory._snapshot()
         self._segments = from_snapshot(before["segments"], self._stack)
         self._kept = [len(entries) for entries in before["device_traces"]]
@@ -178,15 +226,10 @@ class CudaSource:
 
     def stop(self) -> None:
         """Leave nothing switched on, however far `start` came."""
-        import torch
-
         self._watching.close()
-        with self._lock:
-            if self._relies:
-                self._relies = False
-                CudaSource._recording -= 1
-                if CudaSource._recording == 0 and not torch.cuda._is_in_bad_fork():  # a forked child has no CUDA
-                    torch.cuda.memory._record_memory_history(None)
+        if self._relies:
+            self._relies = False
+            _history.leave()
 
     def _since_start(self, device: int, entries: list[dict]) -> list[Event]:
         """The device's events since the snapshot that began this recording, which the history itself notes."""
@@ -200,7 +243,7 @@ class CudaSource:
         address = entry["device_free"] if action == OOM else entry["addr"]
         seconds = max(0.0, entry["time_us"] * 1e-6 - self._start * 1e-9)
         # Where the history takes no stacks of frees, PyTorch tells a free with the stack of the allocation.
-        known = action in _TAKING or not self._relies or CudaSource._has_frees
+        known = action in _TAKING or not self._relies or _history.has_frees
         stack = self._stack(entry.get("frames") or []) if known else 0
         return Event(seconds, device, entry["stream"], action, address, 0, entry["size"], stack)
 
@@ -233,11 +276,11 @@ class CudaSource:
                     self._used.append((self.now(), device, pynvml.nvmlDeviceGetMemoryInfo(handle).used))
 
         def watch() -> None:
-            look()
             while not self._ended.wait(PERIOD):
                 look()
             look()
 
+        look()
         thread = threading.Thread(target=watch, name="labkit recording", daemon=True)
         thread.start()
         self._watching.callback(thread.join)

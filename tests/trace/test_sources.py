@@ -11,7 +11,7 @@ from fake_driver import FakeDriver
 import labkit
 from labkit.trace import events, phases
 from labkit.trace.events import SourceLine, StackTable
-from labkit.trace.sources import CudaSource
+from labkit.trace.sources import CudaSource, _history
 from labkit.vgpu import hardware
 
 
@@ -47,7 +47,7 @@ def test_a_history_that_cannot_be_read_is_switched_off(switched, monkeypatch, mo
         getattr(source, when)()
     source.stop()
     source.stop()
-    assert switched == [False, True, False] and CudaSource._recording == 0
+    assert switched == [False, True, False] and _history.recordings == 0
 
 
 def test_the_last_of_several_recordings_switches_the_history_off(switched):
@@ -65,7 +65,29 @@ def test_a_history_that_was_on_before_stays_on(switched):
     source = CudaSource(StackTable(), 100)
     source.start()
     source.stop()
-    assert switched == [True] and CudaSource._recording == 0
+    assert switched == [True] and _history.recordings == 0
+
+
+def test_the_history_is_switched_on_and_off_in_one_thread_that_is_not_the_learners(switched, monkeypatch):
+    """PyTorch notes what happens in the thread that switches it on, and stops only there."""
+    threads = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *args, **options: threads.append(threading.current_thread()))
+    source = CudaSource(StackTable(), 100)
+    source.start()
+    ending = threading.Thread(target=source.stop)
+    ending.start()
+    ending.join()
+    on, off = threads
+    assert on is off and on not in (threading.current_thread(), ending) and not on.is_alive()
+
+
+def test_a_history_that_cannot_be_switched_on_leaves_no_thread(switched, monkeypatch):
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", fail)
+    source = CudaSource(StackTable(), 100)
+    with pytest.raises(ZeroDivisionError):
+        source.start()
+    source.stop()
+    assert _history.recordings == 0 and not any(thread.name.startswith("labkit history") for thread in threading.enumerate())
 
 
 @pytest.fixture
@@ -179,15 +201,29 @@ def test_threads_give_each_stack_a_number_of_its_own(numbers):
     assert lengths == list(range(lengths[0], lengths[0] + 201))
 
 
+def number_in_code_of_its_own(table, name):
+    """What `table` gives a stack that ends in code which is gone again when this returns."""
+    found = []
+    exec(compile("found.append(table.of_frame(sys._getframe()))", name, "exec"), {"found": found, "table": table, "sys": sys})
+    return found[0]
+
+
+def test_code_that_has_gone_leaves_its_number_to_no_other():
+    table = StackTable()
+    numbers = [number_in_code_of_its_own(table, f"{index}.py") for index in range(100)]
+    assert len(set(numbers)) == 100
+    assert [table.stacks()[number][0].filename for number in numbers] == [f"{index}.py" for index in range(100)]
+
+
 def test_stacks_are_listed_while_another_thread_meets_new_ones(monkeypatch):
     table = StackTable()
     line = SourceLine("a.py", 1, "f")
     table.of_lines((line,))
     resolve = events._resolved
 
-    def meet_another(key):
+    def meet_another(key, *args):
         table.of_lines((*key, line, line))
-        return resolve(key)
+        return resolve(key, *args)
 
     monkeypatch.setattr(events, "_resolved", meet_another)
     assert table.stacks() == [(), (line,)]
