@@ -5,6 +5,7 @@
 One step is bound by its launches, the other keeps the GPU busy. All sides take turns in one process, round by round, shuffled anew for each
 round, for what one side leaves behind slows the next; a ratio is the median over the rounds of both sides' times in the same round.
 Launches take a third more or less from one round to the next, so there are many, and the middle half of the rounds' ratios is printed too.
+Not in a stretch are the looks at the device's memory in use, twice a second, each of which takes Python's lock from the program.
 Exits 1 when a ratio is above its limit, 2 where there is no CUDA GPU.
 """
 
