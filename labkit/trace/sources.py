@@ -117,7 +117,7 @@ class _History:
     def __init__(self) -> None:
         self.recordings = 0
         self.has_frees = True  # whether it takes stacks of frees
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread: Any = None
 
     def join(self, most: int, frees: bool) -> bool:
@@ -134,28 +134,25 @@ class _History:
                 try:
                     self._switch("all", context="all" if frees else "alloc", stacks="python", max_entries=most).result()
                 except BaseException:
-                    self._left()
+                    self.leave()
                     raise
             return True
 
     def leave(self) -> None:
-        with self._lock:
-            self._left()
-
-    def _left(self) -> None:
         import torch
 
-        self.recordings -= 1
-        if self.recordings or torch.cuda._is_in_bad_fork():  # a forked child has neither CUDA nor the thread
-            return
-        try:
-            switching = self._switch(None)
-        except RuntimeError:  # the interpreter ends, which takes no more work, and the history with it
-            return
-        try:
-            switching.result()
-        finally:
-            self._thread.shutdown()
+        with self._lock:
+            self.recordings -= 1
+            if self.recordings or torch.cuda._is_in_bad_fork():  # a forked child has neither CUDA nor the thread
+                return
+            try:
+                switching = self._switch(None)
+            except RuntimeError:  # the interpreter ends, which takes no more work, and the history with it
+                return
+            try:
+                switching.result()
+            finally:
+                self._thread.shutdown()
 
     def _switch(self, enabled: str | None, **options: Any) -> Future[None]:
         import torch
