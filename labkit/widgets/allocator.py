@@ -6,9 +6,8 @@ import ipywidgets as widgets
 
 from labkit import plots, units
 from labkit.experiments.allocator_by_hand import LARGEST, MIB, STREAMS, AllocatorByHand, Step
-from labkit.widgets.base import Panel
+from labkit.widgets.base import WRAP, Panel
 
-_WRAP = widgets.Layout(flex_flow="row wrap", align_items="center")
 _STYLE = {"description_width": "initial"}
 MOST_PREDICTED = 100_000.0  # MiB
 ALLOCATE, FREE, EMPTY = "allocate", "free", "empty the cache"
@@ -42,8 +41,8 @@ class AllocatorLab(Panel):
         super().__init__(
             [
                 widgets.HTML(f"<p><b>{question}</b></p>"),
-                widgets.HBox([self.action, self.size, self.stream, self.block], layout=_WRAP),
-                widgets.HBox([self.answer, widgets.Label("MiB"), self.run_button, self.reset_button], layout=_WRAP),
+                widgets.HBox([self.action, self.size, self.stream, self.block], layout=WRAP),
+                widgets.HBox([self.answer, widgets.Label("MiB"), self.run_button, self.reset_button], layout=WRAP),
                 self.message,
                 self.picture,
             ]

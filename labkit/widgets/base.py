@@ -17,7 +17,7 @@ from labkit.plots import Figure
 from labkit.widgets.page import HIDDEN, PANEL
 
 LARGEST_PREDICTION = 1000.0
-_WRAP = widgets.Layout(flex_flow="row wrap", align_items="center")
+WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each box makes one of its own of it
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -117,8 +117,8 @@ class Lab(Panel):
             [
                 widgets.HTML(f"<p><b>{escape(self.question)}</b></p>"),
                 *(widgets.HBox(list(row), layout=widgets.Layout(flex_flow="row wrap")) for row in choices),
-                widgets.HBox([self.answer, widgets.Label(self.unit), self.predict_button], layout=_WRAP),
-                widgets.HBox([self.run_button, self.stop_button, self.progress], layout=_WRAP),
+                widgets.HBox([self.answer, widgets.Label(self.unit), self.predict_button], layout=WRAP),
+                widgets.HBox([self.run_button, self.stop_button, self.progress], layout=WRAP),
                 self.message,
                 self.picture,
             ]
@@ -242,8 +242,7 @@ def switches(on: Sequence[str], names: Iterable[str], width: str) -> dict[str, w
     names = list(names)
     for name in on:
         one_of(name, names)
-    layout = widgets.Layout(width=width)
-    return {name: widgets.Checkbox(value=name in on, description=name, indent=False, layout=layout) for name in names}
+    return {name: widgets.Checkbox(value=name in on, description=name, indent=False, layout={"width": width}) for name in names}
 
 
 def one_of(value: Any, allowed: Iterable[Any]) -> Any:

@@ -9,7 +9,7 @@ from labkit import articles
 from labkit.articles import VERDICTS, Claim
 from labkit.experiments import try_claim
 from labkit.experiments.claims import Outcome
-from labkit.widgets.base import _WRAP, Panel
+from labkit.widgets.base import WRAP, Panel
 
 ANY = "any"
 SHOWN = 1500  # characters of an outcome
@@ -37,10 +37,10 @@ class ClaimsPanel(Panel):
         super().__init__(
             [
                 widgets.HTML("<p><b>Does this claim hold?</b></p>"),
-                widgets.HBox([self.article, self.verdict], layout=_WRAP),
+                widgets.HBox([self.article, self.verdict], layout=WRAP),
                 self.choice,
                 self.source,
-                widgets.HBox(list(self.guesses.values()), layout=_WRAP),
+                widgets.HBox(list(self.guesses.values()), layout=WRAP),
                 self.message,
                 self.told,
             ]

@@ -20,9 +20,8 @@ from labkit.experiments.stream_program import (
     code_of,
     run_program,
 )
-from labkit.widgets.base import Panel
+from labkit.widgets.base import WRAP, Panel
 
-_WRAP = widgets.Layout(flex_flow="row wrap", align_items="center")
 _STYLE = {"description_width": "initial"}
 ROWS = 8  # of the program that are seen at once
 FIRST = (Step(COPY_IN, "a"), Step(KERNEL, "b"), Step(COPY_OUT, "b"))
@@ -51,7 +50,7 @@ class StreamsLab(Panel):
         self.steps: list[Step] = list(FIRST)
         self.outcome: Outcome | None = None
         self.right = self.runs = 0
-        narrow = widgets.Layout(width="9em")
+        narrow = {"width": "9em"}  # not a Layout, which two dropdowns would share: hiding one would hide both
         self.action = widgets.Dropdown(options=list(ACTIONS.items()), value=WAIT, description="New line:", style=_STYLE)
         self.stream = widgets.Dropdown(options=STREAMS, value="b", description="stream:", style=_STYLE, layout=narrow)
         self.other = widgets.Dropdown(options=STREAMS, description="waits for:", style=_STYLE, layout=narrow)
@@ -82,9 +81,9 @@ class StreamsLab(Panel):
         super().__init__(
             [
                 widgets.HTML(f"<p><b>{question}</b></p>"),
-                widgets.HBox([self.action, self.stream, self.other, self.add_button, self.remove_button, self.reset_button], layout=_WRAP),
+                widgets.HBox([self.action, self.stream, self.other, self.add_button, self.remove_button, self.reset_button], layout=WRAP),
                 self.program,
-                widgets.HBox([self.answer, self.run_button], layout=_WRAP),
+                widgets.HBox([self.answer, self.run_button], layout=WRAP),
                 self.message,
                 self.picture,
             ]

@@ -116,3 +116,10 @@ def test_the_figure_before_the_first_run_is_that_of_the_program(lab):
 def test_without_a_virtual_gpu_the_message_says_so():
     assert "no GPU is in use" in run(StreamsLab(), "ordered")
     assert repr(StreamsLab()) == "StreamsLab()"
+
+
+@pytest.mark.parametrize(("verb", "needed"), [(COPY_IN, False), (KERNEL, False), (COPY_OUT, False), (WAIT, True), (HOST_WAIT, False)])
+def test_a_stream_can_be_chosen_for_every_kind_of_line_and_a_second_one_for_a_wait(lab, verb, needed):
+    lab.action.value = verb
+    assert lab.stream.layout.display is None
+    assert (lab.other.layout.display is None) is needed
