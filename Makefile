@@ -1,6 +1,6 @@
 # The kit's commands. Works with GNU make 3.81 (macOS) and newer.
 #
-#   make lab            JupyterLab at the first lesson; the first time installs everything into .venv
+#   make lab            JupyterLab at the first lesson, in your own copies of the lessons (work/); the first time installs everything into .venv
 #   make test           lint, unit tests, and every notebook against its stored outputs, on virtual GPUs
 #   make test-gpu       unit tests and notebooks on this machine's own CUDA GPUs
 #   make test-versions  the unit tests on the oldest torch that the kit admits, the pinned one and the newest, in .venv-versions
@@ -44,7 +44,8 @@ NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests
 
 # The address that JupyterLab prints leads to the first lesson. It refuses to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed
-	$(BIN)/python -m jupyterlab --ServerApp.root_dir=notebooks --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	@$(BIN)/python -m labkit lessons --to work
+	$(BIN)/python -m jupyterlab --ServerApp.root_dir=work --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: lint unit notebooks
 

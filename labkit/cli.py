@@ -1,4 +1,4 @@
-"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun`, `measure`, `links` and `course`."""
+"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun`, `lessons`, `measure`, `links` and `course`."""
 
 import argparse
 import importlib.machinery
@@ -53,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--output", default="recordings", metavar="FOLDER", help="where the JSON files go (default: recordings)")
     measure.add_argument("--report", action="store_true", help="run all experiments and lessons, and write a page beside virtual GPUs")
     measure.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
+    lessons = command("lessons", _lessons, "Copy the lessons into a folder to work in. What is there already stays as it is.")
+    lessons.add_argument("--to", default="work", metavar="DIR", help="where the copies go (default: work, here)")
+    lessons.add_argument("--reset", metavar="NN", help="bring one lesson back as it was, such as 03; what you wrote is kept beside it")
     links = command("links", _links, "Stamp the links to the lessons elsewhere from the address in pyproject.toml, or take them away.")
     links.add_argument("--check", action="store_true", help="change nothing; fail if a file's links are not those of the address")
     links.add_argument("--hub", metavar="ADDRESS", help="change nothing; print the lessons' links for this JupyterHub with nbgitpuller")
@@ -199,6 +202,27 @@ def _measure(options: argparse.Namespace) -> int:
             print(f"wrote {file}")
     except (ValueError, RuntimeError) as error:
         return _refuse(str(error), "measure")
+    return 0
+
+
+def _lessons(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from labkit import lesson_copies
+
+    folder = Path(options.to)
+    try:
+        if options.reset is not None:
+            fresh, kept = lesson_copies.reset(options.reset, folder)
+            print(f"{fresh} is as it was at first." + f" What you wrote is kept in {kept}." * (kept is not None))
+            return 0
+        for line in lesson_copies.copy(folder):
+            print(line)
+        print(f"The lessons are in {folder}: your own copies, in which nothing is written over.")
+    except ValueError as error:
+        return _refuse(str(error), "lessons")
+    except OSError as error:
+        return _refuse(f"{error.filename or folder}: {error.strerror}", "lessons")
     return 0
 
 

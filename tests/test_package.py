@@ -85,9 +85,10 @@ def in_wheel(wheel: Path) -> set[str]:
 
 
 def sources() -> set[str]:
-    """All files of the package, by their paths from the repository's root."""
+    """All files of the package, by their paths from the repository's root, and the lessons, which lie in it once it is installed."""
     files = (path.relative_to(ROOT) for path in (ROOT / "labkit").rglob("*") if path.is_file())
-    return {path.as_posix() for path in files if "__pycache__" not in path.parts}
+    lessons = {f"labkit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    return lessons | {path.as_posix() for path in files if "__pycache__" not in path.parts}
 
 
 def test_wheel_holds_every_file_of_the_package_and_no_other(wheel):
@@ -126,6 +127,11 @@ def test_installed_commands_work_in_another_folder(elsewhere):
     (elsewhere / "script.py").write_text(SCRIPT)
     assert python("-m", "labkit", "run", "--gpus", "2", "--like", "H200", "script.py", "7").splitlines()[-1] == "2 NVIDIA H200 3.0 7"
     assert sorted(path.name for path in elsewhere.iterdir()) == ["script.py"]
+
+
+def test_installed_package_brings_its_lessons(elsewhere):
+    python("-m", "labkit", "lessons", "--to", "mine")
+    assert sorted(path.name for path in (elsewhere / "mine").iterdir()) == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
 def test_citation_is_a_valid_one_of_this_version():

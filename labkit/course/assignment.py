@@ -1,4 +1,4 @@
-"""A course as its instructor describes it: one small TOML file beside the lessons' notebooks."""
+"""A course as its instructor describes it: one small TOML file."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ from typing import Any
 
 import nbformat
 
-from labkit import machine
+from labkit import lesson_copies, machine
 from labkit.course import reading
 from labkit.course.sandbox import Limits
 
@@ -63,7 +63,7 @@ class Course:
         late_days: whole days after the due date that cost nothing.
         late_penalty: the share of the points that each further day costs.
         extensions: other due dates, by (student, lab).
-        notebooks: the folder with the lessons.
+        notebooks: the folder with the lessons; those that come with the kit, unless the file names a folder of its own.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Course:
     late_penalty: float = 1.0
     extensions: dict[tuple[str, str], datetime] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    notebooks: Path = Path("notebooks")
+    notebooks: Path = field(default_factory=lesson_copies.shipped)
 
     def lab(self, name: str) -> Lab:
         """The lab of that name, or of the lesson of that number. Raises ValueError, naming the choices."""
@@ -103,9 +103,10 @@ def read(path: Path) -> Course:
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}") from None
     _known(content, KEYS, path.name)
-    notebooks = (path.parent / content.get("notebooks", "notebooks")).resolve()
+    own = _of_type(content, "notebooks", str, "")
+    notebooks = (path.parent / own).resolve() if own else lesson_copies.shipped()
     if not notebooks.is_dir():
-        raise ValueError(f"{path.name}: there is no folder {notebooks} with the lessons' notebooks; `notebooks = ...` says where it is")
+        raise ValueError(f"{path.name}: there is no folder {notebooks}. Without the line `notebooks`, the kit's own lessons are taken")
     labs = tuple(_lab(name, table, notebooks) for name, table in _table(content, "labs").items())
     if not labs:
         raise ValueError(f'{path.name}: no labs. Add a table for each, such as [labs."02_streams"]')

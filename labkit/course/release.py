@@ -11,8 +11,9 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from labkit import lessons, links
+from labkit.course import stubs
 from labkit.course.assignment import Course, Lab
-from labkit.course.reading import PLACEHOLDER, checked_number
+from labkit.course.reading import PLACEHOLDER, checked_name, checked_number
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 FORMATS = ("labkit", "nbgrader")
@@ -32,7 +33,10 @@ c.ClearSolutions.text_stub = {text!r}
 
 
 def files(course: Course, labs: list[Lab], kind: str) -> dict[str, str]:
-    """All that a release consists of: texts by their path. Raises ValueError when there is no such format."""
+    """All that a release consists of: texts by their path.
+
+    Raises ValueError when there is no such format, and, naming it, for an exercise that was answered in the notebook.
+    """
     if kind not in FORMATS:
         raise ValueError(f"there is no format {kind!r}; there are {', '.join(FORMATS)}")
     found = {}
@@ -147,6 +151,8 @@ def _text(notebook: NotebookNode) -> str:
 def _cells(course: Course, lab: Lab) -> list[NotebookNode]:
     """The lab's cells, solutions included: the whole lesson, or its exercises after a cell that sets up what they need.
 
+    Raises ValueError for an exercise's cell that is no stub.
+
     What installs the kit on Colab and Kaggle stays. The badges would open the lesson with its solutions, and go.
     """
     source = [_clean(cell) for cell in nbformat.read(course.notebooks / f"{lab.name}.ipynb", as_version=4).cells]
@@ -157,7 +163,9 @@ def _cells(course: Course, lab: Lab) -> list[NotebookNode]:
     last = max(index for index, cell in enumerate(source) if "solution" in cell.metadata.get("tags", []))
     for cell, following in pairwise(source):
         if "exercise" in cell.metadata.get("tags", []):
-            cell.metadata["labkit"] = {"exercise": checked_number(following.source)}
+            number, name = checked_number(following.source), checked_name(following.source)
+            stubs.require(number or "", name or "", cell.source, f"{lab.name}.ipynb")
+            cell.metadata["labkit"] = {"exercise": number}
     written = [cell for question in lab.written for cell in _question(question.id, question.question)]
     if course.contents == "lesson":
         return [*source[: last + 1], *written, *source[last + 1 :]]

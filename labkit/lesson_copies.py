@@ -1,0 +1,84 @@
+"""The lessons' notebooks as they come with the kit, and a learner's own copies of them, in which the work is done.
+
+A copy has no outputs, so that nothing below a question answers it, and it is never written over: what a learner wrote stays.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+DEFAULT = Path("work")
+
+
+def shipped() -> Path:
+    """The folder with the lessons as they come with the kit: in an installed package, or beside it in a clone of the repository."""
+    package = Path(__file__).parent
+    return next(folder for folder in (package / "notebooks", package.parent / "notebooks") if folder.is_dir())
+
+
+def copy(folder: Path = DEFAULT) -> list[str]:
+    """Copy the lessons that `folder` does not have yet; returns a line for each copy that a learner should know of.
+
+    A copy in which no cell was changed follows the kit when the lesson changes; any other stays, and a line says so.
+
+    Raises OSError where the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    told = []
+    for source in sorted(shipped().glob("*.ipynb")):
+        lesson, own = _without_outputs(source), folder / source.name
+        if not own.exists():
+            _write(lesson, own)
+        elif (begun := _version(own)) != lesson["metadata"]["labkit"]["version"]:
+            if begun is not None and begun == _digest(json.loads(own.read_text(encoding="utf-8"))):
+                _write(lesson, own)
+            else:
+                told.append(f"{own} was begun with another version of the lesson, and stays: --reset {source.name[:2]} brings the new one.")
+    return told
+
+
+def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
+    """Bring one lesson back as it was, such as "03": the path of the new copy, and where the old one lies now, if there was one.
+
+    Raises ValueError, naming the lessons, when there is no such lesson.
+    """
+    lessons = sorted(shipped().glob("*.ipynb"))
+    source = next((path for path in lessons if number in (path.name[:2], path.stem)), None)
+    if source is None:
+        raise ValueError(f"there is no lesson {number!r}; there are {', '.join(path.name[:2] for path in lessons)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    own, kept = folder / source.name, None
+    if own.exists():
+        kept = next(path for n in range(1, 10_000) if not (path := folder / f"{source.stem}.before-{n}.ipynb").exists())
+        own.rename(kept)
+    _write(_without_outputs(source), own)
+    return own, kept
+
+
+def _without_outputs(path: Path) -> dict[str, Any]:
+    """The lesson as a learner gets it, with a digest of its cells that tells later whether any was changed."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"], cell["execution_count"] = [], None
+    notebook["metadata"]["labkit"] = {"version": _digest(notebook)}
+    return notebook
+
+
+def _digest(notebook: dict[str, Any]) -> str:
+    sources = [re.sub(r"\s+$", "", "".join(cell["source"])) for cell in notebook["cells"]]
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:16]
+
+
+def _version(path: Path) -> str | None:
+    """That of the lesson which the copy was made of; None where the file does not say."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["metadata"]["labkit"]["version"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(notebook: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,100 @@
+"""The learner's copies of the lessons: without outputs, and never written over."""
+
+import json
+
+import pytest
+
+from labkit import cli, lesson_copies
+
+FIRST = "00_start_here.ipynb"
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """Two small lessons in the place of the kit's."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    for name in (FIRST, "01_device_basics.ipynb"):
+        write(folder / name, "print(1)")
+    monkeypatch.setattr(lesson_copies, "shipped", lambda: folder)
+    return folder
+
+
+def write(path, source):
+    output = {"output_type": "stream", "name": "stdout", "text": "the answer"}
+    cells = [
+        {"cell_type": "markdown", "source": ["*Predict:* what is printed?"], "metadata": {}},
+        {"cell_type": "code", "source": [source], "metadata": {"tags": ["a"]}, "outputs": [output], "execution_count": 3},
+    ]
+    path.write_text(json.dumps({"cells": cells, "metadata": {"kernelspec": {}}, "nbformat": 4, "nbformat_minor": 5}))
+
+
+def code(path):
+    return json.loads(path.read_text())["cells"][1]
+
+
+def change(path, source):
+    notebook = json.loads(path.read_text())
+    notebook["cells"][1]["source"] = source
+    path.write_text(json.dumps(notebook))
+
+
+def test_a_copy_has_no_outputs_and_the_lesson_keeps_them(shipped, tmp_path):
+    assert lesson_copies.copy(tmp_path / "work") == []
+    copied = code(tmp_path / "work" / FIRST)
+    assert (copied["outputs"], copied["execution_count"], copied["metadata"]) == ([], None, {"tags": ["a"]})
+    assert "the answer" not in (tmp_path / "work" / FIRST).read_text()
+    assert code(shipped / FIRST)["outputs"]
+
+
+def test_what_was_written_stays_and_a_missing_copy_comes_back(shipped, tmp_path):
+    work = tmp_path / "work"
+    lesson_copies.copy(work)
+    change(work / FIRST, "mine")
+    (work / "01_device_basics.ipynb").unlink()
+    assert lesson_copies.copy(work) == []
+    assert code(work / FIRST)["source"] == "mine" and (work / "01_device_basics.ipynb").exists()
+
+
+def test_a_copy_without_a_change_follows_the_kit_and_any_other_is_told_of(shipped, tmp_path):
+    work = tmp_path / "work"
+    lesson_copies.copy(work)
+    change(work / "01_device_basics.ipynb", "mine")
+    for name in (FIRST, "01_device_basics.ipynb"):
+        write(shipped / name, "print(2)")
+    [told] = lesson_copies.copy(work)
+    assert code(work / FIRST)["source"] == ["print(2)"] and code(work / "01_device_basics.ipynb")["source"] == "mine"
+    assert "01_device_basics.ipynb was begun with another version" in told and "--reset 01" in told
+
+
+def test_a_file_that_is_no_notebook_stays(shipped, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / FIRST).write_text("notes")
+    assert len(lesson_copies.copy(tmp_path / "work")) == 1
+    assert (tmp_path / "work" / FIRST).read_text() == "notes"
+
+
+def test_reset_keeps_each_old_copy_beside_the_new_one(shipped, tmp_path, capsys):
+    work = tmp_path / "work"
+    for text in ("first try", "second try"):
+        cli.main(["lessons", "--to", str(work)])
+        change(work / FIRST, text)
+        assert cli.main(["lessons", "--to", str(work), "--reset", "00"]) == 0
+    assert [code(work / f"00_start_here.before-{n}.ipynb")["source"] for n in (1, 2)] == ["first try", "second try"]
+    assert code(work / FIRST)["source"] == ["print(1)"]
+    assert "What you wrote is kept in" in capsys.readouterr().out
+
+
+def test_a_lesson_that_there_is_not_is_refused_by_name(shipped, tmp_path, capsys):
+    assert cli.main(["lessons", "--to", str(tmp_path), "--reset", "7"]) == 2
+    assert "there is no lesson '7'; there are 00, 01" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(shipped, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.main(["lessons", "--to", str(tmp_path / "file" / "work")]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_the_kit_ships_its_lessons():
+    assert (lesson_copies.shipped() / FIRST).is_file()
