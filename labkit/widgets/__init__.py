@@ -8,7 +8,6 @@ from labkit.widgets.copies import CopySpeedLab
 from labkit.widgets.formats import FormatLab
 from labkit.widgets.leaks import LeakLab
 from labkit.widgets.memory import MemoryPanel
-from labkit.widgets.monitor import Monitor
 from labkit.widgets.parallel import DataParallelLab
 from labkit.widgets.pipeline import PipelineLab
 from labkit.widgets.sharing import SharingLab
@@ -24,7 +23,6 @@ __all__ = [
     "Lab",
     "LeakLab",
     "MemoryPanel",
-    "Monitor",
     "PipelineLab",
     "SharingLab",
     "StreamsLab",
