@@ -1,4 +1,4 @@
-"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun`, `measure`, `links` and `course`."""
+"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun`, `measure` and `course`."""
 
 import argparse
 import importlib.machinery
@@ -53,9 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--output", default="recordings", metavar="FOLDER", help="where the JSON files go (default: recordings)")
     measure.add_argument("--report", action="store_true", help="run all experiments and lessons, and write a page beside virtual GPUs")
     measure.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
-    links = command("links", _links, "Stamp the links to the lessons elsewhere from the address in pyproject.toml, or take them away.")
-    links.add_argument("--check", action="store_true", help="change nothing; fail if a file's links are not those of the address")
-    links.add_argument("--hub", metavar="ADDRESS", help="change nothing; print the lessons' links for this JupyterHub with nbgitpuller")
     text = "Hand out, collect and grade the lessons' exercises in a course."
     course_commands.add_to(commands.add_parser("course", help=text, description=text))
     return parser
@@ -200,17 +197,6 @@ def _measure(options: argparse.Namespace) -> int:
     except (ValueError, RuntimeError) as error:
         return _refuse(str(error), "measure")
     return 0
-
-
-def _links(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from labkit import links
-
-    try:
-        return links.main(Path.cwd(), options.check, options.hub)
-    except ValueError as error:
-        return _refuse(str(error), "links")
 
 
 def run_script(script: str, arguments: list[str]) -> None:
