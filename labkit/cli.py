@@ -1,4 +1,4 @@
-"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun`, `measure` and `course`."""
+"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun` and `course`."""
 
 import argparse
 import importlib.machinery
@@ -49,10 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_ranks(torchrun)
     _add_script(torchrun)
-    measure = command("measure", _measure, "Make the recordings that ship with the kit, on this machine's real GPUs.")
-    measure.add_argument("--output", default="recordings", metavar="FOLDER", help="where the JSON files go (default: recordings)")
-    measure.add_argument("--report", action="store_true", help="run all experiments and lessons, and write a page beside virtual GPUs")
-    measure.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
     text = "Hand out, collect and grade the lessons' exercises in a course."
     course_commands.add_to(commands.add_parser("course", help=text, description=text))
     return parser
@@ -180,22 +176,6 @@ def _torchrun(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("labkit torchrun: interrupted; all ranks are stopped.", file=sys.stderr)
         return 130  # as a shell reports it
-    return 0
-
-
-def _measure(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from labkit import measure
-
-    try:
-        if options.report and options.names:
-            raise ValueError("a report is of all experiments: name none")
-        folder = Path(options.output)
-        for file in measure.report(folder) if options.report else measure.measure(options.names, folder):
-            print(f"wrote {file}")
-    except (ValueError, RuntimeError) as error:
-        return _refuse(str(error), "measure")
     return 0
 
 

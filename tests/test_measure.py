@@ -1,8 +1,9 @@
 """Making recordings: refused where there is no real GPU, whole where there is."""
 
+import measure
 import pytest
 
-from labkit import cli, machine, measure
+from labkit import machine
 from labkit.experiments import Result, copy_speed
 
 
@@ -16,7 +17,7 @@ def test_without_real_gpus_nothing_is_measured(tmp_path, monkeypatch, capsys):
     with pytest.raises(RuntimeError, match="made on real GPUs: copy_speed need 1, and PyTorch sees 0"):
         measure.measure(["copy_speed"], tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    assert cli.main(["measure", "--output", str(tmp_path / "new")]) == 2
+    assert measure.main(["--output", str(tmp_path / "new")]) == 2
     assert "recordings are made on real GPUs" in capsys.readouterr().err
 
 

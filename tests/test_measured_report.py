@@ -2,10 +2,12 @@
 
 import re
 
+import measure
+import measured_report
 import nbformat
 import pytest
 
-from labkit import beside, cli, machine, measure
+from labkit import machine
 from labkit.experiments import Result, fragmentation
 
 CELLS = ["import labkit\nlabkit.use(gpus=2)", "assert False, 'a | b'", "raise KeyError(1)", "1 + 1"]
@@ -27,7 +29,7 @@ def pretended(monkeypatch, lesson):
     monkeypatch.setattr(machine, "real_gpus", lambda: 1)
     monkeypatch.setattr(machine, "use", lambda gpus, like="H200", virtual=None, quiet=True: use(gpus, like=like, virtual=True, quiet=True))
     monkeypatch.setattr(measure, "_give_back", lambda: None)  # what only a build for CUDA has
-    monkeypatch.setattr(beside, "lessons", lambda: [lesson])
+    monkeypatch.setattr(measured_report, "lessons", lambda: [lesson])
 
     def broken():
         raise RuntimeError("CUDA error | here")
@@ -37,7 +39,7 @@ def pretended(monkeypatch, lesson):
 
 
 def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
-    assert cli.main(["measure", "--report", "--output", str(tmp_path / "out")]) == 0
+    assert measure.main(["--report", "--output", str(tmp_path / "out")]) == 0
     recording, page = (tmp_path / "out" / name for name in ("fragmentation_h200.json", "report_h200_x1.md"))
     assert capsys.readouterr().out == f"wrote {recording}\nwrote {page}\n"
     assert machine.current() is None
@@ -52,24 +54,24 @@ def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
 
 
 def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, lesson, tmp_path, monkeypatch):
-    monkeypatch.setattr(beside, "virtually", lambda *asked: "not asked here")
+    monkeypatch.setattr(measured_report, "virtually", lambda *asked: "not asked here")
     out = tmp_path / "out"
     list(measure.report(out))
-    made = beside.Report(out / "report_h200_x1.json")
+    made = measured_report.Report(out / "report_h200_x1.json")
     assert made.failures == {"two_streams": "RuntimeError: CUDA error | here"} and [len(outcome.failed) for outcome in made.outcomes] == [1]
     measure.EXPERIMENTS["two_streams"] = measure.Recorded(fragmentation)
     assert [file.name for file in measure.report(out)] == ["two_streams_h200.json", "report_h200_x1.md"]
-    assert not beside.Report(made.file).failures
+    assert not measured_report.Report(made.file).failures
     notebook = nbformat.read(lesson, as_version=4)
     del notebook.cells[1]
     nbformat.write(notebook, lesson)
     assert [file.name for file in measure.report(out)] == ["report_h200_x1.md"]
-    assert [outcome.failed for outcome in beside.Report(made.file).outcomes] == [[]]
+    assert [outcome.failed for outcome in measured_report.Report(made.file).outcomes] == [[]]
     assert "failed: " not in (out / "report_h200_x1.md").read_text()
 
 
 def test_a_report_of_another_day_is_made_anew(pretended, tmp_path, monkeypatch):
-    monkeypatch.setattr(beside, "virtually", lambda *asked: "not asked here")
+    monkeypatch.setattr(measured_report, "virtually", lambda *asked: "not asked here")
     list(measure.report(tmp_path))
     for name in ("fragmentation_h200.json", "report_h200_x1.json"):
         text = (tmp_path / name).read_text()
@@ -79,14 +81,14 @@ def test_a_report_of_another_day_is_made_anew(pretended, tmp_path, monkeypatch):
 
 
 def test_a_report_does_not_write_over_the_recordings_of_another_machine(pretended, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(beside, "virtually", lambda *asked: "not asked here")
+    monkeypatch.setattr(measured_report, "virtually", lambda *asked: "not asked here")
     list(measure.report(tmp_path))
     made, other = tmp_path / "report_h200_x1.json", tmp_path / "report_h200_x4.json"
     other.write_text(made.read_text().replace('"machine": "NVIDIA H200"', '"machine": "4x NVIDIA H200"'))
     assert [file.name for file in measure.report(tmp_path)] == ["report_h200_x1.md"]  # the same machine on another number of its GPUs
     other.write_text(other.read_text().replace('"cores": ', '"cores": 9'))
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    assert cli.main(["measure", "--report", "--output", str(tmp_path)]) == 2
+    assert measure.main(["--report", "--output", str(tmp_path)]) == 2
     assert f"{other} is of another machine" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
@@ -101,28 +103,23 @@ def test_where_no_gpu_is_the_page_is_written_anew_beside_todays_virtual_gpus(pre
 
 def test_without_real_gpus_there_is_no_report(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(machine, "real_gpus", lambda: 0)
-    assert cli.main(["measure", "--report", "--output", str(tmp_path / "new")]) == 2
+    assert measure.main(["--report", "--output", str(tmp_path / "new")]) == 2
     assert "made on real GPUs, and PyTorch sees none; nor is there one in" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
 def test_a_report_is_of_all_experiments(capsys):
-    assert cli.main(["measure", "--report", "copy_speed"]) == 2
+    assert measure.main(["--report", "copy_speed"]) == 2
     assert "a report is of all experiments: name none" in capsys.readouterr().err
 
 
-def test_it_needs_the_lessons(tmp_path):
-    with pytest.raises(RuntimeError, match="make it in a clone of the repository"):
-        beside.lessons(tmp_path)
-
-
 def test_a_gpu_without_a_profile_has_nothing_beside_it():
-    assert beside.virtually("fragmentation", fragmentation, 1, "NVIDIA GeForce GTX 480") == "no profile of this GPU"
+    assert measured_report.virtually("fragmentation", fragmentation, 1, "NVIDIA GeForce GTX 480") == "no profile of this GPU"
 
 
 def test_a_conclusion_that_differs_stands_out(monkeypatch):
-    pairs = [beside.Pair("two_streams", 1, streams(1.0), streams(0.1))]
-    text = beside.page("Measured", "today", pairs, [], ["01_next"])
+    pairs = [measured_report.Pair("two_streams", 1, streams(1.0), streams(0.1))]
+    text = measured_report.page("Measured", "today", pairs, [], ["01_next"])
     assert text.endswith("| 01_next |  | *not run* |  |  |\n")
     assert "| two_streams | 1 | a second stream gains little for tiny kernels | yes | **no** |" in text
     assert "| two_streams | seconds | 4 | 0.55 | 0.10 | 1.00 |" in text
@@ -136,4 +133,4 @@ def streams(second: float) -> Result:
 def test_other_rows_are_not_compared():
     other = streams(1.0)
     other.rows.pop()
-    assert beside.ratios(streams(1.0), other) == {}
+    assert measured_report.ratios(streams(1.0), other) == {}
