@@ -250,6 +250,6 @@ def _with_relu(norm: Layer) -> Layer:
     return norm._replace(kept=norm.kept + norm.output, forward=0, keeps_output=True)
 
 
-def block_bytes(sizes: tuple[int, ...], itemsize: int = FULL) -> int:
-    """Bytes of tensors of so many elements: the allocator hands out multiples of 512 bytes."""
-    return sum(-(-size * itemsize // 512) * 512 for size in sizes)
+def block_bytes(sizes: tuple[int, ...]) -> int:
+    """Bytes of float32 tensors of so many elements: the allocator hands out multiples of 512 bytes."""
+    return sum(-(-size * FULL // 512) * 512 for size in sizes)
