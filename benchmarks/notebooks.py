@@ -15,8 +15,6 @@ from statistics import median
 
 import nbformat
 
-from labkit import links
-
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 INTRODUCTION = "00"  # it is shorter, and has one exercise
 BOUNDS = {"words": (1000, 1500), "cells": (15, 25), "median lines": (3, 5), "most lines": (1, 15), "exercises": (5, 12)}
@@ -30,8 +28,7 @@ def lessons() -> list[Path]:
 
 
 def cells(path: Path) -> list[nbformat.NotebookNode]:
-    """Those of the lesson itself: not those that `labkit links` stamps into it."""
-    return [cell for cell in nbformat.read(path, as_version=4).cells if links.TAG not in tags(cell)]
+    return nbformat.read(path, as_version=4).cells
 
 
 def tags(cell: nbformat.NotebookNode) -> list[str]:

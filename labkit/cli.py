@@ -1,4 +1,4 @@
-"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun`, `lessons`, `measure`, `links` and `course`."""
+"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun`, `lessons` and `course`."""
 
 import argparse
 import importlib.machinery
@@ -49,15 +49,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_ranks(torchrun)
     _add_script(torchrun)
-    measure = command("measure", _measure, "Make the recordings that ship with the kit, on this machine's real GPUs.")
-    measure.add_argument("--output", default="recordings", metavar="FOLDER", help="where the JSON files go (default: recordings)")
     measure.add_argument("--report", action="store_true", help="run all experiments and lessons, and write a page beside virtual GPUs")
-    measure.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
     lessons = command("lessons", _lessons, "Copy the lessons into a folder to work in. What is there already stays as it is.")
     lessons.add_argument("--to", default="work", metavar="DIR", help="where the copies go (default: work, here)")
     lessons.add_argument("--reset", metavar="NN", help="bring one lesson back as it was, such as 03; what you wrote is kept beside it")
     links = command("links", _links, "Stamp the links to the lessons elsewhere from the address in pyproject.toml, or take them away.")
-    links.add_argument("--check", action="store_true", help="change nothing; fail if a file's links are not those of the address")
     links.add_argument("--hub", metavar="ADDRESS", help="change nothing; print the lessons' links for this JupyterHub with nbgitpuller")
     text = "Hand out, collect and grade the lessons' exercises in a course."
     course_commands.add_to(commands.add_parser("course", help=text, description=text))
@@ -189,22 +185,6 @@ def _torchrun(options: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from labkit import measure
-
-    try:
-        if options.report and options.names:
-            raise ValueError("a report is of all experiments: name none")
-        folder = Path(options.output)
-        for file in measure.report(folder) if options.report else measure.measure(options.names, folder):
-            print(f"wrote {file}")
-    except (ValueError, RuntimeError) as error:
-        return _refuse(str(error), "measure")
-    return 0
-
-
 def _lessons(options: argparse.Namespace) -> int:
     from pathlib import Path
 
@@ -224,17 +204,6 @@ def _lessons(options: argparse.Namespace) -> int:
     except OSError as error:
         return _refuse(f"{error.filename or folder}: {error.strerror}", "lessons")
     return 0
-
-
-def _links(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from labkit import links
-
-    try:
-        return links.main(Path.cwd(), options.check, options.hub)
-    except ValueError as error:
-        return _refuse(str(error), "links")
 
 
 def run_script(script: str, arguments: list[str]) -> None:

@@ -63,17 +63,17 @@ def ask_nvml() -> Answer:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return Answer("NVML", trouble=nvml_trouble(error))
+        return Answer("NVML", trouble=_nvml_trouble(error))
     try:
         return Answer("NVML", tuple(_nvml_reading(nvml, index) for index in range(nvml.nvmlDeviceGetCount())))
     except nvml.NVMLError as error:
-        return Answer("NVML", trouble=nvml_trouble(error))
+        return Answer("NVML", trouble=_nvml_trouble(error))
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 
 
-def nvml_trouble(error: Exception) -> str:
+def _nvml_trouble(error: Exception) -> str:
     """The error in a sentence; the three that a learner meets, in plain words."""
     plain = {
         "NVMLError_LibraryNotFound": "no NVIDIA driver is installed here",
@@ -95,12 +95,12 @@ def _nvml_reading(nvml: types.ModuleType, index: int) -> Reading:
     with told:
         capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     name, uuid, driver = (
-        nvml_text(answer) for answer in (nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle), nvml.nvmlSystemGetDriverVersion())
+        _nvml_text(answer) for answer in (nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle), nvml.nvmlSystemGetDriverVersion())
     )
     return Reading(index, name, uuid, memory, used, utilization, driver, capability)
 
 
-def nvml_text(answer: str | bytes) -> str:
+def _nvml_text(answer: str | bytes) -> str:
     """NVML's Python binding gave bytes before its version 11.515."""
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 

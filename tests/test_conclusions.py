@@ -1,8 +1,11 @@
 """What the kit's recordings show, virtual GPUs show too."""
 
+import conclusions
+import measure
+import measured_report
 import pytest
 
-from labkit import beside, conclusions, measure, recordings
+from labkit import recordings
 
 RECORDED = [name for name in measure.EXPERIMENTS if recordings.load(name)]
 
@@ -17,10 +20,10 @@ def test_they_are_true_of_what_was_recorded(name):
     assert [sentence for sentence, true in conclusions.drawn(recordings.load(name)).items() if not true] == []
 
 
-@pytest.mark.parametrize("name", [name for name in RECORDED if name not in beside.NOT_VIRTUAL])
+@pytest.mark.parametrize("name", [name for name in RECORDED if name not in measured_report.NOT_VIRTUAL])
 def test_they_are_true_of_virtual_gpus(name):
     experiment = measure.EXPERIMENTS[name]
-    virtual = beside.virtually(name, experiment.function, experiment.gpus, "NVIDIA H200")
+    virtual = measured_report.virtually(name, experiment.function, experiment.gpus, "NVIDIA H200")
     assert [sentence for sentence, true in conclusions.drawn(virtual).items() if not true] == []
 
 

@@ -29,7 +29,7 @@ def named() -> Iterator[tuple[str, object]]:
     for name in labkit._FUNCTIONS:
         yield f"labkit.{name}", getattr(labkit, name)
     for module in MODULES:
-        yield from ((f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__ if callable(getattr(module, name)))
+        yield from ((f"{module.__name__}.{name}", thing) for name, thing in vars(module).items() if callable(thing) and name[0] != "_")
     yield from ((f"{given.__module__}.{given.__name__}", given) for given in GIVEN)
 
 

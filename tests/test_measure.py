@@ -1,9 +1,16 @@
-"""Making recordings: refused where there is no real GPU, whole where there is."""
+"""Making recordings, and the report of them beside virtual GPUs; real GPUs are pretended here."""
 
+import re
+
+import measure
+import measured_report
+import nbformat
 import pytest
 
-from labkit import cli, machine, measure
-from labkit.experiments import Result, copy_speed
+from labkit import machine
+from labkit.experiments import Result, copy_speed, fragmentation
+
+CELLS = ["import labkit\nlabkit.use(gpus=2)", "assert False, 'a | b'", "raise KeyError(1)", "1 + 1"]
 
 
 def test_an_unknown_experiment_is_refused(tmp_path):
@@ -16,7 +23,7 @@ def test_without_real_gpus_nothing_is_measured(tmp_path, monkeypatch, capsys):
     with pytest.raises(RuntimeError, match="made on real GPUs: copy_speed need 1, and PyTorch sees 0"):
         measure.measure(["copy_speed"], tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    assert cli.main(["measure", "--output", str(tmp_path / "new")]) == 2
+    assert measure.main(["--output", str(tmp_path / "new")]) == 2
     assert "recordings are made on real GPUs" in capsys.readouterr().err
 
 
@@ -33,3 +40,129 @@ def test_a_recording_is_written(tmp_path, monkeypatch):
     recording = Result.from_json(file.read_text())
     assert recording.badge.startswith("recorded on NVIDIA") and len(recording.rows) == 4
     assert machine.current() is None
+
+
+# The report
+
+
+@pytest.fixture
+def lesson(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_VIRTUAL", "1")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, id=f"c{i}") for i, source in enumerate(CELLS)])
+    notebook.cells[2].metadata["tags"] = ["raises-exception"]
+    nbformat.write(notebook, tmp_path / "00_short.ipynb")
+    return tmp_path / "00_short.ipynb"
+
+
+@pytest.fixture
+def pretended(monkeypatch, lesson):
+    """One GPU that is said to be real, three experiments, one lesson."""
+    use = machine.use
+    monkeypatch.setattr(machine, "real_gpus", lambda: 1)
+    monkeypatch.setattr(machine, "use", lambda gpus, like="H200", virtual=None, quiet=True: use(gpus, like=like, virtual=True, quiet=True))
+    monkeypatch.setattr(measure, "_give_back", lambda: None)  # what only a build for CUDA has
+    monkeypatch.setattr(measured_report, "lessons", lambda: [lesson])
+
+    def broken():
+        raise RuntimeError("CUDA error | here")
+
+    some = {"fragmentation": measure.Recorded(fragmentation), "two_streams": measure.Recorded(broken)}
+    monkeypatch.setattr(measure, "EXPERIMENTS", some | {"pipeline_step": measure.Recorded(broken, gpus=4)})
+
+
+def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
+    assert measure.main(["--report", "--output", str(tmp_path / "out")]) == 0
+    recording, page = (tmp_path / "out" / name for name in ("fragmentation_h200.json", "report_h200_x1.md"))
+    assert capsys.readouterr().out == f"wrote {recording}\nwrote {page}\n"
+    assert machine.current() is None
+    assert Result.from_json(recording.read_text()).name == "fragmentation"
+    text = page.read_text()
+    assert text.startswith("# Measured on NVIDIA H200\n")
+    assert "| fragmentation | 1 | with the default settings small free blocks cannot serve a large request | yes | yes |" in text
+    assert "| two_streams | 1 | *failed: RuntimeError: CUDA error \\| here* |  |  |" in text
+    assert "| pipeline_step | 4 | *needs 4 GPUs* |  |  |" in text
+    assert "| fragmentation | reserved | 18 | 1.00 | 1.00 | 1.00 |" in text
+    assert "| 00_short | 4 | cell c1: AssertionError: a \\| b |" in text and "2 virtual GPUs" in text
+
+
+def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, lesson, tmp_path, monkeypatch):
+    monkeypatch.setattr(measured_report, "virtually", lambda *asked: "not asked here")
+    out = tmp_path / "out"
+    list(measure.report(out))
+    made = measured_report.Report(out / "report_h200_x1.json")
+    assert made.failures == {"two_streams": "RuntimeError: CUDA error | here"} and [len(outcome.failed) for outcome in made.outcomes] == [1]
+    measure.EXPERIMENTS["two_streams"] = measure.Recorded(fragmentation)
+    assert [file.name for file in measure.report(out)] == ["two_streams_h200.json", "report_h200_x1.md"]
+    assert not measured_report.Report(made.file).failures
+    notebook = nbformat.read(lesson, as_version=4)
+    del notebook.cells[1]
+    nbformat.write(notebook, lesson)
+    assert [file.name for file in measure.report(out)] == ["report_h200_x1.md"]
+    assert [outcome.failed for outcome in measured_report.Report(made.file).outcomes] == [[]]
+    assert "failed: " not in (out / "report_h200_x1.md").read_text()
+
+
+def test_a_report_of_another_day_is_made_anew(pretended, tmp_path, monkeypatch):
+    monkeypatch.setattr(measured_report, "virtually", lambda *asked: "not asked here")
+    list(measure.report(tmp_path))
+    for name in ("fragmentation_h200.json", "report_h200_x1.json"):
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(re.sub(r'"date": ?"[-0-9]+"', '"date": "2020-02-02"', text))
+    assert [file.name for file in measure.report(tmp_path)] == ["fragmentation_h200.json", "report_h200_x1.md"]
+    assert "2020" not in "".join(file.read_text() for file in tmp_path.glob("*_*.*"))
+
+
+def test_a_report_does_not_write_over_the_recordings_of_another_machine(pretended, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measured_report, "virtually", lambda *asked: "not asked here")
+    list(measure.report(tmp_path))
+    made, other = tmp_path / "report_h200_x1.json", tmp_path / "report_h200_x4.json"
+    other.write_text(made.read_text().replace('"machine": "NVIDIA H200"', '"machine": "4x NVIDIA H200"'))
+    assert [file.name for file in measure.report(tmp_path)] == ["report_h200_x1.md"]  # the same machine on another number of its GPUs
+    other.write_text(other.read_text().replace('"cores": ', '"cores": 9'))
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert measure.main(["--report", "--output", str(tmp_path)]) == 2
+    assert f"{other} is of another machine" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_where_no_gpu_is_the_page_is_written_anew_beside_todays_virtual_gpus(pretended, monkeypatch, tmp_path):
+    *_, page = measure.report(tmp_path)
+    said = page.read_text()
+    page.write_text("")
+    monkeypatch.setattr(machine, "real_gpus", lambda: 0)
+    assert list(measure.report(tmp_path)) == [page] and page.read_text() == said
+
+
+def test_without_real_gpus_there_is_no_report(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(machine, "real_gpus", lambda: 0)
+    assert measure.main(["--report", "--output", str(tmp_path / "new")]) == 2
+    assert "made on real GPUs, and PyTorch sees none; nor is there one in" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_report_is_of_all_experiments(capsys):
+    assert measure.main(["--report", "copy_speed"]) == 2
+    assert "a report is of all experiments: name none" in capsys.readouterr().err
+
+
+def test_a_gpu_without_a_profile_has_nothing_beside_it():
+    assert measured_report.virtually("fragmentation", fragmentation, 1, "NVIDIA GeForce GTX 480") == "no profile of this GPU"
+
+
+def test_a_conclusion_that_differs_stands_out(monkeypatch):
+    pairs = [measured_report.Pair("two_streams", 1, streams(1.0), streams(0.1))]
+    text = measured_report.page("Measured", "today", pairs, [], ["01_next"])
+    assert text.endswith("| 01_next |  | *not run* |  |  |\n")
+    assert "| two_streams | 1 | a second stream gains little for tiny kernels | yes | **no** |" in text
+    assert "| two_streams | seconds | 4 | 0.55 | 0.10 | 1.00 |" in text
+
+
+def streams(second: float) -> Result:
+    rows = [{"width": width, "streams": n, "seconds": second if n == 2 else 1.0} for width in (64, 4096) for n in (1, 2)]
+    return Result("two_streams", {}, {"width": "", "streams": "", "seconds": "seconds"}, rows, "")
+
+
+def test_other_rows_are_not_compared():
+    other = streams(1.0)
+    other.rows.pop()
+    assert measured_report.ratios(streams(1.0), other) == {}

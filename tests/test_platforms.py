@@ -7,7 +7,6 @@ import pytest
 from platforms import Figures
 
 import notebooks
-from labkit import links
 
 TIMES = {"00_start": (61.4, 300 << 20), "01_next": (2.6, 1 << 30)}
 ONE = Figures("here", "2 cores of a chip", "Python 3, torch 2", "2026-11-22", TIMES, 3.4)
@@ -73,7 +72,3 @@ def test_no_lesson_takes_more_than_binder_gives():
     binder = next(figures for figures in platforms.stored() if figures.platform.startswith("Binder"))
     assert max(memory for _, memory in binder.lessons.values()) < 2 * 10**9
     assert binder.setup_seconds < 60
-
-
-def test_the_page_says_what_the_command_wants():
-    assert links.ALLOWED in platforms.PAGE.read_text(encoding="utf-8")

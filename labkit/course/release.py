@@ -10,7 +10,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from labkit import lessons, links
+from labkit import lessons
 from labkit.course import stubs
 from labkit.course.assignment import Course, Lab
 from labkit.course.reading import PLACEHOLDER, checked_name, checked_number
@@ -152,13 +152,8 @@ def _cells(course: Course, lab: Lab) -> list[NotebookNode]:
     """The lab's cells, solutions included: the whole lesson, or its exercises after a cell that sets up what they need.
 
     Raises ValueError for an exercise's cell that is no stub.
-
-    What installs the kit on Colab and Kaggle stays. The badges would open the lesson with its solutions, and go.
     """
     source = [_clean(cell) for cell in nbformat.read(course.notebooks / f"{lab.name}.ipynb", as_version=4).cells]
-    stamped = [cell for cell in source if links.TAG in cell.metadata.get("tags", [])]
-    install = [cell for cell in stamped if cell.cell_type == "code"]
-    source = [cell for cell in source if cell not in stamped or cell in install]
     first = next(index for index, cell in enumerate(source) if cell.cell_type == "markdown" and HEADING in cell.source)
     last = max(index for index, cell in enumerate(source) if "solution" in cell.metadata.get("tags", []))
     for cell, following in pairwise(source):
@@ -172,7 +167,6 @@ def _cells(course: Course, lab: Lab) -> list[NotebookNode]:
     source[first].source = source[first].source[source[first].source.index(HEADING) :]
     opening = [
         new_markdown_cell(f"# {lab.title}\n\n{HOW}", id="lab"),
-        *install,
         new_code_cell(_set_up(lab, source[:first], source[first : last + 1]), id="set-up"),
     ]
     return [*opening, *source[first : last + 1], *written]

@@ -33,7 +33,7 @@ from labkit import lessons, machine
 from labkit.course import wire
 from labkit.course.integrity import Attempts, Originals
 from labkit.lessons import checks
-from labkit.lessons.verdict import Verdict
+from labkit.lessons.checks import Verdict
 
 LATE = 75  # exit status of a copy that ran out of time and would not hear it
 FIGURES, FIGURE_BYTES = 12, 400_000  # figures that a submission may show, and the bytes of each

@@ -6,12 +6,12 @@ from string import ascii_uppercase
 import torch
 
 from labkit.experiments.result import badge
-from labkit.experiments.unused_stream import unused_stream
 
 MIB = 1 << 20
 STREAMS = 3
 MOST_BLOCKS = len(ascii_uppercase)  # that are alive at once
 LARGEST = 1024 * MIB  # of one request
+_POOL = 32  # streams of one priority that a device has; torch.cuda.Stream() hands them out in turn
 
 
 @dataclass(frozen=True)
@@ -139,3 +139,18 @@ class AllocatorByHand:
                     (numbers[segment["stream"]], start, HandSegment(numbers[segment["stream"]], segment["total_size"], tuple(blocks)))
                 )
         return [segment for _, _, segment in sorted(found, key=lambda entry: entry[:2])]
+
+
+def unused_stream() -> torch.cuda.Stream:
+    """A stream of the current GPU without segments of its own, after emptying the cache: what lies free on others cannot serve it.
+
+    Raises RuntimeError where all have some.
+    """
+    torch.cuda.empty_cache()
+    device = torch.cuda.current_device()
+    used = {segment["stream"] for segment in torch.cuda.memory_snapshot() if segment["device"] == device}
+    for _ in range(_POOL):
+        stream = torch.cuda.Stream()
+        if stream.cuda_stream not in used:
+            return stream
+    raise RuntimeError(f"tensors are alive on all {_POOL} streams of this GPU: free those of one stream, and try again")

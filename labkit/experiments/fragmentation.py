@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import torch
 
 from labkit import machine
+from labkit.experiments.allocator_by_hand import unused_stream
 from labkit.experiments.result import Result, Row, Run, badge, checked_sizes
-from labkit.experiments.unused_stream import unused_stream
 
 MIB = 1 << 20
 BLOCKS = (2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)

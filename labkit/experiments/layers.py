@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any, NamedTuple
 
+import torch
+
 from labkit.experiments.networks import GPT, MLP, Network, ResNet, segment_size
-from labkit.vgpu.footprint.convolution import workspaces
+from labkit.vgpu.footprint.convolution import figures
 from labkit.vgpu.footprint.reductions import MAX_THREADS, launch_buffers
 
 FULL, HALF, INDEX = 4, 2, 8  # bytes of a float32, of a float16 or bfloat16, of an int64
@@ -230,13 +232,13 @@ def _convolution(
     the order that its kernels want. There is no rule for it but a table of what an H200 took, the same that virtual GPUs go by.
     """
     (into, side), (channels, smaller) = before, after
-    x, y = mode.size * rows * into * side**2, mode.size * rows * channels * smaller**2
-    weights = into * channels * kernel**2
-    weight, copies = mode.size * weights, HALF * weights if mode.mixed else 0
-    pairs = " ".join(f"{n},{n}" for n in (kernel, stride, kernel // 2, 1))
-    key = f"{mode.mixed or 'float32'} first F {into} {channels} {pairs} 1"
-    output, input_gradient, weight_gradient = workspaces(key, (rows, side, side), x, y, weight, False)
-    backward = x + y + max(input_gradient, weight + weight_gradient)
+    dtype = getattr(torch, mode.mixed or "float32")
+    inputs = torch.empty(rows, into, side, side, dtype=dtype, device="meta")
+    weight = torch.empty(channels, into, kernel, kernel, dtype=dtype, device="meta")
+    x, y, weights = inputs.nbytes, mode.size * rows * channels * smaller**2, weight.numel()
+    copies = HALF * weights if mode.mixed else 0
+    output, input_gradient, weight_gradient = figures(inputs, y, weight, (stride,), (kernel // 2,), (1,), False, 1)
+    backward = x + y + max(input_gradient, weight.nbytes + weight_gradient)
     convolution = Layer(name + "convolution", x, copies, y + output, backward, y, weights=(weights,), segment=segment)
     statistics = 2 * FULL * channels
     sizes: dict[str, Any] = {"weights": (channels, channels), "buffers": (channels, channels, 1)}
@@ -248,6 +250,6 @@ def _with_relu(norm: Layer) -> Layer:
     return norm._replace(kept=norm.kept + norm.output, forward=0, keeps_output=True)
 
 
-def block_bytes(sizes: tuple[int, ...], itemsize: int = FULL) -> int:
-    """Bytes of tensors of so many elements: the allocator hands out multiples of 512 bytes."""
-    return sum(-(-size * itemsize // 512) * 512 for size in sizes)
+def block_bytes(sizes: tuple[int, ...]) -> int:
+    """Bytes of float32 tensors of so many elements: the allocator hands out multiples of 512 bytes."""
+    return sum(-(-size * FULL // 512) * 512 for size in sizes)

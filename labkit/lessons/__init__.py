@@ -7,8 +7,7 @@ from typing import Any
 
 from labkit.lessons import attempts, checks
 from labkit.lessons.attempts import Progress
-from labkit.lessons.checks import Check
-from labkit.lessons.verdict import Verdict
+from labkit.lessons.checks import Check, Verdict
 
 __all__ = ["Check", "Progress", "Verdict", "check", "exercises", "find", "progress"]
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from labkit import machine
-from labkit.experiments.unused_stream import unused_stream
-from labkit.lessons.checks import Check, Plain, describe, during, quote
-from labkit.lessons.verdict import Verdict, not_yet, right
+from labkit.experiments.allocator_by_hand import unused_stream
+from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, quote, right
 from labkit.units import byte_text
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -18,8 +18,7 @@ from torch import nn
 
 from labkit import units
 from labkit.lessons import leaky_scripts as scripts
-from labkit.lessons.checks import Check, Plain, describe, during
-from labkit.lessons.verdict import Verdict, not_yet, right
+from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, right
 
 STEPS = 12
 MAY_BE_BAD = range(4, 9)  # batches, so that memory before and after them can be compared

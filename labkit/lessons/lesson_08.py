@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from labkit import processes, units
-from labkit.lessons.checks import Check, Plain, describe, during, quote
-from labkit.lessons.verdict import Verdict, not_yet, right
+from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, quote, right
 
 DEVICE = "cuda:0"
 MIB = 1 << 20

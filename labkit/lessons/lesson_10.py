@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from labkit.experiments.shards import held
-from labkit.lessons.checks import Check, Plain, during
+from labkit.lessons.checks import Check, Plain, Verdict, during, not_yet, right
 from labkit.lessons.in_ranks import in_ranks
 from labkit.lessons.rank_programs import accumulated, cut_layers, gradients_after, life
-from labkit.lessons.verdict import Verdict, not_yet, right
 
 CLOSE = 1e-4
 

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
 from labkit.plots.figure import BLUE, GREEN, GREY, ORANGE, TEXT_POINTS, VERMILLION, YELLOW, drawable, text_width
-from labkit.trace.busy import seconds_of
-from labkit.trace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT
+from labkit.trace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, seconds_of
 
 if TYPE_CHECKING:
     from labkit.trace.trace import Trace

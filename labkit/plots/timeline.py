@@ -31,8 +31,7 @@ from labkit.plots.figure import (
 from labkit.plots.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, lanes_of, shade
 from labkit.plots.phases import add_phases
 from labkit.plots.relations import draw_races, draw_waits, race_text
-from labkit.trace import busy
-from labkit.trace.spans import HOST
+from labkit.trace.spans import ASKED, HOST, chosen, seconds_of, seconds_of_both
 
 if TYPE_CHECKING:
     from labkit.trace.trace import Trace
@@ -145,10 +144,10 @@ def _told(trace: "Trace", lane: Lane, inches: float) -> str:
     """The share of the time that is written beside a lane, which is so high."""
     if lane.is_host:
         return f"waits {_percent(trace.host_waited, trace.end)}"
-    taken = busy.seconds_of(trace.spans, lane.mask)
+    taken = seconds_of(trace.spans, lane.mask)
     if lane.kind is None:
         return f"busy {_percent(taken, trace.end)}"
-    hidden = busy.seconds_of_both(trace.spans, lane.mask, busy.chosen(trace.spans, lane.device, busy.ASKED["kernel"]))
+    hidden = seconds_of_both(trace.spans, lane.mask, chosen(trace.spans, lane.device, ASKED["kernel"]))
     told = f"busy {_percent(taken, trace.end)}"
     return f"{told}, of which\n{_percent(hidden, taken)} overlapped" if inches >= TWO_LINES else told
 

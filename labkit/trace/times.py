@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.trace import busy
-from labkit.trace.spans import COPIES, HOST, KERNEL, WAIT, Spans
+from labkit.trace.spans import ASKED, COPIES, HOST, KERNEL, WAIT, Spans, chosen, seconds_of, seconds_of_both
 
 if TYPE_CHECKING:
     from labkit.trace.trace import Device
@@ -32,9 +31,9 @@ class Times:
         Without a device it is the one with the highest peak of memory. A copy between two devices is work of the one that it comes from.
         Raises ValueError for another kind or device, RuntimeError where no timeline was recorded.
         """
-        if kind is not None and kind not in busy.ASKED:
-            raise ValueError(f"kind={kind!r}: choose {', '.join(map(repr, busy.ASKED))}, or None for all of them")
-        return busy.seconds_of(self.spans, self._ran(device, (KERNEL, *COPIES) if kind is None else busy.ASKED[kind]))
+        if kind is not None and kind not in ASKED:
+            raise ValueError(f"kind={kind!r}: choose {', '.join(map(repr, ASKED))}, or None for all of them")
+        return seconds_of(self.spans, self._ran(device, (KERNEL, *COPIES) if kind is None else ASKED[kind]))
 
     def idle(self, device: "Device | None" = None) -> float:
         """Seconds in which a device did nothing, from the start of the recording to the end of all work. Raises as `busy` does."""
@@ -46,13 +45,13 @@ class Times:
 
         Raises as `busy` does.
         """
-        return busy.seconds_of_both(self.spans, self._ran(device, (KERNEL,)), self._ran(device, COPIES))
+        return seconds_of_both(self.spans, self._ran(device, (KERNEL,)), self._ran(device, COPIES))
 
     @property
     def host_waited(self) -> float:
         """Seconds in which a thread of the host waited for a device. Raises RuntimeError where no timeline was recorded."""
         self.require_timeline()
-        return busy.seconds_of(self.spans, busy.chosen(self.spans, HOST, (WAIT,)))
+        return seconds_of(self.spans, chosen(self.spans, HOST, (WAIT,)))
 
     def require_timeline(self) -> None:
         """Raises RuntimeError, which says why, where no timeline was recorded."""
@@ -61,4 +60,4 @@ class Times:
 
     def _ran(self, device: "Device | None", kinds: tuple[int, ...]) -> np.ndarray:
         self.require_timeline()
-        return busy.chosen(self.spans, self.device_index(device), kinds)
+        return chosen(self.spans, self.device_index(device), kinds)

@@ -1,31 +1,14 @@
 """The experiments' faces: predict, run, compare. They measure nothing themselves."""
 
-from labkit.widgets.allocator import AllocatorLab
-from labkit.widgets.base import Lab
-from labkit.widgets.budget import BudgetLab
-from labkit.widgets.claims import ClaimsPanel
-from labkit.widgets.copies import CopySpeedLab
-from labkit.widgets.formats import FormatLab
-from labkit.widgets.leaks import LeakLab
-from labkit.widgets.memory import MemoryPanel
-from labkit.widgets.monitor import Monitor
-from labkit.widgets.parallel import DataParallelLab
-from labkit.widgets.pipeline import PipelineLab
-from labkit.widgets.sharing import SharingLab
-from labkit.widgets.streams import StreamsLab
-
-__all__ = [
-    "AllocatorLab",
-    "BudgetLab",
-    "ClaimsPanel",
-    "CopySpeedLab",
-    "DataParallelLab",
-    "FormatLab",
-    "Lab",
-    "LeakLab",
-    "MemoryPanel",
-    "Monitor",
-    "PipelineLab",
-    "SharingLab",
-    "StreamsLab",
-]
+from labkit.widgets.allocator import AllocatorLab as AllocatorLab
+from labkit.widgets.base import Lab as Lab
+from labkit.widgets.budget import BudgetLab as BudgetLab
+from labkit.widgets.claims import ClaimsPanel as ClaimsPanel
+from labkit.widgets.copies import CopySpeedLab as CopySpeedLab
+from labkit.widgets.formats import FormatLab as FormatLab
+from labkit.widgets.leaks import LeakLab as LeakLab
+from labkit.widgets.memory import MemoryPanel as MemoryPanel
+from labkit.widgets.parallel import DataParallelLab as DataParallelLab
+from labkit.widgets.pipeline import PipelineLab as PipelineLab
+from labkit.widgets.sharing import SharingLab as SharingLab
+from labkit.widgets.streams import StreamsLab as StreamsLab

@@ -13,11 +13,35 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit.experiments import Result, Run
-from labkit.plots import Figure
-from labkit.widgets.page import HIDDEN, PANEL
+from labkit.plots.figure import BLUE, Figure
 
 LARGEST_PREDICTION = 1000.0
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each box makes one of its own of it
+
+# What a panel brings to the page that shows it, hidden: what ipywidgets leaves unseen is seen, and a list keeps its keys. Seen are links,
+# the arrows of lists in a dark theme, and which control has the keyboard's place: ipywidgets' own sign of it is a line of one pixel that
+# changes from grey to light blue. JupyterLab takes the arrows and letters that are typed in a list for its own shortcuts, which go to
+# another cell or delete this one (https://github.com/jupyter-widgets/ipywidgets/issues/3912), unless the list's element says otherwise. No
+# widget can set an element's attribute from Python: an empty picture does when the browser has read it.
+PANEL = "labkit-panel"  # the class of the panel's element
+_ARROW = "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E%3Cpath d='M5 7l4 4 4-4' fill='none' stroke='white'/%3E%3C/svg%3E"
+_STYLE = (
+    """<style>
+.PANEL :is(button, input, select, [tabindex]):focus-visible { outline: 2px solid var(--jp-brand-color1, BLUE); outline-offset: -2px }
+.PANEL input[type=checkbox]:focus-visible { outline-offset: 1px }
+.PANEL .widget-checkbox { padding-left: 4px }
+.PANEL a { color: var(--jp-content-link-color, BLUE); text-decoration: underline }
+[data-jp-theme-light=false] .PANEL { --jp-widgets-dropdown-arrow: url("data:image/svg+xml,ARROW") }
+</style>""".replace("PANEL", PANEL)
+    .replace("BLUE", BLUE)
+    .replace("ARROW", _ARROW)
+)
+_KEYS = (
+    f"this.closest('.{PANEL}')?.addEventListener('focusin', event => {{"
+    " if (event.target.matches('select')) event.target.dataset.lmSuppressShortcuts = 'true' })"
+)
+_EMPTY = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
+_HIDDEN = f'{_STYLE}<img alt="" src="{_EMPTY}" onload="{_KEYS}">'
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -41,7 +65,7 @@ class Panel(widgets.VBox):
 
     def __init__(self, children: list[widgets.Widget]) -> None:
         self._loop = running_loop()
-        super().__init__(children=[*children, widgets.HTML(HIDDEN, layout=widgets.Layout(display="none"))])
+        super().__init__(children=[*children, widgets.HTML(_HIDDEN, layout=widgets.Layout(display="none"))])
         self.add_class(PANEL)
 
     def __repr__(self) -> str:

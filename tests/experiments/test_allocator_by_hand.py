@@ -5,8 +5,7 @@ import torch
 
 import labkit
 from labkit.experiments import AllocatorByHand
-from labkit.experiments.allocator_by_hand import HandBlock, HandSegment
-from labkit.experiments.unused_stream import unused_stream
+from labkit.experiments.allocator_by_hand import HandBlock, HandSegment, unused_stream
 
 MIB = 1 << 20
 

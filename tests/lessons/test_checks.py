@@ -10,8 +10,7 @@ import torch
 import labkit
 from labkit import lessons
 from labkit.lessons import checks
-from labkit.lessons.checks import Check, is_stub, quote
-from labkit.lessons.verdict import Verdict, not_attempted, not_yet, right
+from labkit.lessons.checks import Check, Verdict, is_stub, not_attempted, not_yet, quote, right
 
 DOUBLE = Check(
     "98.1",

@@ -15,6 +15,7 @@ import torch
 
 import labkit
 from labkit import lessons
+from labkit.course.session import answer_in
 from labkit.lessons import checks
 from labkit.lessons.controls import control
 
@@ -24,12 +25,14 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 TRIES = 2  # inputs are drawn afresh each time
 SLOW = ("09.4", "10.")  # they train, or start processes: once is enough for each wrong answer
 
-# For each exercise, answers that a learner may well give, and a part of what the check says to each; one file a lesson. And its control.
+# For each exercise, answers that a learner may well give, and a part of what the check says to each, one file a lesson; beside them the one
+# that grading uses as a control, which ships with the kit.
+CONTROL = "the control"
 WRONG: dict[str, dict[str, tuple[str, str]]] = {}
 for file in sorted((Path(__file__).parent / "wrong_answers").glob("lesson_*.py")):
     for exercise, answers in runpy.run_path(str(file))["WRONG"].items():
         pattern, source = control(exercise)
-        WRONG[exercise] = {"the control": (source, pattern)} | answers
+        WRONG[exercise] = {CONTROL: (source, pattern)} | answers
 
 
 def exercise_cells() -> dict[str, tuple[str, str]]:
@@ -133,7 +136,12 @@ def test_what_is_not_a_number_is_not_right(number):
 def test_a_wrong_answer_fails_and_is_told_why(number, name):
     source, hint = WRONG[number][name]
     for _ in range(1 if number.startswith(SLOW) else TRIES):
-        verdict = labkit.check(number, answer(source))
+        verdict = labkit.check(number, answer_in(source) if name == CONTROL else answer(source))
         assert not verdict.passed and verdict.points == 0, verdict
         assert repr(verdict).startswith(f"{number} Not yet: ")
         assert re.search(hint, verdict.message), verdict
+
+
+def test_an_exercise_without_a_control_is_not_graded():
+    with pytest.raises(ValueError, match="exercise 99.1 has no control"):
+        control("99.1")

@@ -1,11 +1,12 @@
 """Every lesson on a fresh runtime of Colab, as far as one can be had without Colab: see tools/constraints-classic.txt.
 
-What the badge opens is a notebook whose first cell installs the kit from the repository's address. Here Git is told to find that address
-in a copy of this tree, and pip may not use the network: what the kit needs has to be there, as it is on Colab.
+A first cell, the one of docs/platforms.md, installs the kit from the repository's address. Here Git is told to find that address in a copy
+of this tree, and pip may not use the network: what the kit needs has to be there, as it is on Colab.
 """
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,14 +18,14 @@ import pytest
 from build_binder import copy_tree
 from colab_runtime import kernel_settings, runtime
 from nbclient import NotebookClient
-from platforms import Figures
+from platforms import PAGE, Figures
 
 import notebooks
-from labkit import links
 
 pytestmark = pytest.mark.platform
 
-HOME = links.Repository("gpu-teaching", "kit")
+ADDRESS = "https://github.com/OWNER/NAME"  # of the repository, in the documentation
+INSTALL = re.search(rf"^%pip install .*{ADDRESS}$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)[0]
 LESSONS = [path.name for path in notebooks.lessons()]
 KEPT = ("torch", "numpy", "matplotlib", "ipywidgets", "ipython", "ipykernel")  # a lesson may not bring its own
 LIMIT = 60  # seconds for the first cell
@@ -32,14 +33,15 @@ LIMIT = 60  # seconds for the first cell
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """This repository as it would be published: with an address, which is stamped into its notebooks, and committed."""
+    """This repository as it would be published: committed, and its lessons begin with what installs the kit."""
     tree = tmp_path_factory.mktemp("tree")
     copy_tree(tree)
-    for name in links.lessons(tree):
-        notebook = nbformat.read(tree / name, as_version=4)
-        nbformat.write(links.stamped_notebook(notebook, name, HOME), tree / name)
+    for path in (tree / "notebooks").glob("*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(INSTALL, id="install"))
+        nbformat.write(notebook, path)
     author = ["-c", "user.name=tests", "-c", "user.email=tests@localhost", "-c", "commit.gpgsign=false"]
-    for command in (["init", "--quiet", "--initial-branch", links.BRANCH], ["add", "--all"], [*author, "commit", "--quiet", "-m", "all"]):
+    for command in (["init", "--quiet", "--initial-branch", "main"], ["add", "--all"], [*author, "commit", "--quiet", "-m", "all"]):
         subprocess.run(["git", *command], cwd=tree, check=True)
     return tree
 
@@ -53,7 +55,7 @@ def colab(tree, tmp_path_factory) -> Iterator[dict[str, str]]:
         **kernel_settings(tmp_path_factory.mktemp("ipython")),
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.file://{tree}.insteadOf",
-        "GIT_CONFIG_VALUE_0": HOME.address,
+        "GIT_CONFIG_VALUE_0": ADDRESS,
         "PIP_NO_INDEX": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: build with the tools that are installed
         "LABKIT_VIRTUAL": "1",
@@ -86,16 +88,14 @@ def test_this_environment_is_colabs_without_the_kit():
 
 
 def test_installing_the_kit_replaces_nothing(colab):
-    command = [colab["python"], "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", f"git+{HOME.address}"]
+    command = [colab["python"], "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", f"git+{ADDRESS}"]
     done = subprocess.run(command, env=os.environ | colab, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [item["metadata"]["name"] for item in json.loads(done.stdout)["install"]] == ["labkit"]
 
 
-def test_the_first_cell_sets_up_the_runtime(tree, colab, content, figures):
+def test_the_first_cell_sets_up_the_runtime(colab, content, figures):
     """It takes less than a minute, and what the lesson then uses is what Colab had."""
-    notebook = nbformat.read(tree / "notebooks" / LESSONS[0], as_version=4)
-    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
     told = (
         "import importlib.metadata, json, sys, labkit\n"
         f"versions = {{name: importlib.metadata.version(name) for name in {KEPT}}}\n"
@@ -103,7 +103,7 @@ def test_the_first_cell_sets_up_the_runtime(tree, colab, content, figures):
     )
     before = {name: next(d.version for d in distributions() if d.name.lower() == name) for name in KEPT}
     start = time.perf_counter()
-    cells = [nbformat.v4.new_code_cell(source) for source in (first.source, told)]
+    cells = [nbformat.v4.new_code_cell(source) for source in (INSTALL, told)]
     NotebookClient(nbformat.v4.new_notebook(cells=cells), kernel_name="colab", resources={"metadata": {"path": str(content)}}).execute()
     figures.setup_seconds = time.perf_counter() - start
     file, loaded, versions = json.loads(cells[1].outputs[0].text)

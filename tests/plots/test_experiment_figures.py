@@ -12,6 +12,7 @@ from labkit import plots
 from labkit.experiments.copies import COLUMNS, PREDICTED_SIZE
 from labkit.experiments.memory import MemorySample
 from labkit.experiments.result import Result
+from labkit.plots.figure import BLUE, DOTS_PER_INCH, VERMILLION
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -83,10 +84,10 @@ def test_a_prediction_for_a_size_that_was_not_measured_is_not_drawn():
 def test_figures_are_white_small_and_in_the_palette():
     figure = plots.copy_speed(USUAL, prediction=5)
     height, width, _ = pixels(figure).shape
-    assert (width, height) == (7 * plots.DOTS_PER_INCH, 4 * plots.DOTS_PER_INCH)
+    assert (width, height) == (7 * DOTS_PER_INCH, 4 * DOTS_PER_INCH)
     assert (pixels(figure)[0] == 255).all()
-    assert shows(figure, plots.BLUE)
-    assert shows(figure, plots.VERMILLION)
+    assert shows(figure, BLUE)
+    assert shows(figure, VERMILLION)
 
 
 def test_solid_is_measured_dashed_is_recorded_hollow_is_predicted(drawn):

@@ -3,10 +3,13 @@
 import sys
 import threading
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
+import pynvml
 import pytest
 import torch
-from fake_driver import FakeDriver
 
 import labkit
 from labkit.trace import events, phases
@@ -126,6 +129,39 @@ def test_a_history_without_stacks_of_frees_tells_of_none(contexts, frees, contex
     after.start()
     assert after._event(0, told[1]).stack == 1
     after.stop()
+
+
+class FakeDriver:
+    """`gpus` H200s, whose answers take the place of NVML's. `broken` gives, by function or by (function, index), the code of its error."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # PyTorch's numbers of GPUs are the driver's
+        self.used = 10 << 20
+        self.broken: dict[Any, str] = {}
+        self.started = 0  # how many sessions are open
+        answers = {
+            "nvmlInit": lambda: self._count(1),
+            "nvmlShutdown": lambda: self._count(-1),
+            "nvmlDeviceGetCount": lambda: gpus,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=1000 << 20, used=self.used),
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(pynvml, name, self._served(name, answer))
+
+    def _count(self, sessions: int) -> None:
+        self.started += sessions
+
+    def _served(self, name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            code = self.broken.get(name) or self.broken.get((name, *args[:1]))
+            if not code and name != "nvmlInit" and not self.started:
+                code = "UNINITIALIZED"
+            if code:
+                raise pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{code}"))
+            return answer(*args)
+
+        return call
 
 
 @pytest.mark.parametrize("broken", ["nvmlInit", ("nvmlDeviceGetHandleByIndex", 1), "nvmlDeviceGetMemoryInfo", None])

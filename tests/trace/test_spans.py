@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import labkit
-from labkit.trace import busy
 from labkit.trace.clock_source import EARLIER
-from labkit.trace.spans import COPIES, H2D, HOST, KERNEL, KINDS, LAUNCH, WAIT, Spans
+from labkit.trace.spans import COPIES, H2D, HOST, KERNEL, KINDS, LAUNCH, WAIT, Spans, seconds_of_both
 from labkit.vgpu import hardware
 from labkit.vgpu.races import RaceWarning
 
@@ -242,4 +241,4 @@ def test_what_follows_one_another_overlaps_in_nothing():
         spans = Spans.of(
             (start, end - start, 0, 0, (KERNEL, H2D)[index % 2], "x", 0, -1) for index, (start, end) in enumerate(pairwise(edges))
         )
-        assert busy.seconds_of_both(spans, spans.kind == KERNEL, spans.kind == H2D) == 0.0
+        assert seconds_of_both(spans, spans.kind == KERNEL, spans.kind == H2D) == 0.0

@@ -1,4 +1,4 @@
-"""The model's times against those of a real H200 (recordings/micro_h200.json), with the tolerance of each stated."""
+"""The model's times against those of a real H200 (benchmarks/timing/micro.json and multi.json), with the tolerance of each stated."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,8 @@ from labkit.vgpu.clock import Clock, StreamTime
 from labkit.vgpu.costs import TILES, copy_seconds, cpu_seconds, kernel_seconds, pin_seconds, share
 
 H200 = profiles.load("H200")
-RECORDED = json.loads((Path(__file__).parent / "recordings" / "micro_h200.json").read_text(encoding="utf-8"))
+TIMING = Path(__file__).parents[2] / "benchmarks" / "timing"
+RECORDED, PEERS = (json.loads((TIMING / name).read_text(encoding="utf-8")) for name in ("micro.json", "multi.json"))
 ITEM_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int8": 1}
 LAUNCH = H200.launch_seconds
 LAUNCH_WITH_OUTPUT = H200.launch_seconds + H200.allocate_seconds
@@ -20,6 +21,11 @@ PRODUCT = LAUNCH_WITH_OUTPUT + H200.product_seconds
 
 some_profile = st.sampled_from([profiles.load(name) for name in profiles.names()])
 some_bytes = st.integers(0, 1 << 40)
+
+
+def recorded_for(prefix: str) -> list[str]:
+    """What follows `prefix` in the names of figures, such as the sizes of copies."""
+    return [name.removeprefix(prefix) for name in RECORDED | PEERS if name.startswith(prefix)]
 
 
 def within(model: float, measured: float, factor: float) -> bool:
@@ -43,43 +49,43 @@ def matmul_seconds(profile: profiles.Profile, n: int, format: str) -> float:
 def test_matrix_products(format, n):
     """Within a factor 1.3 while a product is small (cuBLAS chooses among more tiles than the model), 1.12 from 2048 on."""
     model = between_events(PRODUCT, matmul_seconds(H200, n, format))
-    measured = RECORDED["matmul_ms"][format][str(n)] * 1e-3
+    measured = RECORDED[f"matmul {n} {format if format == 'tf32' else f'torch.{format}'}"]["ms"] * 1e-3
     assert within(model, measured, 1.12 if n >= 2048 else 1.3), f"model {model * 1e6:.1f} µs, measured {measured * 1e6:.1f} µs"
 
 
-@pytest.mark.parametrize("n", RECORDED["elementwise_ms"])
+@pytest.mark.parametrize("n", recorded_for("elementwise n="))
 @pytest.mark.parametrize(("operator", "item_bytes"), [("add", 12), ("relu", 8), ("exp", 8), ("sum", 4)])
 def test_memory_bound_kernels(operator, item_bytes, n):
     """Within a factor 1.25 (what fits into the L2 cache is a little faster than the model), 1.03 for the largest."""
     model = between_events(LAUNCH_WITH_OUTPUT, kernel_seconds(H200, bytes_moved=item_bytes * int(n)))
-    measured = RECORDED["elementwise_ms"][n][operator] * 1e-3
+    measured = RECORDED[f"elementwise n={n}"][f"{operator}_ms"] * 1e-3
     assert within(model, measured, 1.03 if int(n) == 1 << 28 else 1.25), f"model {model * 1e6:.1f} µs, measured {measured * 1e6:.1f} µs"
 
 
-@pytest.mark.parametrize("nbytes", RECORDED["copy_ms"])
+@pytest.mark.parametrize("nbytes", recorded_for("copy_ms "))
 @pytest.mark.parametrize("case", ["h2d_pageable", "h2d_pinned", "d2h_pageable", "d2h_pinned", "d2d"])
 def test_copies(case, nbytes):
     """Within 25%, and within 5% from 128 MiB up."""
     kind, _, memory = case.partition("_")
     model = between_events(LAUNCH, copy_seconds(H200, kind, int(nbytes), pinned=memory == "pinned"))
-    measured = RECORDED["copy_ms"][nbytes][case] * 1e-3
+    measured = RECORDED[f"copy_ms {nbytes}"][case] * 1e-3
     assert model == pytest.approx(measured, rel=0.05 if int(nbytes) >= 1 << 27 else 0.25)
 
 
-@pytest.mark.parametrize("nbytes", RECORDED["p2p_wall_ms"])
+@pytest.mark.parametrize("nbytes", recorded_for("p2p_ms "))
 def test_copies_between_gpus(nbytes):
     """Within a factor 2, and 5% for 256 MiB: no constant of it was fitted on these. The recorded time holds an allocation, two events and
     a synchronize of four devices; 4 KiB took longer than 1 MiB in it, which no model should follow."""
     seconds = copy_seconds(H200, "p2p", int(nbytes), pinned=False)
     model = LAUNCH_WITH_OUTPUT + 8 * H200.event_seconds + seconds + 4 * H200.synchronize_seconds
-    assert within(model, RECORDED["p2p_wall_ms"][nbytes] * 1e-3, 1.05 if int(nbytes) == 1 << 28 else 2)
+    assert within(model, PEERS[f"p2p_ms {nbytes}"] * 1e-3, 1.05 if int(nbytes) == 1 << 28 else 2)
 
 
 @pytest.mark.parametrize("nbytes", [1 << 12, 1 << 24, 1 << 27, 1 << 29])
 def test_pinning(nbytes):
     """Within 15%. The recording has one reading a size; those of 64 KiB (284 µs) and 1 MiB (4.4 ms, nearly what 16 MiB took) are
     left out: they do not grow with the size, so something else was in them."""
-    assert pin_seconds(H200, nbytes) == pytest.approx(RECORDED["pin_memory_s"][str(nbytes)], rel=0.15)
+    assert pin_seconds(H200, nbytes) == pytest.approx(RECORDED[f"pin_memory_s {nbytes}"], rel=0.15)
 
 
 def seconds_a_round(work, rounds: int = 100) -> float:
@@ -126,8 +132,8 @@ def test_a_copy_hides_behind_a_kernel_of_another_stream():
         clock.wait(main, clock.record(side))
         return clock.record(main).time - before.time
 
-    assert run(separate=False) == pytest.approx(RECORDED["overlap_ms"]["serial"] * 1e-3, rel=0.05)
-    assert run(separate=True) == pytest.approx(RECORDED["overlap_ms"]["overlap"] * 1e-3, rel=0.05)
+    assert run(separate=False) == pytest.approx(RECORDED["overlap"]["serial"] * 1e-3, rel=0.05)
+    assert run(separate=True) == pytest.approx(RECORDED["overlap"]["overlap"] * 1e-3, rel=0.05)
 
 
 def test_two_streams_of_small_kernels_gain_nothing():
@@ -145,9 +151,9 @@ def test_two_streams_of_small_kernels_gain_nothing():
             clock.wait(queues[0], clock.record(queue))
         return clock.record(queues[0]).time - before.time
 
-    assert run(1, 1) == pytest.approx(RECORDED["chains_ms"]["one chain"] * 1e-3, rel=0.15)
-    assert run(1, 2) == pytest.approx(RECORDED["chains_ms"]["two serial"] * 1e-3, rel=0.15)
-    assert run(2, 2) == pytest.approx(RECORDED["chains_ms"]["two streams"] * 1e-3, rel=0.15)
+    assert run(1, 1) == pytest.approx(RECORDED["small kernels"]["one chain"] * 1e-3, rel=0.15)
+    assert run(1, 2) == pytest.approx(RECORDED["small kernels"]["two serial"] * 1e-3, rel=0.15)
+    assert run(2, 2) == pytest.approx(RECORDED["small kernels"]["two streams"] * 1e-3, rel=0.15)
 
 
 @given(

@@ -1,4 +1,4 @@
-"""`python -m labkit measure --report`: one page of what a machine's GPUs measured, with what virtual GPUs say beside it."""
+"""`python benchmarks/measure.py --report`: one page of what a machine's GPUs measured, with what virtual GPUs say beside it."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,12 +8,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import labkit
-from labkit import conclusions, machine
+import conclusions
+
+from labkit import machine, recordings
 from labkit.experiments import Result, Run, collect
 from labkit.vgpu import profiles
 
-LESSONS = Path(labkit.__file__).resolve().parents[1] / "notebooks"  # of a clone of the repository
+LESSONS = Path(__file__).resolve().parents[1] / "notebooks"
 CELL_SECONDS = 120
 COMPARED = ("seconds", "bytes")  # units of the columns whose figures are compared
 TOLD = 90  # characters of an error
@@ -31,12 +32,8 @@ class Outcome:
     banners: list[str]
 
 
-def lessons(folder: Path = LESSONS) -> list[Path]:
-    """The lessons of this clone. Raises RuntimeError where the package is without them."""
-    found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
-    if not found:
-        raise RuntimeError(f"no lessons in {folder}: a report runs them, so make it in a clone of the repository")
-    return found
+def lessons() -> list[Path]:
+    return sorted(LESSONS.glob("[0-9][0-9]_*.ipynb"))
 
 
 def run_lesson(path: Path) -> Outcome:
@@ -95,8 +92,15 @@ def virtually(experiment: str, function: Callable[[], Run], gpus: int, model: st
         return collect(function())
 
 
+def kind(origin: dict[str, Any]) -> dict[str, Any]:
+    """Of where something was measured: what recordings on other numbers of the same GPUs have in common with it."""
+    return {part: what for part, what in origin.items() if part not in ("machine", "program")}
+
+
 class Report:
     """What one machine measured, in a folder: a recording for each experiment, and `file` with all else.
+
+    A recording that ships with the kit and was made by the same machine on the same day does not lie in the folder a second time.
 
     `origin` says which machine, versions and day; `failures` has the error of each experiment that ended with one.
     """
@@ -113,8 +117,12 @@ class Report:
         self.file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
     def recording(self, experiment: str) -> Result | None:
-        file = self.file.parent / f"{experiment}_{self.file.stem.split('_')[1]}.json"
-        return Result.from_json(file.read_text(encoding="utf-8")) if file.exists() else None
+        model = self.file.stem.split("_")[1]
+        file = self.file.parent / f"{experiment}_{model}.json"
+        if file.exists():
+            return Result.from_json(file.read_text(encoding="utf-8"))
+        shipped = recordings.load(experiment, model)
+        return shipped if shipped is not None and kind(shipped.origin) == kind(self.origin) else None
 
     def _measured(self, experiment: str, gpus: int) -> Result | str:
         """The recording of one that needs so many GPUs, or why there is none."""
@@ -160,7 +168,7 @@ def page(title: str, versions: str, pairs: Iterable[Pair], outcomes: Iterable[Ou
     lines = [
         f"# {title}",
         "",
-        f"{versions}. Made by `python -m labkit measure --report`.",
+        f"{versions}. Made by `python benchmarks/measure.py --report`.",
         "",
         "## What the experiments show",
         "",

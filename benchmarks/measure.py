@@ -1,16 +1,26 @@
-"""`python -m labkit measure`: make the recordings that ship with the kit, on this machine's real GPUs."""
+"""Makes the recordings that ship with the kit, on this machine's real GPUs.
 
+    python benchmarks/measure.py [--output FOLDER] [EXPERIMENT ...]
+    python benchmarks/measure.py --report [--output FOLDER]
+
+`--report` runs all experiments and lessons, and writes a page with virtual GPUs beside them. On a machine without GPUs it writes the pages
+of the reports in the folder anew, with what virtual GPUs say now. Exits 2 when nothing can be measured.
+"""
+
+import argparse
 import datetime
 import gc
 import platform
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import measured_report
 import psutil
 
-from labkit import beside, experiments, machine, nvidia
+from labkit import experiments, machine, nvidia
 from labkit.experiments import Result, Run, collect
 
 
@@ -75,29 +85,24 @@ def report(folder: Path) -> Iterable[Path]:
         reports = [_on_this_machine(folder)]
         yield from _go_on(reports[0])
     else:
-        reports = [beside.Report(file) for file in sorted(folder.glob("report_*.json"))]
+        reports = [measured_report.Report(file) for file in sorted(folder.glob("report_*.json"))]
         if not reports:
             raise RuntimeError(f"a report is made on real GPUs, and PyTorch sees none; nor is there one in {folder}")
     for made in reports:
         yield made.write_page({name: (experiment.function, experiment.gpus) for name, experiment in EXPERIMENTS.items()})
 
 
-def _kind(origin: dict[str, Any]) -> dict[str, Any]:
-    """Of where something was measured: what recordings on other numbers of the same GPUs have in common with it."""
-    return {part: what for part, what in origin.items() if part not in ("machine", "program")}
-
-
-def _on_this_machine(folder: Path) -> beside.Report:
+def _on_this_machine(folder: Path) -> measured_report.Report:
     """The report in the folder of these GPUs and versions and this day, or an empty one."""
-    beside.lessons()
+    measured_report.lessons()
     gpus = machine.real_gpus()
     with machine.use(gpus, virtual=False, quiet=True) as used:
         origin = _origin(used, "--report")
     folder.mkdir(parents=True, exist_ok=True)
     reports = f"report_{_model(used.name).lower()}_x"
-    made = beside.Report(folder / f"{reports}{gpus}.json")
+    made = measured_report.Report(folder / f"{reports}{gpus}.json")
     for file in folder.glob(f"{reports}*.json"):
-        if file != made.file and _kind(beside.Report(file).origin) != _kind(origin):
+        if file != made.file and measured_report.kind(measured_report.Report(file).origin) != measured_report.kind(origin):
             raise ValueError(
                 f"{file} is of another machine, other versions or another day, and its recordings would be written over: "
                 "give another folder with --output"
@@ -107,12 +112,12 @@ def _on_this_machine(folder: Path) -> beside.Report:
     return made
 
 
-def _go_on(made: beside.Report) -> Iterable[Path]:
+def _go_on(made: measured_report.Report) -> Iterable[Path]:
     """Measure what the report has not, and run the lessons that it has not or that failed."""
     gpus, folder = machine.real_gpus(), made.file.parent
     for name, experiment in EXPERIMENTS.items():
         before = made.recording(name)
-        if experiment.gpus > gpus or (before is not None and _kind(before.origin) == _kind(made.origin)):
+        if experiment.gpus > gpus or (before is not None and measured_report.kind(before.origin) == measured_report.kind(made.origin)):
             continue
         made.failures.pop(name, None)
         try:
@@ -120,10 +125,10 @@ def _go_on(made: beside.Report) -> Iterable[Path]:
         except Exception as error:  # the others are measured all the same
             made.failures[name] = f"{type(error).__name__}: {error}"
         made.save()
-    for path in beside.lessons():
+    for path in measured_report.lessons():
         if not any(outcome.lesson == path.stem and not outcome.failed for outcome in made.outcomes):
             made.outcomes = [outcome for outcome in made.outcomes if outcome.lesson != path.stem]
-            made.outcomes.append(beside.run_lesson(path))
+            made.outcomes.append(measured_report.run_lesson(path))
             made.save()
 
 
@@ -169,10 +174,31 @@ def _origin(used: machine.Machine, measured: str) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "driver": driver[0].driver if driver else None,
         "date": datetime.date.today().isoformat(),
-        "program": f"python -m labkit measure {measured}",
+        "program": f"python benchmarks/measure.py {measured}",
     }
 
 
 def _model(name: str) -> str:
     """ "H200" of "NVIDIA H200", for the file's name."""
     return name.removeprefix("NVIDIA ").replace(" ", "-")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python benchmarks/measure.py", description="Make the recordings that ship with the kit.")
+    parser.add_argument("--output", default="recordings", metavar="FOLDER", type=Path, help="where the JSON files go (default: recordings)")
+    parser.add_argument("--report", action="store_true", help="run all experiments and lessons, and write a page beside virtual GPUs")
+    parser.add_argument("names", nargs="*", metavar="EXPERIMENT", help="which experiments (default: all)")
+    options = parser.parse_args(arguments)
+    try:
+        if options.report and options.names:
+            raise ValueError("a report is of all experiments: name none")
+        for file in report(options.output) if options.report else measure(options.names, options.output):
+            print(f"wrote {file}")
+    except (ValueError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -23,14 +23,9 @@ NEAR = 0.05  # a formula this close, relative to what was measured, is right
 HARDLY = 1.3  # times: less than this is no gain
 
 
-def of(experiment: str) -> Conclusions:
-    """The sentences about an experiment of `labkit measure`, and what decides each. Raises KeyError for another."""
-    return CONCLUSIONS[experiment]
-
-
 def drawn(result: Result) -> dict[str, bool]:
     """Each sentence about the result's experiment: is it true of this result?"""
-    return {sentence: holds(result) for sentence, holds in of(result.name).items()}
+    return {sentence: holds(result) for sentence, holds in CONCLUSIONS[result.name].items()}
 
 
 def _seconds(result: Result, **where: object) -> float:
