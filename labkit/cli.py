@@ -49,12 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_ranks(torchrun)
     _add_script(torchrun)
-    measure.add_argument("--report", action="store_true", help="run all experiments and lessons, and write a page beside virtual GPUs")
     lessons = command("lessons", _lessons, "Copy the lessons into a folder to work in. What is there already stays as it is.")
     lessons.add_argument("--to", default="work", metavar="DIR", help="where the copies go (default: work, here)")
     lessons.add_argument("--reset", metavar="NN", help="bring one lesson back as it was, such as 03; what you wrote is kept beside it")
-    links = command("links", _links, "Stamp the links to the lessons elsewhere from the address in pyproject.toml, or take them away.")
-    links.add_argument("--hub", metavar="ADDRESS", help="change nothing; print the lessons' links for this JupyterHub with nbgitpuller")
     text = "Hand out, collect and grade the lessons' exercises in a course."
     course_commands.add_to(commands.add_parser("course", help=text, description=text))
     return parser

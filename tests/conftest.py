@@ -1,9 +1,13 @@
-"""What all tests share: one thread each, Hypothesis's settings, and the tests that need real GPUs."""
+"""What all tests share: one thread each, two sizes of test, Hypothesis's settings, and the tests that need real GPUs."""
 
 import gc
 import os
+import random
+import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -13,8 +17,36 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No deadlines: a busy machine is no failure.
-settings.register_profile("kit", deadline=None)
-settings.load_profile("kit")
+settings.register_profile("whole", deadline=None, max_examples=200)
+settings.register_profile("sample", deadline=None, max_examples=15)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--everything", action="store_true", help="slow tests too, and large sets whole instead of a sample of them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without --everything, searches at random take few examples: others with each commit, the same in each run of one."""
+    everything = config.getoption("everything")
+    settings.load_profile("whole" if everything else "sample")
+    if not everything:
+        config.option.hypothesis_seed = config.option.hypothesis_seed or commit()
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if config.getoption("everything"):
+        return "everything: slow tests, and large sets whole"
+    return f"fast tests, and a sample of large sets drawn from commit {commit()}; --everything runs the rest"
+
+
+@cache
+def commit() -> str:
+    """The one that is checked out; where there is no repository, the kit's version. Workers of one run are told the same."""
+    told = os.environ.get("LABKIT_TESTED_COMMIT")
+    if told is None:
+        asked = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+        told = os.environ["LABKIT_TESTED_COMMIT"] = asked.stdout.strip() or "no-repository"
+    return told
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +68,30 @@ def gpus_needed(count: int = 1) -> int:
     return count
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` where there are too few real GPUs, and say so."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only --everything runs, and skip what is marked `gpu` where there are too few real GPUs, and say so."""
+    if not config.getoption("everything"):
+        left_out = {id(item) for item in items if item.get_closest_marker("slow")} | not_in_sample(items)
+        config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
+        items[:] = [item for item in items if id(item) not in left_out]
+    skip_without_gpus(items)
+
+
+def not_in_sample(items: list[pytest.Item]) -> set[int]:
+    """The identities of the cases of a test marked `sample(n)` that are left out: all but n, which the commit chooses."""
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample"):
+            cases.setdefault((str(item.path), getattr(item, "originalname", item.name)), []).append(item)
+    found = set()
+    for (_, name), those in cases.items():
+        [size] = those[0].get_closest_marker("sample").args
+        chosen = random.Random(f"{commit()} {name}").sample(range(len(those)), min(size, len(those)))
+        found |= {id(item) for index, item in enumerate(those) if index not in chosen}
+    return found
+
+
+def skip_without_gpus(items: list[pytest.Item]) -> None:
     marked = [(item, marker) for item in items if (marker := item.get_closest_marker("gpu"))]
     if not marked:
         return
