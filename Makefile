@@ -1,7 +1,8 @@
 # The kit's commands. Works with GNU make 3.81 (macOS) and newer.
 #
 #   make lab            JupyterLab at the first lesson, in your own copies of the lessons (work/); the first time installs everything into .venv
-#   make test           lint, unit tests, and every notebook against its stored outputs, on virtual GPUs
+#   make test           lint, the fast unit tests, and every notebook against its stored outputs, on virtual GPUs: some minutes
+#   make test-all       the same with all unit tests: slow ones, and large sets whole
 #   make test-gpu       unit tests and notebooks on this machine's own CUDA GPUs
 #   make test-versions  the unit tests on the oldest torch that the kit admits, the pinned one and the newest, in .venv-versions
 #   make test-browser   the lessons and widgets in a real browser (needs Chromium); pictures of them stay in build/screenshots
@@ -40,17 +41,35 @@ PYTEST := $(BIN)/python -m pytest --timeout 300
 PARALLEL := -n auto --maxprocesses 4
 NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests/notebooks/sanitize.cfg $(PARALLEL) --dist loadfile
 
-.PHONY: lab test test-gpu test-versions test-browser test-nbgrader test-classic test-binder unit notebooks stored-outputs lint format clean
+.PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-classic test-binder unit unit-all notebooks stored-outputs lint format clean
 
 # The address that JupyterLab prints leads to the first lesson. It refuses to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed
 	@$(BIN)/python -m labkit lessons --to work
 	$(BIN)/python -m jupyterlab --ServerApp.root_dir=work --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
-test: lint unit notebooks
+# $(call in_turn,PARTS): make one part after the other, say which one runs, and at the end how long each took. A part that fails is the last.
+in_turn = @number=0; report=""; status=0; \
+	for part in $(1); do \
+		number=$$((number + 1)); started=$$(date +%s); \
+		echo "== $$number of $(words $(1)): $$part"; \
+		$(MAKE) --no-print-directory $$part && outcome=passed || { status=$$?; outcome=FAILED; }; \
+		report="$$report\n   $$part: $$outcome after $$(($$(date +%s) - started)) s"; \
+		test $$status = 0 || break; \
+	done; \
+	printf "==$$report\n"; exit $$status
+
+test: $(VENV)/installed
+	$(call in_turn,lint unit notebooks)
+
+test-all: $(VENV)/installed
+	$(call in_turn,lint unit-all notebooks)
 
 unit: $(VENV)/installed
 	$(PYTEST) $(PARALLEL) tests
+
+unit-all: $(VENV)/installed
+	$(PYTEST) $(PARALLEL) --everything tests
 
 # With one thread each (tests/conftest.py says why): what they print was stored with as many as there were cores.
 notebooks: $(VENV)/installed
@@ -58,7 +77,7 @@ notebooks: $(VENV)/installed
 	OMP_NUM_THREADS=1 LABKIT_VIRTUAL=1 $(PYTEST) --nbval $(NBVAL) notebooks
 
 test-gpu: $(VENV)/installed
-	$(PYTEST) tests
+	$(PYTEST) --everything tests
 	$(PYTEST) --nbval-lax $(NBVAL) -n 1 notebooks
 
 test-versions:
@@ -68,12 +87,12 @@ test-browser: $(VENV)/installed-browser
 	$(PYTEST) -n 2 --dist loadfile -m browser tests/browser
 
 test-nbgrader: $(VENV)/installed $(NBGRADER)/installed
-	NBGRADER="$(CURDIR)/$(NBGRADER)/bin/nbgrader" $(PYTEST) tests/course/test_nbgrader.py
+	NBGRADER="$(CURDIR)/$(NBGRADER)/bin/nbgrader" $(PYTEST) --everything tests/course/test_nbgrader.py
 
 # Colab has no labkit: the first cell of a lesson installs it there. The widgets' tests find it in this folder.
 test-classic: $(CLASSIC)/installed
 	$(CLASSIC)/bin/python -m pytest --timeout 600 -m platform tests/platforms
-	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest --timeout 300 tests/widgets
+	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest --timeout 300 --everything tests/widgets
 	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest --timeout 300 -m browser tests/browser
 
 test-binder: $(VENV)/installed-browser $(BINDER)/installed

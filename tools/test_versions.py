@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / ".venv-versions"
 PYTHONS = [sys.executable, *(f"python3.{minor}" for minor in (14, 13, 12, 11))]  # an older torch has no wheel for the newest Python
-PYTEST = ("-m", "pytest", "-q", "--timeout", "300", "tests")
+PYTEST = ("-m", "pytest", "-q", "--timeout", "300", "--everything", "tests")
 PARALLEL = ("-n", "auto", "--maxprocesses", "4")
 # Asked inside an environment: what torch brought with it, and what torch there is.
 BROUGHT = """
