@@ -87,7 +87,7 @@ test-browser: $(VENV)/installed-browser
 	$(PYTEST) -n 2 --dist loadfile -m browser tests/browser
 
 test-nbgrader: $(VENV)/installed $(NBGRADER)/installed
-	NBGRADER="$(CURDIR)/$(NBGRADER)/bin/nbgrader" $(PYTEST) --everything tests/course/test_nbgrader.py
+	NBGRADER="$(CURDIR)/$(NBGRADER)/bin/nbgrader" $(PYTEST) --everything tests/labcourse/test_nbgrader.py
 
 # Colab has no labkit: the first cell of a lesson installs it there. The widgets' tests find it in this folder.
 test-classic: $(CLASSIC)/installed

@@ -10,7 +10,7 @@ import argparse
 import sys
 from time import perf_counter
 
-from labkit.vgpu.allocator import CachingAllocator, Settings
+from virtualgpu.allocator import CachingAllocator, Settings
 
 MiB = 1 << 20
 LAYERS = 96

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from labkit.course import assignment, collect, grading, release, wall
+from labcourse import assignment, collect, grading, release, wall
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTS = "import matplotlib.pyplot as plt\nimport ipywidgets\n"

@@ -12,7 +12,7 @@ import conclusions
 
 from labkit import machine, recordings
 from labkit.experiments import Result, Run, collect
-from labkit.vgpu import profiles
+from virtualgpu import profiles
 
 LESSONS = Path(__file__).resolve().parents[1] / "notebooks"
 CELL_SECONDS = 120

@@ -20,12 +20,12 @@ from time import perf_counter
 import numpy as np
 import psutil
 
+from gputrace import Trace
+from gputrace.events import ACTIVATIONS, ALLOC, FREE_COMPLETED, FREE_REQUESTED, GRADIENTS, OTHER, SEGMENT_ALLOC, Events, SourceLine
+from gputrace.phases import Phase
+from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Spans, Waits, Work
 from labkit import plots
-from labkit.trace import Trace
-from labkit.trace.events import ACTIVATIONS, ALLOC, FREE_COMPLETED, FREE_REQUESTED, GRADIENTS, OTHER, SEGMENT_ALLOC, Events, SourceLine
-from labkit.trace.phases import Phase
-from labkit.trace.spans import H2D, HOST, KERNEL, LAUNCH, Spans, Waits, Work
-from labkit.vgpu.allocator.settings import Settings
+from virtualgpu.allocator.settings import Settings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LAYERS = 100

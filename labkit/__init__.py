@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:  # what a type checker reads in place of the tables below
+    from gputrace import Trace, record
     from labkit import experiments, plots, widgets
     from labkit.inventory import gpus
     from labkit.isolation import Isolated, IsolatedError, isolated
     from labkit.lessons import check, progress
     from labkit.machine import current, host_time, races, use
     from labkit.ranks import TorchrunError, torchrun
-    from labkit.trace import Trace, record
 
 # Where each public function lives.
 _FUNCTIONS = {
@@ -47,8 +47,8 @@ _FUNCTIONS = {
     "IsolatedError": "labkit.isolation",
     "torchrun": "labkit.ranks",
     "TorchrunError": "labkit.ranks",
-    "record": "labkit.trace",
-    "Trace": "labkit.trace",
+    "record": "gputrace",
+    "Trace": "gputrace",
 }
 _MODULES = ("experiments", "plots", "widgets")
 
@@ -70,8 +70,8 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext labkit`: the cell magics `%%gpu_memory`, `%%gpu_timeline` and `%%torchrun`; interrupted cells leave no child process."""
+    from gputrace.magics import GpuMagics
     from labkit import interrupts
-    from labkit.magics import GpuMagics
     from labkit.ranks.magic import TorchrunMagic
 
     shell.register_magics(GpuMagics, TorchrunMagic)

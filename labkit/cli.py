@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable
 
 import labkit
-from labkit.course import commands as course_commands
+from labcourse import commands as course_commands
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _set_up_for_times(options: argparse.Namespace) -> None:
     """What a script that measures needs. It lasts until the process ends, as the machine does: see `_use_gpus`."""
-    from labkit.vgpu import hardware, host_clock
+    from virtualgpu import hardware, host_clock
 
     machine = hardware.machine()
     machine.blanks_host = options.no_values  # a script times copies to the host too
@@ -139,7 +139,7 @@ def _use_gpus(options: argparse.Namespace, virtual: bool | None) -> None:
 def _trace(options: argparse.Namespace) -> int:
     import shlex
 
-    from labkit import report
+    from gputrace import report
 
     try:
         check_script(options.script)

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from labkit import nvidia
-from labkit.host_memory import host_memory
+from virtualgpu.host_memory import host_memory
 
 GIB = 1 << 30
 PYTHON = (3, 11)

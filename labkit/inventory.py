@@ -73,7 +73,7 @@ def gpus() -> Table:
 
 
 def _virtual_source() -> tuple[str, str]:
-    from labkit.vgpu import hardware
+    from virtualgpu import hardware
 
     return hardware.machine().profile.driver_version, "labkit's profile of the model"
 

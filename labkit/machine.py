@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
-    from labkit.vgpu.races import Race
+    from virtualgpu.race_reports import Race
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 MAXIMUM = 16  # GPUs of one machine
@@ -51,9 +51,9 @@ class Machine:
             self._limit_real()
 
     def _put_virtual_in_place(self) -> None:
-        """Where the environment names a virtual machine of another process that is alike, the GPUs are the same (labkit.vgpu.ledger)."""
-        from labkit.vgpu import hardware, ledger, profiles
-        from labkit.vgpu.install import Installation
+        """Where the environment names a virtual machine of another process that is alike, the GPUs are the same (virtualgpu.ledger)."""
+        from virtualgpu import hardware, ledger, profiles
+        from virtualgpu.install import Installation
 
         profile = profiles.load(self.request.like or DEFAULT_MODEL)
         request = self.request
@@ -284,7 +284,7 @@ def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Re
         if not any(value is choice for choice in choices):
             raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
     if like is not None:
-        from labkit.vgpu import profiles
+        from virtualgpu import profiles
 
         profiles.load(like)
     limit = None if memory is None else parse_bytes(memory)

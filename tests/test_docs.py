@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import labkit
+from gputrace.holders import Holder
+from gputrace.leaks import Leak, Leaks
+from gputrace.trace import Timeline
 from labkit import cli
 from labkit.inventory import Table
 from labkit.lessons import Progress, Verdict
 from labkit.machine import Machine
 from labkit.ranks import Ranks
-from labkit.trace.holders import Holder
-from labkit.trace.leaks import Leak, Leaks
-from labkit.trace.trace import Timeline
-from labkit.vgpu.races import Race
+from virtualgpu.race_reports import Race
 
 # Classes without a public name whose objects public functions return.
 GIVEN = [Holder, Leak, Leaks, Machine, Progress, Race, Ranks, Table, Timeline, Verdict]

@@ -35,7 +35,7 @@ print(torch.cuda.device_count(), torch.cuda.get_device_name(0), torch.ones(3, de
 USE = """
 import labkit
 from labkit import articles, recordings
-from labkit.vgpu import profiles
+from virtualgpu import profiles
 print(labkit.__file__)
 print(len(articles.claims()), recordings.load("copy_speed", "H200").badge, profiles.load("T4").name)
 """

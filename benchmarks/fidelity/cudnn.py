@@ -3,7 +3,7 @@
 usage: cudnn.py OUT.json [SECONDS [TABLE.json]]
 SECONDS bound the work, 240 if not given; the commonest shapes come first. With a TABLE, convolutions that it does not hold alone.
 
-Keys as in labkit/vgpu/footprint/cudnn_*_h200.json. Convolutions: dtype, channels first or last, transposed (T or F), channels in and
+Keys as in virtualgpu/footprint/cudnn_*_h200.json. Convolutions: dtype, channels first or last, transposed (T or F), channels in and
 out, kernel, stride, padding, dilation, groups, then batch and size, to bytes for the output, the input's gradient and the weight's.
 """
 

@@ -2,7 +2,7 @@
 
     python benchmarks/timing/fit.py
 
-Prints each constant with the figures it came from. The profiles (labkit/vgpu/profiles/h200.toml and host.toml) hold these values; a
+Prints each constant with the figures it came from. The profiles (virtualgpu/profiles/h200.toml and host.toml) hold these values; a
 test compares them. Nothing here reads multi.json: by that the result is judged (benchmarks/timing.py).
 
 micro.json: one H200, torch 2.11, 2026-11-20, by micro.py beside it. host_costs.json: another one, a day later, by
@@ -15,8 +15,8 @@ from math import ceil
 from pathlib import Path
 from statistics import mean
 
-from labkit.vgpu import profiles
-from labkit.vgpu.costs import STAGING_BYTES, TILES
+from virtualgpu import profiles
+from virtualgpu.costs import STAGING_BYTES, TILES
 
 HERE = Path(__file__).parent
 HOST_COSTS = HERE.parent / "fidelity" / "h200" / "host_costs.json"

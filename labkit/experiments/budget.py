@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from labkit.experiments.layers import FULL, INDEX, Layer, Mode, block_bytes, layers, loss
 from labkit.experiments.networks import GPT, OPTIMIZERS, PRECISIONS, Network, ResNet
-from labkit.vgpu.footprint.blas import workspace_bytes, workspace_lt_bytes
+from virtualgpu.footprint.blas import workspace_bytes, workspace_lt_bytes
 
 SPREADS = ("DataParallel", "DDP")
 MOST_GPUS, MOST_ROWS = 16, 1 << 20

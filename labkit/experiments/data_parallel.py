@@ -6,9 +6,9 @@ from statistics import median
 import torch
 from torch import nn
 
+from gputrace import Trace, record
 from labkit import machine
 from labkit.experiments.result import Result, Row, Run, badge, checked_count, checked_sizes
-from labkit.trace import Trace, record
 
 MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # width in neurons, rows of a batch
 LAYERS = 8

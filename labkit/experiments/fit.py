@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from labkit import machine
 from labkit.experiments.budget import BF16_SINCE, MOST_GPUS, Budget, Chip, Setting, budget
-from labkit.vgpu import profiles
+from virtualgpu import profiles
 
 IN_USE = "the GPU in use"
 SHARE = 0.95  # of the memory, which a step may take: the cache keeps blocks of sizes that nobody asks for again

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from labkit.experiments.networks import GPT, MLP, Network, ResNet, segment_size
-from labkit.vgpu.footprint.convolution import figures
-from labkit.vgpu.footprint.reductions import MAX_THREADS, launch_buffers
+from virtualgpu.footprint.convolution import figures
+from virtualgpu.footprint.reductions import MAX_THREADS, launch_buffers
 
 FULL, HALF, INDEX = 4, 2, 8  # bytes of a float32, of a float16 or bfloat16, of an int64
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from gputrace import record
 from labkit.experiments.result import Result, Row, Run, badge
-from labkit.trace import record
 
 # The lines that make a training leak, by the name of the leak. That of "retain_graph" takes the place of the backward line.
 LEAKS = {

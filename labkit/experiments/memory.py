@@ -85,7 +85,7 @@ class MemoryRecorder:
             self._look(count)
 
     def _listen(self) -> None:
-        from labkit.vgpu import hardware
+        from virtualgpu import hardware
 
         for gpu in hardware.machine().gpus:
             allocator = gpu.allocator

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from gputrace import Trace, record
 from labkit import machine
 from labkit.experiments.result import badge
-from labkit.trace import Trace, record
-from labkit.vgpu.races import RaceWarning
+from virtualgpu.race_reports import RaceWarning
 
 STREAMS = ("a", "b", "c")
 COPY_IN, KERNEL, COPY_OUT, WAIT, HOST_WAIT = "copy in", "kernel", "copy out", "stream waits", "host waits"

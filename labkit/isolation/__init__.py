@@ -101,7 +101,7 @@ def _outcome(place: Path, name: str, ended: Ended, timeout: float | None) -> Iso
 def _trace(place: Path, ran: bool) -> dict[str, Any]:
     """The trace, or why there is none."""
     if (place / "trace").exists():
-        from labkit.trace import Trace
+        from gputrace import Trace
 
         return {"trace": Trace.load(place / "trace"), "why_no_trace": ""}
     why = place / "why_no_trace"

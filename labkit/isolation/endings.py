@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.trace import Trace
+    from gputrace import Trace
 
 # What a fatal signal is called. The others go by their names alone.
 _CRASHES = {

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit import units
+from gputrace import units
 from labkit.lessons import leaky_scripts as scripts
 from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, right
 

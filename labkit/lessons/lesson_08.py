@@ -11,7 +11,8 @@ import cloudpickle
 import torch
 from torch import nn
 
-from labkit import processes, units
+from gputrace import units
+from labkit import processes
 from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, quote, right
 
 DEVICE = "cuda:0"

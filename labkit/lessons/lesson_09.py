@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from labkit import units
+from gputrace import units
 from labkit.lessons.checks import Check, Plain, Verdict, during, not_yet, right
 
 DEVICE = "cuda:0"

@@ -1,21 +1,23 @@
 """Figures: one finding each, said in the title and in the alternative text. The only package that imports matplotlib."""
 
+from gputrace.figures.devices import trace_devices as trace_devices
+from gputrace.figures.figure import Figure as Figure
+from gputrace.figures.memory import trace_memory as trace_memory
+from gputrace.figures.segments import segment_map as segment_map
+from gputrace.figures.timeline import trace_timeline as trace_timeline
 from labkit.plots.allocator_by_hand import allocator_by_hand as allocator_by_hand
 from labkit.plots.articles import articles_on_trial as articles_on_trial
 from labkit.plots.budget import memory_plan as memory_plan
 from labkit.plots.budget import training_memory as training_memory
 from labkit.plots.ddp import ddp_beside_data_parallel as ddp_beside_data_parallel
-from labkit.plots.devices import trace_devices as trace_devices
 from labkit.plots.experiments import copy_speed as copy_speed
 from labkit.plots.experiments import host_and_device as host_and_device
 from labkit.plots.experiments import memory_over_time as memory_over_time
-from labkit.plots.figure import Figure as Figure
 from labkit.plots.format_speed import format_speed as format_speed
 from labkit.plots.formats import number_formats as number_formats
 from labkit.plots.four_ways import four_ways as four_ways
 from labkit.plots.fragmentation import fragmentation as fragmentation
 from labkit.plots.leaks import leaky_training as leaky_training
-from labkit.plots.memory import trace_memory as trace_memory
 from labkit.plots.memory_for_time import memory_for_time as memory_for_time
 from labkit.plots.parallel import data_parallel_step as data_parallel_step
 from labkit.plots.parallel import data_parallel_work as data_parallel_work
@@ -24,8 +26,6 @@ from labkit.plots.pipeline import pipeline_step as pipeline_step
 from labkit.plots.placement import placement as placement
 from labkit.plots.ranks import collectives as collectives
 from labkit.plots.ranks import held_by_ranks as held_by_ranks
-from labkit.plots.segments import segment_map as segment_map
 from labkit.plots.shared_model import shared_model as shared_model
 from labkit.plots.streams import copy_overlap as copy_overlap
 from labkit.plots.streams import two_streams as two_streams
-from labkit.plots.timeline import trace_timeline as trace_timeline

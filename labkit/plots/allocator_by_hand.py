@@ -4,9 +4,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from labkit import units
-from labkit.experiments.allocator_by_hand import AllocatorByHand, HandSegment
-from labkit.plots.figure import (
+from gputrace import units
+from gputrace.figures.figure import (
     BESIDE,
     BLACK,
     SIZE,
@@ -20,6 +19,7 @@ from labkit.plots.figure import (
     text_width,
     words,
 )
+from labkit.experiments.allocator_by_hand import AllocatorByHand, HandSegment
 
 LEFT, RIGHT = 0.24, 0.94  # where the axes lie, as shares of the figure's width
 TITLE, AXIS, BADGE, LINE = 0.5, 0.5, 0.3, 0.36  # inches, from the top down; LINE for each segment

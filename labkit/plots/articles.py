@@ -6,10 +6,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from labkit import articles
-from labkit.articles import VERDICTS
-from labkit.experiments.result import Result
-from labkit.plots.figure import (
+from gputrace.figures.figure import (
     BLACK,
     BLUE,
     ORANGE,
@@ -24,6 +21,9 @@ from labkit.plots.figure import (
     shortened,
     words,
 )
+from labkit import articles
+from labkit.articles import VERDICTS
+from labkit.experiments.result import Result
 
 LOOKS = {"holds": (BLUE, "white", ""), "held once": (ORANGE, BLACK, "...."), "never held": (VERMILLION, BLACK, "")}  # fill, digits, hatch
 NAMES = 188  # points that an article's title may take

@@ -6,10 +6,8 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 
-from labkit import units
-from labkit.experiments.result import Result, Row
-from labkit.experiments.training_memory import RAN_OUT, TERMS, errors
-from labkit.plots.figure import (
+from gputrace import units
+from gputrace.figures.figure import (
     BLACK,
     BLUE,
     CATEGORY_COLOURS,
@@ -26,6 +24,8 @@ from labkit.plots.figure import (
     shortened,
     words,
 )
+from labkit.experiments.result import Result, Row
+from labkit.experiments.training_memory import RAN_OUT, TERMS, errors
 
 GIB = 1 << 30
 COLOURS = CATEGORY_COLOURS | {"in flight": YELLOW, "buckets": "white", "batch": GREY}

@@ -5,11 +5,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
-from labkit import units
+from gputrace import units
+from gputrace.figures.figure import (
+    BLUE,
+    SIZE,
+    STYLE,
+    TEXT_POINTS,
+    VERMILLION,
+    Figure,
+    add_badge,
+    add_title,
+    binary_scale,
+    decimal_scale,
+    words,
+)
 from labkit.experiments.ddp import DATA_PARALLEL, DDP, WAYS, ddp_gain
 from labkit.experiments.result import Result
 from labkit.plots.experiments import told
-from labkit.plots.figure import BLUE, SIZE, STYLE, TEXT_POINTS, VERMILLION, Figure, add_badge, add_title, binary_scale, decimal_scale, words
 
 COLOURS = {DATA_PARALLEL: BLUE, DDP: VERMILLION}
 MARKERS = {DATA_PARALLEL: "o", DDP: "s"}

@@ -10,12 +10,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from labkit import units
-from labkit.experiments.copies import PREDICTED_SIZE, pinned_gain
-from labkit.experiments.memory import MemorySample
-from labkit.experiments.result import Result
-from labkit.experiments.sizes import gpu_gain
-from labkit.plots.figure import (
+from gputrace import units
+from gputrace.figures.figure import (
     BESIDE,
     BLACK,
     BLUE,
@@ -31,6 +27,10 @@ from labkit.plots.figure import (
     time_unit,
     words,
 )
+from labkit.experiments.copies import PREDICTED_SIZE, pinned_gain
+from labkit.experiments.memory import MemorySample
+from labkit.experiments.result import Result
+from labkit.experiments.sizes import gpu_gain
 
 MARKERS = {BLUE: "o", VERMILLION: "s"}
 SAME = 1.05  # factors closer to 1 than this are called equal

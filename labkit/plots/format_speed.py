@@ -3,11 +3,8 @@
 import matplotlib
 from matplotlib.axes import Axes
 
-from labkit import units
-from labkit.experiments.format_speed import FORMATS, format_gain
-from labkit.experiments.result import Result
-from labkit.plots.experiments import badges, sources, told
-from labkit.plots.figure import (
+from gputrace import units
+from gputrace.figures.figure import (
     BLUE,
     GREEN,
     GREY,
@@ -22,6 +19,9 @@ from labkit.plots.figure import (
     new_canvas,
     words,
 )
+from labkit.experiments.format_speed import FORMATS, format_gain
+from labkit.experiments.result import Result
+from labkit.plots.experiments import badges, sources, told
 
 COLOURS = {"float32": VERMILLION, "tf32": ORANGE, "bfloat16": GREEN, "float16": BLUE}
 MARKERS = {"float32": "s", "tf32": "D", "bfloat16": "^", "float16": "o"}

@@ -7,9 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
-from labkit.experiments.formats import ASKED, FORMATS
-from labkit.experiments.result import Result, Row
-from labkit.plots.figure import (
+from gputrace.figures.figure import (
     BLACK,
     BLUE,
     SKY_BLUE,
@@ -23,6 +21,8 @@ from labkit.plots.figure import (
     shortened,
     words,
 )
+from labkit.experiments.formats import ASKED, FORMATS
+from labkit.experiments.result import Result, Row
 
 # In points, 72 an inch, from the left edge and the upper one
 WIDTH, TOP, ROW, BOTTOM = 504, 56, 33, 26

@@ -5,10 +5,7 @@ import math
 import matplotlib
 from matplotlib.ticker import MaxNLocator
 
-from labkit.experiments.four_ways import WAYS, last_loss
-from labkit.experiments.result import Result
-from labkit.plots.experiments import badges, sources, told
-from labkit.plots.figure import (
+from gputrace.figures.figure import (
     BLACK,
     BLUE,
     GREY,
@@ -22,6 +19,9 @@ from labkit.plots.figure import (
     new_canvas,
     words,
 )
+from labkit.experiments.four_ways import WAYS, last_loss
+from labkit.experiments.result import Result
+from labkit.plots.experiments import badges, sources, told
 
 # Colour, marker and width of each line: the widest lies under the others.
 LINES = {

@@ -3,11 +3,11 @@
 import matplotlib
 from matplotlib.axes import Axes
 
-from labkit import units
+from gputrace import units
+from gputrace.figures.figure import BLACK, BLUE, GREEN, STYLE, VERMILLION, Figure, add_badge, binary_scale, label_ends, new_canvas, words
 from labkit.experiments.fragmentation import largest_share
 from labkit.experiments.result import Result
 from labkit.plots.experiments import badges, sources, told
-from labkit.plots.figure import BLACK, BLUE, GREEN, STYLE, VERMILLION, Figure, add_badge, binary_scale, label_ends, new_canvas, words
 
 LOOKS = ((VERMILLION, "s"), (BLUE, "o"), (GREEN, "^"))  # a colour and a marker for each setting
 ENOUGH = 0.95  # a request of this share of what is free counts as served whole

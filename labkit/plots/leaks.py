@@ -4,10 +4,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from labkit import units
-from labkit.experiments.leaks import growth
-from labkit.experiments.result import Result
-from labkit.plots.figure import (
+from gputrace import units
+from gputrace.figures.figure import (
     BLACK,
     BLUE,
     GREEN,
@@ -23,6 +21,8 @@ from labkit.plots.figure import (
     new_canvas,
     words,
 )
+from labkit.experiments.leaks import growth
+from labkit.experiments.result import Result
 
 MIB = 1 << 20
 LOOKS = ((VERMILLION, "o"), (BLUE, "s"), (ORANGE, "^"), (GREEN, "D"), (SKY_BLUE, "v"), (BLACK, "x"))

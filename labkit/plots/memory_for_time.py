@@ -5,10 +5,23 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 
-from labkit import units
+from gputrace import units
+from gputrace.figures.figure import (
+    BESIDE,
+    BLACK,
+    BLUE,
+    STYLE,
+    VERMILLION,
+    Figure,
+    add_badge,
+    byte_ticks,
+    darker,
+    new_canvas,
+    time_unit,
+    words,
+)
 from labkit.experiments.memory_for_time import AS_IT_IS, prices
 from labkit.experiments.result import Result
-from labkit.plots.figure import BESIDE, BLACK, BLUE, STYLE, VERMILLION, Figure, add_badge, byte_ticks, darker, new_canvas, time_unit, words
 
 
 def memory_for_time(result: Result, recorded: Result | None = None) -> Figure:

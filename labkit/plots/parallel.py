@@ -7,11 +7,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from labkit import units
-from labkit.experiments.data_parallel import computing_shares, parallel_gain
-from labkit.experiments.result import Result
-from labkit.plots.experiments import SAME, badges, line, sources, told
-from labkit.plots.figure import (
+from gputrace import units
+from gputrace.figures.figure import (
     BESIDE,
     BLUE,
     STYLE,
@@ -25,6 +22,9 @@ from labkit.plots.figure import (
     new_canvas,
     words,
 )
+from labkit.experiments.data_parallel import computing_shares, parallel_gain
+from labkit.experiments.result import Result
+from labkit.plots.experiments import SAME, badges, line, sources, told
 
 COLOURS = (BLUE, VERMILLION)
 

@@ -6,13 +6,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from labkit import units
-from labkit.experiments.pipeline import is_whole, peaks, stages, waiting_share
-from labkit.experiments.result import Result
-from labkit.experiments.schedules import BACKWARD, FORWARD, ONE_BATCH
-from labkit.experiments.splits import COMPUTE_FIRST, COPY_FIRST, split_gain
-from labkit.plots.experiments import SAME, badges, line, sources, told
-from labkit.plots.figure import (
+from gputrace import units
+from gputrace.figures.figure import (
     BESIDE,
     BLACK,
     BLUE,
@@ -31,6 +26,11 @@ from labkit.plots.figure import (
     time_ticks,
     words,
 )
+from labkit.experiments.pipeline import is_whole, peaks, stages, waiting_share
+from labkit.experiments.result import Result
+from labkit.experiments.schedules import BACKWARD, FORWARD, ONE_BATCH
+from labkit.experiments.splits import COMPUTE_FIRST, COPY_FIRST, split_gain
+from labkit.plots.experiments import SAME, badges, line, sources, told
 
 COLOURS = {FORWARD: BLUE, BACKWARD: ORANGE}
 INK = {FORWARD: "white", BACKWARD: "black"}

@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyBboxPatch
 
-from labkit import experiments, units
+from gputrace import units
+from gputrace.figures.figure import BLUE, GREEN, GREY, ORANGE, SKY_BLUE, STYLE, VERMILLION, YELLOW, Figure, add_badge, new_canvas, words
+from labkit import experiments
 from labkit.experiments.result import Result
-from labkit.plots.figure import BLUE, GREEN, GREY, ORANGE, SKY_BLUE, STYLE, VERMILLION, YELLOW, Figure, add_badge, new_canvas, words
 
 COLOURS = {"parameters": BLUE, "inputs": GREEN, "outputs": ORANGE, "gradients": VERMILLION}
 OTHERS = (SKY_BLUE, YELLOW, GREY)

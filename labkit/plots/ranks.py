@@ -9,10 +9,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch, Rectangle
 
-from labkit import units
-from labkit.experiments.result import Result
-from labkit.experiments.shards import KINDS
-from labkit.plots.figure import (
+from gputrace import units
+from gputrace.figures.figure import (
     BLACK,
     BLUE,
     CATEGORY_COLOURS,
@@ -33,6 +31,8 @@ from labkit.plots.figure import (
     new_canvas,
     words,
 )
+from labkit.experiments.result import Result
+from labkit.experiments.shards import KINDS
 
 RANKS = (BLUE, ORANGE, GREEN, VERMILLION, SKY_BLUE, YELLOW, "#CC79A7", "#999999")  # the colour of what a rank brings
 LIGHT = 0.4  # how much of its colour a box keeps, so that its number can be read

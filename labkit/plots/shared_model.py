@@ -4,11 +4,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from labkit import units
+from gputrace import units
+from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, STYLE, Figure, add_badge, binary_ticks, darker, new_canvas, words
 from labkit.experiments.result import Result
 from labkit.experiments.shared_model import HELD, WAYS, held
 from labkit.plots.experiments import badges, told
-from labkit.plots.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, STYLE, Figure, add_badge, binary_ticks, darker, new_canvas, words
 
 COLOURS = dict(zip(HELD, (GREY, BLUE, ORANGE), strict=True))
 FILLED, THIN = 0.56, 0.16  # of a bar's place: this machine's bar, and the recorded one below it

@@ -3,12 +3,8 @@
 import matplotlib
 from matplotlib.axes import Axes
 
-from labkit import units
-from labkit.experiments.overlap import ALONE, TOGETHER, hidden_share
-from labkit.experiments.result import Result
-from labkit.experiments.two_streams import stream_gain
-from labkit.plots.experiments import SAME, badges, line, sources, told
-from labkit.plots.figure import (
+from gputrace import units
+from gputrace.figures.figure import (
     BESIDE,
     BLACK,
     BLUE,
@@ -24,6 +20,10 @@ from labkit.plots.figure import (
     time_unit,
     words,
 )
+from labkit.experiments.overlap import ALONE, TOGETHER, hidden_share
+from labkit.experiments.result import Result
+from labkit.experiments.two_streams import stream_gain
+from labkit.plots.experiments import SAME, badges, line, sources, told
 
 COLOURS = dict(zip((*ALONE, *TOGETHER), (ORANGE, SKY_BLUE, GREY, GREY, BLUE), strict=True))
 LINES = {TOGETHER[-1]: "pinned, on a\nstream of its own"}  # as they are written beside the bars

@@ -4,7 +4,8 @@ from math import isfinite
 
 import ipywidgets as widgets
 
-from labkit import plots, units
+from gputrace import units
+from labkit import plots
 from labkit.experiments.allocator_by_hand import LARGEST, MIB, STREAMS, AllocatorByHand, Step
 from labkit.widgets.base import WRAP, Panel
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from gputrace.figures.figure import BLUE, Figure
 from labkit.experiments import Result, Run
-from labkit.plots.figure import BLUE, Figure
 
 LARGEST_PREDICTION = 1000.0
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each box makes one of its own of it

@@ -4,7 +4,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit import plots, units
+from gputrace import units
+from labkit import plots
 from labkit.experiments import Result, Run, fit, memory_plan
 from labkit.experiments.budget import MOST_ROWS, SPREADS, Setting
 from labkit.experiments.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, Network, ResNet

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from labkit import plots, units
+from gputrace import units
+from labkit import plots
 from labkit.experiments import Result, Run, copy_speed
 from labkit.experiments.copies import PREDICTED_SIZE, SIZES, pinned_gain
 from labkit.widgets.base import Lab

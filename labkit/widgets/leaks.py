@@ -6,7 +6,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit import plots, units
+from gputrace import units
+from labkit import plots
 from labkit.experiments import Result, Run, leaky_training
 from labkit.experiments.leaks import LEAKS, STEPS, growth, script
 from labkit.widgets.base import Lab, switches

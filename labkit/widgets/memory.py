@@ -5,7 +5,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit import machine, plots, units
+from gputrace import units
+from labkit import machine, plots
 from labkit.experiments import MemoryRecorder
 from labkit.widgets.base import Panel
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit import plots, units
+from gputrace import units
+from labkit import plots
 from labkit.experiments import Result, Run, data_parallel_step
 from labkit.experiments.data_parallel import LAYERS, MODELS, parallel_gain
 from labkit.widgets.base import Lab

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from labkit import machine, plots, units
+from gputrace import units
+from labkit import machine, plots
 from labkit.experiments import Result, Run, pipeline_step
 from labkit.experiments.pipeline import peaks, stages, waiting_share
 from labkit.experiments.schedules import ONE_BATCH, SCHEDULES, bubble

@@ -4,7 +4,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit import plots, units
+from gputrace import units
+from labkit import plots
 from labkit.experiments import Result, Run, shared_model
 from labkit.experiments.shared_model import COLUMNS, WAYS, held
 from labkit.widgets.base import Lab, one_of

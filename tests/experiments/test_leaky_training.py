@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import labkit
+from gputrace.graph import TELLS_SAVED
 from labkit.experiments import collect, leaky_training
 from labkit.experiments.leaks import ALONE, LEAKS, NO_LEAK, growth, script
-from labkit.trace.graph import TELLS_SAVED
 
 MIB = 1 << 20
 GRAPH = "the autograd graph of global `losses[" if TELLS_SAVED else "C++ only, perhaps an autograd graph"  # torch 2.6 does not tell

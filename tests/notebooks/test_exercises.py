@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import labkit
+from labcourse.session import answer_in
 from labkit import lessons
-from labkit.course.session import answer_in
 from labkit.lessons import checks
 from labkit.lessons.controls import control
 

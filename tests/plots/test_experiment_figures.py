@@ -8,11 +8,11 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.text import Text
 
+from gputrace.figures.figure import BLUE, DOTS_PER_INCH, VERMILLION
 from labkit import plots
 from labkit.experiments.copies import COLUMNS, PREDICTED_SIZE
 from labkit.experiments.memory import MemorySample
 from labkit.experiments.result import Result
-from labkit.plots.figure import BLUE, DOTS_PER_INCH, VERMILLION
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -1,5 +1,6 @@
 """The figures of ranks: collectives, what each holds, and DistributedDataParallel beside DataParallel."""
 
+from gputrace.figures.figure import GREY
 from labkit import plots
 from labkit.experiments.collectives import COLUMNS
 from labkit.experiments.ddp import COLUMNS as STEP_COLUMNS
@@ -7,7 +8,6 @@ from labkit.experiments.ddp import DATA_PARALLEL, DDP
 from labkit.experiments.result import Result
 from labkit.experiments.shards import COLUMNS as HELD_COLUMNS
 from labkit.experiments.shards import KINDS
-from labkit.plots.figure import GREY
 from labkit.plots.ranks import RANKS
 
 BADGE = "measured on paper"

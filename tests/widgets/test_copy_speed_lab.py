@@ -3,7 +3,8 @@
 import pytest
 
 import labkit
-from labkit import recordings, units
+from gputrace import units
+from labkit import recordings
 from labkit.experiments import Result
 from labkit.experiments.copies import COLUMNS, PREDICTED_SIZE
 from labkit.widgets import CopySpeedLab

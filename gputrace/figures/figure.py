@@ -1,0 +1,265 @@
+"""What all figures share: paper, colours, scales, badge and words.
+
+The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which people with any form of colour blindness can tell apart.
+"""
+
+import base64
+import io
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure as Canvas
+from matplotlib.font_manager import FontProperties, findfont
+from matplotlib.ft2font import FT2Font
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from gputrace import units
+
+BLACK, BLUE, VERMILLION = "#000000", "#0072B2", "#D55E00"
+SKY_BLUE, ORANGE, GREEN, YELLOW, GREY = "#56B4E9", "#E69F00", "#009E73", "#F0E442", "#C8C8C8"
+# Neighbours in a stack differ in lightness too, or in hatching, so that they can be told apart without colour.
+CATEGORY_COLOURS = {
+    "parameters": BLUE,
+    "optimizer state": SKY_BLUE,
+    "gradients": VERMILLION,
+    "activations": ORANGE,
+    "workspace": GREEN,
+    "other": GREY,
+}
+CATEGORY_HATCHES = {"optimizer state": "....", "gradients": "////"}
+SIZE = (7.0, 4.0)  # inches, at most
+DOTS_PER_INCH = 144
+FONT = "DejaVu Sans"
+TITLE_POINTS, TEXT_POINTS = 11, 9
+APART = 5  # points: a name so far above the end of its line needs something that leads to it
+STYLE: dict[Any, Any] = {
+    "font.family": FONT,  # comes with matplotlib, so figures look the same everywhere
+    "font.size": 9.5,
+    "figure.titlesize": TITLE_POINTS,
+    "figure.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "hatch.linewidth": 0.5,
+    "lines.linewidth": 2,
+    "lines.markersize": 5,
+}
+BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
+# JupyterLab draws a picture without its alternative text (https://github.com/jupyter/enhancement-proposals/issues/120), so a screen reader
+# would meet a nameless image: each picture without one gets the words that stand folded below it. Where scripts do not run, in a stored
+# notebook that is only read, the words are there all the same.
+NAME_PICTURES = """<script>
+for (const words of document.querySelectorAll("details.labkit-words")) {
+  const before = node => words.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_PRECEDING;
+  const picture = [...document.images].filter(before).at(-1);
+  if (picture && !picture.alt) picture.alt = words.lastChild.textContent;
+}
+</script>"""
+
+
+class Figure:
+    """A finished picture: `png` holds its bytes, `html` an element with them, `alt` says in words what it shows, `title` is its finding.
+
+    `save("memory.png")` writes it to a file.
+
+    A notebook's output shows the picture, and under it the words, folded.
+    """
+
+    def __init__(self, canvas: Canvas, alt: str) -> None:
+        self.title = canvas.get_suptitle()
+        self.alt = alt
+        picture = io.BytesIO()
+        canvas.savefig(picture, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None, "Description": alt})
+        self.png = picture.getvalue()
+        self.width = round(canvas.get_figwidth() * 96)  # CSS pixels: 96 an inch
+
+    @property
+    def html(self) -> str:
+        """An `<img>` element that holds picture and alternative text."""
+        picture = base64.b64encode(self.png).decode()
+        style = "max-width: 100%; height: auto; background: white"
+        return f'<img src="data:image/png;base64,{picture}" alt="{escape(self.alt)}" width="{self.width}" style="{style}">'
+
+    def save(self, path: str | Path) -> None:
+        """Write the picture to a PNG file. Raises ValueError for a name with another suffix, OSError where it cannot be written."""
+        if Path(path).suffix.lower() != ".png":
+            raise ValueError(f"path={str(path)!r}: figures are saved as PNG; give a name that ends in .png, such as 'memory.png'")
+        Path(path).write_bytes(self.png)
+
+    def __repr__(self) -> str:
+        return self.alt
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
+        picture = base64.b64encode(self.png).decode()
+        return {"image/png": picture, "text/plain": self.alt}, {"image/png": {"alt": self.alt, "width": self.width}}
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        data, metadata = self._repr_mimebundle_()
+        display(data, metadata=metadata, raw=True)
+        words = f'<details class="labkit-words"><summary>The figure in words</summary>{escape(self.alt)}</details>{NAME_PICTURES}'
+        display({"text/html": words, "text/plain": "(the figure in words)"}, raw=True)
+
+
+def words(canvas: Canvas, *sentences: str) -> str:
+    """The alternative text: the finding, then the numbers that prove it."""
+    parts = [canvas.get_suptitle(), *(sentence for sentence in sentences if sentence)]
+    return " ".join(part if part.endswith(".") else f"{part}." for part in (p[0].upper() + p[1:] for p in parts))
+
+
+def new_canvas(title: str, rows: int = 1) -> list[Any]:
+    """A white figure with the finding above its axes, and the axes, one below the other."""
+    canvas = Canvas(figsize=SIZE, facecolor="white")
+    # Room for ticks with units on the left, for the names of the lines on the right, for the badge below.
+    margins = {"left": 0.14, "right": 0.78, "bottom": 0.19, "top": 0.89, "hspace": 0.25}
+    axes = canvas.subplots(rows, 1, sharex=True, squeeze=False, gridspec_kw=margins)[:, 0]
+    add_title(canvas, title)
+    return [canvas, *axes]
+
+
+def add_title(canvas: Canvas, title: str) -> None:
+    """The finding, smaller where it is long, and cut off at its end where even the smallest text would not fit."""
+    room = 0.96 * 72 * canvas.get_figwidth()
+    points = min(max(TITLE_POINTS * room / text_width(title, TITLE_POINTS, bold=True), TEXT_POINTS), TITLE_POINTS)
+    canvas.suptitle(shortened(title, room, points, bold=True), x=0.02, y=0.975, ha="left", va="top", fontsize=points, parse_math=False)
+
+
+def binary_scale(axes: Axes, label: str, text: Callable[[float], str], most: int) -> None:
+    """A logarithmic x axis with ticks at powers of two, at most `most` of them: 4 KiB, 64 KiB, 1 MiB."""
+    axes.set_xscale("log", base=2)
+    low, high = (math.log2(limit) for limit in axes.get_xlim())
+    for every in (1, 2, 4, 8, 16):
+        powers = range(every * math.ceil(low / every), math.floor(high) + 1, every)
+        if len(powers) <= most:
+            break
+    axes.set_xticks([2**power for power in powers], [text(2**power) for power in powers])
+    axes.set_xlabel(label)
+
+
+def decimal_scale(axes: Axes, label: str, text: Callable[[float], str]) -> None:
+    """A logarithmic y axis with ticks at powers of ten, and at 2 and 5 times them where it spans fewer than three."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    subs = (1.0,) if high / low > 1000 else (1.0, 2.0, 5.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: text(value))
+    axes.set_ylabel(label)
+
+
+def label_ends(axes: Axes, labels: list[tuple[float, float, str, str]]) -> None:
+    """Names at the right ends of the lines, moved apart where they would overlap; a thin line leads to the name that is elsewhere."""
+    least = 13 * axes.figure.dpi / 72  # pixels between two lines of text
+    placed: list[float] = []
+    for x, y, text, colour in sorted(labels, key=lambda label: label[1]):
+        left, pixel = axes.transData.transform((x, y))
+        height = max(pixel, placed[-1] + least) if placed else pixel
+        placed.append(height)
+        shift = (height - pixel) * 72 / axes.figure.dpi
+        axes.annotate(text, (x, y), (9, shift), **BESIDE, color=darker(colour))
+        if shift > APART:
+            point = axes.figure.dpi / 72
+            ends = axes.figure.transFigure.inverted().transform([(left + 2 * point, pixel), (left + 8 * point, height)])
+            axes.figure.add_artist(Line2D(*ends.T, color=colour, linewidth=0.8, transform=axes.figure.transFigure))
+
+
+def darker(colour: str) -> tuple[float, float, float]:
+    """The colour for text: dark enough on white."""
+    red, green, blue = to_rgb(colour)
+    return 0.75 * red, 0.75 * green, 0.75 * blue
+
+
+def add_badge(canvas: Canvas, badge: str) -> None:
+    """Where the numbers come from, in the lower right corner."""
+    canvas.text(0.98, 0.03, badge, ha="right", fontsize=9, color="#444444", style="italic")
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit that suits a time, and how many seconds it is."""
+    return next((unit for unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if seconds >= unit[0]), (1e-6, "µs"))
+
+
+def byte_ticks(axes: Axes, top: float, most: int, zero: bool = True) -> None:
+    """Ticks on a linear y axis from 0 to `top` bytes, at round numbers of its binary unit; that at 0 may be left out."""
+    size, unit = units.byte_unit(top)
+    axes.set_ylim(0, top)
+    ticks = [tick for tick in MaxNLocator(most, integer=size == 1).tick_values(0, top / size) if 0 <= tick <= top / size and (tick or zero)]
+    axes.set_yticks([tick * size for tick in ticks], ["0" if tick == 0 else f"{tick:g} {unit}" for tick in ticks])
+
+
+def binary_ticks(axes: Axes, end: float, most: int = 8) -> None:
+    """Ticks on a linear x axis from 0 to `end` bytes, at multiples of a power of two: 0, 4 MiB, 8 MiB."""
+    step = 2 ** math.ceil(math.log2(end / most))
+    ticks = [step * index for index in range(int(end / step) + 1)]
+    axes.set_xticks(ticks, [units.byte_text(tick) if tick else "0" for tick in ticks])
+
+
+def time_ticks(axes: Axes, end: float, start: float = 0.0) -> None:
+    """Ticks on a linear x axis from `start` to `end` seconds, at round numbers of the unit that the axis is labelled with."""
+    period, short = time_unit(end)
+    axes.set_xlim(start, end)
+    ticks = [tick for tick in MaxNLocator(6).tick_values(start / period, end / period) if start <= tick * period <= end]
+    axes.set_xticks([tick * period for tick in ticks], [f"{tick:g}" for tick in ticks])
+    axes.set_xlabel(f"time since the start, {short}")
+
+
+def event_ticks(axes: Axes, end: float, start: float = 0.0) -> None:
+    """Ticks on a linear x axis from `start` to `end` events, at round numbers."""
+    axes.set_xlim(start, end)
+    ticks = [tick for tick in MaxNLocator(6, integer=True).tick_values(start, end) if start <= tick <= end]
+    axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+    axes.set_xlabel("events")
+
+
+# Text of the learner's own
+
+_UNIT = 100  # points: the size at which characters are measured
+
+
+def text_width(text: str, points: float = TEXT_POINTS, bold: bool = False) -> float:
+    """How wide a text is drawn, in points (1/72 inch)."""
+    return points * sum(_width(char, bold) for char in text)
+
+
+@lru_cache(maxsize=4096)
+def _width(char: str, bold: bool) -> float:
+    """How wide a character is, as a share of the size of the text."""
+    return float(_font(bold).load_char(ord(char)).linearHoriAdvance) / 65536 / _UNIT
+
+
+@lru_cache
+def _font(bold: bool) -> FT2Font:
+    font = FT2Font(findfont(FontProperties(family=FONT, weight="bold" if bold else "normal")))
+    font.set_size(_UNIT, 72)
+    return font
+
+
+def shortened(text: str, width: float, points: float = TEXT_POINTS, bold: bool = False) -> str:
+    """As much of a text as fits the width, in points; an ellipsis stands for the rest."""
+    text = drawable(text)
+    if text_width(text, points, bold) <= width:
+        return text
+    fits, too_long = 0, len(text)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if text_width(text[:middle] + "…", points, bold) <= width:
+            fits = middle
+        else:
+            too_long = middle
+    return text[:fits].rstrip() + "…"
+
+
+def drawable(text: str) -> str:
+    """The text on one line, with a box for each character that the font does not have."""
+    return "".join(char if _font(False).get_char_index(ord(char)) else "□" for char in " ".join(text.splitlines()).replace("\t", " "))

@@ -1,0 +1,243 @@
+"""What ran when on the host and on each stream and copy engine: overlap, waits, idle time and races to look at."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from gputrace import units
+from gputrace.figures import memory as memory_figure
+from gputrace.figures.figure import (
+    BESIDE,
+    BLACK,
+    DOTS_PER_INCH,
+    SIZE,
+    STYLE,
+    TEXT_POINTS,
+    TITLE_POINTS,
+    Figure,
+    add_badge,
+    add_title,
+    darker,
+    shortened,
+    text_width,
+    words,
+)
+from gputrace.figures.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, lanes_of, shade
+from gputrace.figures.phases import add_phases
+from gputrace.figures.relations import draw_races, draw_waits, race_text
+from gputrace.spans import ASKED, HOST, chosen, seconds_of, seconds_of_both
+
+if TYPE_CHECKING:
+    from gputrace.trace import Trace
+
+LEFT, RIGHT = 0.17, 0.79  # where the axes lie, as shares of the figure's width
+PIXELS = (RIGHT - LEFT) * SIZE[0] * DOTS_PER_INCH
+WIDTH = 72 * 0.96 * SIZE[0]  # points: what is written across the figure
+TITLE, LINE = 0.32, 0.18  # inches: the title, and a line of text
+TWO_LINES = 0.29  # inches: beside such a lane two lines of text fit
+LOWEST, HIGHEST = 0.19, 0.42  # inches: a lane
+MEMORY = 1.2  # inches: the memory above the lanes
+GAP = 0.12  # inches between the two
+MOST_RACES = 3  # that are told in the picture
+
+
+def trace_timeline(trace: "Trace", device: int | None = None, memory: bool = False, start: float = 0.0, end: float | None = None) -> Figure:
+    """The host, the streams in use and the copy engines in use of one device, or of all, a lane each.
+
+    `memory=True` draws the memory of the device, or of that with the highest peak, above on the same axis. `start` and `end`, in
+    seconds, cut out a part. Raises ValueError for a part that is none, RuntimeError where the trace has no timeline.
+    """
+    trace.require_timeline()
+    window = _window(trace, start, end)
+    devices = _devices(trace) if device is None else [device]
+    lanes = lanes_of(trace, devices)
+    races = [race for race in trace.races if {race.first.device, race.second.device} & set(devices)]
+    with matplotlib.rc_context(STYLE):
+        entries = _entries(trace, lanes, races)
+        rows = 1 if sum(text_width(entry.get_label()) + 36 for entry in entries) <= WIDTH else 2
+        told = min(len(races), MOST_RACES)
+        top = TITLE + (rows * LINE + 0.06 if entries else 0) + told * LINE  # inches above the lanes, or the memory
+        under = 0.94 if trace.phases else 0.72  # inches for the phases, the axis and the badge
+        room = SIZE[1] - top - under - (MEMORY + GAP if memory else 0)
+        shown = fitting(trace, lanes, int(room / LOWEST))
+        page = _Page(top, MEMORY if memory else 0.0, min(room, HIGHEST * len(shown)), under)
+        canvas = Canvas(figsize=(SIZE[0], page.height), facecolor="white")
+        add_title(canvas, shortened(_finding(trace, devices, races), WIDTH, TITLE_POINTS, bold=True))
+        _add_legend(canvas, entries, rows, page)
+        _tell_races(canvas, races, page, top - told * LINE)
+        axes = canvas.add_axes(page.box(under, page.lanes))
+        crowded = _draw(axes, trace, shown, races, window, page.lanes / len(shown))
+        add_phases(axes, trace.phases, window[1], start=window[0])
+        if memory:
+            box = page.box(under + page.lanes + GAP, MEMORY)
+            memory_figure.add_memory(canvas, box, trace, trace.device_index(device), window)
+        _add_note(canvas, trace, crowded, len(lanes) - len(shown))
+        add_badge(canvas, trace.badge)
+        return Figure(canvas, words(canvas, *_proof(trace, devices, races)))
+
+
+@dataclass(frozen=True)
+class _Page:
+    """How the height of the picture is divided, in inches, from the top down; a gap lies between memory and lanes."""
+
+    top: float
+    memory: float
+    lanes: float
+    under: float
+
+    @property
+    def height(self) -> float:
+        return self.top + (self.memory + GAP if self.memory else 0) + self.lanes + self.under
+
+    def box(self, bottom: float, height: float) -> tuple[float, float, float, float]:
+        """Where axes lie, as shares of the figure."""
+        return LEFT, bottom / self.height, RIGHT - LEFT, height / self.height
+
+    def y(self, inches: float) -> float:
+        """The height of what lies so far below the top, as a share of the figure's."""
+        return 1 - inches / self.height
+
+
+def _window(trace: "Trace", start: float, end: float | None) -> tuple[float, float]:
+    """The part of the recording that is drawn, in seconds."""
+    last = max(trace.end, 1e-6)
+    until = last if end is None else end
+    if not 0 <= start < until:
+        raise ValueError(f"start={start!r}, end={end!r}: give seconds from 0 to {last:.3g}, the start before the end")
+    return float(start), float(until)
+
+
+def _devices(trace: "Trace") -> list[int]:
+    """The devices on which something ran; the first of all if on none."""
+    return [device for device in np.unique(trace.spans.device).tolist() if device != HOST] or trace.devices[:1]
+
+
+# How it is drawn
+
+
+def _draw(axes: Axes, trace: "Trace", lanes: list[Lane], races: list, window: tuple[float, float], inches: float) -> bool:
+    """The lanes, each so high, and what stands between them; returns whether some spans were too many to be drawn one by one."""
+    axes.set(xlim=window, ylim=(len(lanes), 0))
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_yticks([row + 0.5 for row in range(len(lanes))], [lane.name for lane in lanes], fontsize=TEXT_POINTS)
+    shade(axes, len(lanes))
+    crowded = False
+    for row, lane in enumerate(lanes):
+        crowded |= draw_lane(axes, trace, lane, row, window, PIXELS)
+        axes.annotate(
+            _told(trace, lane, inches), (1, row + 0.5), (8, 0), xycoords=axes.get_yaxis_transform(), **BESIDE, fontsize=TEXT_POINTS
+        )
+    draw_waits(axes, trace, lanes, window, PIXELS)
+    draw_races(axes, races, lanes, window)
+    return crowded
+
+
+def _told(trace: "Trace", lane: Lane, inches: float) -> str:
+    """The share of the time that is written beside a lane, which is so high."""
+    if lane.is_host:
+        return f"waits {_percent(trace.host_waited, trace.end)}"
+    taken = seconds_of(trace.spans, lane.mask)
+    if lane.kind is None:
+        return f"busy {_percent(taken, trace.end)}"
+    hidden = seconds_of_both(trace.spans, lane.mask, chosen(trace.spans, lane.device, ASKED["kernel"]))
+    told = f"busy {_percent(taken, trace.end)}"
+    return f"{told}, of which\n{_percent(hidden, taken)} overlapped" if inches >= TWO_LINES else told
+
+
+def _percent(part: float, whole: float) -> str:
+    share = part / whole if whole else 0.0
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
+def _entries(trace: "Trace", lanes: list[Lane], races: list) -> list:
+    """What the legend tells: the kinds that occur."""
+    kinds = np.unique(trace.spans.kind[np.logical_or.reduce([lane.mask for lane in lanes])]).tolist()
+    entries: list = [Patch(**{"edgecolor": "white", "linewidth": 0.3, **LOOKS[kind]}, label=NAMES[kind]) for kind in kinds]
+    if len(trace.waits):
+        entries.append(Line2D([], [], color=BLACK, marker=">", markersize=4, linewidth=1, label="stream waits"))
+    if races:
+        entries.append(Line2D([], [], color=RACE, marker="o", markersize=4, linewidth=1.5, label="race"))
+    return entries
+
+
+def _add_legend(canvas: Canvas, entries: list, rows: int, page: _Page) -> None:
+    if entries:
+        look: dict[str, Any] = {
+            "frameon": False,
+            "fontsize": TEXT_POINTS,
+            "handlelength": 1.5,
+            "columnspacing": 1.1,
+            "handletextpad": 0.5,
+            "borderpad": 0,
+        }
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.02, page.y(TITLE)), "borderaxespad": 0}
+        canvas.legend(handles=entries, ncols=-(-len(entries) // rows), labelspacing=0.3, **place, **look)
+
+
+def _tell_races(canvas: Canvas, races: list, page: _Page, top: float) -> None:
+    """A line for each race, with both places, from so many inches below the top."""
+    told = [f"{number}  {race_text(race)}" for number, race in enumerate(races[:MOST_RACES], 1)]
+    more = f"; and {len(races) - MOST_RACES} more" if len(races) > MOST_RACES else ""
+    for number, text in enumerate(told):
+        look: dict[str, Any] = {"va": "top", "fontsize": TEXT_POINTS, "color": darker(RACE), "weight": "bold", "parse_math": False}
+        text = shortened(text, WIDTH - text_width(more, bold=True), bold=True) + (more if number == len(told) - 1 else "")
+        canvas.text(0.02, page.y(top + number * LINE), text, **look)
+
+
+def _add_note(canvas: Canvas, trace: "Trace", crowded: bool, left_out: int) -> None:
+    """What the picture does not show, in the lower left corner as far as the badge leaves room."""
+    told = [f"oldest {trace.lost_spans} spans lost"] if trace.lost_spans else []
+    told += [f"{left_out} lane{'s' * (left_out != 1)} left out"] if left_out else []
+    told += ["low bars: share of time"] if crowded else []
+    room = WIDTH - text_width(trace.badge) - 20
+    canvas.text(0.02, 0.03, shortened("; ".join(told), room), fontsize=TEXT_POINTS, color="#444444", parse_math=False)
+
+
+# What it finds
+
+
+def _finding(trace: "Trace", devices: list[int], races: list) -> str:
+    if races:
+        first, second = races[0].first, races[0].second
+        count = "A race" if len(races) == 1 else f"{len(races)} races"
+        return f"{count}: nothing orders {first.line or first.name} before {second.line or second.name}"
+    end = units.time_text(trace.end)
+    if not any(trace.busy(device) for device in devices):
+        return f"Nothing ran on {_named(devices)} in {end}"
+    shares = [_percent(trace.busy(device), trace.end) for device in devices]
+    if len(devices) > 1:
+        return f"{_named(devices)} worked {', '.join(shares)} of {end}"
+    copied, hidden = trace.busy(devices[0], "copy"), trace.overlap(devices[0])
+    where = f"cuda:{devices[0]}" if len(trace.devices) > 1 else "The GPU"
+    most = f"{where} worked {shares[0]} of {end}"
+    return f"{most}; kernels overlap {_percent(hidden, copied)} of its copying" if copied else most
+
+
+def _named(devices: list[int]) -> str:
+    names = [f"cuda:{device}" for device in devices]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _proof(trace: "Trace", devices: list[int], races: list) -> list[str]:
+    """The numbers as sentences."""
+    told = [f"Race: {race_text(race)}" for race in races]
+    for device in devices:
+        parts = [f"kernels {units.time_text(trace.busy(device, 'kernel'))}"]
+        if copied := trace.busy(device, "copy"):
+            parts.append(f"copies {units.time_text(copied)}, of which {units.time_text(trace.overlap(device))} while kernels ran")
+        parts.append(f"idle {units.time_text(trace.idle(device))} of {units.time_text(trace.end)}")
+        told.append(f"Cuda:{device}: {'; '.join(parts)}")
+    waits = len(trace.waits)
+    told.append(f"The host waited {units.time_text(trace.host_waited)}; {waits} wait{'s' * (waits != 1)} of a stream for another")
+    told.append(f"{int((trace.spans.device != HOST).sum())} kernels and copies")
+    if trace.lost_spans:
+        told.append(f"The oldest {trace.lost_spans} spans and waits were lost")
+    return [*told, trace.badge]

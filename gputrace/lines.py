@@ -1,0 +1,105 @@
+"""The memory of a recording told line by line of the user's source, and in a few words."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gputrace import units
+from gputrace.events import ALLOC, FREE_REQUESTED, Events, SourceLine
+from labkit.inventory import Table
+
+if TYPE_CHECKING:
+    from gputrace.trace import Trace
+
+NO_LINE = SourceLine("", 0, "")  # of what happens while no line of the user's runs, such as a free after the last one
+
+_NONE = "no line of yours allocated or freed memory"
+
+
+@dataclass(frozen=True)
+class LineMemory:
+    """What one line did to the memory of a device, in bytes: `delta` is what it added in all, `peak` the most that was allocated on
+    the device while it worked, `allocated` what it asked for in all, in `count` allocations. What a backward pass or an optimizer's
+    step does belongs to the line that called it, and a free whose line is not known to the line that allocated."""
+
+    line: SourceLine
+    delta: int
+    peak: int
+    allocated: int
+    count: int
+
+
+class Lines(list[LineMemory]):
+    """The lines in order of the source; prints as a table."""
+
+    def __init__(self, lines: list[LineMemory], caption: str) -> None:
+        super().__init__(lines)
+        self._caption = caption
+
+    def table(self) -> Table:
+        header = ("line", "change", "peak", "allocated", "times", "source")
+        rows = tuple(
+            (
+                "no line of yours" if entry.line is NO_LINE else entry.line.place,
+                signed(entry.delta),
+                units.byte_text(entry.peak),
+                units.byte_text(entry.allocated),
+                str(entry.count),
+                entry.line.text,
+            )
+            for entry in self
+        )
+        return Table(header, rows, self._caption) if self else Table((), (), f"{_NONE} ({self._caption})")
+
+    def __repr__(self) -> str:
+        return repr(self.table()).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def by_line(trace: "Trace", device: int) -> Lines:
+    """What each line of the user's did to the memory of one device."""
+    events = trace.events
+    mine = np.flatnonzero(events.device == device)
+    changes = np.isin(events.action[mine], [ALLOC, FREE_REQUESTED])
+    chosen = mine[changes]
+    births, rises = events.action[chosen] == ALLOC, events.rises[chosen]
+    allocated = trace.timeline(device).allocated[1:][changes]  # after each event; the timeline has one more entry, the start
+    lines = [trace.line(stack) or NO_LINE for stack in range(len(trace.stacks))]
+    order = sorted(set(lines), key=lambda line: (line.filename, line.line, line.function))
+    number = {line: index for index, line in enumerate(order)}
+    of_event = np.array([number[line] for line in lines], dtype=np.int64)[_stacks(events)[chosen]]
+    delta, asked, count, peak = (np.zeros(len(order), np.int64) for _ in range(4))
+    np.add.at(delta, of_event, rises)
+    np.add.at(asked, of_event, np.where(births, rises, 0))
+    np.add.at(count, of_event, births)
+    np.maximum.at(peak, of_event, allocated)
+    seen = np.unique(of_event)
+    listed = [LineMemory(order[i], int(delta[i]), int(peak[i]), int(asked[i]), int(count[i])) for i in seen.tolist()]
+    return Lines(listed, f"cuda:{device}, {trace.badge}")
+
+
+def _stacks(events: Events) -> np.ndarray:
+    """The stack of each event; a free of which none is known has that of its block's allocation."""
+    return np.where((events.stack == 0) & (events.birth >= 0), events.stack[events.birth], events.stack)
+
+
+def summary(trace: "Trace") -> str:
+    """A trace in a few lines of text."""
+    told = []
+    for device in trace.devices:
+        line = trace.timeline(device)
+        told.append(
+            f"cuda:{device}: {units.byte_text(line.allocated[0])} allocated at the start, peak {units.byte_text(trace.peaks[device])}, "
+            f"{units.byte_text(line.allocated[-1])} at the end ({units.byte_text(line.reserved[-1])} reserved)"
+        )
+    if trace.lost:
+        told.append(f"{trace.lost} events were lost: peaks may be higher, and segments are not known")
+    return "\n".join([f"Trace of {units.time_text(trace.seconds)}, {len(trace.events)} events, {trace.badge}", *told])
+
+
+def signed(nbytes: int) -> str:
+    """+2 MiB, -1 KiB, 0 B."""
+    return units.byte_text(0) if not nbytes else f"{'+' if nbytes > 0 else '-'}{units.byte_text(abs(nbytes))}"

@@ -1,0 +1,129 @@
+"""`%%gpu_memory` and `%%gpu_timeline`: run a notebook's cell and show what it did on the GPUs. `%load_ext labkit` brings them, and so
+does `labkit.use`."""
+
+import ast
+import inspect
+import io
+import keyword
+import token
+import tokenize
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
+
+from gputrace.recording import MAX_EVENTS, record
+from gputrace.trace import Trace
+
+_AWAITS = "cannot run a cell that awaits at its top level: put `with labkit.record() as trace:` around that code instead"
+
+
+@magics_class
+class GpuMagics(Magics):
+    """The cell magics."""
+
+    shell: Any  # IPython's
+
+    @magic_arguments("%gpu_memory")
+    @argument("name", nargs="?", help="a variable for the trace, as in `%%%%gpu_memory trace`")
+    @argument("-o", "--output", metavar="NAME", help="the same, as in `%%%%gpu_memory -o trace`")
+    @argument("--max-events", type=int, default=MAX_EVENTS, metavar="N", help="how many events are kept (default: %(default)s)")
+    @no_var_expand
+    @cell_magic
+    def gpu_memory(self, line: str, cell: str) -> Any:
+        """Run the cell, then show the memory of its GPUs over time and what each line did; and why, if the memory ran out."""
+        __tracebackhide__ = "__ipython_bottom__"  # as IPython's own run_code: a traceback begins at the cell's line
+        options = parse_argstring(self.gpu_memory, line)
+        return self._run("%%gpu_memory", options, cell, show, timeline=False)
+
+    @magic_arguments("%gpu_timeline")
+    @argument("name", nargs="?", help="a variable for the trace, as in `%%%%gpu_timeline trace`")
+    @argument("-o", "--output", metavar="NAME", help="the same, as in `%%%%gpu_timeline -o trace`")
+    @argument("--max-events", type=int, default=MAX_EVENTS, metavar="N", help="how many events are kept (default: %(default)s)")
+    @argument("--memory", action="store_true", help="draw the memory of a GPU above, on the same axis of time")
+    @no_var_expand
+    @cell_magic
+    def gpu_timeline(self, line: str, cell: str) -> Any:
+        """Run the cell, then show what ran when on the host, the streams and the copy engines; and why, if the memory ran out."""
+        __tracebackhide__ = "__ipython_bottom__"
+        options = parse_argstring(self.gpu_timeline, line)
+        return self._run("%%gpu_timeline", options, cell, partial(show_timeline, memory=options.memory), timeline=True)
+
+    def _run(self, magic: str, options: Namespace, cell: str, shown: Callable[[Trace], None], timeline: bool) -> Any:
+        """Run a cell under a recording and show it, also when an error ends the cell; gives the value of its last expression."""
+        __tracebackhide__ = "__ipython_bottom__"
+        name = _variable(options.name, options.output)
+        if options.max_events < 1:
+            raise UsageError(f"--max-events {options.max_events}: give a whole number, 1 or more")
+        body, last = self._compiled(magic, cell)
+        trace = None
+        try:
+            with record(options.max_events, timeline=timeline) as trace:
+                exec(body, self.shell.user_global_ns, self.shell.user_ns)
+                value = eval(last, self.shell.user_global_ns, self.shell.user_ns) if last is not None else None
+        finally:
+            if trace is not None:
+                if name is not None:
+                    self.shell.user_ns[name] = trace
+                shown(trace)
+        return None if _ends_in_semicolon(cell) else value  # IPython displays it
+
+    def _compiled(self, magic: str, cell: str) -> tuple[Any, Any]:
+        """The cell's code, and that of its last expression, None if it ends in a statement."""
+        __tracebackhide__ = "__ipython_bottom__"
+        shell = self.shell
+        running = shell.displayhook.exec_result
+        number = shell.execution_count if running is None else running.execution_count
+        source = "\n" + shell.transform_cell(cell)  # the magic's own line is the first that the reader counts
+        filename = shell.compile.cache(source, number, raw_code=source)
+        tree = shell.transform_ast(shell.compile.ast_parse(source, filename=filename))
+        whole = compile(tree, filename, "exec", shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        if whole.co_flags & inspect.CO_COROUTINE:
+            raise UsageError(f"{magic} {_AWAITS}")
+        last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        return shell.compile(tree, filename, "exec"), last and shell.compile(last, filename, "eval")
+
+
+def show(trace: Trace) -> None:
+    """Display a trace in a notebook: for each device that held memory, the plot and the lines; then why the memory ran out, if it did."""
+    peaks = trace.peaks
+    for device in [device for device in trace.devices if peaks[device]] or [trace.device]:
+        display(trace.plot_memory(device))
+        display(trace.lines(device))
+    if trace.oom is not None:
+        display(trace.oom)
+
+
+def show_timeline(trace: Trace, memory: bool = False) -> None:
+    """Display in a notebook what ran when, or why that is not known; then why the memory ran out, if it did."""
+    if trace.no_timeline:
+        print(f"There is no timeline to show: {trace.no_timeline}.")
+    else:
+        display(trace.plot_timeline(memory=memory))
+    if trace.oom is not None:
+        display(trace.oom)
+
+
+def _variable(name: str | None, output: str | None) -> str | None:
+    """The variable that the trace goes to."""
+    if name is not None and output is not None:
+        raise UsageError(f"give the trace one name, not two: {name} and {output}")
+    chosen = output if name is None else name
+    if chosen is not None and (not chosen.isidentifier() or keyword.iskeyword(chosen)):
+        raise UsageError(f"{chosen!r} is no name of a variable: give one such as trace")
+    return chosen
+
+
+def _ends_in_semicolon(cell: str) -> bool:
+    """A semicolon at the end of a cell keeps its value from being shown."""
+    ignored = {token.ENDMARKER, token.NL, token.NEWLINE, token.COMMENT, token.DEDENT, token.INDENT}
+    try:
+        code = [t for t in tokenize.generate_tokens(io.StringIO(cell).readline) if t.type not in ignored]
+    except (tokenize.TokenError, SyntaxError):  # IPython's own syntax
+        return False
+    return bool(code) and code[-1].string == ";"

@@ -1,0 +1,147 @@
+"""Forward, backward and step: the phases of training, found without the learner's help.
+
+Backward passes and optimizer steps are noted as they happen. A forward pass is found afterwards: it runs from the first allocation
+inside a module's call to the backward pass that follows.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from sys import _getframe as frame_at
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from gputrace.events import Events, Stack
+
+_MODULE_CALLS = ("_call_impl", "_wrapped_call_impl")  # torch.nn.Module.__call__
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """`name` is "forward", "backward" or "step"; `start` and `end` in seconds; `stack` numbers the stack that called it."""
+
+    name: str
+    start: float
+    end: float
+    stack: int
+
+
+Note = Callable[[str, FrameType | None], Callable[[], None]]  # called when a phase starts; gives what to call when it ends
+
+_notes: list[Note] = []  # of the recordings under way
+_lock = threading.Lock()
+_undo: Callable[[], None] | None = None
+
+
+@contextmanager
+def noted(note: Note) -> Iterator[None]:
+    """Calls `note` at every backward pass and optimizer step, of any thread, until the block ends."""
+    global _undo
+    with _lock:
+        _notes.append(note)
+        if _undo is None:
+            _undo = _watch()
+    try:
+        yield
+    finally:
+        with _lock:
+            _notes.remove(note)
+            if not _notes:
+                _undo()
+                _undo = None
+
+
+def _watch() -> Callable[[], None]:
+    """Watch backward passes and steps; returns what ends it. PyTorch has hooks for every optimizer, and none for backward."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    # What ends the steps of each thread and optimizer, the innermost last: a class's step may call that of the class it is made from.
+    steps: dict[tuple[int, int], list[list[Callable[[], None]]]] = {}
+
+    def before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
+        steps.setdefault((threading.get_ident(), id(optimizer)), []).append(_begin("step", frame_at(1)))
+
+    def after_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
+        under_way = steps.get((threading.get_ident(), id(optimizer)))
+        for end in under_way.pop() if under_way else ():
+            end()
+
+    places: dict[Any, tuple[Any, Any]] = {place: _wrap(place) for place in (torch.autograd, torch.autograd.graph)}
+    hooks = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
+
+    def undo() -> None:
+        for place, (original, wrapped) in places.items():
+            if place._engine_run_backward is wrapped:  # else somebody put a function of his own around ours
+                place._engine_run_backward = original
+        for hook in hooks:
+            hook.remove()
+
+    return undo
+
+
+def _wrap(place: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Put a function around the one through which `place` starts a backward; returns both."""
+    original = place._engine_run_backward
+
+    @functools.wraps(original)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        ends = _begin("backward", frame_at(1))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for end in ends:
+                end()
+
+    place._engine_run_backward = run_backward
+    return original, run_backward
+
+
+def _begin(name: str, frame: FrameType | None) -> list[Callable[[], None]]:
+    return [note(name, frame) for note in list(_notes)]
+
+
+def broken_off(step: Phase, phases: list[Phase], events: Events, stacks: list[Stack]) -> Phase:
+    """A step that an exception ended, until its last event before the next phase: of that end PyTorch's hooks hear nothing."""
+    caller = stacks[step.stack][1:]  # the innermost line is PyTorch's own, which calls the hooks
+    inside = np.array([stack[len(stack) - len(caller) :] == caller for stack in stacks], dtype=bool)
+    until = min((phase.start for phase in phases if phase.start > step.start), default=np.inf)
+    during = (events.time >= step.start) & (events.time < until) & inside[events.stack]
+    return replace(step, end=float(events.time[during].max(initial=step.start)))
+
+
+def with_forwards(phases: list[Phase], events: Events, stacks: list[Stack]) -> list[Phase]:
+    """The phases and the forward passes between them, in order of time. A phase inside another is left out."""
+    outer: list[Phase] = []
+    for one in sorted(phases, key=lambda phase: (phase.start, -phase.end)):
+        if not outer or one.start >= outer[-1].end:
+            outer.append(one)
+    in_module = np.array([any(line.function in _MODULE_CALLS for line in stack) for stack in stacks], dtype=bool)
+    called = in_module[events.stack] if len(events) else np.zeros(0, dtype=bool)
+    found: list[Phase] = []
+    gap = -np.inf
+    for phase in [*outer, None]:
+        until = np.inf if phase is None else phase.start
+        inside = np.flatnonzero(called & (events.time >= gap) & (events.time <= until))
+        if len(inside):
+            first, last = inside[0], inside[-1]
+            end = phase.start if phase is not None and phase.name == "backward" else float(events.time[last])
+            found.append(Phase("forward", float(events.time[first]), end, int(events.stack[first])))
+        if phase is not None:
+            found.append(phase)
+            gap = phase.end
+    return found
+
+
+def phase_of(phases: list[Phase], times: np.ndarray) -> np.ndarray:
+    """The index of the phase at each time, -1 where there is none. A phase holds the times from its start to its end."""
+    starts = np.array([phase.start for phase in phases])
+    ends = np.array([phase.end for phase in phases])
+    if not len(starts):
+        return np.full(len(times), -1)
+    index = np.searchsorted(starts, times, side="right") - 1
+    return np.where((index >= 0) & (times <= ends[index]), index, -1)

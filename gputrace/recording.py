@@ -1,0 +1,190 @@
+"""`labkit.record()`: put a block of code under the instrument."""
+
+import datetime
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+from gputrace.attribution import with_allocators_streams, with_lines, with_stacks
+from gputrace.categories import categorised, held, workspace_sizes
+from gputrace.clock_source import ClockSource
+from gputrace.events import Events, StackTable
+from gputrace.kineto import KinetoSource
+from gputrace.phases import Phase, broken_off, noted, with_forwards
+from gputrace.replay import complete, complete_without_start
+from gputrace.sources import CudaSource, VirtualSource
+from gputrace.spans import Work
+from gputrace.tensors import Census, alive, relevant_objects
+from gputrace.trace import Trace
+from labkit import machine
+
+MAX_EVENTS = 200_000  # on a real GPU some 2 KB of host memory each
+_NO_WORK = Work.none("it was asked for memory alone; labkit.record(timeline=True) and %%gpu_timeline record both")
+
+
+def record(max_events: int = MAX_EVENTS, *, timeline: bool | None = None) -> AbstractContextManager[Trace]:
+    """Record what happens to the memory of all GPUs in this process, and when what runs on them, until the `with` block ends.
+
+    The trace has its figures when the block has ended, also by an exception. Recordings may lie in one another or overlap. None
+    resets the peaks that `torch.cuda` keeps, and none ends a memory history that you had switched on before. In a child process that
+    is forked in the block nothing is recorded.
+
+    Args:
+        max_events: the newest events of each real GPU, or of all virtual ones, that are kept; `trace.lost` counts the others. Of the
+            spans of virtual GPUs as many are kept.
+        timeline: record kernels and copies too. None records them on virtual GPUs alone: on real ones PyTorch's profiler tells of
+            them, whose first start takes a second or more, and which costs a little at each launch. It can run once in a process,
+            so `trace.no_timeline` says why there is none where the program uses it itself; and it keeps the first 128 MiB of what
+            it hears (libkineto/src/Config.cpp), which is some hundred thousand launches.
+
+    Raises:
+        ValueError: `max_events` is not a positive whole number.
+        RuntimeError: there is no GPU, real or virtual.
+    """
+    if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
+        raise ValueError(f"max_events={max_events!r}: give a whole number, 1 or more")
+    return _recorded(max_events, timeline)
+
+
+@contextmanager
+def _recorded(max_events: int, timeline: bool | None) -> Iterator[Trace]:
+    recording = _Recording(max_events, timeline)
+    trace = Trace.__new__(Trace)
+    error, process = "", os.getpid()
+    with ExitStack() as undo:
+        undo.callback(recording.stop)
+        recording.start()
+        undo.enter_context(noted(recording.note))
+        try:
+            yield trace
+        except BaseException as raised:
+            error = _out_of_memory(raised)
+            raise
+        finally:
+            if os.getpid() == process:
+                recording.finish(trace, error)
+
+
+class _Recording:
+    """A recording under way."""
+
+    def __init__(self, max_events: int, timeline: bool | None) -> None:
+        import torch
+
+        used = machine.current()
+        virtual = used is not None and used.virtual
+        if not virtual and not torch.cuda.is_available():
+            raise RuntimeError("there is no GPU to record: labkit.use(gpus=1) gives you one, real or virtual")
+        timeline = virtual if timeline is None else timeline
+        self._table = StackTable()
+        self._source: VirtualSource | CudaSource
+        self._clock: ClockSource | KinetoSource | None = None
+        if virtual:
+            self._source = VirtualSource(self._table, max_events)
+            self._clock = ClockSource(self._table, max_events) if timeline else None
+        else:
+            self._source = CudaSource(self._table, max_events, frees=not timeline)
+            self._clock = KinetoSource() if timeline else None
+        self._phases: list[list[Any]] = []  # name, start, end or None, stack
+        # Now, for the block may take the machine away.
+        self._badge, self._origin = _badge(), _origin()
+
+    def start(self) -> None:
+        objects = relevant_objects()
+        self._at_start = held(objects, alive(objects))
+        del objects
+        if self._clock is not None:
+            self._clock.start()  # before the recording's own clock, for a first start takes long
+        self._source.start()
+
+    def stop(self) -> None:
+        """Leave nothing switched on, however far `start` came."""
+        self._source.stop()
+        if self._clock is not None:
+            self._clock.stop()
+
+    def note(self, name: str, frame: FrameType | None) -> Any:
+        """A phase starts; returns what to call when it ends."""
+        phase = [name, self._source.now(), None, self._table.of_frame(frame)]
+        self._phases.append(phase)
+
+        def end() -> None:
+            phase[2] = self._source.now()
+
+        return end
+
+    def finish(self, trace: Trace, error: str) -> None:
+        """Give the trace its figures."""
+        seconds = self._source.now()
+        recorded = self._source.finish()
+        work = _NO_WORK if self._clock is None else self._clock.finish(self._source.origin)
+        self.stop()
+        objects = relevant_objects()
+        living = alive(objects)
+        at_end, census = held(objects, living), Census(living)
+        del objects, living
+        told = list(self._phases)
+        phases = [Phase(name, start, seconds if end is None else end, stack) for name, start, end, stack in told]
+        stacks = self._table.stacks()
+        events = Events.of(with_stacks(recorded.events, phases))
+        for index, (name, _, end, _) in enumerate(told):
+            if name == "step" and end is None:
+                phases[index] = broken_off(phases[index], phases, events, stacks)
+        phases = with_forwards(phases, events, stacks)
+        if recorded.lost:
+            events = complete_without_start(events, recorded.settings)
+        else:
+            events = complete(events, recorded.segments, recorded.settings)
+        if isinstance(self._clock, KinetoSource):
+            work = with_allocators_streams(work, events)
+        work = with_lines(work, events, phases, stacks)
+        workspaces = workspace_sizes(recorded.capability)
+        events = categorised(events, recorded.segments, stacks, phases, self._at_start, at_end, workspaces)
+        Trace.__init__(
+            trace,
+            events=events,
+            stacks=stacks,
+            start=recorded.segments,
+            settings=recorded.settings,
+            phases=phases,
+            used=recorded.used,
+            allocated_at_end=recorded.allocated,
+            reserved_at_end=recorded.reserved,
+            totals=recorded.totals,
+            seconds=seconds,
+            lost=recorded.lost,
+            error=error,
+            badge=self._badge,
+            origin=self._origin,
+            census=census,
+            work=work,
+        )
+
+
+def _out_of_memory(error: BaseException) -> str:
+    """The text of an out-of-memory error, empty for another."""
+    import torch
+
+    return str(error) if isinstance(error, torch.OutOfMemoryError) else ""
+
+
+def _badge() -> str:
+    used = machine.current()
+    if used is not None:
+        return used.badge
+    import torch
+
+    return f"measured on {torch.cuda.get_device_name(0)}"
+
+
+def _origin() -> dict[str, str]:
+    import torch
+
+    used = machine.current()
+    origin = {"torch": torch.__version__, "python": platform.python_version()}
+    if used is None or not used.virtual:  # what a virtual GPU tells is the same on every day
+        origin["date"] = datetime.date.today().isoformat()
+    return origin

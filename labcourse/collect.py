@@ -1,0 +1,313 @@
+"""Collecting: which student handed in what, out of a folder, a zip file of a learning platform, or nbgrader's exchange.
+
+Nothing is unpacked: a file's content is read within limits, and what is written goes to names made here.
+"""
+
+import hashlib
+import json
+import os
+import re
+import stat
+import unicodedata
+import zipfile
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+
+from labcourse import reading
+from labcourse.assignment import Course
+from labcourse.reading import LARGEST, UnreadableError
+
+MANIFEST = "collected.json"
+NBGRADERS = ("timestamp.txt", "submission_secret.txt")  # what nbgrader adds to what students hand in
+MOST = 50_000  # files that are looked at
+DENSEST = 200  # bytes that one byte of a zip file may stand for
+# How platforms name what they hand out. Each says who the student is; nbgrader's inbound folder also when it came.
+CANVAS = re.compile(r"(?P<name>[^_/]+)_(?:LATE_)?(?P<student>\d+)_\d+_(?P<file>[^/]+)")
+MOODLE = re.compile(r"(?P<name>[^/]+)_(?P<student>\d+)_assignsubmission_\w+_?")
+INBOUND = re.compile(r"(?P<student>[^+/]+)\+(?P<lab>[^+/]+)\+(?P<time>[^+/]+)\+[^+/]+")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One student's notebook for one lab: where it lies, not what is in it, so that a class of any size fits the memory.
+
+    Attributes:
+        digest: SHA-256 of its content.
+        origin: its name in the source.
+        source: the file, or the zip file that holds it as `member`; None where the content is `held`, on its way to another machine.
+        received: when, in ISO 8601, or "" where nobody knows.
+    """
+
+    student: str
+    lab: str
+    digest: str
+    origin: str
+    source: Path | None
+    member: str = ""
+    received: str = ""
+    held: bytes = b""
+
+    def read(self) -> bytes:
+        """Its content; nothing if that is not what was collected any more, which then is no notebook."""
+        try:
+            data = (
+                self.held if self.source is None else _member(self.source, self.member) if self.member else reading.file_bytes(self.source)
+            )
+        except (UnreadableError, OSError, zipfile.BadZipFile):
+            return b""
+        return data if hashlib.sha256(data).hexdigest() == self.digest else b""
+
+    def loaded(self) -> "Submission":
+        """The same with its content in hand."""
+        return replace(self, source=None, member="", held=self.read())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What was found and cannot be graded as it is, or is not as it should be."""
+
+    student: str
+    lab: str
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class _File:
+    path: PurePosixPath
+    received: str
+    data: bytes
+    source: Path
+    member: str = ""
+    trouble: str = ""
+
+
+def collect(source: Path, course: Course, students: Iterable[str] = ()) -> tuple[list[Submission], list[Problem]]:
+    """Everything in a folder or zip file, in order of lab and student, and what is wrong with it.
+
+    Of two submissions of one student to one lab none counts: which one does, a person decides. `students` are those who should have
+    handed in; without them, all who handed in anything. Who is not among them is graded all the same, and named.
+
+    Raises:
+        OSError, ValueError: the source is no folder or zip file.
+    """
+    found: dict[tuple[str, str], list[Submission]] = defaultdict(list)
+    problems = [] if source.is_file() else _known_problems(source)
+    for file in _zipped(source) if source.is_file() else _in_folder(source):
+        student, received = _whose(file)
+        if not _is_id(student):
+            problems.append(Problem(student[:100], "", "name", f"{str(file.path)[:200]!r} names no student in a way that can be used"))
+            continue
+        _sort_in(file, student, received, course, found, problems)
+    submissions = []
+    for (student, lab), candidates in sorted(found.items()):
+        if len(candidates) == 1:
+            submissions += candidates
+        else:
+            names = ", ".join(sorted(candidate.origin for candidate in candidates))
+            problems.append(
+                Problem(student, lab, "duplicate", f"{len(candidates)} submissions, none is graded: remove all but one of {names}")
+            )
+    listed = set(students)
+    problems += [
+        Problem(student, lab, "unlisted", "the list of students has no such id")
+        for student, lab in found
+        if listed and student not in listed
+    ]
+    expected = sorted(listed or {student for student, _ in found})
+    broken = {(problem.student, problem.lab) for problem in problems}
+    for lab in course.labs:
+        for student in expected:
+            if (student, lab.name) not in found and (student, lab.name) not in broken:
+                problems.append(Problem(student, lab.name, "missing", "nothing was handed in"))
+    return sorted(submissions, key=lambda item: (item.lab, item.student)), sorted(
+        set(problems), key=lambda item: (item.lab, item.student, item.kind)
+    )
+
+
+def _sort_in(
+    file: _File,
+    student: str,
+    received: str,
+    course: Course,
+    found: dict[tuple[str, str], list[Submission]],
+    problems: list[Problem],
+) -> None:
+    """Which lab a file is for: what it says itself, else its name or its folder's, else the exercises that it checks."""
+    names = {lab.name for lab in course.labs}
+    named = next((part for part in (file.path.stem, *reversed(file.path.parts[:-1])) if part in names), "")
+    inbound = INBOUND.match(file.path.parts[0])
+    named = named or (inbound["lab"] if inbound and inbound["lab"] in names else "")
+    origin = str(file.path)
+    if file.trouble:
+        problems.append(Problem(student, named, "refused", f"{origin}: {file.trouble}"))
+        return
+    if file.path.suffix != ".ipynb":
+        problems.append(Problem(student, named, "not a notebook", origin))
+        return
+    try:
+        notebook = reading.parse(file.data)
+        checked = sorted({number[:2] for number in notebook.checked})
+        guessed = next((lab.name for lab in course.labs if [lab.name[:2]] == checked), "")
+        lab = notebook.lab if notebook.lab in names else named or guessed
+    except UnreadableError:
+        lab = named  # the grader says what is wrong with it
+    if not lab and len(course.labs) == 1:
+        lab = course.labs[0].name
+    if not lab:
+        problems.append(Problem(student, "", "unknown", f"{origin}: it cannot be told which lab this is"))
+        return
+    if file.path.stem != lab and not file.path.stem.endswith(f"_{lab}"):
+        problems.append(Problem(student, lab, "renamed", f"{origin} is taken for {lab}"))
+    found[student, lab].append(Submission(student, lab, hashlib.sha256(file.data).hexdigest(), origin, file.source, file.member, received))
+
+
+def _whose(file: _File) -> tuple[str, str]:
+    """The student's id, normalized so that one name is one student, and when the file was received."""
+    top = file.path.parts[0]
+    if match := INBOUND.fullmatch(top):
+        return _normal(match["student"]), _nbgrader_time(match["time"]) or file.received
+    for pattern in (MOODLE, CANVAS):
+        if match := pattern.fullmatch(top):
+            return match["student"], file.received
+    return _normal(top if len(file.path.parts) > 1 else file.path.stem), file.received
+
+
+def _normal(name: str) -> str:
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def _is_id(name: str) -> bool:
+    """Can it be a file's name and a table's cell? Letters of any script can; what a spreadsheet would compute cannot."""
+    return 0 < len(name) <= 100 and name.isprintable() and name[0] not in ".=+-@" and not re.search(r"[/\\\\<>\"|?*:]", name)
+
+
+def _nbgrader_time(text: str) -> str:
+    try:
+        return datetime.strptime(text.removesuffix(" UTC")[:19], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).isoformat()
+    except ValueError:
+        return ""
+
+
+def _in_folder(folder: Path) -> Iterator[_File]:
+    """The files below a folder, in order; links are named, not followed."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder and no zip file")
+    known = _manifest(folder)
+    count = 0
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__MACOSX")
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for name in sorted([*names, *links]):
+            path = Path(place, name)
+            relative = path.relative_to(folder)
+            if name.startswith(".") or name in (*NBGRADERS, MANIFEST):
+                continue
+            count += 1
+            if count > MOST:
+                raise ValueError(f"{folder} holds more than {MOST} files")
+            text = os.fsencode(str(relative)).decode(errors="replace")
+            stamp = path.with_name(NBGRADERS[0])
+            received = known.get(str(relative)) or (_nbgrader_time(stamp.read_text()[:40]) if stamp.is_file() else _changed(path))
+            try:
+                yield _File(PurePosixPath(text), received, reading.file_bytes(path) if path.suffix == ".ipynb" else b"", path)
+            except UnreadableError as error:
+                yield _File(PurePosixPath(text), received, b"", path, trouble=str(error))
+
+
+def _changed(path: Path) -> str:
+    return datetime.fromtimestamp(int(path.lstat().st_mtime), UTC).isoformat()
+
+
+def _manifest(folder: Path) -> dict[str, str]:
+    """When each file was received, where an earlier `collect` wrote this folder."""
+    try:
+        listed = json.loads((folder / MANIFEST).read_text())["submissions"]
+        return {item["file"]: item["received"] for item in listed}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _known_problems(folder: Path) -> list[Problem]:
+    """What an earlier `collect` found wrong, as long as nobody has put it right: the folder may have what was missing then."""
+    try:
+        listed = json.loads((folder / MANIFEST).read_text())["problems"]
+        return [
+            Problem(**item)
+            for item in listed
+            if item["kind"] != "missing" and not (folder / item["student"] / f"{item['lab']}.ipynb").exists()
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _zipped(path: Path) -> Iterator[_File]:
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is no folder and no zip file")
+    with zipfile.ZipFile(path) as archive:
+        members = [member for member in archive.infolist() if not member.is_dir()]
+        if len(members) > MOST:
+            raise ValueError(f"{path} holds more than {MOST} files")
+        for member in sorted(members, key=lambda member: member.filename):
+            name = PurePosixPath(member.filename.replace("\\", "/"))
+            if name.name.startswith(".") or "__MACOSX" in name.parts:
+                continue
+            received = datetime(*member.date_time, tzinfo=UTC).isoformat() if _is_time(member.date_time) else ""
+            safe = PurePosixPath(*[part for part in name.parts if part not in ("..", "/")]) if name.parts else PurePosixPath("?")
+            trouble = _zip_trouble(member, name)
+            if trouble or safe.suffix != ".ipynb":
+                yield _File(safe, received, b"", path, trouble=trouble)
+                continue
+            try:
+                data = _member(archive, member)
+                large = f"it is larger than {LARGEST >> 20} MiB" if len(data) > LARGEST else ""
+                yield _File(safe, received, data, path, member.filename, large)
+            except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, zlib.error) as error:
+                yield _File(safe, received, b"", path, trouble=f"it cannot be unpacked ({type(error).__name__})")
+
+
+def _member(archive: Path | zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
+    """A file in a zip file, whatever its directory says of its size; of one that is too large, a byte more than is allowed."""
+    if isinstance(archive, Path):
+        with zipfile.ZipFile(archive) as opened:
+            return _member(opened, member)
+    with archive.open(member) as file:
+        return file.read(LARGEST + 1)
+
+
+def _zip_trouble(member: zipfile.ZipInfo, name: PurePosixPath) -> str:
+    if name.is_absolute() or ".." in name.parts or re.match(r"[A-Za-z]:", member.filename):
+        return "its name leads out of the folder"
+    if stat.S_ISLNK(member.external_attr >> 16):
+        return "it is a symbolic link"
+    if member.file_size > LARGEST:
+        return f"it is larger than {LARGEST >> 20} MiB"
+    if member.file_size > (1 << 20) and member.file_size > DENSEST * max(1, member.compress_size):
+        return "it is packed so densely that it is no notebook"
+    return ""
+
+
+def _is_time(parts: tuple[int, ...]) -> bool:
+    try:
+        datetime(*parts)
+    except ValueError:
+        return False
+    return True
+
+
+def write(submissions: list[Submission], problems: list[Problem], folder: Path) -> None:
+    """A folder for each student with a notebook for each lab, and a list of all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = []
+    for item in submissions:
+        path = folder / item.student / f"{item.lab}.ipynb"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(item.read())
+        about = {"student": item.student, "lab": item.lab, "file": str(path.relative_to(folder)), "origin": item.origin}
+        listed.append({**about, "received": item.received, "sha256": item.digest})
+    content = {"submissions": listed, "problems": [asdict(problem) for problem in problems]}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,125 @@
+"""The commands `python -m labkit course release`, `collect` and `grade`."""
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from labcourse.assignment import Course
+    from labcourse.collect import Problem
+
+COURSE_FILE = "course.toml"
+BAR = 24  # characters
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """The three commands and their options."""
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    texts = {
+        "release": "Write the notebooks that students get, and the instructor's with the solutions.",
+        "collect": "Bring together what was handed in, and say what is missing, twice there, renamed, no notebook, or too large.",
+        "grade": "Grade what was handed in, each submission in a sandbox. Started again, it goes on where it was.",
+    }
+    made = {name: commands.add_parser(name, help=text, description=text) for name, text in texts.items()}
+    for name, command in made.items():
+        command.set_defaults(command=_run, does={"release": _release, "collect": _collect, "grade": _grade}[name])
+        command.add_argument(
+            "--course", default=COURSE_FILE, metavar="FILE", help=f"the course's description (default: {COURSE_FILE}, here)"
+        )
+    made["release"].add_argument("labs", nargs="*", metavar="LESSON", help="lessons, by number or name (default: all labs of the course)")
+    made["release"].add_argument("--to", required=True, metavar="DIR", help="where the notebooks go")
+    made["release"].add_argument("--format", default="labkit", help="labkit or nbgrader (default: labkit)")
+    made["release"].add_argument("--check", action="store_true", help="write nothing; fail if DIR is not what would be written now")
+    made["collect"].add_argument("source", metavar="SOURCE", help="a folder, a zip file of a platform, or nbgrader's exchange")
+    made["collect"].add_argument("--to", required=True, metavar="DIR", help="where the submissions go")
+    made["grade"].add_argument("source", metavar="SUBMISSIONS", help="what `collect` wrote, or any of its sources")
+    made["grade"].add_argument("--out", required=True, metavar="DIR", help="where records, tables and pages go")
+    made["grade"].add_argument("--workers", type=int, default=1, metavar="N", help="sandboxes at the same time (default: 1)")
+    made["grade"].add_argument("--scheduler", metavar="tcp://…", help="a Dask scheduler, whose workers do the work")
+    made["grade"].add_argument("--sandbox", metavar="NAME", help="bubblewrap, unshare or none (default: the best that works)")
+    for name in ("collect", "grade"):
+        made[name].add_argument("--students", metavar="FILE", help="a CSV file with a column `student`: who is in the course")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from labcourse import assignment
+    from labcourse.sandbox import SandboxError
+
+    try:
+        return options.does(options, assignment.read(Path(options.course)))
+    except OSError as error:
+        print(f"labkit course: {error.filename}: {error.strerror}" if error.filename else f"labkit course: {error}", file=sys.stderr)
+        return 2
+    except (ValueError, SandboxError, RuntimeError) as error:
+        print(f"labkit course: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("labkit course: interrupted. What was done stays; the same command goes on from there.", file=sys.stderr)
+        return 130  # as a shell reports it
+
+
+def _release(options: argparse.Namespace, course: "Course") -> int:
+    from labcourse import release
+
+    labs = [course.lab(name) for name in options.labs] or list(course.labs)
+    files = release.files(course, labs, options.format)
+    folder = Path(options.to)
+    if options.check:
+        drifted = release.drifted(files, folder)
+        for line in drifted:
+            print(line)
+        print(f"{len(files) - len(drifted)} of {len(files)} files are as they should be")
+        return 1 if drifted else 0
+    release.write(files, folder)
+    for name in files:
+        print(f"wrote {folder / name}")
+    return 0
+
+
+def _students(options: argparse.Namespace) -> list[str]:
+    if not options.students:
+        return []
+    with open(options.students, encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        if "student" not in (reader.fieldnames or []):
+            raise ValueError(f"{options.students} has no column `student`")
+        return [row["student"] for row in reader if row["student"]]
+
+
+def _collect(options: argparse.Namespace, course: "Course") -> int:
+    from labcourse import collect
+
+    submissions, problems = collect.collect(Path(options.source), course, _students(options))
+    collect.write(submissions, problems, Path(options.to))
+    _say(problems)
+    print(f"{len(submissions)} submissions in {options.to}, {len(problems)} remarks")
+    return 0
+
+
+def _say(problems: "list[Problem]") -> None:
+    for problem in problems:
+        print(f"{problem.kind}: {problem.student} {problem.lab} {problem.detail}".encode(errors="replace").decode())
+
+
+def _grade(options: argparse.Namespace, course: "Course") -> int:
+    from labcourse import collect, grading, results
+
+    if options.workers < 1:
+        raise ValueError(f"--workers {options.workers}: choose 1 or more")
+    submissions, problems = collect.collect(Path(options.source), course, _students(options))
+    store = grading.Store(Path(options.out))
+    count = grading.grade_all(course, submissions, store, options.workers, options.scheduler, options.sandbox, _progress)
+    results.write(course, submissions, problems, store, Path(options.students) if options.students else None)
+    print(f"{count} graded, {len(submissions) - count} kept, {len(problems)} remarks: see {Path(options.out) / 'index.html'}")
+    return 0
+
+
+def _progress(line: str, done: float | None = None) -> None:
+    """A line for each step; in a terminal one bar that grows."""
+    if done is None or not sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
+        return
+    bar = ("█" * int(BAR * done)).ljust(BAR, "░")
+    print(f"\r{bar} {line[:100]}\x1b[K", end="\n" if done == 1 else "", file=sys.stderr, flush=True)

@@ -1,0 +1,252 @@
+"""One submission's examination: its cells run in a sandbox, each answer is tried on hidden inputs, and judged here.
+
+Beside each answer a control is tried, an answer known to be wrong, on inputs of its own and at a place in the order that nobody can guess.
+If the control looks right, the submission has changed what it is observed with, and nothing that was observed counts.
+"""
+
+import json
+import math
+import random
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from labcourse import reading
+from labcourse.assignment import Course, Exercise, Lab
+from labcourse.sandbox import EndedError, Run, Sandbox
+from labkit import lessons
+from labkit.lessons import checks
+from labkit.lessons.controls import control
+
+# How a submission or an exercise can end other than graded, and what is said of it.
+KINDS = {
+    "tampered": "tampered with",
+    "time": "ran out of time",
+    "memory": "ran out of memory",
+    "output": "printed too much",
+    "processes": "started too many processes",
+    "ended": "its process ended early",
+    "disturbed": "could not be observed",
+    "altered": "the notebook was altered",
+    "suspect": "it did what no exercise needs",
+    "errors": "its cells raised errors",
+    "unreadable": "cannot be read",
+}
+VOID = ("tampered", "unreadable")  # nothing counts
+LONGEST_TEXT = 600  # characters of what a submission may have a say in
+LONGEST_OBSERVATION = 4000  # characters of an observation in a record
+_OUT_OF_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Cannot allocate memory")
+
+
+@dataclass
+class Examined:
+    """What came of it.
+
+    Attributes:
+        status: "graded" or a key of `KINDS`; `detail` says more.
+        exercises: one result an exercise, in order.
+        remarks: what a person should know.
+        figures: PNG images, in base64, of the cells that the student wrote.
+        resources: bytes of memory at most.
+    """
+
+    status: str = "graded"
+    detail: str = ""
+    exercises: list[dict[str, Any]] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    cell_errors: list[list[Any]] = field(default_factory=list)
+    figures: list[str] = field(default_factory=list)
+    written: dict[str, str] = field(default_factory=dict)
+    memory: int = 0
+
+    @property
+    def points(self) -> float | None:
+        """The sum, or None where there is nothing to mark: a zero is one only of a submission that ran without trouble."""
+        total = sum(result["points"] for result in self.exercises)
+        return total if self.status == "graded" or (total and self.status not in VOID) else None
+
+    def note(self, kind: str, detail: str) -> None:
+        """The first problem is the submission's status; each is a remark."""
+        if self.status == "graded":
+            self.status, self.detail = kind, detail
+        remark = f"{KINDS[kind]}: {detail}" if detail else KINDS[kind]
+        if remark not in self.remarks:
+            self.remarks.append(remark)
+
+
+def examine(data: bytes, student: str, lab: Lab, course: Course, handed_out: frozenset[str], sandbox: Sandbox) -> Examined:
+    """Examine one notebook file's content. `handed_out`: the code cells of the released notebook, whose figures nobody needs."""
+    examined = Examined()
+    try:
+        notebook = reading.parse(data)
+    except reading.UnreadableError as error:
+        examined.note("unreadable", str(error))
+        return examined
+    examined.written = {task.id: text(notebook.written.get(task.id, ""), 20_000) for task in lab.written}
+    cells = [{"source": source, "figures": source not in handed_out} for source in notebook.code]
+    results: dict[str, dict[str, Any]] = {}
+    _Examination(cells, student, lab, course, sandbox, examined).run(results)
+    for exercise in lab.exercises:
+        if examined.status in VOID or exercise.number not in results:
+            results[exercise.number] = _result(exercise, examined.status, KINDS.get(examined.status, ""))
+        examined.exercises.append(results[exercise.number])
+        if exercise.number not in notebook.tagged:
+            examined.note("altered", f"the cell of {exercise.number} has lost its tag")
+        if exercise.number not in notebook.checked:
+            examined.note("altered", f"the check of {exercise.number} is gone")
+    if examined.cell_errors and not any(result["points"] for result in examined.exercises):
+        examined.note("errors", f"the first in code cell {examined.cell_errors[0][0]}")
+    return examined
+
+
+class _Examination:
+    """The runs of one submission: one as a rule; another for the exercises that are left when one had to be ended."""
+
+    def __init__(self, cells: list[dict[str, Any]], student: str, lab: Lab, course: Course, sandbox: Sandbox, examined: Examined) -> None:
+        self._cells, self._student, self._lab, self._course = cells, student, lab, course
+        self._sandbox, self._limits, self._examined = sandbox, sandbox.limits, examined
+
+    def run(self, results: dict[str, dict[str, Any]]) -> None:
+        open_ends = list(self._lab.exercises)
+        first = True
+        while open_ends and self._examined.status not in VOID:
+            with self._sandbox.run() as run:
+                try:
+                    self._run_cells(run, first)
+                    self._try_exercises(run, open_ends, results)
+                except EndedError as error:
+                    self._examined.note(error.kind, text(str(error) if str(error) != error.kind else "while its cells ran"))
+                    open_ends.clear()
+            self._examined.memory = max(self._examined.memory, run.memory)
+            first = False
+
+    def _run_cells(self, run: Run, first: bool) -> None:
+        message = {"cells": self._cells, "random": self._number("cells"), "seconds": self._limits.cell_seconds}
+        report = run.ask(message, self._limits.seconds)
+        self._see_changes(report)
+        errors = report.get("errors")
+        if not first or type(errors) is not list:
+            return
+        self._examined.figures = [image for image in report.get("figures", []) if is_png(image)][:20]
+        for error in errors[: len(self._cells)]:
+            if not (type(error) is list and [type(part) for part in error] == [int, str, str]):
+                raise EndedError("tampered", "its report on the cells is none")
+            number, name, message = error
+            self._examined.cell_errors.append([number, text(name, 100), text(message)])
+            if name == "OutOfTime":
+                self._examined.note("time", f"code cell {number} took longer than {self._limits.cell_seconds:g} s")
+            elif _OUT_OF_MEMORY.search(f"{name} {message}"):
+                self._examined.note("memory", f"in code cell {number}")
+
+    def _try_exercises(self, run: Run, open_ends: list[Exercise], results: dict[str, dict[str, Any]]) -> None:
+        """As many as the process lives for."""
+        while open_ends:
+            exercise = open_ends.pop(0)
+            try:
+                result = self._tried(run, exercise)
+            except EndedError as error:
+                if error.kind in VOID:
+                    raise
+                result = _result(exercise, error.kind, KINDS[error.kind])
+            results[exercise.number] = result
+            if result["status"] in KINDS:
+                self._examined.note(result["status"], f"{exercise.number}: {result['message']}")
+                return  # the process is gone, or of no use any more
+
+    def _tried(self, run: Run, exercise: Exercise) -> dict[str, Any]:
+        """The result of one exercise: right if every try is."""
+        pattern, known_wrong = control(exercise.number)
+        order = [""] * self._course.tries + [known_wrong]
+        random.Random(self._number(exercise.number)).shuffle(order)
+        seen, verdicts = [], []
+        for number, source in enumerate(order, 1):
+            check = lessons.find(exercise.number)
+            inputs = check.draw(random.Random(self._number(f"{exercise.number}/{number}")))
+            question = {"exercise": exercise.number, "name": exercise.name, "inputs": inputs, "control": source}
+            question |= {"random": self._number(f"{exercise.number}/{number}/random"), "seconds": self._limits.trial_seconds}
+            reply = run.ask(question, self._limits.trial_seconds)
+            self._see_changes(reply)
+            if reply.get("late") is True:
+                return _result(exercise, "time", f"your answer took longer than {self._limits.trial_seconds:g} s")
+            verdict = judged(check, reply.get("observation"), inputs)
+            if verdict is None:
+                return _result(exercise, "disturbed", "what it did cannot be judged")
+            if not source:
+                seen.append(shortened(reply["observation"]))
+                verdicts.append(verdict)
+            elif verdict.passed:
+                raise EndedError("tampered", f"an answer to {exercise.number} that is known to be wrong looked right")
+            elif not re.search(pattern, verdict.message):
+                return _result(
+                    exercise, "disturbed", f"a known answer behaved differently in this notebook's process: {text(verdict.message, 200)}"
+                )
+        verdict = next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
+        status = "right" if verdict.passed else "not attempted" if verdict.message == "not attempted" else "wrong"
+        points = exercise.points if verdict.passed else 0.0
+        return _result(exercise, status, text(verdict.message)) | {"points": points, "observed": seen}
+
+    def _see_changes(self, reply: dict[str, Any]) -> None:
+        changed = reply.get("changed")
+        if type(changed) is not list or changed:
+            names = ", ".join(map(str, changed[:5])) if type(changed) is list else "nothing said of it"
+            raise EndedError("tampered", f"the notebook has replaced {text(names)}")
+        attempts = reply.get("attempts")
+        if type(attempts) is not list or not all(type(attempt) is str for attempt in attempts):
+            raise EndedError("tampered", "its report is none")
+        for attempt in attempts[:20]:
+            self._examined.note("suspect", text(attempt))
+
+    def _number(self, what: str) -> int:
+        """A number that nobody can guess without the seed, the same in each regrading."""
+        return random.Random(f"{self._course.seed}/{self._student}/{self._lab.name}/{what}").getrandbits(62)
+
+
+def _result(exercise: Exercise, status: str, message: str) -> dict[str, Any]:
+    return {"number": exercise.number, "status": status, "points": 0.0, "out_of": exercise.points, "message": message, "observed": []}
+
+
+def judged(check: checks.Check, observation: Any, inputs: Any) -> Any:
+    """The verdict on an observation, or None for one that cannot have come from the check's `observe`."""
+    if type(observation) is not dict or len(observation) != 1:
+        return None
+    known = {"observed": object, "raised": str, "attempted": bool}
+    if not all(key in known and isinstance(value, known[key]) for key, value in observation.items()):
+        return None
+    try:
+        return checks.judge(check, observation, inputs)
+    except Exception:  # of another shape than the check's own observations have
+        return None
+
+
+def shortened(observation: Any) -> Any:
+    """For the record: not the values of whole tensors; no numbers that JSON lacks, no addresses, which differ from run to run."""
+    told = json.dumps(_finite(observation), ensure_ascii=False)
+    return json.loads(_without_addresses(told)) if len(told) <= LONGEST_OBSERVATION else f"{len(told)} characters: {told[:200]} …"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(element) for key, element in value.items()}
+    if isinstance(value, list):
+        return [_finite(element) for element in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def text(said: str, longest: int = LONGEST_TEXT) -> str:
+    """What a submission had a say in, as one harmless piece of text."""
+    plain = "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in said[: 2 * longest])
+    plain = _without_addresses(plain)
+    return plain if len(plain) <= longest else plain[: longest - 1] + "…"
+
+
+def _without_addresses(said: str) -> str:
+    return re.sub(r"0x[0-9a-f]{6,}", "0x…", said)
+
+
+def is_png(image: Any) -> bool:
+    return (
+        type(image) is str
+        and image.startswith("iVBORw0KGgo")
+        and len(image) < 600_000
+        and re.fullmatch(r"[A-Za-z0-9+/=]*", image) is not None
+    )

@@ -1,0 +1,213 @@
+"""Handing out: copies of the lessons' notebooks for students, for the instructor, and for nbgrader. The same bytes each time."""
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from labcourse import stubs
+from labcourse.assignment import Course, Lab
+from labcourse.reading import PLACEHOLDER, checked_name, checked_number
+from labkit import lessons
+
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+FORMATS = ("labkit", "nbgrader")
+HEADING = "## Exercises"
+SOLVED = re.compile(r"```python\n(.*?)```", re.DOTALL)
+HOW = (
+    "Fill in the cells below and run the check after each: it tries your answer on fresh inputs and says what it saw. "
+    "Before you hand in, restart the kernel and run all cells from the top. Marks are given on other inputs."
+)
+CONFIG = "nbgrader_config.py"
+# The students' version keeps each stub as it is; nbgrader would put `raise NotImplementedError()` below it.
+NBGRADER_CONFIG = """c = get_config()
+c.CourseDirectory.course_id = {course!r}
+c.ClearSolutions.code_stub = {{"python": "# Your answer goes into the function above."}}
+c.ClearSolutions.text_stub = {text!r}
+"""
+
+
+def files(course: Course, labs: list[Lab], kind: str) -> dict[str, str]:
+    """All that a release consists of: texts by their path.
+
+    Raises ValueError when there is no such format, and, naming it, for an exercise that was answered in the notebook.
+    """
+    if kind not in FORMATS:
+        raise ValueError(f"there is no format {kind!r}; there are {', '.join(FORMATS)}")
+    found = {}
+    for lab in labs:
+        if kind == "nbgrader":
+            found[f"source/{lab.name}/{lab.name}.ipynb"] = _text(nbgrader_source(course, lab))
+        else:
+            found[f"student/{lab.name}.ipynb"] = _text(student_copy(course, lab))
+            found[f"instructor/{lab.name}.ipynb"] = _text(instructor_copy(course, lab))
+    if kind == "nbgrader":
+        found[CONFIG] = NBGRADER_CONFIG.format(course=re.sub(r"[^\w-]+", "_", course.name), text=PLACEHOLDER)
+    return found
+
+
+def write(released: dict[str, str], folder: Path) -> None:
+    """Write the files, over those of an earlier release; but nbgrader's settings may have more lines, and stay.
+
+    Raises ValueError, and writes nothing, where those settings lack some of ours.
+    """
+    if (folder / CONFIG).exists() and drifted({name: text for name, text in released.items() if name == CONFIG}, folder):
+        ours = "".join(f"\n    {line}" for line in released[CONFIG].splitlines())
+        raise ValueError(f"{folder / CONFIG} has settings of its own: put these lines into it, or choose another folder{ours}")
+    for name, text in released.items():
+        path = folder / name
+        if name != CONFIG or not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+
+def drifted(released: dict[str, str], folder: Path) -> list[str]:
+    """The files in a folder that are no longer what a release would write, each with the reason."""
+    found = []
+    for name, text in released.items():
+        path = folder / name
+        if not path.is_file():
+            found.append(f"{name} is missing")
+            continue
+        there = path.read_text(encoding="utf-8", errors="replace")
+        if there != text and not (name == CONFIG and set(text.splitlines()) <= set(there.splitlines())):
+            found.append(f"{name} differs from what its lesson and the course file give now")
+    return found
+
+
+def student_copy(course: Course, lab: Lab) -> NotebookNode:
+    """What students get: no solution, no output. The cells that are marked say which exercise they are."""
+    return _notebook(course, lab, [cell for cell in _cells(course, lab) if "solution" not in cell.metadata.get("tags", [])])
+
+
+def instructor_copy(course: Course, lab: Lab) -> NotebookNode:
+    """The same with each solution below its exercise."""
+    return _notebook(course, lab, _cells(course, lab))
+
+
+def handed_out(course: Course, lab: Lab) -> frozenset[str]:
+    """The code cells that students get, all but the exercises' own."""
+    cells = student_copy(course, lab).cells
+    return frozenset(cell.source for cell in cells if cell.cell_type == "code" and "exercise" not in cell.metadata.get("tags", []))
+
+
+def nbgrader_source(course: Course, lab: Lab) -> NotebookNode:
+    """nbgrader's source version, from which `nbgrader generate_assignment` makes the students'.
+
+    Below each stub stands the solution, between nbgrader's marks; the cell after it checks the answer as the student can, and then once
+    more with inputs drawn in that moment.
+    """
+    points = {task.number: task.points for task in lab.exercises} | {task.id: task.points for task in lab.written}
+    names = {task.number: task.name for task in lab.exercises}
+    cells: list[NotebookNode] = []
+    for cell in _cells(course, lab):
+        own = cell.metadata.get("labkit", {})
+        if "solution" in cell.metadata.get("tags", []):
+            task = next(earlier for earlier in reversed(cells) if "exercise" in earlier.metadata.get("labkit", {}))
+            task.source += f"\n\n### BEGIN SOLUTION\n{SOLVED.search(cell.source)[1]}### END SOLUTION"
+            continue
+        if "exercise" in own:
+            _mark(cell, f"answer-{own['exercise']}", grade=False, solution=True, locked=False)
+        elif "written" in own:
+            _mark(cell, f"written-{own['written']}", grade=True, solution=True, locked=False, points=points[own["written"]])
+        elif cell.cell_type == "code" and (number := checked_number(cell.source)) in names:
+            cell.source += (
+                f'\n### BEGIN HIDDEN TESTS\nverdict = labkit.check("{number}", {names[number]})\n'
+                f'assert verdict.passed, "{number} " + verdict.message\n### END HIDDEN TESTS'
+            )
+            _mark(cell, f"check-{number}", grade=True, solution=False, locked=True, points=points[number])
+        cells.append(cell)
+    return _notebook(course, lab, cells)
+
+
+def _mark(cell: NotebookNode, name: str, **what: bool | float) -> None:
+    """nbgrader's metadata, version 3."""
+    cell.id = re.sub(r"[^\w-]", "-", name)
+    cell.metadata["nbgrader"] = {"grade_id": cell.id, "schema_version": 3, "task": False, **what}
+
+
+def _notebook(course: Course, lab: Lab, cells: list[NotebookNode]) -> NotebookNode:
+    own = {"course": course.name, "lab": lab.name}
+    return nbformat.from_dict(
+        {
+            "cells": cells,
+            "metadata": {"kernelspec": KERNEL, "language_info": {"name": "python"}, "labkit": own},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
+    )
+
+
+def _text(notebook: NotebookNode) -> str:
+    nbformat.validate(notebook)
+    return nbformat.writes(notebook) + "\n"
+
+
+def _cells(course: Course, lab: Lab) -> list[NotebookNode]:
+    """The lab's cells, solutions included: the whole lesson, or its exercises after a cell that sets up what they need.
+
+    Raises ValueError for an exercise's cell that is no stub.
+    """
+    source = [_clean(cell) for cell in nbformat.read(course.notebooks / f"{lab.name}.ipynb", as_version=4).cells]
+    first = next(index for index, cell in enumerate(source) if cell.cell_type == "markdown" and HEADING in cell.source)
+    last = max(index for index, cell in enumerate(source) if "solution" in cell.metadata.get("tags", []))
+    for cell, following in pairwise(source):
+        if "exercise" in cell.metadata.get("tags", []):
+            number, name = checked_number(following.source), checked_name(following.source)
+            stubs.require(number or "", name or "", cell.source, f"{lab.name}.ipynb")
+            cell.metadata["labkit"] = {"exercise": number}
+    written = [cell for question in lab.written for cell in _question(question.id, question.question)]
+    if course.contents == "lesson":
+        return [*source[: last + 1], *written, *source[last + 1 :]]
+    source[first].source = source[first].source[source[first].source.index(HEADING) :]
+    opening = [
+        new_markdown_cell(f"# {lab.title}\n\n{HOW}", id="lab"),
+        new_code_cell(_set_up(lab, source[:first], source[first : last + 1]), id="set-up"),
+    ]
+    return [*opening, *source[first : last + 1], *written]
+
+
+def _clean(cell: NotebookNode) -> NotebookNode:
+    """Without outputs, and without what belongs to the kit's own tests."""
+    tags = [tag for tag in cell.metadata.get("tags", []) if not tag.startswith("nbval")]
+    cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+    if cell.cell_type == "code":
+        cell.outputs, cell.execution_count = [], None
+    cell.pop("attachments", None)
+    return cell
+
+
+def _question(name: str, question: str) -> list[NotebookNode]:
+    identity = re.sub(r"[^\w-]", "-", name)
+    answer = new_markdown_cell(PLACEHOLDER, id=f"written-{identity}")
+    answer.metadata = nbformat.from_dict({"labkit": {"written": name}})
+    return [new_markdown_cell(f"**{name}** {question}", id=f"question-{identity}"), answer]
+
+
+def _set_up(lab: Lab, before: list[NotebookNode], tasks: list[NotebookNode]) -> str:
+    """What the lesson imports before its exercises and they use, and as many GPUs as their checks need."""
+    used = set(re.findall(r"\w+", "\n".join(cell.source for cell in tasks)))
+    imports = dict.fromkeys(["import torch", "import labkit", "from torch import nn"])
+    for cell in before:
+        imports |= dict.fromkeys(line for name, line in _imports(cell) if name in used)
+    lines = sorted(imports, key=lambda line: (line.startswith("from "), "labkit" in line, line))
+    gpus = max(lessons.find(exercise.number).gpus for exercise in lab.exercises)
+    return "\n".join([*lines, "", f"labkit.use(gpus={gpus})"])
+
+
+def _imports(cell: NotebookNode) -> Iterator[tuple[str, str]]:
+    """The names that a cell imports, each with a statement that does it."""
+    lines = cell.source.splitlines() if cell.cell_type == "code" else []
+    try:
+        statements = ast.parse("\n".join(line for line in lines if not line.lstrip().startswith(("%", "!")))).body
+    except SyntaxError:  # a cell that shows what does not work
+        return
+    for statement in statements:
+        for name in statement.names if isinstance(statement, ast.Import | ast.ImportFrom) else ():
+            alone = ast.Import([name]) if isinstance(statement, ast.Import) else ast.ImportFrom(statement.module, [name], statement.level)
+            yield (name.asname or name.name).partition(".")[0], ast.unparse(alone)

@@ -1,0 +1,174 @@
+"""What comes out: tables for Canvas, for Moodle and for everything else, a page a student, and a page for the instructor."""
+
+import base64
+import csv
+import os
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from labcourse import marks
+from labcourse.assignment import Course, Lab
+from labcourse.collect import Problem, Submission
+from labcourse.examination import KINDS
+from labcourse.grading import Store
+
+GRADES = ("student", "lab", "status", "points", "out_of", "exercises", "late_days", "deduction", "to_mark", "detail", "received", "seed")
+CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
+MOODLE = ("Identifier", "Full name", "ID number", "Email address")
+BINS = 10
+
+
+def write(course: Course, submissions: list[Submission], problems: list[Problem], store: Store, roster: Path | None = None) -> None:
+    """All tables and pages, from the records of these submissions and from nothing else: the same bytes each time."""
+    written = marks.read_written(store.folder)
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    pages.filters["number"] = lambda value: f"{value:g}"
+    keys = [(item.lab, item.student) for item in submissions]
+    for lab, student in keys:
+        record = marks.add_marks(store.record(lab, student), course, written)
+        store.write_record(record)
+        _write_feedback(course, record, store, pages)
+    _leave_out_others(store, set(keys))
+    store.join_resources()
+    _save(store.folder / marks.WRITTEN, marks.written_table(_records(store, keys)))
+    ungraded = [_ungraded(problem) for problem in problems if (problem.lab, problem.student) not in set(keys)]
+    _save(store.folder / "grades.csv", marks.table(GRADES, [*map(_grade, _records(store, keys)), *ungraded]))
+    people = _people(roster)
+    _save(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS))
+    _save(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE))
+    summaries = [_summary(lab, [_essence(record) for record in _records(store, keys) if record["lab"] == lab.name]) for lab in course.labs]
+    looks = [*_looks(_records(store, keys)), *((item.student, item.lab, f"{item.kind}: {item.detail}") for item in problems)]
+    _save(store.folder / "index.html", pages.get_template("instructor.html").render(course=course, labs=summaries, looks=looks))
+
+
+def _records(store: Store, keys: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    """One after another, so that a class of any size fits the memory."""
+    for lab, student in keys:
+        yield store.record(lab, student)
+
+
+def _write_feedback(course: Course, record: dict[str, Any], store: Store, pages: jinja2.Environment) -> None:
+    lab, student = course.lab(record["lab"]), record["student"]
+    figures = [base64.b64encode(path.read_bytes()).decode() for path in store.figures(lab.name, student)]
+    questions = {task.id: task.question for task in lab.written}
+    page = pages.get_template("feedback.html").render(course=course, lab=lab, record=record, figures=figures, questions=questions)
+    _save(_feedback(store, lab.name, student), page)
+
+
+def _feedback(store: Store, lab: str, student: str) -> Path:
+    return store.folder / "feedback" / lab / f"{student}.html"
+
+
+def _leave_out_others(store: Store, keys: set[tuple[str, str]]) -> None:
+    """Remove what an earlier grading left of submissions that are there no more."""
+    for path in (store.folder / "records").glob("*/*.json"):
+        if (path.parent.name, path.stem) not in keys:
+            store.remove(path.parent.name, path.stem)
+            _feedback(store, path.parent.name, path.stem).unlink(missing_ok=True)
+
+
+def _grade(record: dict[str, Any]) -> dict[str, Any]:
+    given = record["marks"]
+    row = {name: record.get(name) for name in ("student", "lab", "out_of", "detail", "received", "seed")}
+    row |= {name: given[name] for name in ("points", "exercises", "late_days", "deduction", "to_mark")}
+    return {key: _cell(value) for key, value in {**row, "status": KINDS.get(record["status"], record["status"])}.items()}
+
+
+def _ungraded(problem: Problem) -> dict[str, Any]:
+    return {"student": problem.student, "lab": problem.lab, "status": problem.kind, "detail": problem.detail}
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _people(roster: Path | None) -> dict[str, dict[str, str]]:
+    """The columns that a platform knows a student by, from the instructor's own table with a column `student`."""
+    if roster is None:
+        return {}
+    with roster.open(encoding="utf-8-sig", newline="") as file:
+        return {row["student"]: row for row in csv.DictReader(file) if row.get("student")}
+
+
+def _wide(
+    course: Course,
+    store: Store,
+    keys: list[tuple[str, str]],
+    problems: list[Problem],
+    people: dict[str, dict[str, str]],
+    columns: tuple[str, ...],
+) -> str:
+    """A row a student, a column a lab. A mark that does not exist is an empty cell, which the platforms leave as it is: never a zero."""
+    students = sorted({student for _, student in keys} | {problem.student for problem in problems if problem.student} | set(people))
+    points = {(record["lab"], record["student"]): record["marks"]["points"] for record in _records(store, keys)}
+    rows = []
+    if columns is CANVAS:
+        rows.append({"Student": "    Points Possible", **{lab.name: f"{lab.points:g}" for lab in course.labs}})
+    for student in students:
+        known = {"Student": student, "SIS User ID": student, "Identifier": f"Participant {student}", "ID number": student}
+        known |= {key: value for key, value in people.get(student, {}).items() if value}
+        rows.append(
+            {name: known.get(name, "") for name in columns} | {lab.name: _cell(points.get((lab.name, student))) for lab in course.labs}
+        )
+    return marks.table((*columns, *(lab.name for lab in course.labs)), rows)
+
+
+def _summary(lab: Lab, records: list[dict[str, Any]]) -> dict[str, Any]:
+    points = sorted(record["marks"]["points"] for record in records if record["marks"]["points"] is not None)
+    bins = Counter(min(BINS - 1, int(BINS * value / lab.points)) if lab.points else 0 for value in points)
+    width = lab.points / BINS
+    distribution = [(f"{number * width:g} to {(number + 1) * width:g}", bins[number]) for number in range(BINS)]
+    exercises = [_tally(exercise.number, records) for exercise in lab.exercises]
+    return {
+        "lab": lab,
+        "count": len(records),
+        "marked": len(points),
+        "median": statistics.median(points) if points else None,
+        "distribution": distribution,
+        "most": max(bins.values(), default=1),
+        "exercises": sorted(exercises, key=lambda item: (item["right"], item["number"])),
+    }
+
+
+def _essence(record: dict[str, Any]) -> dict[str, Any]:
+    """What a summary needs of a record: not all that was observed."""
+    exercises = [{key: result[key] for key in ("number", "status", "message")} for result in record["exercises"]]
+    return {"marks": record["marks"], "exercises": exercises}
+
+
+def _tally(number: str, records: list[dict[str, Any]]) -> dict[str, Any]:
+    results = [result for record in records for result in record["exercises"] if result["number"] == number]
+    counts = Counter(result["status"] for result in results)
+    told = Counter(result["message"] for result in results if result["status"] == "wrong")
+    known = {"right": counts["right"], "wrong": counts["wrong"], "untried": counts["not attempted"]}
+    often = min(told, key=lambda message: (-told[message], message), default="")
+    return {"number": number, **known, "other": len(results) - sum(known.values()), "often": often}
+
+
+def _looks(records: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    for record in records:
+        if record["status"] != "graded":
+            yield record["student"], record["lab"], "; ".join(record["remarks"])
+        if record["marks"]["to_mark"]:
+            yield (
+                record["student"],
+                record["lab"],
+                f"{record['marks']['to_mark']} written answer{'s' * (record['marks']['to_mark'] != 1)} to mark in {marks.WRITTEN}",
+            )
+
+
+def _save(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)

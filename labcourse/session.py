@@ -1,0 +1,275 @@
+"""What a copy of the nursery does: run one submission's cells in an IPython shell, then observe its answers, one question at a time.
+
+Everything here shares a process with the submission, so nothing here is believed for being said here: the grader asks each question only
+after the answer to the one before, with inputs that this process has not seen, and asks the same of answers that it knows to be wrong.
+"""
+
+import base64
+import builtins
+import contextlib
+import ctypes
+import io
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+
+import labkit
+from labcourse import wire
+from labcourse.integrity import Attempts, Originals
+from labkit import lessons, machine
+from labkit.lessons import checks
+from labkit.lessons.checks import Verdict
+
+LATE = 75  # exit status of a copy that ran out of time and would not hear it
+FIGURES, FIGURE_BYTES = 12, 400_000  # figures that a submission may show, and the bytes of each
+DUMPABLE = 4
+
+
+class OutOfTime(BaseException):
+    """Raised wherever the code is when its time is over; `except Exception` does not hold it up."""
+
+
+class Figures(DisplayPublisher):
+    """Keeps the PNG images that a cell displays, while `on`."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.on, self.kept = False, []
+
+    def publish(self, data: dict[str, Any], *args: Any, **keywords: Any) -> None:
+        image = data.get("image/png")
+        if self.on and image is not None:
+            self.keep(base64.b64decode(image) if isinstance(image, str) else image)
+
+    def keep(self, png: bytes) -> None:
+        if len(self.kept) < FIGURES and len(png) <= FIGURE_BYTES:
+            self.kept.append(base64.b64encode(png).decode())
+
+    def clear_output(self, wait: bool = False) -> None:
+        pass
+
+
+@dataclass
+class Prepared:
+    """What every copy starts with."""
+
+    shell: InteractiveShell
+    checks: dict[str, checks.Check]
+    originals: Originals
+
+
+def prepare() -> Prepared:
+    """Import and warm what lessons use."""
+    import ipywidgets  # noqa: F401
+    import matplotlib.font_manager
+    import matplotlib.pyplot  # noqa: F401
+
+    import gputrace.recording  # noqa: F401
+    from labkit import experiments, plots, widgets  # noqa: F401
+
+    torch.set_num_threads(1)
+    known = {number: replace(check, judge=None, draw=None) for number, check in lessons.exercises().items()}
+    lessons.check = _checked_later
+    with labkit.use(gpus=2, virtual=True, quiet=True):  # the first use imports much
+        layer = torch.nn.Linear(8, 8).cuda()
+        layer(torch.ones(8, 8, device="cuda")).sum().backward()
+        torch.cuda.synchronize()
+    return Prepared(_shell(), known, Originals())
+
+
+def _checked_later(number: str, answer: Any) -> Verdict:
+    """What `labkit.check` is here: judging is the grader's."""
+    return Verdict(False, "is checked when this notebook is graded", exercise=number)
+
+
+def _shell() -> InteractiveShell:
+    from traitlets.config import Config
+
+    settings = Config()
+    settings.HistoryManager.enabled = False
+    settings.InteractiveShell.colors = "NoColor"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shell = InteractiveShell.instance(config=settings, display_pub_class=Figures)
+    shell.run_cell("None", silent=True)
+    shell.reset(new_session=True)
+    shell.user_module.__spec__ = None  # as in a kernel; who starts processes asks for it
+    return shell
+
+
+def serve(line: int, output: int, job: dict[str, Any], prepared: Prepared) -> None:
+    """Run one submission, answer the grader's questions until it closes the line, and end."""
+    end = os._exit
+    try:
+        _wall_in(line, output, job)
+        with contextlib.suppress(EOFError):
+            _Session(socket.socket(fileno=line), prepared).run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        end(0)
+
+
+def _wall_in(line: int, output: int, job: dict[str, Any]) -> None:
+    """The limits that the system keeps, for this process and each that it starts."""
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else map(str, range(3, 256)):
+        if name.isdigit() and int(name) > 2 and int(name) != line:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="replace", closefd=False)
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: job["scratch"],
+        resource.RLIMIT_NOFILE: 256,
+        resource.RLIMIT_CPU: job["seconds"],
+    }
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DUMPABLE, 1, 0, 0, 0)  # what the nursery keeps to itself, lessons look up: their own memory
+        limits[resource.RLIMIT_AS] = _address_space() + job["memory"]
+    if job["alone"]:  # elsewhere the user's own processes count
+        limits[resource.RLIMIT_NPROC] = job["threads"]
+    for limit, value in limits.items():
+        hard = resource.getrlimit(limit)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Session:
+    """One submission. What it needs it holds before the first cell runs."""
+
+    def __init__(self, line: socket.socket, prepared: Prepared) -> None:
+        self._line, self._prepared = line, prepared
+        self._shell, self._names = prepared.shell, prepared.shell.user_ns
+        self._encode, self._receive, self._observe = json.JSONEncoder().encode, wire.receive, checks.observe
+        self._send, self._take = socket.socket.sendall, socket.socket.recv
+        self._quote, self._alarm, self._exec = checks.quote, Alarm(os._exit), builtins.exec
+        self._attempts = Attempts()
+
+    def run(self) -> None:
+        message = self._receive(self._line, self._take)
+        errors = self._run_cells(message)
+        self._say(message["nonce"], {"errors": errors, "figures": self._shell.display_pub.kept})
+        while True:
+            question = self._receive(self._line, self._take)
+            self._say(question["nonce"], self._answer(question))
+
+    def _say(self, nonce: str, message: dict[str, Any]) -> None:
+        seen = {"changed": self._prepared.originals.changed(), "attempts": sorted(self._attempts.seen)}
+        text = self._encode({"nonce": nonce, **message, **seen}).encode()
+        self._send(self._line, len(text).to_bytes(4, "big") + text)
+
+    def _run_cells(self, message: dict[str, Any]) -> list[list[Any]]:
+        """The cells in order, as a kernel told to go on after errors; [[cell's number, error's class, its text], …]."""
+        _sow(message["random"])
+        figures, errors = self._shell.display_pub, []
+        for number, cell in enumerate(message["cells"], 1):
+            figures.on = cell["figures"]
+            try:
+                with self._alarm.after(message["seconds"]):
+                    done = self._shell.run_cell(cell["source"], store_history=True)
+                error = done.error_before_exec or done.error_in_exec
+            except BaseException as raised:  # the alarm, outside of the cell's own code
+                error = raised
+            if error is not None:
+                errors.append([number, type(error).__name__, str(self._quote(error))[:500]])
+            self._collect_figures(figures)
+        return errors
+
+    def _collect_figures(self, figures: Figures) -> None:
+        """What a cell drew with matplotlib and did not display itself."""
+        from matplotlib import pyplot
+
+        with contextlib.suppress(Exception):
+            for number in pyplot.get_fignums() if figures.on else ():
+                with io.BytesIO() as file:
+                    pyplot.figure(number).savefig(file, format="png", dpi=72, metadata={"Software": None})
+                    figures.keep(file.getvalue())
+            pyplot.close("all")
+
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The observation of the submission's answer to an exercise, or of another answer that the grader sends."""
+        check = self._prepared.checks[question["exercise"]]
+        _sow(question["random"])
+        try:
+            with self._alarm.after(question["seconds"]):
+                answer = answer_in(question["control"], self._exec) if question["control"] else self._names.get(question["name"])
+                _use_gpus(check.gpus)
+                observation = self._observe(check, answer, question["inputs"])
+                self._encode(observation)
+        except OutOfTime:
+            return {"late": True}
+        except BaseException as error:
+            return {"observation": {"raised": self._quote(error)}}
+        return {"observation": observation}
+
+
+def answer_in(source: str, execute: Callable[..., Any] = exec) -> Any:
+    """The function or class that a control's source defines, with the names at hand that a notebook has."""
+    names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "dist": torch.distributed, "labkit": labkit, "__name__": "__main__"}
+    known = set(names) | {"__builtins__"}
+    execute(source, names)
+    return next(value for name, value in names.items() if callable(value) and name not in known)
+
+
+def _use_gpus(count: int) -> None:
+    """The notebook's own machine, if it has enough GPUs."""
+    used = machine.current()
+    if used is None or used.count < count:
+        labkit.use(None)
+        labkit.use(gpus=count, virtual=True, quiet=True)
+
+
+def _sow(seed: int) -> None:
+    """The same random numbers in every run."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+class Alarm:
+    """Interrupts code that takes too long; ends the process if it goes on all the same."""
+
+    def __init__(self, end: Callable[[int], Any]) -> None:
+        self._end, self._rung = end, 0
+        signal.signal(signal.SIGALRM, self._ring)
+
+    def _ring(self, number: int, frame: Any) -> None:
+        self._rung += 1
+        if self._rung > 3:
+            self._end(LATE)
+        raise OutOfTime("the time is over")
+
+    @contextlib.contextmanager
+    def after(self, seconds: float) -> Iterator[None]:
+        self._rung = 0
+        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,0 +1,148 @@
+"""What stands between a submission and this machine: bubblewrap, else util-linux's unshare, else nothing but limits.
+
+Each wall is a command line to put before a Python that runs `labcourse.nursery`. Behind bubblewrap a submission sees Python, its
+packages and the kit, read-only, and of the lessons only what observes answers; one small folder of its own; no home, no network, no other
+process.
+"""
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import labkit
+
+PACKAGE = Path(labkit.__file__).resolve().parent
+SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/localtime")
+HIDDEN = ("/usr/local/share/nbgrader",)  # where nbgrader keeps what a class handed in
+NOBODY = 65534  # a user that owns nothing
+PROBE_SECONDS = 20
+LESSONS = "LESSONS"  # in a command, the folder with what submissions may see of the lessons
+ROOM, SHARED = "/room", "/dev/shm"  # behind a wall that hides the disk: the working folder, and a folder for shared memory that is its own
+
+
+@dataclass(frozen=True)
+class Wall:
+    """A way to keep a process in.
+
+    Attributes:
+        name: "bubblewrap", "unshare" or "none".
+        command: what comes before Python's own command line.
+        hides_disk: are the files of this machine out of sight?
+        own_processes: is the first process behind it number 1, and can it see no other?
+        warning: what a course must know about a lesser wall, or "".
+    """
+
+    name: str
+    command: tuple[str, ...]
+    hides_disk: bool
+    own_processes: bool
+    warning: str = ""
+
+    def around(self, lessons: str) -> list[str]:
+        """The command, with the folder that stands for `labkit/lessons`."""
+        return [lessons if part == LESSONS else part for part in self.command]
+
+
+def best(scratch_bytes: int, wanted: str | None = None) -> Wall:
+    """The strongest wall that works here, tried out. `wanted` names one, for tests and for those who know better.
+
+    Raises:
+        ValueError: there is no wall of that name.
+        RuntimeError: it does not work here.
+    """
+    makers = {"bubblewrap": _bubblewrap, "unshare": _unshare, "none": _none}
+    if wanted is not None and wanted not in makers:
+        raise ValueError(f"no sandbox is called {wanted!r}: choose {', '.join(makers)}")
+    reasons: list[str] = []
+    for name in [wanted] if wanted else makers:
+        wall = makers[name](scratch_bytes, "; ".join(reasons))
+        trouble = _tried(wall)
+        if not trouble:
+            return wall
+        reasons.append(f"{name} {trouble}")
+    raise RuntimeError("; ".join(reasons))
+
+
+def environment(wall: Wall, room: str) -> dict[str, str]:
+    """All that a process behind the wall has in its environment: nothing of the grader's."""
+    return {
+        "PATH": os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin", "/bin"]),
+        "USER": "student",  # torch asks for a name, and who this is has none behind the wall
+        "HOME": room,
+        "TMPDIR": room,
+        "MPLCONFIGDIR": f"{room}/matplotlib",
+        "IPYTHONDIR": f"{room}/ipython",
+        "PYTHONPATH": os.fspath(PACKAGE.parent),
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LANG": "C.UTF-8",
+        "LABKIT_VIRTUAL": "1",
+        "MPLBACKEND": "agg",
+        "OMP_NUM_THREADS": "1",  # threads do not survive a fork
+    }
+
+
+def _tried(wall: Wall) -> str:
+    """Why it does not work here, or ""."""
+    if not wall.command:
+        return ""
+    if shutil.which(wall.command[0]) is None:
+        return "is not installed"
+    try:
+        done = subprocess.run(
+            [*wall.around(os.fspath(PACKAGE)), sys.executable, "-I", "-c", ""], capture_output=True, text=True, timeout=PROBE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not start ({error})"
+    return "" if done.returncode == 0 else f"does not start ({(done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]})"
+
+
+def _bubblewrap(scratch_bytes: int, _: str) -> Wall:
+    command = ["bwrap", "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
+    command += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "lab"]
+    command += ["--dir", "/tmp"]
+    for path in _visible():
+        command += ["--ro-bind-try", path, path]
+    command += ["--ro-bind", LESSONS, f"{PACKAGE}/lessons"]
+    for path in filter(os.path.isdir, HIDDEN):
+        command += ["--tmpfs", path]
+    command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    for folder in (ROOM, SHARED):
+        command += ["--size", str(scratch_bytes), "--tmpfs", folder]
+    command += ["--remount-ro", "/", "--chdir", ROOM]
+    return Wall("bubblewrap", tuple(command), hides_disk=True, own_processes=True)
+
+
+def _visible() -> list[str]:
+    """Folders that Python needs, the outer ones first, so that an inner one is not covered."""
+    folders = [*SYSTEM, sys.base_prefix, sys.prefix, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return list(dict.fromkeys([*folders, os.path.realpath(sys.executable), os.fspath(PACKAGE)]))
+
+
+def _unshare(_: int, reasons: str) -> Wall:
+    command = ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--net", "--ipc", "--pid", "--fork", "--kill-child")
+    return Wall(
+        "unshare",
+        (*command, "--mount-proc"),
+        hides_disk=False,
+        own_processes=True,
+        warning=f"SUBMISSIONS CAN READ THIS MACHINE'S FILES, solutions and other submissions among them ({reasons}). Install bubblewrap.",
+    )
+
+
+def _none(_: int, reasons: str) -> Wall:
+    return Wall(
+        "none",
+        (),
+        hides_disk=False,
+        own_processes=False,
+        warning="THERE IS NO SANDBOX: submissions run as you, with limits on time, memory and files, and can read and change what you can, "
+        f"end your processes and use the network ({reasons}). Install bubblewrap, or grade on a machine of no value.",
+    )

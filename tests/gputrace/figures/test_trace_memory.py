@@ -1,0 +1,215 @@
+"""The memory of a device over time: what the figure finds, says and shows."""
+
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+
+from gputrace.events import ACTIVATIONS, OPTIMIZER_STATE, OTHER, PARAMETERS, SourceLine
+from gputrace.figures.figure import CATEGORY_COLOURS
+from gputrace.figures.memory import LINE_GREY
+from gputrace.phases import Phase
+from labkit import plots
+
+MIB = 1 << 20
+
+
+def texts(canvas) -> list[str]:
+    canvas.draw_without_rendering()
+    return [text.get_text() for text in canvas.findobj(Text) if text.get_text() and text.get_visible()]
+
+
+def heights(canvas, colour: str) -> list[float]:
+    """The heights of the area of a colour, from 0 up."""
+    from matplotlib.colors import to_rgba
+
+    return next(patch.get_data().values.tolist() for patch in canvas.axes[0].patches if patch.get_facecolor() == to_rgba(colour))
+
+
+def test_the_title_says_the_peak_the_line_and_what_it_was_made_of(training):
+    figure = training.plot_memory()
+    assert figure.title == "Peak 90 MiB, made by loss.backward(): 67% activations"
+    assert figure.alt == (
+        "Peak 90 MiB, made by loss.backward(): 67% activations. "
+        "At the peak of 90 MiB, made by train.py:12  loss.backward(): 60 MiB activations, 20 MiB gradients, 10 MiB parameters. "
+        "Allocated 0 B at the start, 30 MiB at the end; reserved at most 200 MiB. "
+        "All processes together use at most 320 MiB of the device. "
+        "1 × forward, 1 × backward, 1 × step in 10 ms, 6 events. "
+        "Measured on paper."
+    )
+
+
+def test_areas_lines_peak_legend_and_badge_are_there(training, drawn):
+    plots.trace_memory(training)
+    canvas = drawn[-1]
+    assert max(heights(canvas, CATEGORY_COLOURS["activations"])) == 90 * MIB
+    assert max(heights(canvas, CATEGORY_COLOURS["gradients"])) == 30 * MIB
+    assert max(heights(canvas, CATEGORY_COLOURS["parameters"])) == 10 * MIB
+    shown = texts(canvas)
+    assert {"reserved", "used on the device", "67% activations", "22% gradients", "11% parameters"} < set(shown)
+    assert not any("workspace" in text for text in shown)
+    assert {"peak 90 MiB  train.py:12  loss.backward()", "measured on paper", "time since the start, ms"} < set(shown)
+    assert {"forward", "backward", "step"} < set(shown)
+    dot = next(line for line in canvas.axes[0].lines if line.get_marker() == "o")
+    assert dot.get_xydata().tolist() == [[0.004, 90 * MIB]]
+
+
+def test_words_lie_inside_the_picture_are_large_enough_and_cover_no_data(training, drawn):
+    plots.trace_memory(training)
+    canvas = drawn[-1]
+    canvas.draw_without_rendering()
+    page = canvas.bbox
+    for text in canvas.findobj(Text):
+        if text.get_text() and text.get_visible():
+            assert text.get_fontsize() >= 9
+            box = text.get_window_extent()
+            assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, text.get_text()
+    data = canvas.axes[0].get_window_extent()
+    assert all(not legend.get_window_extent().overlaps(data) for legend in canvas.legends)
+
+
+def test_the_line_of_the_peak_is_shortened_to_the_width_and_shown_as_it_is_written(trace_of, drawn):
+    line = SourceLine("/home/me/train.py", 3, "f", 'print("$x$", "$y$", "漢字"); ' + "held.append(model(batch)); " * 20)
+    rows = [(0.0, "segment_alloc", 2, 20), (0.1, "alloc", 2, 9, 0, 1, ACTIVATIONS)]
+    figure = plots.trace_memory(trace_of(rows, stacks=[(), (line,)], seconds=1.0))
+    assert figure.title.startswith('Peak 9 MiB, made by print("$x$", "$y$", "□□"); held')
+    assert figure.title.endswith("…: 100% activations")
+    canvas = drawn[-1]
+    canvas.draw_without_rendering()
+    for text in [canvas._suptitle, *canvas.texts]:
+        assert canvas.bbox.x0 <= text.get_window_extent().x0 and text.get_window_extent().x1 <= canvas.bbox.x1
+
+
+@pytest.mark.parametrize("category", [OTHER, PARAMETERS])
+def test_a_share_of_what_is_not_known_is_no_finding(trace_of, category):
+    title = trace_of([(0.0, "segment_alloc", 2, 20), (0.1, "alloc", 2, 9, 0, 1, category)]).plot_memory().title
+    assert title == "Peak 9 MiB, made by loss = model(x)" + (": 100% parameters" if category == PARAMETERS else "")
+
+
+def test_a_peak_that_no_line_made(trace_of):
+    rows = [(0.0, "segment_alloc", 2, 20), (0.1, "alloc", 2, 9, 0, 0, OPTIMIZER_STATE)]
+    assert trace_of(rows).plot_memory().title == "Peak 9 MiB: 100% optimizer state"
+    library = SourceLine("/usr/lib/python3/dist-packages/thing/deep.py", 4, "f")
+    assert trace_of(rows, stacks=[(library,)]).plot_memory().title == "Peak 9 MiB, made by deep.py:4: 100% optimizer state"
+
+
+def test_nothing_allocated_and_nothing_changed(trace_of):
+    nothing = trace_of([]).plot_memory()
+    assert nothing.title == "Nothing happened in this recording: 0 B allocated throughout"
+    assert "0 events" in nothing.alt
+    still = trace_of([], allocated_at_end={0: 4 * MIB}, reserved_at_end={0: 20 * MIB}).plot_memory()
+    assert still.title == "Nothing happened in this recording: 4 MiB allocated throughout"
+
+
+def test_out_of_memory_is_the_finding_where_it_ended_the_block_and_else_a_mark(trace_of, drawn):
+    rows = [(0.0, "segment_alloc", 100, 600), (0.1, "alloc", 100, 600, 0, 1), (0.2, "oom", 300, 500, 0, 2)]
+    ended = trace_of(rows, error="CUDA out of memory.").plot_memory()
+    assert ended.title == "Out of memory: 500 MiB asked for with 600 MiB of 1 GiB allocated"
+    assert "Out of memory: 500 MiB asked for, 300 MiB free on the device." in ended.alt
+    assert "out of memory  train.py:12  loss.backward()" in texts(drawn[-1])
+    caught = trace_of([*rows, (0.3, "oom", 300, 400, 0, 2)]).plot_memory()
+    assert caught.title == "Peak 600 MiB, made by loss = model(x)"
+    assert "Out of memory, the last of 2 times: 400 MiB asked for" in caught.alt
+
+
+def test_lost_events_are_told_in_the_picture_and_in_words(trace_of, drawn):
+    figure = trace_of([(0.1, "alloc", 2, 9, 0, 1)], lost=64, allocated_at_end={0: 30 * MIB}).plot_memory()
+    assert "The oldest 64 events were lost" in texts(drawn[-1])
+    assert "The oldest 64 events were lost, so the peak may have been higher." in figure.alt
+
+
+def test_a_device_that_others_fill_does_not_set_the_scale(training, drawn):
+    training.used[:] = [(0.0, 0, 800 * MIB)]
+    plots.trace_memory(training)
+    assert drawn[-1].axes[0].get_ylim()[1] < 400 * MIB
+    assert "used on the device:\n800 MiB, off scale" in texts(drawn[-1])
+    training.used[:] = [(0.0, 0, round(1008.8 * MIB))]  # as long as a size is written
+    plots.trace_memory(training)
+    drawn[-1].draw_without_rendering()
+    assert drawn[-1].legends[0].get_window_extent().x1 <= drawn[-1].bbox.x1
+
+
+def test_the_device_with_the_highest_peak_is_shown_unless_another_is_asked_for(trace_of, drawn):
+    rows = [(0.1 * d, action, 2, size, d, 1) for d, size in ((0, 5), (1, 9)) for action in ("segment_alloc", "alloc")]
+    trace = trace_of(rows)
+    assert plots.trace_memory(trace).title == "Peak 9 MiB on cuda:1, made by loss = model(x)"
+    assert drawn[-1].axes[0].get_ylabel() == "memory of cuda:1"
+    assert plots.trace_memory(trace, 0).title == "Peak 5 MiB on cuda:0, made by loss = model(x)"
+    with pytest.raises(ValueError, match="device=7: the recording knows 0, 1"):
+        plots.trace_memory(trace, 7)
+
+
+def test_hundreds_of_steps_are_one_band(training, drawn):
+    for count in (300, 5):
+        seconds = 0.010 / count
+        training.phases[:] = [
+            Phase(name, (number + at) * seconds, (number + at + 0.5) * seconds, 1)
+            for number in range(count)
+            for name, at in (("forward", 0), ("backward", 0.5))
+        ]
+        plots.trace_memory(training)
+        assert ("300 × forward, backward" in texts(drawn[-1])) == (count == 300)
+    assert texts(drawn[-1]).count("fwd") == 5
+
+
+def test_phases_of_several_counts_in_a_crowd(training, drawn):
+    training.phases[:] = [Phase("forward", n * 1e-5, n * 1e-5 + 5e-6, 1) for n in range(1000)] + [Phase("backward", 0.01, 0.01, 1)]
+    plots.trace_memory(training)
+    assert "1000 × forward, 1 × backward" in texts(drawn[-1])
+
+
+def spans(canvas) -> list[tuple[float, float]]:
+    """Where the phases lie in the strip below the axes."""
+    return [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in canvas.axes[1].patches]
+
+
+def test_over_events_each_event_is_one_step_to_the_right(training, drawn):
+    figure = training.plot_memory(over="events")
+    over_time = training.plot_memory()
+    canvas = drawn[0]
+    assert (figure.title, figure.alt) == (over_time.title, over_time.alt)
+    assert canvas.axes[0].get_xlim() == (0, 7) and canvas.axes[1].get_xlabel() == "events"
+    assert "time since the start, ms" not in texts(canvas)
+    dot = next(line for line in canvas.axes[0].lines if line.get_marker() == "o")
+    assert dot.get_xydata().tolist() == [[4, 90 * MIB]]
+    area = heights(canvas, CATEGORY_COLOURS["activations"])
+    at = [area[int((events + 0.5) / 7 * len(area))] // MIB for events in range(7)]
+    assert at == [0, 0, 10, 70, 90, 30, 30]
+    # After the segment and the parameters: the activations; the gradients and the free; no event.
+    assert spans(canvas) == [(3, 4), (4, 7), (7, 7)]
+
+
+def test_over_events_a_long_first_step_does_not_squeeze_the_others(trace_of, drawn):
+    rows = [(0.0, "segment_alloc", 100, 200)]
+    starts = [0.0, *(10 + 0.01 * step for step in range(4))]
+    for start in starts:
+        rows.append((start + 0.001, "alloc", 110, 60, 0, 1, ACTIVATIONS))
+        rows += [(start + 0.002, action, 110, 60, 0, 2, ACTIVATIONS) for action in ("free_requested", "free_completed")]
+    steps = [Phase("backward", start, start + 0.005, 1) for start in starts]
+    trace = trace_of(rows, phases=steps, used=[(0.0, 0, 320 * MIB), (9.0, 0, 400 * MIB)], seconds=11.0)
+    trace.plot_memory(over="events")
+    assert spans(drawn[-1]) == [(1, 5), (5, 8), (8, 11), (11, 14), (14, 17)]
+    assert texts(drawn[-1]).count("bwd") + texts(drawn[-1]).count("backward") == 5
+    used = next(patch.get_data().values for patch in drawn[-1].axes[0].patches if patch.get_edgecolor()[:3] == to_rgb(LINE_GREY))
+    assert [int(used[int((events + 0.5) / 17 * len(used))]) // MIB for events in (0, 3, 4, 5)] == [320, 320, 400, 400]
+
+
+def test_over_events_marks_where_the_memory_ran_out(trace_of, drawn):
+    rows = [(0.0, "segment_alloc", 100, 600), (5.0, "alloc", 100, 600, 0, 1), (5.1, "oom", 300, 500, 0, 2)]
+    trace_of(rows).plot_memory(over="events")
+    cross = next(line for line in drawn[-1].axes[0].lines if line.get_marker() == "X")
+    assert cross.get_xdata().tolist() == [3]
+
+
+@pytest.mark.parametrize("bad", ["steps", "", None, 1, ["time"]])
+def test_another_scale_is_refused(training, bad):
+    with pytest.raises(ValueError, match=r"over=.*: choose 'time' or 'events'"):
+        training.plot_memory(over=bad)
+
+
+@pytest.mark.parametrize("over", ["time", "events"])
+def test_a_recording_of_nothing_says_so_and_invents_no_axis(trace_of, drawn, over):
+    assert trace_of([]).plot_memory(over=over).title == "Nothing happened in this recording: 0 B allocated throughout"
+    assert drawn[-1].axes[0].get_xlabel() == "" and len(drawn[-1].axes[0].get_xticks()) == 0
+    trace_of([], seconds=2.0, allocated_at_end={0: 3 * MIB}).plot_memory()
+    assert any("3 MiB allocated throughout" in text for text in texts(drawn[-1]))
+    assert drawn[-1].axes[0].get_xlabel() == "time since the start, s"

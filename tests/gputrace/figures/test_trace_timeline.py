@@ -1,0 +1,235 @@
+"""The timeline: what the figure finds, says and shows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import to_rgba
+from matplotlib.text import Text
+
+from gputrace.figures.figure import SIZE
+from gputrace.figures.lanes import LOOKS, RACE
+from gputrace.phases import Phase
+from gputrace.spans import D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, Race, Side, Spans, Waits, Work
+
+MIB = 1 << 20
+BASE = (
+    (0.0, 0.2, HOST, 0, LAUNCH, "mm", 1, -1),
+    (0.2, 4.0, 0, 0, KERNEL, "mm", 1, 0),
+    (0.2, 0.2, HOST, 0, LAUNCH, "copy", 1, -1),
+    (0.4, 2.0, 0, 3, H2D, "copy", 1, 2),
+    (5.0, 1.0, 0, 0, KERNEL, "add", 2, -1),
+    (6.0, 2.0, 0, 0, D2H, "copy", 2, -1),
+    (0.4, 7.6, HOST, 0, WAIT, "synchronize device", 2, -1),
+)
+
+
+@pytest.fixture
+def timeline(trace_of):
+    """A trace of spans given in seconds."""
+
+    def make(rows=BASE, waits=(), races=(), devices=(0,), **more):
+        work = Work(Spans.of(rows), Waits.of(waits), list(races), more.pop("lost_spans", 0), more.pop("missing", ""))
+        memory = [
+            (0.5, "segment_alloc", 100, 200),
+            (1.0, "alloc", 100, 60, 0, 1),
+            (9.0, "free_requested", 100, 60),
+            (9.0, "free_completed", 100, 60),
+        ]
+        totals = dict.fromkeys(devices, 1024 * MIB)
+        return trace_of(memory, **{"seconds": 10.0, "work": work, "totals": totals, **more})
+
+    return make
+
+
+def texts(canvas) -> list[str]:
+    canvas.draw_without_rendering()
+    return [text.get_text() for text in canvas.findobj(Text) if text.get_text() and text.get_visible()]
+
+
+def of_colour(axes, colour) -> list:
+    return [
+        drawn
+        for drawn in axes.collections
+        if type(drawn) is PolyCollection and len(drawn.get_facecolor()) and tuple(drawn.get_facecolor()[0]) == to_rgba(colour)
+    ]
+
+
+def test_title_and_words_say_how_busy_and_how_much_overlapped(timeline):
+    figure = timeline().plot_timeline()
+    assert figure.title == "The GPU worked 70% of 10 s; kernels overlap 50% of its copying"
+    assert figure.alt == (
+        "The GPU worked 70% of 10 s; kernels overlap 50% of its copying. "
+        "Cuda:0: kernels 5 s; copies 4 s, of which 2 s while kernels ran; idle 3 s of 10 s. "
+        "The host waited 7.6 s; 0 waits of a stream for another. 4 kernels and copies. Measured on paper."
+    )
+
+
+def test_lanes_names_shares_legend_and_badge_are_there(timeline, drawn):
+    timeline().plot_timeline()
+    shown = texts(drawn[-1])
+    assert (
+        shown.index("host")
+        < shown.index("default stream")
+        < shown.index("stream 1")
+        < shown.index("h2d engine")
+        < shown.index("d2h engine")
+    )
+    assert {"waits 76%", "busy 70%", "busy 20%, of which\n100% overlapped", "busy 20%, of which\n0% overlapped"} < set(shown)
+    assert {"kernel", "copy host to GPU", "copy GPU to host", "launch", "host waits", "mm", "add"} < set(shown)
+    assert {"measured on paper", "time since the start, s"} < set(shown) and "stream waits" not in shown and "race" not in shown
+
+
+def test_boxes_lie_in_their_lanes_at_their_times(timeline, drawn):
+    timeline().plot_timeline()
+    axes = drawn[-1].axes[0]
+
+    def boxes(kind):
+        found = [path.get_extents() for shown in of_colour(axes, LOOKS[kind]["facecolor"]) for path in shown.get_paths()]
+        return sorted((round(box.x0, 3), round(box.x1, 3), int(box.y0)) for box in found)
+
+    assert boxes(KERNEL) == [(0.2, 4.2, 1), (5.0, 6.0, 1)]
+    assert boxes(H2D) == [(0.4, 2.4, 2), (0.4, 2.4, 3)]  # on the stream and on the engine
+    assert boxes(D2H) == [(6.0, 8.0, 1), (6.0, 8.0, 4)]
+    assert boxes(WAIT) == [(0.4, 8.0, 0)]
+
+
+def test_kinds_can_be_told_apart_without_colour():
+    looks = {(kind if kind == KERNEL else LOOKS[kind].get("hatch")) for kind in range(len(KINDS)) if kind != LAUNCH}
+    assert len(looks) == len(KINDS) - 1  # launches lie in the host's lane, and nothing else there is plain
+
+
+def test_words_lie_inside_the_picture_and_are_large_enough(timeline, drawn):
+    race = Race(Side(0, 0, "mm", "train.py:11", 0.2, 0.2, 4.2), Side(0, 3, "copy", "train.py:12", 0.4, 0.4, 2.4), "stale read")
+    waits = [(2.4, 0, 3, 5.0, 0, 0, 1)]
+    phases = [Phase("forward", 0, 1, 1), Phase("backward", 1, 2, 1)]
+    for memory in (False, True):
+        timeline(waits=waits, races=[race] * 5, phases=phases, lost_spans=7).plot_timeline(memory=memory)
+        canvas = drawn[-1]
+        canvas.draw_without_rendering()
+        assert canvas.get_figwidth() == SIZE[0] and canvas.get_figheight() <= SIZE[1]
+        for text in canvas.findobj(Text):
+            if text.get_text() and text.get_visible():
+                box = text.get_window_extent()
+                assert text.get_fontsize() >= 9
+                assert canvas.bbox.x0 <= box.x0 and box.x1 <= canvas.bbox.x1 and canvas.bbox.y0 <= box.y0 and box.y1 <= canvas.bbox.y1, (
+                    text.get_text()
+                )
+
+
+def test_waits_are_arrows_from_the_event_to_the_stream_that_waits(timeline, drawn):
+    figure = timeline(waits=[(2.4, 0, 3, 5.0, 0, 0, 1), (1.0, 0, 99, 2.0, 0, 0, 1)]).plot_timeline()  # a stream without work has no lane
+    (arrows,) = [shown for shown in drawn[-1].axes[0].collections if isinstance(shown, LineCollection)]
+    assert [segment.tolist() for segment in arrows.get_segments()] == [[[2.4, 2.1], [5.0, 1.9]]]
+    assert "stream waits" in texts(drawn[-1]) and "2 waits of a stream for another" in figure.alt
+
+
+def test_races_are_red_and_name_both_lines(timeline, drawn):
+    race = Race(Side(0, 0, "mm", "train.py:11", 0.2, 0.2, 4.2), Side(0, 3, "copy", "train.py:12", 0.4, 0.4, 2.4), "stale read")
+    figure = timeline(races=[race]).plot_timeline()
+    assert figure.title == "A race: nothing orders train.py:11 before train.py:12"
+    assert "Race: stale read: mm (train.py:11) and copy (train.py:12)." in figure.alt
+    assert "1  stale read: mm (train.py:11) and copy (train.py:12)" in texts(drawn[-1])
+    frames = [shown for shown in drawn[-1].axes[0].collections if to_rgba(RACE) in [tuple(edge) for edge in shown.get_edgecolor()]]
+    assert len(frames) == 2
+    figure = timeline(races=[race] * 5).plot_timeline()
+    assert figure.title.startswith("5 races: ") and any(
+        text.startswith("3  ") and text.endswith("; and 2 more") for text in texts(drawn[-1])
+    )
+
+
+def test_a_race_with_the_host_reaches_the_hosts_lane(timeline, drawn):
+    race = Race(Side(0, 0, "mm", "a.py:1", 0.2, 0.2, 4.2), Side(HOST, 0, "numpy", "a.py:2", 3.0, 3.0, 3.0), "stale read")
+    timeline(races=[race]).plot_timeline()
+    line = next(line for line in drawn[-1].axes[0].lines if line.get_color() == RACE)
+    assert line.get_ydata()[1] < 1 < line.get_ydata()[0] + 1e-9
+
+
+def test_several_devices_each_with_its_lanes(timeline, drawn):
+    rows = [*BASE, (1.0, 5.0, 1, 0, KERNEL, "mm", 1, -1), (6.0, 1.0, 1, 0, P2P, "copy", 1, -1)]
+    trace = timeline(rows, devices=(0, 1))
+    assert trace.plot_timeline().title == "cuda:0 and cuda:1 worked 70%, 60% of 10 s"
+    shown = texts(drawn[-1])
+    assert {"cuda:0 default", "cuda:0 stream 1", "cuda:1 default", "cuda:1 p2p"} < set(shown)
+    assert trace.plot_timeline("cuda:1").title == "cuda:1 worked 60% of 10 s; kernels overlap 0% of its copying"
+    assert not any("cuda:0" in text for text in texts(drawn[-1]))
+
+
+def test_lanes_for_which_there_is_no_room_are_counted(timeline, drawn):
+    rows = [(0.0, 1.0 + stream, 0, stream, KERNEL, "mm", 1, -1) for stream in range(30)]
+    timeline(rows, seconds=40.0).plot_timeline()
+    shown = texts(drawn[-1])
+    left_out = next(text for text in shown if "left out" in text)
+    names = [text for text in shown if text.startswith("stream ")]
+    assert left_out == f"{30 - len(names)} lanes left out" and "host" in shown and "default stream" not in shown
+    assert names[-1] == "stream 29"  # the busiest
+
+
+def test_memory_stands_above_on_the_same_axis(timeline, drawn):
+    timeline().plot_timeline(memory=True)
+    lanes, memory = drawn[-1].axes
+    assert memory.get_position().y0 > lanes.get_position().y1 and memory.get_xlim() == lanes.get_xlim() == (0.0, 10.0)
+    (area,) = [patch for patch in memory.patches if patch.get_data().values.max() == 60 * MIB]
+    held = area.get_data()
+    assert held.edges[np.flatnonzero(held.values)[[0, -1]]] == pytest.approx([1.0, 9.0], abs=0.03)
+    assert {"reserved", "other", "memory"} < set(texts(drawn[-1]))
+
+
+def test_a_part_of_the_recording(timeline, drawn):
+    trace = timeline(phases=[Phase("forward", 0, 4, 1), Phase("backward", 4, 8, 1)])
+    trace.plot_timeline(start=4.5, end=7.0, memory=True)
+    lanes, strip, memory = drawn[-1].axes
+    assert lanes.get_xlim() == strip.get_xlim() == memory.get_xlim() == (4.5, 7.0)
+    shown = texts(drawn[-1])
+    assert "backward" in shown and "forward" not in shown and "add" in shown and "mm" not in shown
+    trace.plot_timeline(start=4.5)
+    assert drawn[-1].axes[0].get_xlim() == (4.5, 10.0)
+
+
+@pytest.mark.parametrize(("start", "end"), [(5, 5), (6, 5), (-1, 5), (float("nan"), 5), (11, None)])
+def test_a_part_that_is_none_is_refused(timeline, start, end):
+    with pytest.raises(ValueError, match=r"give seconds from 0 to 10, the start before the end"):
+        timeline().plot_timeline(start=start, end=end)
+
+
+def test_a_device_that_is_none_is_refused(timeline):
+    with pytest.raises(ValueError, match="device=3: the recording knows 0"):
+        timeline().plot_timeline(3)
+
+
+def test_without_a_timeline_there_is_one_clear_error(timeline):
+    with pytest.raises(RuntimeError, match=r"^this recording has no timeline: no profiler here$"):
+        timeline([], missing="no profiler here").plot_timeline()
+
+
+def test_nothing_ran(timeline, drawn):
+    figure = timeline([]).plot_timeline(memory=True)
+    assert figure.title == "Nothing ran on cuda:0 in 10 s" and "0 kernels and copies" in figure.alt
+    assert timeline([], seconds=0.0).plot_timeline().png
+
+
+def test_lost_spans_are_told(timeline, drawn):
+    figure = timeline(lost_spans=9).plot_timeline()
+    assert "oldest 9 spans lost" in texts(drawn[-1]) and "The oldest 9 spans and waits were lost." in figure.alt
+
+
+def test_a_crowd_of_spans_is_drawn_by_its_share_of_the_time_and_that_is_said(timeline, drawn):
+    rows = [(i * 1e-3, 0.5e-3, 0, 0, KERNEL, "add", 1, -1) for i in range(10000)]
+    timeline(rows).plot_timeline()
+    axes = drawn[-1].axes[0]
+    heights = [path.get_extents().height for shown in of_colour(axes, LOOKS[KERNEL]["facecolor"]) for path in shown.get_paths()]
+    assert "low bars: share of time" in texts(drawn[-1]) and np.median(heights) == pytest.approx(0.5 * 0.8, rel=0.05)
+    timeline().plot_timeline()
+    assert "low bars: share of time" not in texts(drawn[-1])
+
+
+def test_the_picture_is_the_same_every_time(timeline):
+    assert timeline().plot_timeline(memory=True).png == timeline().plot_timeline(memory=True).png
+
+
+def test_names_of_any_kind_are_written_as_they_are(timeline, drawn):
+    spans = timeline().spans
+    odd = replace(spans, names=["$x$ 漢" if name == "mm" else name for name in spans.names])
+    timeline(work=Work(odd, Waits.of([]), [])).plot_timeline()
+    assert "$x$ □" in texts(drawn[-1])

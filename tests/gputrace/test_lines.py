@@ -1,0 +1,99 @@
+"""Memory told line by line."""
+
+import pytest
+import torch
+
+import labkit
+from gputrace.events import Event, Events, SourceLine
+from gputrace.lines import NO_LINE, signed
+from gputrace.replay import complete
+from gputrace.trace import Trace
+from labkit import plots
+from virtualgpu.allocator.settings import Settings
+
+KiB = 1 << 10
+HERE = SourceLine(__file__, 1, "test", "x = f()")
+INSIDE = SourceLine(torch.__file__, 1, "f", "")
+
+
+def trace_of(*rows):
+    """A trace of rows (action, address, bytes, stack) on device 0; stack 1 is the user's line below one of torch's, 2 torch's alone."""
+    events = complete(
+        Events.of(Event(float(i), 0, 0, a, address, size, size, stack) for i, (a, address, size, stack) in enumerate(rows)), [], Settings()
+    )
+    live = sum(size * (1 if action == 0 else -1) for action, _, size, _ in rows if action in (0, 1))
+    return Trace(
+        events=events,
+        stacks=[(), (INSIDE, HERE), (INSIDE,)],
+        start=[],
+        settings=Settings(),
+        phases=[],
+        used=[],
+        allocated_at_end={0: live},
+        reserved_at_end={0: 0},
+        totals={0: 1 << 30},
+        seconds=1.0,
+        lost=0,
+        error="",
+        badge="made up",
+        origin={},
+    )
+
+
+def test_an_event_belongs_to_the_innermost_line_of_the_users():
+    lines = trace_of((0, 512, 512, 1), (0, 1024, 1024, 1), (1, 512, 512, 1), (2, 512, 512, 1)).lines()
+    (entry,) = lines
+    assert (entry.line, entry.delta, entry.peak, entry.allocated, entry.count) == (HERE, 1024, 1536, 1536, 2)
+    assert repr(lines).splitlines()[0] == "cuda:0, made up"
+    assert repr(lines).splitlines()[2].split() == ["test_lines.py:1", "+1", "KiB", "1.5", "KiB", "1.5", "KiB", "2", "x", "=", "f()"]
+
+
+def test_what_no_line_of_the_users_did_is_told_apart():
+    lines = trace_of((0, 512, 512, 1), (1, 512, 512, 2), (2, 512, 512, 2)).lines()
+    assert {entry.line: entry.delta for entry in lines} == {HERE: 512, NO_LINE: -512}
+    assert "no line of yours" in repr(lines)
+
+
+def test_a_free_of_no_known_line_belongs_to_who_allocated():
+    (entry,) = trace_of((0, 512, 512, 1), (0, 1024, 512, 1), (1, 512, 512, 0), (2, 512, 512, 0)).lines()
+    assert (entry.line, entry.delta, entry.peak) == (HERE, 512, 1024)
+
+
+def test_each_device_has_its_own_lines():
+    with labkit.use(gpus=2, virtual=True, quiet=True), labkit.record() as trace:
+        first = torch.zeros(1000, device="cuda:0")
+        second = torch.zeros(3000, device="cuda:1")
+    assert [entry.line.text for entry in trace.lines(0)] == ['first = torch.zeros(1000, device="cuda:0")']
+    assert [entry.line.text for entry in trace.lines(1)] == ['second = torch.zeros(3000, device="cuda:1")']
+    assert trace.lines() == trace.lines(1) and first.shape != second.shape
+    with pytest.raises(ValueError, match="device=2: the recording knows 0, 1"):
+        trace.lines(2)
+
+
+def test_a_device_goes_by_the_names_that_pytorch_gives_it():
+    with labkit.use(gpus=2, virtual=True, quiet=True), labkit.record() as trace:
+        kept = [torch.zeros(1000, device=f"cuda:{index}") for index in (0, 1, 1)]
+    for device in ("cuda:0", torch.device("cuda", 0)):
+        assert trace.lines(device) == trace.lines(0) != trace.lines(1)
+        assert trace.timeline(device) is trace.timeline(0)
+        assert trace.plot_memory(device).alt == trace.plot_memory(0).alt == plots.trace_memory(trace, device).alt
+        assert trace.plot_segments("end", device).alt == trace.plot_segments("end", 0).alt == plots.segment_map(trace, "end", device).alt
+        assert trace.stream_names(device) == {0: "default stream"}
+    for other in ("1", "cuda", "cuda:2", "cpu:1", torch.device("cuda"), torch.device("cpu", 0), "cuda:-1"):
+        with pytest.raises(ValueError, match=r"device=.*: the recording knows 0, 1"):
+            trace.lines(other)
+    assert len(kept) == 3
+
+
+def test_an_empty_block_has_no_lines():
+    with labkit.use(gpus=1, virtual=True, quiet=True), labkit.record() as trace:
+        pass
+    assert trace.lines() == [] and trace.peak_line is None and trace.peak == 0
+    said = "no line of yours allocated or freed memory (cuda:0, virtual GPU, modelled on NVIDIA Tesla T4)"
+    assert repr(trace.lines()) == said and said in trace.lines()._repr_html_() and "change" not in trace.lines()._repr_html_()
+    assert len(trace.events) == 0
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (2 * KiB, "+2 KiB"), (-KiB, "-1 KiB")])
+def test_changes_have_a_sign(nbytes, text):
+    assert signed(nbytes) == text

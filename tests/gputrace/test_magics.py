@@ -1,0 +1,238 @@
+"""`%%gpu_memory` and `%%gpu_timeline` in a shell of this process: it runs a cell as IPython does, and shows what it did to memory."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
+
+import labkit
+from gputrace import Trace
+from gputrace.clock_source import ClockSource
+from gputrace.spans import Work
+
+
+@pytest.fixture
+def shell():
+    """A notebook's shell, with a virtual GPU in use."""
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.user_ns["torch"] = torch
+    with labkit.use(gpus=1, memory="2GiB", virtual=True, quiet=True):
+        yield shell
+    InteractiveShell.clear_instance()
+
+
+def run(shell, cell):
+    """Run one cell; gives IPython's result and what was displayed, as text."""
+    with capture_output() as captured:
+        result = shell.run_cell(textwrap.dedent(cell).strip("\n"), store_history=True)
+    shown = [output.data.get("text/plain", "") for output in captured.outputs]
+    return result, shown, captured.stdout + captured.stderr
+
+
+def test_the_lines_of_the_cell_are_the_readers(shell):
+    """The magic's own line is line 1, as JupyterLab counts."""
+    result, shown, _ = run(
+        shell,
+        """
+        %%gpu_memory trace
+        x = torch.zeros(1 << 20, device="cuda")
+        y = (x + 1
+             + x)
+        """,
+    )
+    assert result.success and result.result is None
+    trace = shell.user_ns["trace"]
+    assert type(trace) is Trace and [entry.line.place for entry in trace.lines()] == ["cell:2", "cell:3"]
+    assert [entry.delta for entry in trace.lines()] == [4 << 20, 4 << 20]
+    assert trace.peak == 12 << 20 and trace.peak_line.text == "y = (x + 1"
+    figure, words, table = shown
+    assert "12 MiB" in figure and words == "(the figure in words)" and table == repr(trace.lines())
+
+
+def test_names_and_the_last_expression(shell):
+    result, _, _ = run(shell, "%%gpu_memory -o told\nkept = torch.ones(3, device='cuda')\nkept.sum().item()")
+    assert result.result == 3.0 and shell.user_ns["kept"].is_cuda and shell.user_ns["_"] == 3.0
+    assert type(shell.user_ns["told"]) is Trace
+
+
+@pytest.mark.parametrize("cell", ["5;", "5;  # quiet", "5;\n\n# quiet", "x = 5"])
+def test_values_that_are_not_shown(shell, cell):
+    assert run(shell, "%%gpu_memory\n" + cell)[0].result is None
+
+
+@pytest.mark.parametrize("cell", ["5", "print(';')\n5", "'a;'", "def f(): pass;\n5", "'''a\n;'''"])
+def test_values_that_are_shown(shell, cell):
+    assert run(shell, "%%gpu_memory\n" + cell)[0].result is not None
+
+
+def test_ipythons_own_syntax_works_inside(shell):
+    result, _, printed = run(shell, "%%gpu_memory\n%env LABKIT_NO_SUCH=1\nhere = !echo word\nhere[0]")
+    assert result.result == "word" and "LABKIT_NO_SUCH" in printed
+
+
+def test_future_statements_and_later_cells(shell):
+    run(shell, "%%gpu_memory\nfrom __future__ import annotations\ndef f(x: undefined): return x\nclass A: y = [f(i) for i in range(3)]")
+    assert run(shell, "f(A.y)")[0].result == [0, 1, 2]
+
+
+def test_an_error_is_the_cells_error(shell):
+    result, shown, printed = run(
+        shell,
+        """
+        %%gpu_memory trace
+        x = torch.zeros(1000, device="cuda")
+        def divide():
+            return 1 / 0
+        divide()
+        """,
+    )
+    assert not result.success and type(result.error_in_exec) is ZeroDivisionError
+    assert "return 1 / 0" in printed and "gputrace/magics" not in printed
+    assert shell.user_ns["trace"].peak == 4096 and len(shown) == 3
+    lines = [frame.lineno for frame in traceback_frames(result.error_in_exec) if "trace" in frame.frame.f_globals]
+    assert lines[-2:] == [5, 4]
+
+
+def traceback_frames(error):
+    import types
+
+    frame: types.TracebackType | None = error.__traceback__
+    while frame is not None:
+        yield type("Frame", (), {"lineno": frame.tb_lineno, "frame": frame.tb_frame})
+        frame = frame.tb_next
+
+
+def test_running_out_of_memory_is_explained(shell):
+    result, shown, printed = run(shell, "%%gpu_memory\nx = torch.zeros(1 << 30, device='cuda')")
+    assert type(result.error_in_exec) is torch.OutOfMemoryError and "OutOfMemoryError" in printed
+    assert shown[-1].startswith("Out of memory on cuda:0: larger than the GPU.\ncell:2 asked for 4 GiB: x = torch.zeros(1 << 30")
+
+
+def test_the_text_is_the_same_every_time(shell):
+    cell = "%%gpu_memory\nx = torch.zeros(1000, 1000, device='cuda')\ny = (x @ x).sum()\ndel x, y\n_ = torch.cuda.empty_cache()"
+    run(shell, cell)  # CUDA's workspaces are there from now on
+    first, second = run(shell, cell)[1:], run(shell, cell)[1:]
+    assert first == second and len(first[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("a -o b", "give the trace one name, not two: a and b"),
+        ("1x", "'1x' is no name of a variable"),
+        ("class", "'class' is no name of a variable"),
+        ("--fast", "unrecognized arguments: --fast"),
+        ("a b", "unrecognized arguments: b"),
+        ("--max-events 0", "--max-events 0: give a whole number"),
+        ("--max-events many", "invalid int value: 'many'"),
+    ],
+)
+def test_bad_options_get_one_clear_line(shell, line, said):
+    result, shown, printed = run(shell, f"%%gpu_memory {line}\nran = True")
+    assert not result.success and shown == [] and "ran" not in shell.user_ns
+    assert printed.startswith("UsageError: ") and said in printed and len(printed.splitlines()) == 1
+
+
+@pytest.mark.parametrize("cell", ["await x", "async with x: pass", "[y async for y in x]", "print((await x) + 1)"])
+def test_a_cell_that_awaits_is_refused_by_name(shell, cell):
+    result, _, printed = run(shell, "%%gpu_memory\n" + cell)
+    assert not result.success and "labkit.record()" in printed
+
+
+def test_a_function_may_await(shell):
+    assert run(shell, "%%gpu_memory\nasync def f():\n    await x\n7")[0].result == 7
+
+
+def test_a_mistake_in_the_syntax(shell):
+    result, shown, printed = run(shell, "%%gpu_memory\nx = 1\ny = = 2")
+    assert type(result.error_in_exec) is SyntaxError and "y = = 2" in printed and shown == []
+
+
+def test_without_a_gpu(shell):
+    labkit.use(None)
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU to record")
+    result, _, _ = run(shell, "%%gpu_memory\nran = True")
+    assert "labkit.use(gpus=1)" in str(result.error_in_exec) and "ran" not in shell.user_ns
+
+
+def test_load_ext_and_use_bring_it():
+    code = """
+        import sys
+        from IPython.core.interactiveshell import InteractiveShell
+        shell = InteractiveShell.instance()
+        import labkit
+        assert "gputrace.magics" not in sys.modules
+        {cell}
+        print(shell.find_cell_magic("gpu_memory") is not None)
+    """
+    for cell in ('shell.run_line_magic("load_ext", "labkit")', "labkit.use(gpus=1, virtual=True, quiet=True)"):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code).format(cell=cell)], check=True, capture_output=True, text=True, timeout=120
+        )
+        assert done.stdout == "True\n"
+
+
+def test_a_machine_is_shown_once_in_the_cell_that_prints_its_banner(shell):
+    labkit.use(None)  # a machine in a `with` block, as the shell's, is given to nobody else
+    try:
+        result, shown, printed = run(shell, "import labkit\nlabkit.use(virtual=True)")
+        assert result.success and printed.count("labkit: 1 virtual GPU") + len(shown) == 1
+        for cell in ("labkit.current()", "labkit.use(virtual=True, quiet=True)"):
+            result, shown, printed = run(shell, cell)
+            assert result.success and printed.count("<labkit: 1 virtual GPU") + len(shown) == 1
+    finally:
+        labkit.use(None)
+
+
+def test_a_timeline_of_a_cell(shell):
+    result, shown, _ = run(shell, "%%gpu_timeline trace\nx = torch.ones(1 << 20).cuda()\n(x + x).sum().item()")
+    assert result.result == 1 << 21
+    figure, words = shown
+    trace = shell.user_ns["trace"]
+    assert figure == trace.plot_timeline().alt and words == "(the figure in words)"
+    assert trace.busy(0, "h2d") > 0 and trace.line(int(trace.spans.stack[-1])).place == "cell:3"
+
+
+def test_a_timeline_with_memory(shell):
+    _, shown, _ = run(shell, "%%gpu_timeline --memory -o told\nx = torch.ones(1 << 20).cuda()")
+    assert shown[0] == shell.user_ns["told"].plot_timeline(memory=True).alt
+
+
+def test_gpu_memory_leaves_the_timeline_out(shell):
+    run(shell, "%%gpu_memory trace\nx = torch.ones(8, device='cuda')")
+    with pytest.raises(RuntimeError, match="%%gpu_timeline"):
+        shell.user_ns["trace"].plot_timeline()
+
+
+def test_an_error_under_gpu_timeline_is_the_cells_error(shell):
+    result, shown, printed = run(shell, "%%gpu_timeline trace\nx = torch.zeros(1000, device='cuda')\n1 / 0")
+    assert type(result.error_in_exec) is ZeroDivisionError and "gputrace/magics" not in printed and len(shown) == 2
+    result, shown, _ = run(shell, "%%gpu_timeline\nx = torch.zeros(1 << 30, device='cuda')")
+    assert type(result.error_in_exec) is torch.OutOfMemoryError and shown[-1].startswith("Out of memory on cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [("a -o b", "give the trace one name"), ("--max-events 0", "give a whole number"), ("--fast", "--fast")]
+)
+def test_bad_options_of_gpu_timeline(shell, line, said):
+    result, shown, printed = run(shell, f"%%gpu_timeline {line}\nran = True")
+    assert not result.success and shown == [] and "ran" not in shell.user_ns
+    assert printed.startswith("UsageError: ") and said in printed and len(printed.splitlines()) == 1
+
+
+def test_gpu_timeline_refuses_a_cell_that_awaits(shell):
+    result, _, printed = run(shell, "%%gpu_timeline\nawait x")
+    assert not result.success and "%%gpu_timeline cannot run a cell that awaits" in printed
+
+
+def test_a_timeline_that_is_not_known_is_said(shell, monkeypatch):
+    monkeypatch.setattr(ClockSource, "finish", lambda source, origin: Work.none("no clock"))
+    result, shown, printed = run(shell, "%%gpu_timeline\nx = torch.ones(8, device='cuda')")
+    assert result.success and shown == [] and printed == "There is no timeline to show: no clock.\n"

@@ -1,0 +1,330 @@
+"""Cheats and accidents: none earns a point, harms another submission, or passes for an honest zero."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+from handed_in import LIMITS, NOTEBOOKS, notebook, solution
+
+from labcourse import examination, sandbox, wall
+
+STUB = "def on_gpu(numbers): ..."
+WRONG = "def on_gpu(numbers): return torch.tensor(numbers)"
+RIGHT = "def on_gpu(numbers): return torch.tensor(numbers, device='cuda')"
+
+# What a submission does, and how that is reported.
+ENDINGS = {
+    "exit without a word": ("import os; os._exit(0)", "ended"),
+    "crash": ("import ctypes; ctypes.string_at(0)", "ended"),
+    "endless loop": ("while True: pass", "time"),
+    "endless loop that swallows everything": (
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+        "time",
+    ),
+    "endless loop deaf to alarms": (
+        "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True: pass",
+        "time",
+    ),
+    "endless loop in C": ("import re; re.match(r'(a*)*b', 'a' * 60)", "time"),
+    "fork bomb": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "processes"),
+    "processes that leave their session": (
+        "import os, time\nfor _ in range(200):\n    if os.fork() == 0:\n        os.setsid(); time.sleep(1000)",
+        "processes",
+    ),
+    "20 GB of memory": ("big = bytearray(20 << 30)", "memory"),
+    "memory bit by bit": ("held = []\nwhile True: held.append(b'x' * (256 << 20))", "memory"),
+    "memory of several processes": (
+        "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = b'x' * (600 << 20); time.sleep(1000)\ntime.sleep(1000)",
+        "memory",
+    ),
+    "10 GB of output": ("while True: print('x' * 1000000)", "output"),
+    "output past Python": ("import os\nwhile True: os.write(1, b'x' * 1000000)", "output"),
+    "files until the disk is full": (
+        "for i in range(10000):\n    open(f'{i}', 'wb').write(b'x' * (64 << 20))",
+        "errors",
+    ),
+    "shared memory": ("open('/dev/shm/big', 'wb').write(bytearray(512 << 20))", "errors"),
+    "network": ("import socket; socket.create_connection(('1.1.1.1', 80), timeout=2)", "suspect"),
+    "network, in silence": (
+        "import socket\ntry: socket.create_connection(('10.0.0.1', 22), timeout=2)\nexcept OSError: pass",
+        "suspect",
+    ),
+    "kill the parent": ("import os, signal; os.kill(os.getppid(), signal.SIGKILL)", "suspect"),
+    "kill everybody": ("import os, signal\nos.kill(-1, signal.SIGKILL)", "suspect"),
+    "interrupt the parent": ("import os, signal\nfor s in (2, 15, 1): os.kill(os.getppid(), s)", "suspect"),
+    "the solutions from disk": (
+        f"import json\ncells = json.load(open({str(NOTEBOOKS / '00_start_here.ipynb')!r}))['cells']",
+        "suspect",
+    ),
+    "the judge's source from disk": (
+        f"text = open({os.fspath(wall.PACKAGE / 'lessons' / 'lesson_00.py')!r}).read()\nassert 'values' in text",
+        "errors",
+    ),
+    "the judge itself": ("import labkit.lessons.lesson_00 as lesson; lesson.judge({}, [])", "errors"),
+    "the judge from its check": ("import labkit.lessons; labkit.lessons.find('00.1').judge({}, [])", "errors"),
+    "the parent's memory": ("import os; open(f'/proc/{os.getppid()}/mem', 'rb').read(1)", "errors"),
+    "the parent's files": ("import os; [open(f'/proc/{os.getppid()}/fd/{number}') for number in range(3, 10)]", "errors"),
+    "patched torch.allclose": ("torch.allclose = lambda *a, **k: True", "tampered"),
+    "patched builtins": ("import builtins; builtins.sorted = lambda *a: [1.0]", "tampered"),
+    "patched builtins that everything needs": ("import builtins; builtins.isinstance = lambda *a: True", "ended"),
+    "patched json": ("import json; json.dumps = lambda *a, **k: '{\"observed\": 1}'", "tampered"),
+    "patched labkit": (
+        "import labkit.lessons.checks as checks\nchecks.observe = lambda check, answer, inputs: {'observed': 1}",
+        "tampered",
+    ),
+    "patched code of the kit": (
+        "import labkit.lessons.checks as checks\ndef f(value): return 1\nchecks.describe.__code__ = f.__code__",
+        "tampered",
+    ),
+    "patched tensors": ("torch.Tensor.tolist = lambda self: [1.0]", "tampered"),
+    "patched allocator": ("torch.cuda.memory_allocated = lambda *a: 0", "tampered"),
+    "results in every descriptor": (
+        "import os, json\n"
+        "text = json.dumps({'nonce': '', 'observation': {'observed': 1}, 'changed': [], 'attempts': []}).encode()\n"
+        "for fd in range(3, 256):\n"
+        "    try: os.write(fd, len(text).to_bytes(4, 'big') + text)\n"
+        "    except OSError: pass",
+        "tampered",
+    ),
+    "nonsense in every descriptor": (
+        "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\xff' * 1000)\n    except OSError: pass",
+        "tampered",
+    ),
+    "the line closed": ("import os\nfor fd in range(3, 256):\n    try: os.close(fd)\n    except OSError: pass", "ended"),
+}
+
+
+@pytest.fixture
+def examine(course, sandbox):
+    lab = course.lab("00")
+    return lambda data: examination.examine(data, "ada", lab, course, frozenset(), sandbox)
+
+
+def assert_nothing_gained(examined):
+    assert sum(result["points"] for result in examined.exercises) == 0
+    assert examined.points is None, "an honest zero"
+    assert examined.status in examination.KINDS and examined.remarks
+    json.dumps(dataclasses.asdict(examined), allow_nan=False)
+
+
+def assert_unharmed(examine):
+    """The next one gets what it deserves."""
+    examined = examine(notebook(RIGHT))
+    assert (examined.status, examined.points, examined.remarks) == ("graded", 1.0, [])
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_cell_that(name, examine):
+    source, status = ENDINGS[name]
+    examined = examine(notebook(source, STUB))
+    assert_nothing_gained(examined)
+    assert examined.status == status, examined.remarks
+    assert_unharmed(examine)
+
+
+@pytest.mark.parametrize("name", [name for name in ENDINGS if ENDINGS[name][1] in ("time", "ended", "memory", "output")])
+def test_an_answer_that(name, examine):
+    """The same within the answer, when it is tried."""
+    body = "\n".join(f"    {line}" for line in ENDINGS[name][0].splitlines())
+    examined = examine(notebook(f"def on_gpu(numbers):\n{body}"))
+    assert sum(result["points"] for result in examined.exercises) == 0
+    assert examined.points is None or examined.exercises[0]["message"].startswith("Not yet: your answer raised")
+    assert_unharmed(examine)
+
+
+def test_a_right_answer_beside_a_hanging_one_keeps_its_point(course, sandbox):
+    """Only the exercise that hangs is lost: the others are tried in another process."""
+    lab = course.lab("01")
+    cells = [solution(exercise.number) for exercise in lab.exercises]
+    cells[1] = "def move(batch, device):\n    while True: pass"
+    data = notebook(*cells, number="01.5", name="copy_while")
+    examined = examination.examine(data, "ada", lab, course, frozenset(), sandbox)
+    assert [result["status"] for result in examined.exercises] == ["right", "time", "right", "right", "right"]
+    assert (examined.points, examined.status) == (4.0, "time")
+
+
+FORGED = """
+class Forged:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __sub__(self, other): return 0
+    __rsub__ = __add__ = __mul__ = __sub__
+    def __gt__(self, other): return True
+    __lt__ = __ge__ = __le__ = __gt__
+    def __getattr__(self, name): return self
+    def __call__(self, *a, **k): return self
+    def __bool__(self): return True
+"""
+
+WORTHLESS = {
+    "forged operators": FORGED + "def on_gpu(numbers): return Forged()",
+    "a forged tensor": "class T(torch.Tensor):\n    def tolist(self): return [1.0]\n    device = 'cuda:0'\n"
+    "def on_gpu(numbers): return torch.zeros(1).as_subclass(T)",
+    "a forged answer": FORGED + "on_gpu = Forged()",
+    "a forged class": "class F:\n    __class__ = torch.Tensor\ndef on_gpu(numbers): return F()",
+    "what is expected, printed": "print('00.1 Right.', {'observed': 1, 'points': 1})\n" + WRONG,
+    "an exception that lies": "class E(Exception):\n    def __str__(self): raise SystemExit\ndef on_gpu(numbers): raise E()",
+    "SystemExit": "def on_gpu(numbers): raise SystemExit(0)",
+    "no answer any more": RIGHT + "\ndel on_gpu",
+}
+
+
+@pytest.mark.parametrize("name", WORTHLESS)
+def test_a_worthless_answer(name, examine):
+    examined = examine(notebook(WORTHLESS[name]))
+    assert examined.exercises[0]["status"] in ("wrong", "not attempted", "disturbed")
+    assert sum(result["points"] for result in examined.exercises) == 0
+    assert_unharmed(examine)
+
+
+def test_a_result_forged_while_the_answer_is_tried(examine):
+    """It finds the line and the question in the frames above, and answers in the place of the process."""
+    forged = """
+def on_gpu(numbers):
+    import sys, json, os
+    frame = sys._getframe()
+    while frame and 'question' not in frame.f_locals:
+        frame = frame.f_back
+    question, session = frame.f_locals['question'], frame.f_locals['self']
+    good = {'type': 'Tensor', 'device': 'cuda:0', 'dtype': 'torch.float32', 'shape': [len(numbers)], 'values': numbers}
+    reply = {'nonce': question['nonce'], 'observation': {'observed': good}, 'changed': [], 'attempts': []}
+    text = json.dumps(reply).encode()
+    session._line.sendall(len(text).to_bytes(4, 'big') + text)
+    ENDING
+"""
+    for ending, statuses in {
+        "return None": ("tampered",),
+        "os._exit(0)": ("tampered", "ended"),
+        "while True: pass": ("tampered", "time"),
+    }.items():
+        examined = examine(notebook(forged.replace("ENDING", ending)))
+        assert_nothing_gained(examined)
+        assert examined.status in statuses
+        assert_unharmed(examine)
+
+
+def test_measurements_that_lie_for_every_answer(course, sandbox):
+    """The virtual allocator's own figures are forged, past every name that is watched: the control looks right then, too."""
+    lab = course.lab("06")
+    leaky = next(source for source in _leaky_cells() if "def train_and_collect" in source)
+    answer = leaky.replace("[]", "list()")
+    assert answer != leaky
+    data = notebook(FROZEN_MEMORY, answer, number="06.2", name="train_and_collect")
+    examined = examination.examine(data, "ada", lab, course, frozenset(), sandbox)
+    assert_nothing_gained(examined)
+    assert (examined.status, examined.detail) == ("tampered", "an answer to 06.1 that is known to be wrong looked right")
+
+
+FROZEN_MEMORY = """
+import torch._C
+held = torch._C._cuda_memoryStats
+def still(device):
+    stats = held(device)
+    stats["allocated_bytes"]["all"]["current"] = 1 << 20
+    return stats
+torch._C._cuda_memoryStats = still
+"""
+
+
+def _leaky_cells() -> list[str]:
+    cells = json.loads((NOTEBOOKS / "06_memory_leaks.ipynb").read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if "exercise" in cell["metadata"].get("tags", [])]
+
+
+def test_nothing_is_left_between_submissions(examine):
+    first = examine(notebook("open('mine', 'w').write('1'); open('/dev/shm/mine', 'w').write('1')\nimport torch; torch.mark = 1", RIGHT))
+    assert first.points == 1
+    second = examine(
+        notebook(
+            "import os\nassert 'mine' not in os.listdir('.')",
+            "assert 'mine' not in os.listdir('/dev/shm')",
+            "assert not hasattr(torch, 'mark')",
+            RIGHT,
+        )
+    )
+    assert (second.points, second.cell_errors) == (1, [])
+
+
+UNREADABLE = {
+    "broken JSON": b'{"cells": [',
+    "empty": b"",
+    "not text": b"\x00\xff" * 100,
+    "a list": b"[]",
+    "no cells": b'{"cells": [], "nbformat": 4, "nbformat_minor": 5, "metadata": {}}',
+    "cells of nothing": b'{"cells": [1, null], "nbformat": 4}',
+    "sources of numbers": b'{"cells": [{"cell_type": "code", "source": [1, 2]}], "nbformat": 4}',
+    "deep nesting": b'{"cells": ' + b"[" * 100_000,
+    "an old format": b'{"worksheets": [], "nbformat": 3}',
+    "a number of a million digits": b'{"cells": ' + b"9" * 1_000_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_unreadable_file(name, examine):
+    examined = examine(UNREADABLE[name])
+    assert_nothing_gained(examined)
+    assert examined.status == "unreadable"
+
+
+def test_a_lost_tag_and_a_deleted_check_are_reported(examine):
+    def changed(change, source):
+        content = json.loads(notebook(source))
+        change(content["cells"])
+        return examine(json.dumps(content).encode())
+
+    for change, said in [
+        (lambda cells: cells[1]["metadata"].clear(), "the cell of 00.1 has lost its tag"),
+        (lambda cells: cells.pop(), "the check of 00.1 is gone"),
+    ]:
+        for source in (STUB, WRONG):
+            examined = changed(change, source)
+            assert_nothing_gained(examined)
+            assert examined.status == "altered" and said in examined.detail
+        assert changed(change, RIGHT).points == 1  # a right answer is right wherever it stands
+
+
+@pytest.fixture(params=["unshare", "none"])
+def lesser(request):
+    try:
+        return wall.best(LIMITS.scratch, request.param)
+    except RuntimeError as error:
+        pytest.skip(f"{request.param}: {error}")
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system's shared memory has no folder")
+def test_the_lesser_walls_leave_the_memory_that_others_share_alone(lesser, course):
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as anothers, sandbox.Sandbox(lesser, LIMITS) as box:
+        assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), box).points == 1
+        assert os.path.exists(anothers.name)
+
+
+def test_the_lesser_walls_warn_and_still_keep_their_limits(lesser, course):
+    assert "bubblewrap" in lesser.warning
+    with sandbox.Sandbox(lesser, LIMITS) as box:
+        for source, statuses in {
+            "import os; os._exit(0)": ("ended",),
+            "while True:\n    try:\n        while True: pass\n    except BaseException: pass": ("time",),
+            "held = []\nwhile True: held.append(b'x' * (256 << 20))": ("memory",),
+            "while True: print('x' * 1000000)": ("output",),
+            "import os, time\nfor _ in range(80):\n    if os.fork() == 0:\n        time.sleep(1000)\ntime.sleep(3)": ("processes",),
+        }.items():
+            examined = examination.examine(notebook(source, STUB), "ada", course.lab("00"), course, frozenset(), box)
+            assert examined.points is None and examined.status in statuses, (source, examined)
+        assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), box).points == 1
+
+
+def test_no_process_stays_when_a_sandbox_is_closed(strong_wall):
+    box = sandbox.Sandbox(strong_wall, LIMITS)
+    with box.run() as run:
+        run.ask({"cells": [], "random": 1, "seconds": 1}, 10)
+        children = subprocess.run(["ps", "-e", "-ww", "-o", "args"], capture_output=True, text=True).stdout
+        mark = f"labcourse.nursery {box.fileno()}"
+    assert "labcourse.nursery" in children, mark
+    pid = box._process.pid
+    box.close()
+    assert not os.path.exists(f"/proc/{pid}")
+    assert sys.exc_info() == (None, None, None)

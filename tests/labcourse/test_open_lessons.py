@@ -1,0 +1,33 @@
+"""Submissions see what observes answers, and nothing of what judges them."""
+
+import ast
+
+from labcourse import open_lessons
+from labkit import lessons
+
+
+def bodies(text: str) -> dict[str, str]:
+    """What each function of a module does, by its name."""
+    return {node.name: ast.unparse(node.body) for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+
+
+def test_no_judge_and_no_draw_is_left_and_every_observe_is():
+    sources = open_lessons.sources()
+    assert "controls.py" not in sources and "lesson_01.py" in sources
+    for check in lessons.exercises().values():
+        found = bodies(sources[f"lesson_{check.number[:2]}.py"])
+        for function, kept in ((check.judge, False), (check.draw, False), (check.observe, True)):
+            name = open_lessons._plain(function).__name__
+            if name in found:
+                assert (open_lessons.LEFT_OUT not in found[name]) == kept, (check.number, name)
+
+
+def test_what_computes_the_expected_goes_too():
+    found = bodies(open_lessons.sources()["lesson_01.py"])
+    assert found["expected_bytes"] == open_lessons.LEFT_OUT == found["_difference"]
+    assert open_lessons.LEFT_OUT not in found["_build"]
+
+
+def test_other_files_stay_as_they_are():
+    sources = open_lessons.sources()
+    assert sources["leaky_scripts.py"] == (open_lessons.FOLDER / "leaky_scripts.py").read_text()

@@ -1,0 +1,29 @@
+"""What grading reads in a notebook."""
+
+import json
+
+from handed_in import notebook
+
+from labcourse import reading
+
+
+def with_written(source: str) -> bytes:
+    content = json.loads(notebook("def on_gpu(numbers): ..."))
+    content["cells"].append({"cell_type": "markdown", "source": [source], "metadata": {"labkit": {"written": "00.why"}}})
+    return json.dumps(content).encode()
+
+
+def test_tags_checks_and_written_answers_are_found():
+    found = reading.parse(with_written("Because."))
+    assert (found.tagged, found.checked, found.written) == ({"00.1"}, {"00.1"}, {"00.why": "Because."})
+    assert len(found.code) == 3
+
+
+def test_what_stood_there_before_is_no_answer():
+    assert reading.parse(with_written(reading.PLACEHOLDER + "\n")).written == {"00.why": ""}
+
+
+def test_the_names_that_check_cells_give():
+    assert reading.checked_number('labkit.check("02.3", run_on)') == "02.3"
+    assert reading.checked_name('labkit.check("02.3", run_on)') == "run_on"
+    assert reading.checked_number("checksum(1)") is None

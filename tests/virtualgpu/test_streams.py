@@ -1,0 +1,178 @@
+"""Streams and events of a virtual machine, as torch.cuda offers them."""
+
+import threading
+
+import pytest
+import torch
+
+from virtualgpu import errors
+
+
+@pytest.fixture(autouse=True)
+def used(machine):
+    return machine
+
+
+def busy() -> None:
+    """Queue some milliseconds of work on the current stream."""
+    torch.cuda._sleep(10_000_000)
+
+
+def test_current_default_and_own_streams():
+    own = torch.cuda.Stream()
+    assert own != torch.cuda.current_stream() == torch.cuda.default_stream()
+    with torch.cuda.stream(own) as entered:
+        assert entered is None
+        assert torch.cuda.current_stream() == own
+        with own:
+            assert torch.cuda.current_stream() == own
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    with torch.cuda.stream(None):
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def test_a_stream_of_another_device_brings_its_device_along():
+    other = torch.cuda.Stream(device=1, priority=-1)
+    with torch.cuda.stream(other):
+        assert torch.cuda.current_device() == 1
+        assert torch.cuda.current_stream(1) == other
+        assert torch.cuda.current_stream(0) == torch.cuda.default_stream(0)
+        assert torch.ones(1, device="cuda").device == torch.device("cuda:1")
+    assert torch.cuda.current_device() == 0
+    assert (other.priority, other.device, other.device_index) == (-1, torch.device("cuda:1"), 1)
+
+
+def test_streams_and_events_are_torchs_own_kinds():
+    assert isinstance(torch.cuda.Stream(), torch.Stream)
+    assert isinstance(torch.cuda.Event(), torch.Event)
+    low, high = torch.cuda.Stream.priority_range()
+    assert low == 0 > high
+
+
+def test_the_generic_stream_serves_too():
+    stream = torch.Stream("cuda:1")
+    assert stream.device == torch.device("cuda:1")
+    with stream:
+        assert torch.accelerator.current_stream() == stream
+
+
+def test_each_device_has_32_streams_of_a_priority():
+    streams = [torch.cuda.Stream() for _ in range(33)]
+    assert len(set(streams)) == 32 and streams[0] == streams[32]
+    assert torch.cuda.Stream(device=1) not in streams
+
+
+def test_query_and_synchronize():
+    stream = torch.cuda.Stream()
+    assert stream.query()
+    with torch.cuda.stream(stream):
+        busy()
+    assert not stream.query() and torch.cuda.current_stream().query()
+    stream.synchronize()
+    assert stream.query()
+    busy()
+    torch.cuda.synchronize()
+    assert torch.cuda.current_stream().query()
+
+
+def test_synchronize_waits_for_one_device_only():
+    busy()
+    torch.cuda.synchronize(1)
+    assert not torch.cuda.current_stream(0).query()
+    torch.cuda.synchronize("cuda:0")
+    assert torch.cuda.current_stream(0).query()
+
+
+def test_wait_stream_orders_two_streams():
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(first):
+        busy()
+    second.wait_stream(first)
+    with torch.cuda.stream(second):
+        end = torch.cuda.Event()
+        end.record()
+    assert not end.query()
+    first.synchronize()
+    assert end.query()
+
+
+def test_events_time_what_lies_between_them():
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    assert start.query()  # nothing was recorded yet
+    start.record()
+    busy()
+    end.record()
+    assert not end.query()
+    with pytest.raises(RuntimeError, match="Both events must be completed"):
+        start.elapsed_time(end)
+    end.synchronize()
+    assert end.query()
+    assert start.elapsed_time(end) == pytest.approx(10_000_000 / 1.98e9 * 1e3, rel=0.3)  # an H200 clocks at most 1.98 GHz
+    assert start.elapsed_time(end) > 0 > end.elapsed_time(start)
+
+
+def test_an_event_may_be_waited_for_on_a_stream():
+    stream = torch.cuda.Stream()
+    busy()
+    event = torch.cuda.current_stream().record_event()
+    stream.wait_event(event)
+    assert not stream.query()
+    event.wait(torch.cuda.Stream(device=1))
+    event.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "error", "text"),
+    [
+        (lambda e, t: e.elapsed_time(e), ValueError, "Both events must be created with argument 'enable_timing=True'"),
+        (lambda e, t: t.elapsed_time(t), ValueError, "Both events must be recorded before calculating elapsed time"),
+        (lambda e, t: torch.cuda.Stream(device="cpu"), ValueError, "cpu"),
+        (lambda e, t: torch.cuda.Stream(device=9), errors.AcceleratorError, "invalid device ordinal"),
+        (lambda e, t: torch.cuda.Event(bogus=1), TypeError, "bogus"),
+        (lambda e, t: e.record() or e.record(torch.cuda.Stream(1)), RuntimeError, "does not match recording stream's device"),
+        (lambda e, t: torch.cuda.Event(interprocess=True), NotImplementedError, "not served by the virtual GPU"),
+        (lambda e, t: torch.cuda.ExternalStream(1), NotImplementedError, "not served by the virtual GPU"),
+    ],
+)
+def test_mistakes(mistake, error, text):
+    with pytest.raises(error, match=text):
+        mistake(torch.cuda.Event(), torch.cuda.Event(enable_timing=True))
+
+
+def test_unrecorded_events_hold_nothing_up():
+    torch.cuda.Event().synchronize()
+    torch.cuda.Event().wait()
+
+
+def test_a_thread_starts_on_device_0_and_the_default_streams():
+    seen = []
+
+    def look() -> None:
+        seen.append((torch.cuda.current_device(), torch.cuda.current_stream() == torch.cuda.default_stream()))
+        torch.cuda.set_device(3)
+        torch.cuda.set_stream(torch.cuda.Stream())
+
+    torch.cuda.set_device(2)
+    torch.cuda.set_stream(torch.cuda.Stream())
+    mine = torch.cuda.current_stream()
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [(0, True)]
+    assert (torch.cuda.current_device(), torch.cuda.current_stream()) == (2, mine)
+
+
+def test_memory_freed_on_its_own_stream_waits_for_no_one_but_recorded_ones():
+    stream = torch.cuda.Stream()
+    x = torch.ones(1000, device="cuda")
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        busy()
+        y = x * 2
+    x.record_stream(stream)
+    del x
+    z = torch.ones(1000, device="cuda")
+    torch.cuda.synchronize()
+    again = torch.ones(1, device="cuda")  # an allocation looks for frees that have come due
+    assert torch.cuda.memory_allocated() == 2 * 4096 + 512
+    del y, z, again

@@ -1,0 +1,176 @@
+"""Copies and sums over several virtual GPUs: what torch.nn.parallel asks of C++ (torch/csrc/cuda/comm.cpp)."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from virtualgpu import hardware
+from virtualgpu.moves import gpu_of, to_device
+from virtualgpu.tensor import VirtualTensor, memory_of, unsupported
+
+BUFFER_BYTES = 10 << 20  # broadcast_coalesced: tensors travel together until a group reaches this
+
+
+def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
+    """The tensor on each device; where it lies already, itself."""
+    if gpu_of(tensor) is not None and hardware.machine().gpu(devices[0]) is not gpu_of(tensor):
+        raise RuntimeError("Expected first device to be the device of the tensor to broadcast")
+    _take_time(tensors=len(devices))
+    source = gpu_of(tensor)
+    with nullcontext() if source is None else source.broadcast():
+        return [to_device(tensor, hardware.machine().gpu(index), non_blocking=True) for index in devices]
+
+
+def broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    for target in out:
+        target.copy_(tensor, non_blocking=True)
+    return list(out)
+
+
+def broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int = BUFFER_BYTES
+) -> list[list[torch.Tensor]]:
+    """Every tensor on every device. Small ones travel in one flat buffer, of which the receivers keep views."""
+    if any(gpu_of(tensor) is not hardware.machine().gpus[devices[0]] for tensor in tensors):
+        raise RuntimeError("All tensors must be on devices[0]: " + str(devices[0]))
+    received: list[dict[int, torch.Tensor]] = [{} for _ in devices]
+    _take_time(tensors=len(tensors) * len(devices))
+    gpus = hardware.machine().gpus
+    with torch.no_grad():
+        for group in _groups(tensors, buffer_size):
+            members = [tensors[position] for position in group]
+            flat = torch._utils._flatten_dense_tensors(members) if len(members) > 1 else members[0]
+            with gpus[devices[0]].broadcast():
+                for row, index in zip(received, devices, strict=True):
+                    if index == devices[0]:
+                        row.update(zip(group, members, strict=True))
+                        continue
+                    there = to_device(flat.detach(), gpus[index], non_blocking=True)
+                    parts = torch._utils._unflatten_dense_tensors(there, members) if len(members) > 1 else [there]
+                    row.update(zip(group, parts, strict=True))
+            del flat
+    return [[row[position] for position in range(len(tensors))] for row in received]
+
+
+def scatter(
+    tensor: torch.Tensor, devices: Sequence[int], chunk_sizes: Sequence[int] | None = None, dim: int = 0, streams: Any = None
+) -> tuple[torch.Tensor, ...]:
+    """Parts of the tensor along `dim`, one a device; a part that stays on its device is a view."""
+    if chunk_sizes and len(chunk_sizes) != len(devices):
+        raise RuntimeError(
+            "Expected devices and chunk_sizes to be of same length, but got "
+            f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(chunk_sizes)}"
+        )
+    _take_time(tensors=len(devices))
+    chunks = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+    parts = []
+    for position, (chunk, index) in enumerate(zip(chunks, devices, strict=False)):
+        # A batch from the host is copied on a stream of its own, and so lies in that stream's memory.
+        with torch.cuda.stream(streams[position] if streams else None):
+            parts.append(to_device(chunk, hardware.machine().gpu(index), non_blocking=True))
+    return tuple(parts)
+
+
+def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
+    """All tensors, one after the other along `dim`, on one device (None: the current one, -1: the CPU)."""
+    _check_gather(tensors, dim)
+    _take_time(tensors=len(tensors))
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    device = "cpu" if destination == -1 else hardware.machine().gpu(destination).device
+    return gather_out(tensors, torch.empty(shape, dtype=tensors[0].dtype, device=device), dim)
+
+
+def gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
+    for part, tensor in zip(out.split([tensor.shape[dim] for tensor in tensors], dim), tensors, strict=True):
+        part.copy_(tensor, non_blocking=True)
+    return out
+
+
+def reduce(inputs: Sequence[torch.Tensor], output: torch.Tensor, root: int = 0, op: int = 0, *rest: Any) -> None:
+    """NCCL's sum of one tensor a device into `output`, which lies on the root's device."""
+    if op != 0:
+        raise unsupported("a reduction other than the sum, in torch.cuda.nccl.reduce,")
+    output.copy_(inputs[root])
+    with torch.no_grad():
+        for position, tensor in enumerate(inputs):
+            if position != root:
+                _add_from(output, tensor)
+
+
+def _take_time(tensors: int) -> None:
+    """The host time of Python's own work around one of these calls."""
+    machine = hardware.machine()
+    machine.clock.advance_host(machine.profile.function_seconds + tensors * machine.profile.attribute_seconds)
+
+
+def _check_gather(tensors: Sequence[torch.Tensor], dim: int) -> None:
+    """Raises RuntimeError, as gather does, for tensors that do not fit together."""
+    if not tensors:
+        raise RuntimeError("Expected at least one tensor to gather from")
+    first = tensors[0]
+    for position, tensor in enumerate(tensors):
+        if gpu_of(tensor) is None:
+            raise RuntimeError(f"Expected all input tensors to be CUDA tensors, but tensor at index {position} has device 'cpu'")
+        if tensor.dtype is not first.dtype or tensor.dim() != first.dim():
+            raise RuntimeError(
+                f"Expected all input tensors to have the same type and number of dimensions, but tensor at index {position} has "
+                f"{tensor.dim()} dimensions of {tensor.dtype}, expected {first.dim()} of {first.dtype}"
+            )
+        if any(a != b for at, (a, b) in enumerate(zip(tensor.shape, first.shape, strict=True)) if at != dim % first.dim()):
+            raise RuntimeError(
+                f"Gather input tensor at index {position} has invalid shape {list(tensor.shape)}, first is {list(first.shape)}"
+            )
+
+
+def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]]:
+    """Positions of the tensors that travel together: of one dtype, until a group reaches `buffer_size` bytes."""
+    groups: list[list[int]] = []
+    open_groups: dict[torch.dtype, tuple[list[int], int]] = {}
+    for position, tensor in enumerate(tensors):
+        members, size = open_groups.pop(tensor.dtype, ([], 0))
+        if not members:
+            groups.append(members)
+        members.append(position)
+        size += tensor.numel() * tensor.itemsize
+        if size < buffer_size:
+            open_groups[tensor.dtype] = members, size
+    return groups
+
+
+def _add_from(output: VirtualTensor, tensor: VirtualTensor) -> None:
+    """Add a tensor of another device in place: NCCL reads it over the link, into no memory of PyTorch's."""
+    there, here, clock = tensor._gpu, output._gpu, output._gpu.machine.clock
+    clock.wait(there.stream, clock.record(here.stream))
+    there.copy("p2p", tensor.numel() * tensor.itemsize, blocking=False)
+    clock.wait(here.stream, clock.record(there.stream))
+    if memory_of(output).kept is not None and memory_of(tensor).kept is not None:
+        with torch._C._DisableTorchDispatch():
+            output.add_(tensor)
+
+
+def without_nccl(make_group: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes torch.distributed's process groups, for all backends but NCCL: that talks to real GPUs alone."""
+    from torch.distributed import distributed_c10d
+
+    def make(size: int, rank: int, ranks: list[int], backend: str, *args: Any, **kwargs: Any) -> Any:
+        if "nccl" in distributed_c10d.BackendConfig(backend).device_backend_map.values():
+            raise unsupported("NCCL, torch.distributed's backend for CUDA tensors,")
+        return make_group(size, rank, ranks, backend, *args, **kwargs)
+
+    return make
+
+
+ANSWERS: dict[str, Any] = {
+    "_broadcast": broadcast,
+    "_broadcast_out": broadcast_out,
+    "_broadcast_coalesced": broadcast_coalesced,
+    "_scatter": scatter,
+    "_gather": gather,
+    "_gather_out": gather_out,
+    "_nccl_reduce": reduce,
+    "_nccl_version": lambda: 2 << 32 | 28 << 16 | 9,  # of the recordings: 2.28.9
+    "_nccl_version_suffix": lambda: b"",
+}

@@ -1,0 +1,132 @@
+"""How long a kernel, a copy or a CPU operator takes on a profile: the roofline, with the fixed costs of each.
+
+Every function returns seconds of the device or the host that does the work. What a launch costs the host before the work can
+start is the profile's `launch_seconds`, and the clock adds it.
+"""
+
+from math import ceil
+from typing import Literal
+
+from virtualgpu.profiles import Profile
+
+# Output elements of the large tile that cuBLAS cuts a matrix product into, one a multiprocessor at a time. Chosen among those tiles
+# that it offers for the format, by the measured H200 table.
+TILES = {
+    "float32": 128 * 128,
+    "tf32": 128 * 128,
+    "float16": 128 * 256,
+    "bfloat16": 128 * 256,
+    "float64": 64 * 64,
+    "int8": 128 * 256,
+}
+SMALL = 4  # the small tile, of half the rows and columns, is so many times smaller
+# Longer sums are split among multiprocessors that would be idle (cuBLAS calls it split-K). Assumed: the measured square products do
+# not show where it begins.
+SPLIT_TERMS = 4096
+# A thread of a memory-bound kernel has one vector of 16 bytes under way: so many threads are busy, if there are as many bytes.
+VECTOR_BYTES = 16
+# A pageable copy goes through a pinned staging buffer; its first piece has to be there before the copy engine can start.
+STAGING_BYTES = 65536
+
+CopyKind = Literal["h2d", "d2h", "d2d", "p2p"]
+
+
+def kernel_seconds(
+    profile: Profile, *, bytes_moved: int, flops: float = 0, format: str = "float32", matmul: bool = False, outputs: int = 0
+) -> float:
+    """Device seconds of one kernel that reads and writes `bytes_moved` bytes of device memory and does `flops` operations.
+
+    The roofline (Williams, Waterman and Patterson, 2009): whichever of memory and arithmetic takes longer, after a fixed minimum.
+    `format` is one of `profiles.FORMATS`. `outputs` is the number of elements of a matrix product's result, over the whole batch;
+    0 stands for the square product of as many operations.
+    """
+    memory = bytes_moved / (profile.memory_bytes_per_second * profile.memory_efficiency)
+    if not flops:
+        return profile.kernel_minimum_seconds + memory
+    try:
+        arithmetic = _matmul_seconds(profile, flops, format, outputs) if matmul else flops / _vector_flops(profile, format)
+    except KeyError:
+        raise ValueError(f"no rate for the format {format!r}; choose one of {', '.join(TILES)}") from None
+    return profile.kernel_minimum_seconds + max(memory, arithmetic)
+
+
+def further_seconds(profile: Profile, clocks: float, serial: float, around: float) -> float:
+    """Device seconds beyond the roofline: see `kernels.Work`."""
+    instructions = (clocks / profile.multiprocessors + serial) / (1e3 * profile.sm_clock_khz)
+    return instructions + around / (profile.memory_bytes_per_second * profile.memory_efficiency)
+
+
+def _vector_flops(profile: Profile, format: str) -> float:
+    """Outside matrix products no tensor cores: 16-bit formats are computed in float32, float64 at its own rate at most."""
+    return min(profile.peak_flops["float32"], profile.peak_flops[format])
+
+
+def _matmul_seconds(profile: Profile, flops: float, format: str, outputs: int) -> float:
+    """Waves of tiles, one tile a multiprocessor: in large tiles, or in small ones where those leave fewer multiprocessors idle.
+
+    A small product has fewer tiles than the GPU has multiprocessors: the idle ones are why it stays far below the peak.
+    """
+    rate = profile.peak_flops[format] * profile.matmul_efficiency[format] / profile.multiprocessors
+    outputs = outputs or round((flops / 2) ** (2 / 3))
+    tile, small = _tiles(profile, format)
+    in_large, terms = _pieces(flops, outputs, tile)
+    large_seconds = ceil(in_large / profile.multiprocessors) * 2 * min(tile, outputs) * terms / rate
+    if in_large >= 4 * profile.multiprocessors:
+        return large_seconds
+    in_small, terms = _pieces(flops, outputs, small)
+    small_seconds = ceil(in_small / profile.multiprocessors) * 2 * min(small, outputs) * terms / (rate * profile.small_tile_efficiency)
+    return min(large_seconds, small_seconds)
+
+
+def _tiles(profile: Profile, format: str) -> tuple[int, int]:
+    lacking = format in ("tf32", "bfloat16") and profile.peak_flops[format] == profile.peak_flops["float32"]  # so computed as float32
+    tile = TILES["float32" if lacking else format]
+    return tile, tile // SMALL
+
+
+def _pieces(flops: float, outputs: int, tile: int) -> tuple[int, float]:
+    """How many pieces of work, and the terms of the sums in each."""
+    terms = flops / (2 * outputs)
+    return ceil(ceil(outputs / tile) * max(1.0, terms / SPLIT_TERMS)), min(terms, SPLIT_TERMS)
+
+
+def share(profile: Profile, *, bytes_moved: int, flops: float = 0, format: str = "float32", outputs: int = 0) -> float:
+    """The share of the GPU, above 0 and at most 1, that a kernel fills: kernels of several streams run at once while there is room.
+
+    Of a matrix product the multiprocessors that have a tile, of another kernel the threads that have something to read or write.
+    """
+    if flops:
+        outputs = outputs or round((flops / 2) ** (2 / 3))
+        return min(1.0, _pieces(flops, outputs, _tiles(profile, format)[1])[0] / profile.multiprocessors)
+    threads = profile.multiprocessors * profile.max_threads_per_multiprocessor
+    return min(1.0, max(bytes_moved / (VECTOR_BYTES * threads), 1 / profile.multiprocessors))
+
+
+def copy_seconds(profile: Profile, kind: CopyKind, nbytes: int, pinned: bool) -> float:
+    """Seconds that a copy of `nbytes` bytes keeps its engine busy.
+
+    `kind` is "h2d" (host to device), "d2h", "d2d" (within a device: a kernel that reads and writes) or "p2p" (between two
+    devices). `pinned` says whether the host memory is page-locked; it plays no part in "d2d" and "p2p".
+    """
+    if kind == "d2d":
+        return max(kernel_seconds(profile, bytes_moved=2 * nbytes), profile.kernel_minimum_seconds + profile.pinned_latency_seconds)
+    if kind == "p2p":
+        return profile.p2p_latency_seconds + nbytes / profile.p2p_bytes_per_second
+    if kind not in ("h2d", "d2h"):
+        raise ValueError(f'no copy of the kind {kind!r}; choose one of "h2d", "d2h", "d2d", "p2p"')
+    if pinned:
+        rate = profile.pinned_h2d_bytes_per_second if kind == "h2d" else profile.pinned_d2h_bytes_per_second
+        return profile.pinned_latency_seconds + nbytes / rate
+    rate = profile.pageable_h2d_bytes_per_second if kind == "h2d" else profile.pageable_d2h_bytes_per_second
+    staging = min(nbytes, STAGING_BYTES) / profile.staging_bytes_per_second
+    return profile.pageable_latency_seconds + staging + nbytes / rate
+
+
+def pin_seconds(profile: Profile, nbytes: int) -> float:
+    """Host seconds of `pin_memory()`: page-locking `nbytes` bytes and copying into them."""
+    return profile.pin_latency_seconds + nbytes / profile.pin_bytes_per_second
+
+
+def cpu_seconds(profile: Profile, bytes_moved: int, flops: float = 0) -> float:
+    """Host seconds of a CPU operator: the same roofline for the CPU, after the cost of calling it."""
+    return profile.cpu_launch_seconds + max(bytes_moved / profile.cpu_bytes_per_second, flops / profile.cpu_flops)

@@ -1,0 +1,194 @@
+"""How tensors come to be on a virtual GPU: two kernels of the CUDA dispatch key, and the few makers that ask C++ for more."""
+
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+from virtualgpu import hardware
+from virtualgpu.errors import outermost
+from virtualgpu.moves import to_device
+from virtualgpu.pinned import pinned
+from virtualgpu.tensor import VirtualTensor, empty, tensors, unsupported
+
+_device = torch.device
+_set_default_tensor_type = torch._C._set_default_tensor_type
+_tensor, _as_tensor, _new_tensor = torch.tensor, torch.as_tensor, torch.Tensor.new_tensor
+# torch functions that take a device: C++ understands a bare number there only where it was built with CUDA.
+FACTORIES = (
+    "arange", "empty", "empty_like", "empty_strided", "eye", "from_file", "full", "full_like", "linspace", "logspace", "ones",
+    "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "zeros", "zeros_like",
+    "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window", "empty_permuted", "normal", "scalar_tensor",
+)  # fmt: skip
+# Tensor methods of the same kind.
+METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
+# Those that C++ can only make on the CPU, for want of a guard for CUDA devices: made there, and moved.
+MOVED = ("asarray", "range", "sparse_coo_tensor", "tril_indices", "triu_indices")
+LEGACY = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16, "BFloat16Tensor": torch.bfloat16,
+    "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16, "CharTensor": torch.int8, "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}  # fmt: skip
+
+
+_COPY_CONSTRUCT = (
+    "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+    "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor)."
+)
+
+
+# The CUDA dispatch key: all factories end in these two, in any thread
+
+
+def cuda_empty(
+    size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None
+) -> Any:
+    dtype = dtype or torch.get_default_dtype()
+    gpu = hardware.machine().gpu(device)
+    if memory_format in (None, torch.contiguous_format):
+        stride, step = [], 1
+        for length in reversed(size):
+            stride.insert(0, step)
+            step *= max(length, 1)
+        return empty(gpu, size, stride, dtype)
+    shape = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format)
+    return empty(gpu, shape.size(), shape.stride(), dtype)
+
+
+def cuda_empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    return empty(hardware.machine().gpu(device), size, stride, dtype or torch.get_default_dtype())
+
+
+# Makers that read Python data
+
+
+def _chosen_device(device: Any) -> Any:
+    """The device asked for, or the default one of `with torch.device(...)` and `torch.set_default_device`."""
+    if device is not None:
+        return device
+    modes = map(torch._C._get_function_stack_at, reversed(range(torch._C._len_torch_function_stack())))
+    return next((mode.device for mode in modes if isinstance(mode, torch.utils._device.DeviceContext)), "cpu")
+
+
+@outermost
+def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> torch.Tensor:
+    if type(data) is VirtualTensor:
+        warnings.warn(_COPY_CONSTRUCT, stacklevel=2)
+        gpu = data._gpu if device is None else hardware.machine().gpu(device)
+        return to_device(data.detach(), gpu, dtype, copy=True).requires_grad_(requires_grad)
+    made = _tensor(data, dtype=dtype, device="cpu")
+    made = to_device(pinned(made) if pin_memory else made, hardware.machine().gpu(_chosen_device(device)))
+    return made.requires_grad_() if requires_grad else made  # inside torch.func even requires_grad_(False) is refused
+
+
+@outermost
+def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
+    if isinstance(data, torch.Tensor):
+        return data.to(device=data.device if device is None else device, dtype=data.dtype if dtype is None else dtype)
+    return to_device(_as_tensor(data, dtype=dtype, device="cpu"), hardware.machine().gpu(_chosen_device(device)))
+
+
+def new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> torch.Tensor:
+    if isinstance(data, torch.Tensor):
+        return (
+            data.detach()
+            .to(device=self.device if device is None else device, dtype=dtype or data.dtype, copy=True)
+            .requires_grad_(requires_grad)
+        )
+    return tensor(data, dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad)
+
+
+def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A factory of torch that also takes a GPU's number as `device`, and `pin_memory`."""
+
+    @outermost
+    @wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if isinstance(kwargs.get("device"), int):
+            kwargs["device"] = _device("cuda", kwargs["device"])
+        if kwargs.pop("pin_memory", False):
+            if torch.device(_chosen_device(kwargs.get("device"))).type != "cpu":
+                raise RuntimeError("Only dense CPU tensors can be pinned")
+            return pinned(factory(*args, **kwargs))
+        return factory(*args, **kwargs)
+
+    return make
+
+
+def made_on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A factory whose result is made on the CPU and moved to the device that was asked for."""
+
+    @outermost
+    @wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        device = _chosen_device(kwargs.pop("device", None))
+        if any(type(x) is VirtualTensor for x in args):
+            return factory(*args, device="cpu", **kwargs)  # where C++ believes them to be
+        return to_device(factory(*args, device="cpu", **kwargs), hardware.machine().gpu(device))
+
+    return make
+
+
+def on_the_cpu_alone(name: str, factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A factory that is refused where it would make a tensor on a GPU."""
+
+    @wraps(factory)
+    def make(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        if any(type(x) is VirtualTensor for x in tensors(args)) or torch.device(_chosen_device(device)).type == "cuda":
+            raise unsupported(f"{name} of CUDA tensors")
+        return factory(*args, **kwargs)
+
+    return make
+
+
+class _AnyDevice(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _device)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _device)
+
+
+class Device(metaclass=_AnyDevice):
+    """What `torch.device` names while a machine is in place: C++ understands a bare number only where it was built with CUDA."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and type(args[0]) is int:
+            return _device("cuda", args[0])
+        return _device(*args, **kwargs)
+
+
+# Legacy constructors
+
+
+class _LegacyType(type):
+    """`torch.cuda.FloatTensor` and its like: called, they make tensors; asked, they know their own."""
+
+    dtype: torch.dtype
+    is_cuda = True
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
+
+    def __call__(cls, *args: Any) -> torch.Tensor:
+        if len(args) == 1 and not isinstance(args[0], int):
+            data = args[0]
+            return (
+                torch.empty(data, dtype=cls.dtype, device="cuda")
+                if isinstance(data, torch.Size)
+                else tensor(data, dtype=cls.dtype, device="cuda")
+            )
+        return torch.empty(args, dtype=cls.dtype, device="cuda")
+
+
+def legacy_types() -> dict[str, type]:
+    return {name: _LegacyType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}) for name, dtype in LEGACY.items()}
+
+
+def set_default_tensor_type(kind: Any) -> None:
+    """`torch._C._set_default_tensor_type`: C++ knows the CPU's types alone."""
+    if isinstance(kind, _LegacyType):
+        raise unsupported('a CUDA type in torch.set_default_tensor_type (torch.set_default_device("cuda") takes its place)')
+    _set_default_tensor_type(kind)

@@ -1,0 +1,125 @@
+"""A random generator for each virtual GPU, so that drawing on one never advances the CPU's."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from virtualgpu import hardware
+
+_Generator = torch.Generator
+_STATE = struct.Struct("<Qq")  # seed and offset, as CUDAGeneratorImpl.cpp writes them
+NUMBERS_AT_ONCE = 4  # that a thread draws: Philox makes four
+_virtual: WeakValueDictionary[int, "VirtualGenerator"] = WeakValueDictionary()  # by C++'s address: it makes new objects for old ones
+
+
+class VirtualGenerator(_Generator):
+    """A generator of a virtual GPU. As on CUDA, a seed and an offset are all of its state, and each operator moves the offset on.
+
+    The draws are those of the CPU's algorithm, started afresh from the two for each operator; so they differ from CUDA's.
+    """
+
+    def __new__(cls, gpu: hardware.Gpu) -> "VirtualGenerator":
+        self = super().__new__(cls)
+        self._gpu = gpu
+        self.seed()
+        _virtual[self._cdata] = self
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        return self._gpu.device
+
+    def manual_seed(self, seed: int) -> "VirtualGenerator":
+        super().manual_seed(seed)
+        self._seed, self._offset = super().initial_seed(), 0
+        return self
+
+    def seed(self) -> int:
+        self._seed, self._offset = super().seed(), 0
+        return self._seed
+
+    def initial_seed(self) -> int:
+        return self._seed
+
+    def get_offset(self) -> int:
+        return self._offset
+
+    def set_offset(self, offset: int) -> None:
+        if offset % NUMBERS_AT_ONCE:
+            raise RuntimeError(f"offset must be a multiple of {NUMBERS_AT_ONCE}")
+        self._offset = offset
+
+    def get_state(self) -> torch.Tensor:
+        """16 bytes on the CPU: the seed and the offset."""
+        return torch.frombuffer(bytearray(_STATE.pack(self._seed, self._offset)), dtype=torch.uint8)
+
+    def set_state(self, state: torch.Tensor) -> "VirtualGenerator":
+        """Take the state that `get_state` gave. The seed's 8 bytes alone stand for its beginning."""
+        if not isinstance(state, torch.Tensor):
+            raise TypeError(f"expected a torch.ByteTensor, but got {type(state).__name__}")
+        if state.dtype is not torch.uint8 or state.device.type != "cpu" or not state.is_contiguous():
+            raise TypeError("RNG state must be a torch.ByteTensor")
+        if state.numel() not in (8, _STATE.size):
+            raise RuntimeError("RNG state is wrong size")
+        seed, offset = _STATE.unpack(bytes(state.tolist()).ljust(_STATE.size, b"\0"))
+        self.set_offset(offset)
+        self._seed = seed
+        return self
+
+    def clone_state(self) -> "VirtualGenerator":
+        return VirtualGenerator(self._gpu).set_state(self.get_state())
+
+    def next_draws(self, count: int) -> "VirtualGenerator":
+        """This generator, ready for one operator that draws `count` numbers.
+
+        The offset moves as `calc_execution_policy` says (PyTorch's native/cuda/DistributionTemplates.h): by four for each number of
+        four that a thread draws, with as many threads as the GPU holds at once.
+        """
+        super().manual_seed(zlib.crc32(_STATE.pack(self._seed, self._offset)) if self._offset else self._seed)
+        profile = self._gpu.profile
+        at_once = NUMBERS_AT_ONCE * profile.multiprocessors * profile.max_threads_per_multiprocessor
+        self._offset += NUMBERS_AT_ONCE * -(-count // at_once)
+        return self
+
+    @contextmanager
+    def as_default(self, count: int) -> Iterator[None]:
+        """Let this generator stand in for the CPU's default one, for an operator that takes no generator and draws `count` numbers."""
+        default = torch.default_generator
+        before = default.get_state()
+        default.set_state(_Generator.get_state(self.next_draws(count)))
+        try:
+            yield
+        finally:
+            default.set_state(before)
+
+
+def chosen(given: torch.Generator | None, gpu: hardware.Gpu) -> VirtualGenerator:
+    """What an operator on this GPU draws from: the GPU's generator, unless the caller gives one of its kind. Raises RuntimeError."""
+    if given is None:
+        return gpu.generator
+    if not is_virtual(given):
+        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{given.device.type}'")
+    return _virtual[given._cdata]
+
+
+def is_virtual(generator: torch.Generator) -> bool:
+    """Is it a GPU's, though C++ may have put it into another object?"""
+    return generator._cdata in _virtual
+
+
+class _AnyGenerator(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _Generator)
+
+
+class Generator(metaclass=_AnyGenerator):
+    """What `torch.Generator` names while a virtual machine is in place: it makes generators for both kinds of device."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        gpu = hardware.machine().gpu(device)
+        return _Generator() if gpu is None else VirtualGenerator(gpu)

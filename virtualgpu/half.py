@@ -1,0 +1,87 @@
+"""Half precision as CUDA's libraries compute it: products of float16 or bfloat16 are summed in float32 and rounded once.
+
+The CPU's own kernels round the same way at best, and take up to a hundred times as long as those of float32.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from virtualgpu.errors import require_floating_convolution
+
+HALF = (torch.float16, torch.bfloat16)
+aten = torch.ops.aten
+PRODUCTS = (
+    aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_, aten.addmv, aten.addmv_,
+    aten.addr, aten.addbmm, aten._addmm_activation, aten.convolution, aten.convolution_overrideable, aten.convolution_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward,
+)  # fmt: skip
+# Outputs that are float32 whatever the inputs are: the logarithm of the sums of a softmax.
+STAY_FLOAT32 = {aten._scaled_dot_product_flash_attention_for_cpu: (1,)}
+
+
+def widened(x: Any) -> Any:
+    return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x
+
+
+def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
+    """The operator, computed in float32 and rounded where its tensors are in half precision. For plain tensors."""
+    name = func._schema.name.removeprefix("aten::")
+    writes_first = name.endswith("_")
+    pure = getattr(aten, name.removesuffix("_")) if writes_first else packet
+    stay = STAY_FLOAT32.get(packet, ())
+
+    def rounded(result: Any, dtype: torch.dtype, index: int = -1) -> Any:
+        if isinstance(result, (tuple, list)):
+            return type(result)(rounded(x, dtype, index) for index, x in enumerate(result))
+        fits = not isinstance(result, torch.Tensor) or result.dtype is not torch.float32 or index in stay
+        return result if fits else result.to(dtype)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        dtype = next((x.dtype for x in args if isinstance(x, torch.Tensor)), None)
+        if packet is aten.convolution:
+            require_floating_convolution(dtype)
+        if dtype not in HALF:
+            return func(*args, **kwargs)
+        out = kwargs.pop("out", None)
+        result = pure(*map(widened, args), **{key: widened(x) for key, x in kwargs.items()})
+        if writes_first:
+            return args[0].copy_(result)
+        if out is not None:
+            return out.resize_(result.shape).copy_(result)
+        return rounded(result, dtype)
+
+    return kernel
+
+
+def into_format(packet: Any, func: Any) -> Callable[..., Any]:
+    """A product with `out_dtype`, which only CUDA has: that of half precision can stay float32. For plain tensors.
+
+    Raises RuntimeError as CUDA does (aten/src/ATen/native/cuda/Blas.cpp).
+    """
+    place = next(index for index, argument in enumerate(func._schema.arguments) if argument.name == "out_dtype")
+    first = func._schema.arguments[place - 2].name
+
+    def kernel(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        *summand, left, right = args[:place]
+        dtype = args[place]
+        if left.dtype != right.dtype:
+            raise RuntimeError("input dtypes must be the same")
+        if dtype != left.dtype and not (dtype is torch.float32 and left.dtype in HALF):
+            raise RuntimeError("out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs")
+        if out is not None and out.dtype != dtype:
+            raise RuntimeError("out_dtype must be the same as the dtype of the provided out tensor")
+        if any(x.dtype not in (dtype, left.dtype) for x in summand):
+            raise RuntimeError(f"self dtype must match either out_dtype or {first} dtype")
+        result = packet(*map(widened, args[:place]), **kwargs).to(dtype)
+        return result if out is None else out.resize_(result.shape).copy_(result)
+
+    return kernel
+
+
+KERNELS = {
+    func: (into_format if overload.startswith("dtype") else in_float32)(packet, func)
+    for packet in PRODUCTS
+    for overload, func in ((overload, getattr(packet, overload)) for overload in packet.overloads())
+}

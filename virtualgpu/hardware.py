@@ -1,0 +1,408 @@
+"""The virtual GPUs of one machine: their memory, streams and random generators."""
+
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from virtualgpu import costs, errors
+from virtualgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
+from virtualgpu.budget import host_budget
+from virtualgpu.clock import Clock, StreamEvents, StreamTime
+from virtualgpu.ledger import Ledger
+from virtualgpu.loans import Limbo, Loan
+from virtualgpu.profiles import Profile
+from virtualgpu.selected import Selected
+from virtualgpu.sync_debug import SyncDebug
+from virtualgpu.turns import Turns
+
+if TYPE_CHECKING:
+    from virtualgpu.accesses import Place
+    from virtualgpu.faults import Fault
+    from virtualgpu.order import Order
+
+NUMBER_BYTES = 8  # of one number: kept even with values=False, so that a script can read what it counts
+POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
+
+
+class Memory:
+    """What a storage holds on a GPU. It hangs on the storage's Python object, so it dies with the last view of the storage.
+
+    `kept` is the number of bytes of values on the host; a storage without values (`kept` is None) is called hollow.
+    """
+
+    __slots__ = ("__weakref__", "block", "born", "gpu", "kept", "loan", "place", "storage", "written")
+
+    def __init__(self, gpu: "Gpu", block: Block | None, kept: int | None) -> None:
+        self.gpu = gpu
+        self.block = block
+        self.born = gpu.machine.selected.call  # the call that made it: a Python instruction or a node of a backward
+        self.kept = kept
+        self.loan: Loan | None = None  # to other processes
+        self.storage: weakref.ref[torch.UntypedStorage] | None = None  # where the garbage collector does not tell of it
+        self.place: Place | None = None  # who has touched it, once that is watched (virtualgpu.order)
+        # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
+        self.written = gpu.default_stream.count + 1 if watcher is None else 0
+        gpu.machine.keep(kept)
+
+    def __del__(self) -> None:
+        self.gpu.machine.keep(self.kept, -1)
+        if self.block is not None:
+            if self.place is not None and watcher is not None:
+                watcher.freed(self)
+            if self.loan is not None:
+                self.gpu.machine.limbo.add(self.gpu.allocator, self.block, self.loan)
+            else:
+                self.gpu.allocator.free(self.block)
+
+    @property
+    def shared(self) -> bool:
+        """May another process see the values?"""
+        return self.loan is not None
+
+    def forget(self) -> None:
+        """The values are known no longer."""
+        if self.kept is not None:
+            self.gpu.machine.keep(self.kept, -1)
+            self.gpu.machine.keep(None)
+            self.kept = None
+
+    @property
+    def address(self) -> int:
+        return 0 if self.block is None else self.block.address
+
+    @property
+    def requested(self) -> int:
+        """Bytes that a storage may have here."""
+        return 0 if self.block is None else self.block.requested
+
+
+class Gpu:
+    """One virtual GPU."""
+
+    def __init__(self, machine: "Machine", index: int) -> None:
+        self.machine = machine
+        self.index = index
+        self.number = index  # among all of the computer, of which CUDA_VISIBLE_DEVICES may hide some
+        self.received = 0  # bytes of addresses that memory of other processes has been given here
+        self.context = False  # has this process a CUDA context here?
+        self.device = torch.device("cuda", index)
+        self.profile = machine.profile
+        self.default_stream = StreamTime(index, 0)
+        self.streams = {0: self.default_stream}
+        self.allocator = CachingAllocator(
+            index,
+            machine.total_memory,
+            settings=Settings.from_environment(os.environ),
+            others=lambda: self.profile.context_bytes + machine.ledger.others(self.number),
+            events=StreamEvents(machine.clock, self.streams),
+            processes=lambda: machine.ledger.holders(self.number),
+            version=torch.__version__,
+            driver=self._driver_call,
+            claiming=machine.ledger.claiming,
+            collect=machine.limbo.collect,
+        )
+        self.next_stream = {0: 0, -1: 0}  # by priority
+        self.passed_on: bool | None = None  # in a broadcast: have the bytes been sent once?
+        self.fault: Fault | None = None  # the device-side assert that stopped it
+        self.generator: Any = None  # set by virtualgpu.install
+        self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (virtualgpu.footprint)
+
+    @property
+    def stream(self) -> StreamTime:
+        """The calling thread's current stream on this GPU."""
+        return self.machine.selected.streams.get(self.index, self.default_stream)
+
+    def pool_stream(self, priority: int) -> StreamTime:
+        """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
+        watch(self.machine.order)  # with one stream a program cannot race
+        high = -1 if priority < 0 else 0
+        number = self.next_stream[high]
+        self.next_stream[high] = (number + 1) % POOL_STREAMS
+        identity = number << 5 | (5 if high else 3)  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
+        return self.streams.setdefault(identity, StreamTime(self.index, identity))
+
+    # memory
+
+    def allocate(self, nbytes: int) -> Block | None:
+        """A block for the calling thread's current stream; None for no bytes. Raises torch.OutOfMemoryError."""
+        self.machine.require_alive()
+        if not nbytes:
+            return None
+        if not self.context:
+            self.open_context()
+        self.machine.clock.advance_host(self.profile.allocate_seconds)
+        try:
+            return self.allocator.malloc(nbytes, self.stream.stream_id)
+        except OutOfMemory as error:
+            raise torch.OutOfMemoryError(error.message) from None
+
+    def scratch(self, sizes: Iterable[int]) -> None:
+        """Allocate these many bytes one after the other, and give them back in reverse: what a kernel needs while it is launched."""
+        blocks = [self.allocate(nbytes) for nbytes in sizes]
+        for block in reversed(blocks):
+            if block is not None:
+                self.allocator.free(block)
+
+    def open_context(self) -> None:
+        """What the first use of a device does: its CUDA context takes memory there."""
+        if not self.context:
+            self.context = True
+            self._hold()
+
+    def _hold(self) -> None:
+        if not self.machine.forked:  # what a fork inherits is its parent's
+            self.machine.ledger.hold(self.number, self.profile.context_bytes + self.allocator.reserved)
+
+    def _driver_call(self, action: str, stream: int) -> None:
+        """What the allocator asks of the driver takes host time, and freeing waits for the device. All processes are to know of it."""
+        self._hold()
+        clock = self.machine.clock
+        if action in ("segment_alloc", "segment_map"):
+            clock.advance_host(self.profile.malloc_seconds)
+        elif action == "segment_free":
+            clock.synchronize_device(self.index, self.profile.free_seconds)
+        elif action == "segment_unmap":
+            clock.synchronize_stream(self.streams[stream], self.profile.free_seconds)
+
+    # time
+
+    def launch(
+        self,
+        bytes_moved: float,
+        flops: float = 0,
+        format: str = "float32",
+        outputs: int = 0,
+        clocks: float = 0.0,
+        serial: float = 0.0,
+        around: float = 0.0,
+        name: str = "kernel",
+    ) -> None:
+        """Queue a kernel, which does what `kernels.Work` says, on the calling thread's current stream; `name` is the operator's."""
+        if self.fault is not None:
+            self.notice()
+        profile, machine = self.profile, self.machine
+        overhead = profile.launch_seconds + (profile.product_seconds if flops else 0.0)
+        if torch._C._current_graph_task_id() != -1:
+            overhead += profile.backward_seconds
+        elif machine.turns.several:
+            overhead = max(overhead, machine.handing_over())  # the lock is free while the launch is made
+        seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=flops > 0, outputs=outputs)
+        if clocks or serial or around:
+            seconds += costs.further_seconds(profile, clocks, serial, around)
+        share = 1.0  # whom should a program with one stream make room for?
+        if len(self.streams) > 1:
+            share = costs.share(profile, bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs)
+        machine.clock.launch(self.stream, seconds, overhead, name, share)
+
+    def copy(self, kind: costs.CopyKind, nbytes: int, pinned: bool = False, blocking: bool = True) -> None:
+        """Queue a copy on the calling thread's current stream."""
+        if self.fault is not None:
+            self.notice(waits=blocking and kind != "d2d")
+        profile = self.profile
+        seconds = costs.copy_seconds(profile, kind, nbytes, pinned)
+        if kind == "d2d":
+            share = costs.share(profile, bytes_moved=2 * nbytes)
+            self.machine.clock.launch(self.stream, seconds, profile.launch_seconds, "copy", share)
+        else:
+            if kind == "p2p" and self.passed_on is not None:
+                seconds, self.passed_on = (0.0 if self.passed_on else seconds), True
+            name = "copy" if kind == "p2p" else "copy, pinned" if pinned else "copy, pageable"
+            self.machine.clock.copy(self.stream, kind, seconds, profile.launch_seconds, blocking, name)
+
+    @contextmanager
+    def broadcast(self) -> Iterator[None]:
+        """In the block copies from this GPU to others are one broadcast of NCCL's: GPUs pass on what they receive, all at once."""
+        self.passed_on = False
+        try:
+            yield
+        finally:
+            self.passed_on = None
+
+    def read(self, nbytes: int) -> None:
+        """The host waits for a few numbers that a kernel has found."""
+        self.machine.sync_debug.notice()
+        self.copy("d2h", nbytes, pinned=True)
+
+    def send(self, nbytes: int) -> None:
+        """The host waits while what lies in its pageable memory goes to the GPU."""
+        self.machine.sync_debug.notice()
+        self.copy("h2d", nbytes)
+
+    def synchronize(self) -> None:
+        if self.fault is not None:
+            self.notice(waits=True)
+        self.machine.clock.synchronize_device(self.index, self.profile.synchronize_seconds)
+
+    def notice(self, waits: bool = False) -> None:
+        """Raises AcceleratorError if an assert has failed on this GPU, once the GPU has got there or the host waits for it."""
+        fault = self.fault
+        if fault is not None and (waits or fault.known or fault.time <= self.machine.clock.host + self.profile.launch_seconds):
+            fault.surface()
+
+
+class Machine:
+    """Several virtual GPUs of one model, their host, and one clock."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        count: int,
+        total_memory: int | None = None,
+        values: bool = True,
+        heeds_environment: bool = False,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.profile = profile
+        self.total_memory = total_memory or profile.total_memory
+        self.ledger = ledger or Ledger(profile.name, count, self.total_memory)
+        self.limbo = Limbo()
+        self.values = values
+        self.alive = True
+        self.initialised = False  # what torch.cuda.init() does has been done
+        self.forked = False  # this is a child process that was forked after that
+        self.heeds_environment = heeds_environment
+        self.clock = Clock()
+        self.turns = Turns()
+        self.sync_debug = SyncDebug()
+        self.launcher = self.turns.running  # the thread that launched last
+        self.selected = Selected()
+        self.kept_bytes = 0
+        self.host_budget, self.largest_kept = host_budget()
+        self.hollow = 0  # storages without values that are alive
+        self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
+        self.gpus = [Gpu(self, index) for index in range(count)]
+        self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place: see virtualgpu.host
+        self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see virtualgpu.backward
+
+    def handing_over(self) -> float:
+        """Host seconds until this thread has the interpreter's lock, if another one launched last.
+
+        PyTorch lets the lock go in every operator; a thread that waits for it has to be woken.
+        """
+        before, self.launcher = self.launcher, self.turns.running  # by its seat: the system gives a thread's number to the next one
+        return self.profile.handoff_seconds if before is not self.launcher else 0.0
+
+    def take_turn(self) -> None:
+        """What takes host time, or memory, begins here: with other threads beside it, the caller waits for its turn."""
+        if self.turns.several:
+            self.turns.take()
+
+    @cached_property
+    def order(self) -> "Order":
+        """Who finds races."""
+        from virtualgpu.order import Order  # it needs tensors, which need this module
+
+        return Order(self)
+
+    @property
+    def current(self) -> Gpu:
+        return self.gpus[self.selected.device]
+
+    def visible(self) -> int:
+        """How many GPUs a program sees."""
+        return len(self._numbers())
+
+    def _numbers(self) -> list[int]:
+        """Those that it sees, by their numbers: until CUDA is initialised, CUDA_VISIBLE_DEVICES may still hide some.
+
+        A lesson's machine does not heed it, for there it speaks of the computer's real GPUs.
+        """
+        if self.initialised or not self.heeds_environment or "CUDA_VISIBLE_DEVICES" not in os.environ:
+            return [gpu.number for gpu in self.gpus]
+        # As CUDA does: what follows the first invalid entry is ignored.
+        return list(takewhile(range(len(self.gpus)).__contains__, torch.cuda._parse_visible_devices()))
+
+    def nvml_index(self, device: "torch.device | int | str | None") -> int:
+        """NVML's number of what the program calls so: NVML counts all GPUs of the computer. Raises RuntimeError for one not visible."""
+        index, numbers = torch.cuda._utils._get_device_index(device, optional=True), self._numbers()
+        if not 0 <= index < len(numbers):
+            raise RuntimeError(f"device {index} is not visible (CUDA_VISIBLE_DEVICES={numbers})")
+        return numbers[index]
+
+    def initialise(self) -> None:
+        """What `cuInit` does. Raises RuntimeError if no GPU is visible."""
+        numbers = self._numbers()
+        if not numbers:
+            raise RuntimeError("No CUDA GPUs are available")
+        del self.gpus[len(numbers) :]
+        for gpu, number in zip(self.gpus, numbers, strict=True):
+            gpu.number = number
+        self.initialised = True
+        self.current.open_context()
+
+    def gpu(self, device: "torch.device | int | str | None") -> Gpu | None:
+        """The GPU that a device names, the current one for "cuda"; None for the CPU. Raises RuntimeError for a bad ordinal."""
+        if device is not None and not isinstance(device, int):
+            if not isinstance(device, torch.device):
+                device = torch.device(device)
+            if device.type == "cpu":
+                return None
+        if not self.initialised or self.forked:
+            torch.cuda._lazy_init()  # so that the first tensor initialises CUDA, and a forked child is told that it cannot
+        if device is None:
+            return self.current
+        if not isinstance(device, int):
+            if device.type != "cuda":
+                raise RuntimeError(f"the virtual machine has the devices cpu and cuda, not {device.type!r}")
+            if device.index is None:
+                return self.current
+            device = device.index
+        if not 0 <= device < len(self.gpus):
+            raise errors.invalid_ordinal()
+        return self.gpus[device]
+
+    def may_keep(self, nbytes: int) -> bool:
+        """Is there room on the host for the values of one more tensor?"""
+        largest = self.largest_kept if self.values else NUMBER_BYTES
+        return nbytes <= largest and self.kept_bytes + nbytes <= self.host_budget
+
+    def keep(self, kept: int | None, sign: int = 1) -> None:
+        if kept is None:
+            self.hollow += sign
+        else:
+            self.kept_bytes += sign * kept
+
+    def require_alive(self) -> None:
+        if self.forked:
+            torch.cuda._lazy_init()
+        if not self.alive:
+            raise RuntimeError("this virtual GPU is gone: the machine was taken away, by labkit.use(None) or at the end of a `with` block")
+
+
+_in_place: Machine | None = None
+watcher: "Order | None" = None  # who looks at every operator, once the machine in place has several streams
+
+
+def _mark_forked() -> None:
+    if _in_place is not None:
+        _in_place.turns.after_fork()
+        _in_place.ledger.after_fork()
+        _in_place.forked |= _in_place.initialised
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
+
+def put_in_place(machine: Machine | None) -> None:
+    """Make this the machine that "cuda" means."""
+    global _in_place, watcher
+    _in_place, watcher = machine, None
+
+
+def watch(order: "Order") -> None:
+    """From now on `order` looks at every operator."""
+    global watcher
+    watcher = order
+
+
+def machine() -> Machine:
+    """The machine in place. Raises RuntimeError when there is none."""
+    if _in_place is None:
+        raise RuntimeError("no virtual GPU is in use: labkit.use(gpus=1) puts one in place")
+    return _in_place

@@ -1,0 +1,265 @@
+"""Tensor methods that change the device, with autograd: `to`, `cuda`, `cpu`, `data`, `pin_memory`.
+
+C++ takes every copy here for CPU to CPU, and would leave the gradient where it is; so a copy is an autograd Function of its own.
+"""
+
+from typing import Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+from torch.nn.parameter import UninitializedTensorMixin
+
+from virtualgpu import costs, hardware
+from virtualgpu.copies import move
+from virtualgpu.errors import outermost
+from virtualgpu.hardware import Gpu
+from virtualgpu.pinned import is_pinned, pinned
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, hollow
+
+_to = torch.Tensor.to
+_data = torch.Tensor.data
+_type = torch.Tensor.type
+_parse_to = torch._C._nn._parse_to
+_swap = torch._C._swap_tensor_impl
+
+
+class Move(torch.autograd.Function):
+    """A copy to another device, and the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, gpu: Gpu | None, dtype: Any, non_blocking: bool, memory_format: Any) -> torch.Tensor:
+        ctx.back = gpu_of(source), source.dtype
+        return move(source, gpu, dtype, non_blocking, memory_format)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        gpu, dtype = ctx.back
+        hardware.machine().selected.visit(torch._C._current_graph_task_id(), gpu, gpu_of(gradient))
+        return to_device(gradient, gpu, dtype), None, None, None, None
+
+
+def gpu_of(tensor: torch.Tensor) -> Gpu | None:
+    """The virtual GPU a tensor is on; None for the CPU."""
+    return tensor._gpu if type(tensor) is VirtualTensor else None
+
+
+def to_device(
+    tensor: torch.Tensor, gpu: Gpu | None, dtype: Any = None, non_blocking: bool = False, copy: bool = False, memory_format: Any = None
+) -> torch.Tensor:
+    if isinstance(tensor, UninitializedTensorMixin):
+        tensor._destination = "cpu" if gpu is None else gpu.device
+        return tensor
+    if gpu is gpu_of(tensor):
+        if gpu is not None:
+            gpu.machine.require_alive()
+        form = {} if memory_format is None else {"memory_format": memory_format}
+        return _to(tensor, tensor.dtype if dtype is None else dtype, non_blocking, copy, **form)
+    hardware.machine().take_turn()
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return Move.apply(tensor, gpu, dtype, non_blocking, memory_format)
+    return move(tensor, gpu, dtype, non_blocking, memory_format)
+
+
+@outermost
+def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`Tensor.to` in all its forms: (dtype), (device), (device, dtype), (other), each with non_blocking, copy and memory_format."""
+    machine = hardware.machine()
+    kwargs = dict(kwargs)
+    other = args[0] if args and isinstance(args[0], torch.Tensor) else kwargs.pop("other", None)
+    if other is not None:
+        device, dtype, rest = other.device, other.dtype, args[1:]
+    else:
+        device, dtype, rest = kwargs.pop("device", None), kwargs.pop("dtype", None), args
+        if rest and (rest[0] is None or (isinstance(rest[0], (str, int, torch.device)) and not isinstance(rest[0], bool))):
+            device, rest = rest[0], rest[1:]
+        if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
+            dtype, rest = rest[0] or dtype, rest[1:]
+    if isinstance(device, (str, int)):
+        device = torch.device(device)
+    if device is not None and device.type == "meta":
+        return torch.empty_strided(self.size(), self.stride(), dtype=dtype or self.dtype, device="meta")
+    if device is not None and device.type not in ("cpu", "cuda"):
+        return _to(self, *args, **kwargs | ({"device": device} if "device" in kwargs else {}))
+    options = dict(zip(("non_blocking", "copy"), rest, strict=False)) | kwargs
+    unknown = set(options) - {"non_blocking", "copy", "memory_format"}
+    if unknown or len(rest) > 2:
+        return _to(self, *args, **kwargs)  # let PyTorch say what is wrong
+    return to_device(self, gpu_of(self) if device is None else machine.gpu(device), dtype, **options)
+
+
+def get_device(tensor: torch.Tensor) -> int:
+    return tensor.get_device()
+
+
+@outermost
+def cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> torch.Tensor:
+    gpu = hardware.machine().gpu(device)
+    if gpu is None:
+        raise RuntimeError("Invalid device, must be cuda device")
+    return to_device(self, gpu, non_blocking=non_blocking, memory_format=memory_format)
+
+
+@outermost
+def cpu(self: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
+    return to_device(self, None, memory_format=memory_format)
+
+
+# What C++ reads of a tensor on the host without asking anybody
+
+
+def read_on_host(read: Any) -> Any:
+    """`Tensor.numpy` or `tolist` of a tensor on the host, into which a copy may be under way."""
+
+    def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        order = hardware.machine().order
+        if order.host_copies:
+            order.host_reads(self, read.__name__)
+        return read(self, *args, **kwargs)
+
+    return checked
+
+
+# tensor.data
+
+
+def get_data(self: torch.Tensor) -> torch.Tensor:
+    return _data.__get__(self)
+
+
+class Attribute(property):
+    """torch looks up whose attribute a getter is, and its name, as C's attributes tell them."""
+
+    __objclass__ = torch._C.TensorBase
+
+    def __init__(self, name: str, *functions: Any) -> None:
+        super().__init__(*functions)
+        self.__name__ = name
+
+
+def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+    """`parameter.data = …`, which `Module.to` uses: the tensor object stays the same, its content may change device."""
+    if (type(self) is VirtualTensor) == (type(value) is VirtualTensor):
+        _data.__set__(self, value)
+    else:
+        _exchange(self, value)
+    if type(value) is VirtualTensor:
+        self._gpu = value._gpu
+    if (replaced := self.__dict__.pop("_stands_for", None)) is not None:
+        _swap(self, replaced)
+        self.__class__, replaced.__class__ = replaced.__class__, self.__class__
+        self.__dict__, replaced.__dict__ = replaced.__dict__, self.__dict__
+
+
+def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a plain tensor's object a virtual content, or the other way round.
+
+    C++ marks what is virtual on the content, so the contents of two objects are exchanged. Graphs that hold the old content keep it.
+    """
+    content = value.detach()
+    if content.dtype.is_floating_point or content.dtype.is_complex:
+        content.requires_grad_(tensor.requires_grad)
+    gradient, hooks = tensor.grad if tensor.is_leaf else None, (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    _swap(tensor, content)
+    if type(value) is VirtualTensor:
+        content.__class__, tensor.__class__ = torch.Tensor, VirtualTensor
+        tensor._gpu = value._gpu
+        if is_parameter:
+            tensor._is_param = True
+    else:
+        content.__class__, tensor.__class__ = VirtualTensor, torch.nn.Parameter if is_parameter else torch.Tensor
+        content._gpu = tensor.__dict__.pop("_gpu")
+        tensor.__dict__.pop("_is_param", None)
+    if gradient is not None:
+        tensor.grad = _shell(gradient, value)
+    if hooks[0]:
+        tensor._backward_hooks = hooks[0]
+    if hooks[1]:
+        tensor._post_accumulate_grad_hooks = hooks[1]
+    if content.requires_grad and content.is_leaf:
+        # A graph that was made before would accumulate into the old content, where nobody looks.
+        torch.autograd.graph.get_gradient_edge(content).node.register_prehook(_refuse_gradient)
+
+
+def _refuse_gradient(gradients: Any) -> None:
+    raise RuntimeError(
+        "Expected all tensors to be on the same device, but the parameter of this gradient has been moved to another one since the forward."
+    )
+
+
+def _shell(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A gradient of the kind of its parameter's new content, without memory of its own.
+
+    `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its kind then.
+    """
+    if type(value) is VirtualTensor:
+        shell = hollow(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
+    else:
+        shell = torch.empty_strided(gradient.size(), gradient.stride(), dtype=gradient.dtype, device="cpu")
+    shell._stands_for = gradient  # its object takes the shell's place once the shell has got its content
+    return shell
+
+
+def materialize(self: UninitializedTensorMixin, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    """A lazy module's parameter gets its shape, where the module has been moved meanwhile."""
+    data = torch.empty(shape, device=device or getattr(self, "_destination", "cpu"), dtype=dtype or self.data.dtype)
+    self.__class__ = self.cls_to_become
+    self.data = data
+
+
+def parse_to(*args: Any, **kwargs: Any) -> Any:
+    """What `Module.to` makes of its arguments: a device may be a bare number, or another tensor's."""
+    if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+        args = (torch.device(args[0]), *args[1:])
+    if isinstance(kwargs.get("device"), int):
+        kwargs["device"] = torch.device(kwargs["device"])
+    other = args[0] if args and isinstance(args[0], torch.Tensor) else kwargs.pop("tensor", None)
+    if other is not None:
+        return other.device, other.dtype, *_parse_to(*args[1:], **kwargs)[2:]
+    return _parse_to(*args, **kwargs)
+
+
+def type_as(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return to(self, other)
+
+
+# Legacy conversions
+
+
+def storage_to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+    """`UntypedStorage.to` and, through it, `cuda`: checkpoints are mapped by them."""
+    gpu = hardware.machine().gpu(device)
+    if gpu is None:
+        return self.cpu()
+    return self if gpu.device == self.device else VirtualStorage(self.nbytes(), device=gpu.device).copy_(self)
+
+
+def storage_cuda(self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> torch.UntypedStorage:
+    return storage_to(self, device="cuda" if device is None else device)
+
+
+def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    """`Tensor.type`: the name of a CUDA type moves a CPU tensor to the GPU."""
+    name = dtype if isinstance(dtype, str) else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
+    if name.startswith("torch.cuda."):
+        return to(self, "cuda", _type(torch.empty(0, device="cpu"), name.replace(".cuda", "")).dtype, non_blocking)
+    return _type(self, dtype, non_blocking, **kwargs)
+
+
+# Pinned memory
+
+
+def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """A copy in page-locked memory. What is pinned here is a mark: copies then take the time of pinned ones."""
+    if is_pinned(self):
+        return self
+    machine = hardware.machine()
+    if not machine.selected.beside:
+        machine.take_turn()
+        machine.clock.advance_host(costs.pin_seconds(machine.profile, self.numel() * self.itemsize))
+    with _DisableTorchDispatch():  # the time is taken already
+        return pinned(self.clone())
+
+
+def answer_is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    return is_pinned(self)

@@ -1,0 +1,38 @@
+"""The host time of Python's own work in PyTorch that no operator shows: calls of modules, and the replicas of nn.DataParallel.
+
+What a learner's hooks see and what a traceback shows is the same as without: nothing is wrapped around a module's call. Every call
+asks C++ whether a trace is being made, before the module's own `forward`; that question is where its time is taken.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from virtualgpu.hardware import Machine
+
+
+def asking_for_a_trace(machine: Machine) -> dict[str, Callable[[], Any]]:
+    """What `Module.__call__` asks `torch._C` once, by its name: the tracing's state, from PyTorch 2.15 on whether there is one."""
+    name = "_is_tracing" if "_is_tracing" in torch.nn.Module._call_impl.__code__.co_names else "_get_tracing_state"
+    ask, clock, seconds = getattr(torch._C, name), machine.clock, machine.profile.module_seconds
+
+    def asked() -> Any:
+        if not machine.selected.beside:
+            clock.advance_host(seconds)
+        return ask()
+
+    return {name: asked}
+
+
+def replicating(machine: Machine, replicate: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn.Module]:
+    """`Module._replicate_for_data_parallel`, which nn.DataParallel calls for every module of every replica, at every forward."""
+    clock, profile = machine.clock, machine.profile
+
+    def replicate_for_data_parallel(self: nn.Module) -> nn.Module:
+        attributes = len(self._parameters) + len(self._buffers) + len(self._modules)
+        clock.advance_host(profile.replicate_seconds + attributes * profile.attribute_seconds)
+        return replicate(self)
+
+    return replicate_for_data_parallel

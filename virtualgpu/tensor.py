@@ -1,0 +1,369 @@
+"""The tensor of a virtual GPU, and what one operator call does.
+
+C++ sees a CPU tensor whose storage holds the values, so autograd, views, version counters and every CPU kernel work as they are.
+Python sees a tensor on cuda:k. What makes it one is the `Memory` that hangs on its storage: all views share the storage, and so
+the block of the allocator, which goes back when the storage dies.
+"""
+
+import ctypes
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+
+from virtualgpu import hardware
+from virtualgpu.hardware import Gpu, Memory
+
+_make_subclass = torch.Tensor._make_subclass
+_make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+_storage_of = torch.Tensor.untyped_storage
+_empty_strided = torch.empty_strided
+HANDLERS: dict[Any, Callable[[Any, tuple, dict], Any]] = {}  # filled by `dispatch.handler`, an operator at its first call
+
+
+class VirtualStorage(torch.UntypedStorage):
+    """A storage on a virtual GPU: the class that a storage gets when memory of a GPU is hung on it."""
+
+    memory: Memory
+
+    def __new__(cls, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None or not args or not isinstance(args[0], int):
+            return super().__new__(cls, *args, **kwargs)
+        storage = torch.UntypedStorage(args[0])
+        if (gpu := hardware.machine().gpu(device)) is not None:
+            place(storage, gpu)
+        return storage
+
+    @property
+    def device(self) -> torch.device:
+        return self.memory.gpu.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    def get_device(self) -> int:
+        return self.memory.gpu.index
+
+    def data_ptr(self) -> int:
+        return self.memory.address
+
+    def clone(self) -> "VirtualStorage":
+        gpu = self.memory.gpu
+        if self.memory.kept is None:
+            return _storage_of(hollow(gpu, (self.nbytes(),), (1,), torch.uint8))
+        return VirtualStorage(self.nbytes(), device=gpu.device).copy_(self)
+
+    def resize_(self, nbytes: int) -> "VirtualStorage":
+        require_values(self.memory)
+        if nbytes:
+            require_room(self, nbytes + self.nbytes())  # to shrink, C++ takes new memory too
+        gpu = self.memory.gpu
+        super().resize_(nbytes)
+        self.memory = Memory(gpu, gpu.allocate(nbytes), nbytes)
+        return self
+
+    def cpu(self) -> torch.UntypedStorage:
+        require_values(self.memory)
+        return torch.UntypedStorage(self.nbytes()).copy_(self)
+
+
+class VirtualTensor(torch.Tensor):
+    """A tensor on a virtual GPU."""
+
+    _gpu: Gpu
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        handler = HANDLERS.get(func)
+        if handler is None:
+            from virtualgpu import dispatch  # it needs this module, and is needed from the first operator on
+
+            handler = HANDLERS[func] = dispatch.handler(func)
+        try:
+            if hardware.watcher is not None:
+                return hardware.watcher.run(handler, func, args, kwargs or {})
+            return handler(func, args, kwargs or {})
+        except (IndexError, RuntimeError) as error:
+            from virtualgpu import faults
+
+            return faults.survive(func, args, kwargs or {}, error)
+
+    @property
+    def device(self) -> torch.device:
+        return self._gpu.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    @property
+    def is_cpu(self) -> bool:
+        return False
+
+    def get_device(self) -> int:
+        return self._gpu.index
+
+    def data_ptr(self) -> int:
+        """The address on the virtual GPU: the same in every run."""
+        address = memory_of(self).address
+        return address + self.storage_offset() * self.itemsize if address else 0
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """As PyTorch prints a CUDA tensor; it would name the subclass, whose name is as long as "tensor"."""
+        if tensor_contents is None and self.layout is torch.strided:
+            if memory_of(self).kept is None:
+                tensor_contents = f"<values not kept>, size={tuple(self.shape)}"
+            elif not self._gpu.machine.values:  # of what printing computes on the way not all would be kept
+                tensor_contents = torch._tensor_str._tensor_str(self.detach().cpu(), len("tensor("))
+        text = torch._tensor_str._str(self, tensor_contents=tensor_contents)
+        if text.startswith("Parameter("):
+            return "Parameter containing:\nt" + text.removeprefix("Parameter(T")[:-1]
+        return "t" + text[1:]
+
+    def __format__(self, specification: str) -> str:
+        return format(self.item(), specification) if self.dim() == 0 else object.__format__(self, specification)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if force:
+            return self.detach().cpu().resolve_conj().resolve_neg().numpy()
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numpy()
+
+    def type(self, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        """The legacy name, such as "torch.cuda.FloatTensor", or a copy of that type."""
+        if dtype is None:
+            return torch.Tensor.type(self).replace("torch.", "torch.cuda.", 1)
+        if isinstance(dtype, torch.dtype):
+            return self.to(dtype, non_blocking=non_blocking)
+        name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+        example = torch.empty(0, device="cpu").type(name.replace("torch.cuda.", "torch."))
+        return self.to(self.device if ".cuda." in name else "cpu", example.dtype, non_blocking=non_blocking)
+
+    def type_as(self, other: torch.Tensor) -> torch.Tensor:
+        return self.to(other)
+
+    def is_shared(self) -> bool:
+        return True  # as CUDA tensors answer
+
+    def share_memory_(self) -> "VirtualTensor":
+        return self
+
+    def is_pinned(self, device: Any = None) -> bool:
+        return False
+
+    def pin_memory(self, device: Any = None) -> Any:
+        raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+
+    def new(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The legacy constructor: of a size, of data, or empty."""
+        if self.layout is torch.sparse_coo and len(args) > 1:
+            return torch.sparse_coo_tensor(*args, device=self.device, check_invariants=False)
+        if len(args) == 1 and torch.is_storage(args[0]):
+            return self.new_empty(0).set_(getattr(args[0], "_untyped_storage", args[0]))
+        if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
+            return self.new_tensor(args[0])
+        return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args or (0,))
+
+    def record_stream(self, stream: Any) -> None:
+        if (block := memory_of(self).block) is not None:
+            self._gpu.allocator.record_stream(block, stream.stream_id)
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        """As PyTorch writes a CUDA tensor, so that the file opens on any machine."""
+        hooks: dict = {}
+        storage = torch.storage.TypedStorage(wrap_storage=_storage_of(self), dtype=self.dtype, _internal=True)
+        whole = (storage, self.storage_offset(), tuple(self.size()), self.stride(), self.requires_grad, hooks)
+        if getattr(self, "_is_param", False):
+            return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, hooks)
+        return torch._utils._rebuild_tensor_v2, whole
+
+    def __deepcopy__(self, memo: dict) -> "VirtualTensor":
+        if id(self) in memo:
+            return memo[id(self)]
+        if getattr(self, "_is_param", False):  # as Parameter.__deepcopy__ does: neither gradient nor attributes
+            memo[id(self)] = torch.nn.Parameter(self.data.clone(memory_format=torch.preserve_format), self.requires_grad)
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.  "
+                "If you were attempting to deepcopy a module, this may be because of a torch.nn.utils.weight_norm usage, see "
+                "https://github.com/pytorch/pytorch/pull/103001"
+            )
+        with torch.no_grad():
+            # Views of one storage stay views of one storage, as they do on CUDA.
+            storage = memo.setdefault(_storage_of(self)._cdata, None) or _storage_of(self).clone()
+            memo[_storage_of(self)._cdata] = storage
+            copy = self.new_empty([]).set_(storage, self.storage_offset(), self.size(), self.stride())
+        copy.__dict__.update({key: value for key, value in self.__dict__.items() if key != "_gpu"})
+        copy.requires_grad_(self.requires_grad)
+        memo[id(self)] = copy
+        if self.grad is not None:
+            copy.grad = self.grad.__deepcopy__(memo)
+        return copy
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        raise unsupported("__cuda_array_interface__ (another library cannot read a virtual GPU's memory)")
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        raise unsupported("DLPack (another library cannot read a virtual GPU's memory)")
+
+
+# A learner who asks for the type of a CUDA tensor is told this; torch.save writes a storage's name.
+VirtualTensor.__module__, VirtualTensor.__name__, VirtualTensor.__qualname__ = "torch", "Tensor", "Tensor"
+VirtualStorage.__module__, VirtualStorage.__name__, VirtualStorage.__qualname__ = "torch.storage", "UntypedStorage", "UntypedStorage"
+
+
+def unsupported(what: str) -> Exception:
+    return NotImplementedError(f"{what} is not served by the virtual GPU. It works on a real one: labkit.use(virtual=False)")
+
+
+def require_values(memory: Memory) -> None:
+    """Raises RuntimeError for a storage whose values were not kept."""
+    if memory.kept is None:
+        gpu = memory.gpu
+        why = "they take too much host memory" if gpu.machine.values else "the machine was made with values=False"
+        raise RuntimeError(
+            f"the values of this tensor on {gpu.device} were not kept, because {why}: only its shape and its memory are known. "
+            "Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) before labkit starts."
+        )
+
+
+def require_room(storage: VirtualStorage, nbytes: int) -> None:
+    """Raises NotImplementedError if a storage would have to grow that was sent to another process: C++ ends the process there."""
+    if storage.memory.loan is not None and nbytes > storage.nbytes():
+        raise unsupported("resizing a tensor that was sent to another process")
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    return _storage_of(tensor).memory
+
+
+def mark_written(tensor: torch.Tensor) -> None:
+    """The last piece of work on the default stream of the tensor's GPU has written into it. Said as long as nobody watches."""
+    memory = memory_of(tensor)
+    memory.written = memory.gpu.default_stream.count
+
+
+def place(storage: torch.UntypedStorage, gpu: Gpu, kept: bool = True, allocated: bool = True) -> Memory:
+    """Hang a new block of the GPU's memory on a storage."""
+    nbytes = storage.nbytes()
+    memory = Memory(gpu, gpu.allocate(nbytes) if allocated else None, nbytes if kept else None)
+    hang(memory, storage)
+    return memory
+
+
+def hang(memory: Memory, storage: torch.UntypedStorage) -> None:
+    """Make this the storage of such memory."""
+    storage.__class__ = VirtualStorage
+    storage.memory = memory
+    if _GARBAGE_LOSES_MEMORY:
+        _untrack(storage)
+        memory.storage = weakref.ref(storage)
+
+
+def _garbage_loses_memory() -> bool:
+    """Does Python's garbage collector take the attributes of a storage that a cycle held, though C++ goes on with it?
+
+    Where torch is older (2.6 does, 2.11 does not) it must not see the storages of virtual GPUs: their memory would be freed under way,
+    and PyTorch fails over some of them ("owns_pyobj() INTERNAL ASSERT").
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        plain = torch.empty(1, device="cpu")
+        _storage_of(plain).mark = True
+        cycle: list[Any] = [_storage_of(plain)]
+        cycle.append(cycle)
+        del cycle
+        gc.collect(0)
+        return not hasattr(_storage_of(plain), "mark")
+    finally:
+        if collects:
+            gc.enable()
+
+
+_GARBAGE_LOSES_MEMORY = _garbage_loses_memory()
+_untrack = ctypes.pythonapi.PyObject_GC_UnTrack
+_untrack.argtypes, _untrack.restype = [ctypes.py_object], None
+
+
+def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
+    """The virtual tensor over a plain one: on the memory of its storage if it is a view, else on new memory of the GPU."""
+    if plain.layout is torch.strided:
+        storage = _storage_of(plain)
+        memory = storage.__dict__.get("memory")
+        if memory is None:
+            place(storage, gpu)
+        else:
+            gpu = memory.gpu
+    tensor = _make_subclass(VirtualTensor, plain)
+    tensor._gpu = gpu
+    return tensor
+
+
+def stand_in(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
+    """The virtual tensor over a plain one of whose memory the GPU's allocator knows nothing."""
+    place(_storage_of(plain), gpu, allocated=False)
+    return wrap(plain, gpu)
+
+
+def wrap_all(result: Any, gpu: Gpu) -> Any:
+    """The same for whatever an operator returns."""
+    kind = type(result)
+    if kind is torch.Tensor:
+        return wrap(result, gpu)
+    if kind is tuple or kind is list:
+        return kind(wrap_all(x, gpu) for x in result)
+    return result
+
+
+def tensors(*arguments: Any) -> Iterator[torch.Tensor]:
+    """All tensors among an operator's arguments, those in lists too."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from tensors(*argument)
+        elif isinstance(argument, dict):
+            yield from tensors(*argument.values())
+
+
+def span_bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
+    """Bytes of the smallest storage that holds a tensor of this size and stride."""
+    return (sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else 0) * dtype.itemsize
+
+
+def hollow(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, allocated: bool = True) -> VirtualTensor:
+    """A tensor with a shape and memory, but without values."""
+    nbytes = span_bytes(size, stride, dtype)
+    memory = Memory(gpu, gpu.allocate(nbytes) if allocated else None, None)  # first, so that no half-made tensor outlives its failure
+    tensor = _make_wrapper_subclass(
+        VirtualTensor, size, strides=stride, dtype=dtype, layout=torch.strided, device="cpu", storage_size=nbytes
+    )
+    hang(memory, _storage_of(tensor))
+    tensor._gpu = gpu
+    return tensor
+
+
+def empty(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype) -> VirtualTensor:
+    """Uninitialised memory on a GPU, as `torch.empty_strided`, with values while the host has room for them."""
+    if not gpu.machine.may_keep(span_bytes(size, stride, dtype)):
+        made = hollow(gpu, size, stride, dtype)
+    else:
+        with _DisableTorchDispatch():
+            made = wrap(_empty_strided(size, stride, dtype=dtype, device="cpu"), gpu)
+    memory_of(made).written = 0
+    return made
