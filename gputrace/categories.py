@@ -54,9 +54,9 @@ def held(objects: list[Any], living: Living) -> Held:
 
 def workspace_sizes(capability: int) -> set[int]:
     """Bytes that cuBLAS and cuBLASLt take for a workspace on a GPU of this major compute capability."""
-    from virtualgpu.footprint.blas import workspace_bytes, workspace_lt_bytes
+    from virtualgpu import workspaces
 
-    return {workspace_bytes(capability, os.environ), workspace_lt_bytes(os.environ)} - {0}
+    return {workspaces.cublas_bytes(capability, os.environ), workspaces.cublaslt_bytes(os.environ)} - {0}
 
 
 def categorised(

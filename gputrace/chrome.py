@@ -17,14 +17,14 @@ from gputrace.files import written_whole
 from gputrace.spans import COPIES, HOST, KINDS, Side
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 ENGINES = 1000  # the first thread of the copy engines; streams and threads of the host count from 1
 _ENGINE_NAMES = dict(zip(COPIES, ("host to device", "device to host", "device to device"), strict=True))
 Event = dict[str, Any]
 
 
-def write(trace: "Trace", path: str | Path) -> None:
+def write(trace: "TraceData", path: str | Path) -> None:
     """Write a trace to a file, whole or not at all. Raises OSError where it cannot be written."""
     head = {"displayTimeUnit": "ms", "otherData": {"badge": trace.badge, **trace.origin}}
     encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -37,7 +37,7 @@ def write(trace: "Trace", path: str | Path) -> None:
         file.write(b"\n]}\n")
 
 
-def events_of(trace: "Trace") -> Iterator[Event]:
+def events_of(trace: "TraceData") -> Iterator[Event]:
     """All entries of the file; times in µs from the start of the recording, exact to the ns."""
     lanes = _Lanes(trace)
     yield from lanes.names()
@@ -52,7 +52,7 @@ def events_of(trace: "Trace") -> Iterator[Event]:
 class _Lanes:
     """The threads of the file, and what lies in them. A copy lies in two: its stream and its engine."""
 
-    def __init__(self, trace: "Trace") -> None:
+    def __init__(self, trace: "TraceData") -> None:
         self.trace = trace
         spans = trace.spans
         self.start, self.end = (np.round(column * 1e9).astype(np.int64) for column in (spans.start, spans.end))
@@ -157,7 +157,7 @@ def _microseconds(nanoseconds: int) -> float:
     return nanoseconds / 1000
 
 
-def _memory(trace: "Trace", device: int) -> Iterator[Event]:
+def _memory(trace: "TraceData", device: int) -> Iterator[Event]:
     """The counter of a device's memory, in bytes."""
     line = trace.timeline(device)
     for time, allocated, reserved in zip(line.times.tolist(), line.allocated.tolist(), line.reserved.tolist(), strict=True):

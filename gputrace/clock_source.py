@@ -19,10 +19,10 @@ class ClockSource:
     """Listens to the clock of the virtual machine in use. It forgets the oldest spans and waits beyond `most`."""
 
     def __init__(self, table: StackTable, most: int) -> None:
-        from virtualgpu import clock, hardware
+        from virtualgpu import instruments
 
-        self._machine = hardware.machine()
-        self._span = clock.Span
+        self._machine = instruments.machine()
+        self._span = instruments.Span
         self._table = table
         self._heard: deque[tuple[Any, int, int]] = deque(maxlen=most)
         self._count = 0

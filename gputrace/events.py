@@ -9,7 +9,8 @@ from types import CodeType, FrameType
 
 import numpy as np
 
-from virtualgpu.source_lines import LABKIT, SourceLine
+from virtualgpu import front_end
+from virtualgpu.source_lines import SourceLine
 
 # PyTorch's names (`device_traces` of torch.cuda.memory._snapshot). A free is requested by the program and completed when no stream
 # uses the block any more.
@@ -91,7 +92,7 @@ def _resolved(key: tuple, line: Callable[[int, int], SourceLine]) -> Stack:
     if not key or isinstance(key[0], SourceLine):
         return key
     told = (line(identity, last) for identity, last in zip(key[::2], key[1::2], strict=True))
-    return tuple(one for one in told if not one.filename.startswith(LABKIT))
+    return tuple(one for one in told if not one.filename.startswith(front_end.folders()))
 
 
 @dataclass(frozen=True, slots=True)

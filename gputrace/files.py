@@ -16,16 +16,16 @@ from gputrace.events import Events, SourceLine
 from gputrace.phases import Phase
 from gputrace.replay import Block, Segment
 from gputrace.spans import SPAN_COLUMNS, WAIT_COLUMNS, Race, Side, Spans, Waits, Work
-from virtualgpu.allocator.settings import Settings
+from virtualgpu.allocator import Settings
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 _BY_DEVICE = ("allocated_at_end", "reserved_at_end", "totals")
 _PLAIN = ("used", *_BY_DEVICE, "seconds", "lost", "error", "badge", "origin")
 
 
-def write(trace: "Trace", path: str | Path) -> None:
+def write(trace: "TraceData", path: str | Path) -> None:
     """Write a trace to a file. Raises OSError where it cannot be written."""
     header = {
         "stacks": [[[line.filename, line.line, line.function, line.text] for line in stack] for stack in trace.stacks],

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from gputrace import units
 from gputrace.holders import UNSEEN, Holder, search
 from gputrace.references import Snapshot
+from gputrace.tables import Table
 from gputrace.tensors import Census, DeviceStorage, alive, shape_and_dtype
-from labkit.inventory import Table
 from virtualgpu.source_lines import SourceLine
 
 _NONE = "no tensor born in the block outlives it"

@@ -7,10 +7,10 @@ import numpy as np
 
 from gputrace import units
 from gputrace.events import ALLOC, FREE_REQUESTED, Events, SourceLine
-from labkit.inventory import Table
+from gputrace.tables import Table
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 NO_LINE = SourceLine("", 0, "")  # of what happens while no line of the user's runs, such as a free after the last one
 
@@ -59,7 +59,7 @@ class Lines(list[LineMemory]):
         return self.table()._repr_html_()
 
 
-def by_line(trace: "Trace", device: int) -> Lines:
+def by_line(trace: "TraceData", device: int) -> Lines:
     """What each line of the user's did to the memory of one device."""
     events = trace.events
     mine = np.flatnonzero(events.device == device)
@@ -86,7 +86,7 @@ def _stacks(events: Events) -> np.ndarray:
     return np.where((events.stack == 0) & (events.birth >= 0), events.stack[events.birth], events.stack)
 
 
-def summary(trace: "Trace") -> str:
+def summary(trace: "TraceData") -> str:
     """A trace in a few lines of text."""
     told = []
     for device in trace.devices:

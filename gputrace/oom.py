@@ -10,21 +10,20 @@ from gputrace.oom_situation import (
     Verdict,
     situation_of,
 )
+from gputrace.tables import Table
 from gputrace.units import byte_text
-from labkit.inventory import Table
-from virtualgpu.allocator.oom import size_text
-from virtualgpu.allocator.settings import LARGE_SEGMENT, MIN_LARGE_ALLOC, UNLIMITED, MiB
+from virtualgpu.allocator import LARGE_SEGMENT, MIN_LARGE_ALLOC, UNLIMITED, MiB, size_text
 from virtualgpu.source_lines import SourceLine
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 _LISTED = 5  # of the largest holders
 _NAMED = 3  # lines named in an advice
 _SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
 
 
-def explain(trace: "Trace") -> "OutOfMemoryExplanation | None":
+def explain(trace: "TraceData") -> "OutOfMemoryExplanation | None":
     """The explanation of the out-of-memory error that ended the trace's block, or else of the last one in it; None without any."""
     situation = situation_of(trace)
     return None if situation is None else OutOfMemoryExplanation(situation, trace.badge, trace.lost)

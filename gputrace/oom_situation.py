@@ -12,11 +12,10 @@ from gputrace.events import CATEGORIES, OOM, SourceLine
 from gputrace.oom_message import Message
 from gputrace.phases import phase_of
 from gputrace.replay import Segment
-from virtualgpu.allocator.oom import size_text
-from virtualgpu.allocator.settings import LARGE_SEGMENT, SMALL_SIZE
+from virtualgpu.allocator import LARGE_SEGMENT, SMALL_SIZE, size_text
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 # The most that is taken for a process's own CUDA context where nobody tells: on an H200 it is 0.5 GiB, and libraries add to it.
 _CONTEXT_AT_MOST = 1 << 30
@@ -176,7 +175,7 @@ def is_small(segment: Segment) -> bool:
     return segment.small or (segment.expandable and bool(used) and max(used) <= SMALL_SIZE)
 
 
-def situation_of(trace: "Trace") -> Situation | None:
+def situation_of(trace: "TraceData") -> Situation | None:
     """The situation at the out-of-memory error that ended the block, or at the last one in it; None if there was none."""
     message = Message.read(trace.error) if trace.error else None
     index = _event(trace, message)
@@ -185,7 +184,7 @@ def situation_of(trace: "Trace") -> Situation | None:
     return _Facts(trace, index, message).situation()
 
 
-def _event(trace: "Trace", message: Message | None) -> int | None:
+def _event(trace: "TraceData", message: Message | None) -> int | None:
     """The index of the event: the last that the message can be about. Without a message it is the last, as the error was caught."""
     indices = np.flatnonzero(trace.events.action == OOM).tolist()
     if message is None:
@@ -195,14 +194,14 @@ def _event(trace: "Trace", message: Message | None) -> int | None:
     return (exact or on_device or [None])[-1]
 
 
-def _segment_size(trace: "Trace", index: int) -> int:
+def _segment_size(trace: "TraceData", index: int) -> int:
     return trace.settings.segment_size(trace.settings.round_size(int(trace.events.requested[index])))
 
 
 class _Facts:
     """Reads a trace, one event of it (None if it was lost), and the message (None if the error was caught)."""
 
-    def __init__(self, trace: "Trace", index: int | None, message: Message | None) -> None:
+    def __init__(self, trace: "TraceData", index: int | None, message: Message | None) -> None:
         self.trace, self.index, self.message = trace, index, message
         self.device = int(trace.events.device[index]) if index is not None else message.device or 0
         self.segments = trace.segments(index, self.device) if index is not None and not trace.lost else None

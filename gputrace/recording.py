@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
+import virtualgpu
 from gputrace.attribution import with_allocators_streams, with_lines, with_stacks
 from gputrace.categories import categorised, held, workspace_sizes
 from gputrace.clock_source import ClockSource
@@ -19,7 +20,8 @@ from gputrace.sources import CudaSource, VirtualSource
 from gputrace.spans import Work
 from gputrace.tensors import Census, alive, relevant_objects
 from gputrace.trace import Trace
-from labkit import machine
+from virtualgpu import front_end
+from virtualgpu.machines import with_maker
 
 MAX_EVENTS = 200_000  # on a real GPU some 2 KB of host memory each
 _NO_WORK = Work.none("it was asked for memory alone; labkit.record(timeline=True) and %%gpu_timeline record both")
@@ -74,10 +76,9 @@ class _Recording:
     def __init__(self, max_events: int, timeline: bool | None) -> None:
         import torch
 
-        used = machine.current()
-        virtual = used is not None and used.virtual
+        virtual = virtualgpu.current() is not None
         if not virtual and not torch.cuda.is_available():
-            raise RuntimeError("there is no GPU to record: labkit.use(gpus=1) gives you one, real or virtual")
+            raise RuntimeError(f"there is no GPU to record: {front_end.name()}.use(gpus=1) gives you one, real or virtual")
         timeline = virtual if timeline is None else timeline
         self._table = StackTable()
         self._source: VirtualSource | CudaSource
@@ -172,19 +173,18 @@ def _out_of_memory(error: BaseException) -> str:
 
 
 def _badge() -> str:
-    used = machine.current()
+    used = virtualgpu.current()
     if used is not None:
         return used.badge
     import torch
 
-    return f"measured on {torch.cuda.get_device_name(0)}"
+    return f"measured on {with_maker(torch.cuda.get_device_name(0))}"
 
 
 def _origin() -> dict[str, str]:
     import torch
 
-    used = machine.current()
     origin = {"torch": torch.__version__, "python": platform.python_version()}
-    if used is None or not used.virtual:  # what a virtual GPU tells is the same on every day
+    if virtualgpu.current() is None:  # what a virtual GPU tells is the same on every day
         origin["date"] = datetime.date.today().isoformat()
     return origin

@@ -19,7 +19,7 @@ from gputrace.events import (
     SEGMENT_UNMAP,
     Events,
 )
-from virtualgpu.allocator.settings import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, Settings
+from virtualgpu.allocator import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, Settings
 
 
 @dataclass(slots=True)

@@ -13,11 +13,11 @@ from gputrace import units
 from gputrace.events import OOM
 from gputrace.leaks import Leaks
 from gputrace.recording import MAX_EVENTS, record
+from gputrace.tables import Table
 from gputrace.trace import Trace
-from labkit.inventory import Table
 
 if TYPE_CHECKING:
-    from labkit.plots import Figure
+    from gputrace.figures.figure import Figure
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --line: #c8c8c8; --faint: #f3f3f3; --alarm: #a33b00; }
@@ -122,9 +122,9 @@ def page(trace: Trace, leaks: Leaks, command: str, ended: str) -> str:
     if devices:
         body.append(_time(trace, devices))
     if len(devices) > 1:
-        from labkit import plots
+        from gputrace.figures.devices import trace_devices
 
-        body.append(f"<section><h2>All devices</h2>{_figure(plots.trace_devices(trace))}</section>")
+        body.append(f"<section><h2>All devices</h2>{_figure(trace_devices(trace))}</section>")
     body += [_device(trace, device) for device in devices] or ["<p>The script asked for no memory on a GPU.</p>"]
     body.append(_kept(trace, leaks))
     return (

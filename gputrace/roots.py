@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gputrace.graph import attributes, isinstance_of
+from virtualgpu import front_end
 from virtualgpu.source_lines import SourceLine, is_users
 
 # Packages that look at a program and are no part of it: what their variables hold is not what a learner can let go of.
-_TOOLS = {"IPython", "ipykernel", "traitlets", "labkit", "pytest", "_pytest", "pluggy", "debugpy", "_pydevd_bundle", "xdist", "execnet"}
+_TOOLS = {"IPython", "ipykernel", "traitlets", "pytest", "_pytest", "pluggy", "debugpy", "_pydevd_bundle", "xdist", "execnet"}
 _LAST_ERROR = ("last_exc", "last_value", "last_traceback")  # of `sys`
 
 
@@ -60,6 +61,8 @@ def tool_of(thing: Any) -> str:
         kind = thing if isinstance_of(thing, type) else type(thing)
         module = attributes(kind).get("__module__")
     package = module.partition(".")[0] if isinstance(module, str) else ""
+    if package in front_end.packages():
+        return front_end.name()
     return package if package in _TOOLS else ""
 
 

@@ -4,16 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 from gputrace.events import ACTIONS, CATEGORIES, OOM, Stack
 from gputrace.replay import Block, Segment
-from virtualgpu.allocator.settings import UNLIMITED
+from virtualgpu.allocator import UNLIMITED
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 _STATES = {"allocated": "active_allocated", "pending": "active_pending_free", "free": "inactive"}
 _POOL = (0, 0)
 
 
-def of(trace: "Trace") -> dict[str, Any]:
+def of(trace: "TraceData") -> dict[str, Any]:
     """The segments at the end and the events of every device."""
     frames = [_frames(stack) for stack in trace.stacks]
     devices = max(trace.totals) + 1

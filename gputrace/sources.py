@@ -13,7 +13,7 @@ from typing import Any
 
 from gputrace.events import ACTION_OF, ALLOC, OOM, SEGMENT_ALLOC, SEGMENT_MAP, Event, SourceLine, StackTable
 from gputrace.replay import Segment, from_snapshot
-from virtualgpu.allocator.settings import UNLIMITED, Settings
+from virtualgpu.allocator import UNLIMITED, Settings
 
 PERIOD = 0.5  # seconds between two looks at what a real GPU's memory is used for; each takes Python's lock from the learner's program
 # Counts of torch.cuda.memory_stats that rise by one with each event of the history.
@@ -44,9 +44,9 @@ class VirtualSource:
     """Listens to the allocators of the virtual machine in use. It forgets the oldest events beyond `max_events`."""
 
     def __init__(self, table: StackTable, max_events: int) -> None:
-        from virtualgpu import hardware
+        from virtualgpu import instruments
 
-        self._machine = hardware.machine()
+        self._machine = instruments.machine()
         self._table = table
         self._heard: deque[Event] = deque(maxlen=max_events)
         self._count = itertools.count()  # of all events, from threads too

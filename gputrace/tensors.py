@@ -9,7 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gputrace import graph
-from virtualgpu.hardware import Memory
+from virtualgpu.instruments import Memory
 
 Place = tuple[int, int]  # a device's index and an address on it
 _RELEVANT = {Memory, torch.Tensor, torch.UntypedStorage, torch.nn.Module, torch.optim.Optimizer}

@@ -1,13 +1,15 @@
 """What a trace says of time: how long its devices worked, copied while they computed, and did nothing."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from gputrace.spans import ASKED, COPIES, HOST, KERNEL, WAIT, Spans, chosen, seconds_of, seconds_of_both
 
 if TYPE_CHECKING:
-    from gputrace.trace import Device
+    import torch
+
+Device: TypeAlias = "int | str | torch.device"  # 1, "cuda:1" or torch.device("cuda", 1)
 
 
 class Times:

@@ -1,62 +1,25 @@
 """A trace: what a recorded block of code did to the memory of each GPU, and when what ran on them."""
 
 import pickle
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gputrace import chrome, files, replay, snapshot
+from gputrace import chrome, files, snapshot
 from gputrace import lines as lines_of_code
-from gputrace.events import (
-    ALLOC,
-    CATEGORIES,
-    OOM,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    Events,
-    SourceLine,
-    Stack,
-)
+from gputrace.events import ALLOC, CATEGORIES
 from gputrace.leaks import Birth, Leaks, find_leaks
-from gputrace.phases import Phase
-from gputrace.replay import Segment
-from gputrace.spans import HOST, Race, Waits, Work
-from gputrace.times import Times
-from virtualgpu.allocator.settings import Settings
-from virtualgpu.source_lines import is_users
+from gputrace.times import Device
+from gputrace.trace_data import UNFINISHED, TraceData
 
 if TYPE_CHECKING:
-    import torch
-
+    from gputrace.figures.figure import Figure
     from gputrace.oom import OutOfMemoryExplanation
-    from gputrace.tensors import Census
-    from labkit.plots import Figure
-
-Device: TypeAlias = "int | str | torch.device"  # 1, "cuda:1" or torch.device("cuda", 1)
-_UNFINISHED = "the recording is still under way: its figures are there when the `with` block has ended"
 
 
-@dataclass(frozen=True, eq=False)
-class Timeline:
-    """The memory of one device over time: arrays of equal length, the first entry the start of the recording and then one an event.
-
-    `times` in seconds from the start, the rest in bytes. `used` counts everyone's on the device; -1 where that is not known.
-    """
-
-    times: np.ndarray
-    allocated: np.ndarray
-    reserved: np.ndarray
-    used: np.ndarray
-
-
-class Trace(Times):
-    """What happened to GPU memory in a block of code, and when what ran. `labkit.record()` makes one; bytes and seconds.
+class Trace(TraceData):
+    """What happened to GPU memory in a block of code, and when what ran. `gputrace.record()` makes one; bytes and seconds.
 
     Attributes:
         events: the columns of `gputrace.events.Events`, in order of time.
@@ -78,162 +41,6 @@ class Trace(Times):
         named_streams: what to call streams, by their handles; `stream_names` numbers the others.
     """
 
-    events: Events
-    stacks: list[Stack]
-    phases: list[Phase]
-    start: list[Segment]
-    settings: Settings
-    used: list[tuple[float, int, int]]
-    allocated_at_end: dict[int, int]
-    reserved_at_end: dict[int, int]
-    totals: dict[int, int]
-    work: Work
-    lost: int
-    error: str
-    badge: str
-    origin: dict[str, str]
-    census: "Census | None"
-    waits: Waits
-    races: list[Race]
-    lost_spans: int
-    named_streams: dict[int, str]
-
-    def __init__(
-        self,
-        *,
-        events: Events,
-        stacks: list[Stack],
-        start: list[Segment],
-        settings: Settings,
-        phases: list[Phase],
-        used: list[tuple[float, int, int]],
-        allocated_at_end: dict[int, int],
-        reserved_at_end: dict[int, int],
-        totals: dict[int, int],
-        seconds: float,
-        lost: int,
-        error: str,
-        badge: str,
-        origin: dict[str, str],
-        census: "Census | None" = None,
-        work: Work | None = None,
-    ) -> None:
-        work = Work.none("only its memory was recorded") if work is None else work
-        self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
-        self.spans, self.waits, self.races = work.spans, work.waits, work.races
-        self.lost_spans, self.no_timeline = work.lost, work.missing
-        self.named_streams = {}
-        self._timelines: dict[int, Timeline] = {}
-
-    if not TYPE_CHECKING:  # a type checker that saw it would take any attribute for one
-
-        def __getattr__(self, name: str) -> Any:
-            """Called only for what is not there: everything, until the recording has ended."""
-            if "events" not in self.__dict__ and not name.startswith("_"):
-                raise RuntimeError(_UNFINISHED)
-            raise AttributeError(f"a Trace has no attribute {name!r}")
-
-    # Figures
-
-    @property
-    def devices(self) -> list[int]:
-        """The devices on which memory was held, an event happened, or something ran."""
-        there = {device for device, nbytes in self.reserved_at_end.items() if nbytes}
-        there |= set(np.unique(self.spans.device).tolist()) - {HOST}
-        return sorted({0} | there | set(np.unique(self.events.device).tolist()) | {segment.device for segment in self.start})
-
-    @property
-    def peaks(self) -> dict[int, int]:
-        """The most bytes that were allocated on each device."""
-        return {device: int(self.timeline(device).allocated.max()) for device in self.devices}
-
-    @property
-    def device(self) -> int:
-        """The device with the highest peak."""
-        return max(self.devices, key=lambda device: (self.peaks[device], -device))
-
-    @property
-    def peak(self) -> int:
-        """The most bytes that were allocated on `device`; at least that many if events were lost."""
-        return self.peaks[self.device]
-
-    @property
-    def times(self) -> np.ndarray:
-        """Seconds since the start, of each figure in `allocated` and `reserved`: 0, and then the time of each event of `device`."""
-        return self.timeline().times
-
-    @property
-    def allocated(self) -> np.ndarray:
-        """Bytes that tensors take on `device` at each of `times`; `timeline(device)` tells of another device."""
-        return self.timeline().allocated
-
-    @property
-    def reserved(self) -> np.ndarray:
-        """Bytes that the allocator holds of `device` at each of `times`, in use or free."""
-        return self.timeline().reserved
-
-    @property
-    def peak_line(self) -> SourceLine | None:
-        """The line that made the peak of `device`; None if it was there from the start."""
-        index = self.peak_event()
-        return None if index < 0 else self.line(int(self.events.stack[index]))
-
-    def peak_event(self, device: "Device | None" = None) -> int:
-        """The index of the event that made the device's peak; -1 if it was there from the start."""
-        device = self.device_index(device)
-        at = int(self.timeline(device).allocated.argmax())
-        return -1 if at == 0 else int(np.flatnonzero(self.events.device == device)[at - 1])
-
-    def timeline(self, device: "Device | None" = None) -> Timeline:
-        """The memory of a device over time; by default of the one with the highest peak."""
-        device = self.device_index(device)
-        if device not in self._timelines:
-            self._timelines[device] = self._make_timeline(device)
-        return self._timelines[device]
-
-    def _make_timeline(self, device: int) -> Timeline:
-        chosen = self.events.device == device
-        times = np.concatenate([[0.0], self.events.time[chosen]])
-        action = self.events.action[chosen]
-        allocated = np.concatenate([[0], np.cumsum(self.events.rises[chosen])])
-        allocated += self.allocated_at_end.get(device, 0) - allocated[-1]
-        grows, shrinks = (np.isin(action, kinds) for kinds in ([SEGMENT_ALLOC, SEGMENT_MAP], [SEGMENT_FREE, SEGMENT_UNMAP]))
-        held = self.events.requested[chosen]
-        reserved = np.concatenate([[0], np.cumsum(np.where(grows, held, 0) - np.where(shrinks, held, 0))])
-        reserved += self.reserved_at_end.get(device, 0) - reserved[-1]
-        return Timeline(times, allocated, reserved, self._used_at(times, device))
-
-    def _used_at(self, times: np.ndarray, device: int) -> np.ndarray:
-        """What was last seen of the device's use at each of these times."""
-        seen = [(seconds, nbytes) for seconds, where, nbytes in self.used if where == device]
-        if not seen:
-            return np.full(len(times), -1, np.int64)
-        seconds, nbytes = np.array([s for s, _ in seen]), np.array([b for _, b in seen], np.int64)
-        return nbytes[np.clip(np.searchsorted(seconds, times, side="right") - 1, 0, None)]
-
-    def layers(self, device: "Device | None" = None) -> dict[str, np.ndarray]:
-        """Bytes allocated for each category, at the same times as `timeline(device)`."""
-        device = self.device_index(device)
-        chosen = self.events.device == device
-        category, rises = self.events.category[chosen], self.events.rises[chosen]
-        base = [0] * len(CATEGORIES)
-        for segment in self.start:
-            for block in segment.blocks if segment.device == device else ():
-                if block.state == "allocated":
-                    base[block.category] += block.size
-        layers = {
-            name: np.concatenate([[base[index]], base[index] + np.cumsum(np.where(category == index, rises, 0))])
-            for index, name in enumerate(CATEGORIES)
-        }
-        layers["other"] += self.timeline(device).allocated - sum(layers.values())  # nothing, unless events were lost
-        return layers
-
-    # Lines
-
-    def line(self, stack: int) -> SourceLine | None:
-        """The innermost line of the user's own in a stack; None if there is none."""
-        return next((line for line in self.stacks[stack] if is_users(line.filename)), None)
-
     def lines(self, device: "Device | None" = None) -> "lines_of_code.Lines":
         """What each line of yours did to the memory of a device: a list of `LineMemory`, in order of the source, which prints as a table.
 
@@ -242,78 +49,6 @@ class Trace(Times):
         optimizer's step does belongs to the line that called it.
         """
         return lines_of_code.by_line(self, self.device_index(device))
-
-    # Blocks
-
-    def segments(self, at: str | float | int = "end", device: "Device | None" = None) -> list[Segment]:
-        """The device's segments and their blocks at one moment: "start", "peak", "end", "oom" (before the last allocation that was
-        refused), a time in seconds (a float), or after so many events (an int).
-
-        Raises ValueError for another moment, and where events were lost.
-        """
-        device = self.device_index(device)
-        count = self.events_before(at, device)
-        if self.lost:
-            raise ValueError(f"{self.lost} events were lost, so the segments are not known: record with a larger max_events")
-        found = replay.segments_at(self.events, self.start, self.settings, count, device)
-        for segment in found:
-            for block in segment.blocks:
-                if block.birth >= 0:
-                    block.category = int(self.events.category[block.birth])
-        return found
-
-    def events_before(self, at: str | float | int, device: "Device | None" = None) -> int:
-        """The number of events before the moment `at`, which is given as for `segments`; "peak" is that of `device`.
-
-        Raises ValueError for another moment, or a device that the recording does not know.
-        """
-        refused = np.flatnonzero(self.events.action == OOM)
-        named: dict[Any, Callable[[], int]] = {
-            "start": lambda: 0,
-            "peak": lambda: self.peak_event(device) + 1,
-            "end": lambda: len(self.events),
-        }
-        if len(refused):
-            named["oom"] = lambda: int(refused[-1])
-        if isinstance(at, str) and at in named:
-            return named[at]()
-        if isinstance(at, int) and not isinstance(at, bool) and 0 <= at <= len(self.events):
-            return at
-        if isinstance(at, float) and at >= 0:
-            return int(np.searchsorted(self.events.time, at, side="right"))
-        none = "memory did not run out in this recording; " if at == "oom" else ""
-        raise ValueError(
-            f"at={at!r}: {none}choose {', '.join(map(repr, named))}, a time in seconds such as 0.5, or a number of events from 0 to "
-            f"{len(self.events)}"
-        )
-
-    def stream_names(self, device: "Device") -> dict[int, str]:
-        """What to call a device's streams, whose handles are addresses: their names, or numbers as the recording met them."""
-        device = self.device_index(device)
-        met = [segment.stream for segment in self.start if segment.device == device]
-        found, first = np.unique(self.events.stream[self.events.device == device], return_index=True)
-        ran, begun = np.unique(self.spans.stream[self.spans.device == device], return_index=True)
-        in_order = [*self.named_streams, *met, *found[np.argsort(first)].tolist(), *ran[np.argsort(begun)].tolist()]
-        others = [stream for stream in dict.fromkeys(in_order) if stream]
-        names = {0: "default stream", **{stream: f"stream {number}" for number, stream in enumerate(others, 1)}}
-        return {stream: self.named_streams.get(stream, name) for stream, name in names.items()}
-
-    def device_index(self, device: "Device | None" = None) -> int:
-        """The number of a device that is given as a number, as "cuda:1" or as a torch.device; None is the one with the highest peak.
-
-        Raises ValueError for one that the recording does not know.
-        """
-        if device is None:
-            # Not `self.device`, which asks for all timelines, where there is no choice.
-            return self.devices[0] if len(self.devices) == 1 else self.device
-        index: Any = device
-        if isinstance(device, str):
-            index = int(device[5:]) if re.fullmatch("cuda:[0-9]+", device) else None
-        elif getattr(device, "type", None) == "cuda":
-            index = index.index
-        if index not in self.totals:
-            raise ValueError(f"device={device!r}: the recording knows {', '.join(map(str, sorted(self.totals)))}")
-        return int(index)
 
     @property
     def oom(self) -> "OutOfMemoryExplanation | None":
@@ -357,9 +92,9 @@ class Trace(Times):
         The figure has `png`, `html`, `alt` and `save("memory.png")`.
         Raises ValueError for another `over`, or a device that the recording does not know.
         """
-        from labkit import plots
+        from gputrace.figures.memory import trace_memory
 
-        return plots.trace_memory(self, self.device_index(device), over)
+        return trace_memory(self, self.device_index(device), over)
 
     def plot_timeline(
         self, device: "Device | None" = None, *, memory: bool = False, start: float = 0.0, end: float | None = None
@@ -371,18 +106,18 @@ class Trace(Times):
         Raises ValueError for a device that the recording does not know and for a part that is none, RuntimeError where no timeline
         was recorded.
         """
-        from labkit import plots
+        from gputrace.figures.timeline import trace_timeline
 
-        return plots.trace_timeline(self, None if device is None else self.device_index(device), memory=memory, start=start, end=end)
+        return trace_timeline(self, None if device is None else self.device_index(device), memory=memory, start=start, end=end)
 
     def plot_segments(self, at: str | float | int = "peak", device: "Device | None" = None) -> "Figure":
         """The map of a device's segments and blocks at one moment; `at` as for `segments`.
 
         The figure has `png`, `html`, `alt` and `save("segments.png")`.
         """
-        from labkit import plots
+        from gputrace.figures.segments import segment_map
 
-        return plots.segment_map(self, at, self.device_index(device))
+        return segment_map(self, at, self.device_index(device))
 
     # Files
 
@@ -413,5 +148,5 @@ class Trace(Times):
 
     def __repr__(self) -> str:
         if "events" not in self.__dict__:
-            return f"<Trace: {_UNFINISHED}>"
+            return f"<Trace: {UNFINISHED}>"
         return lines_of_code.summary(self)

@@ -14,8 +14,10 @@ COURSE_FILE = "course.toml"
 BAR = 24  # characters
 
 
-def add_to(parser: argparse.ArgumentParser) -> None:
-    """The three commands and their options."""
+def add_to(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The command `course` of `python -m labkit`, which finds it by this function's name: three commands and their options."""
+    text = "Hand out, collect and grade the lessons' exercises in a course."
+    parser = subparsers.add_parser("course", help=text, description=text)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     texts = {
         "release": "Write the notebooks that students get, and the instructor's with the solutions.",

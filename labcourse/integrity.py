@@ -8,8 +8,8 @@ from typing import Any
 
 WATCHED = ("builtins", "json", "json.encoder", "json.decoder", "math", "random", "time", "torch", "torch.cuda", "torch.functional")
 WATCHED += ("torch.nn.functional", "torch.testing", "torch.cuda.memory", "torch.cuda.streams")
-OWN = "labkit"
-HOMES = ("labkit", "torch")  # whose functions may take each other's place: a machine of the kit changes torch
+OWN = ("virtualgpu", "gputrace", "labkit", "labcourse")
+HOMES = (*OWN, "torch")  # whose functions may take each other's place: a machine of the kit changes torch
 
 
 class Attempts:
@@ -60,7 +60,7 @@ def _places() -> list[tuple[str, Any]]:
     """Modules, the kit's classes and PyTorch's tensors, by name."""
     found: list[tuple[str, Any]] = []
     for name, module in list(sys.modules.items()):
-        own = name == OWN or name.startswith(f"{OWN}.")
+        own = name.partition(".")[0] in OWN
         if not isinstance(module, types.ModuleType) or not (own or name in WATCHED):
             continue
         found.append((name, module))

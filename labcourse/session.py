@@ -79,7 +79,7 @@ def prepare() -> Prepared:
     import matplotlib.font_manager
     import matplotlib.pyplot  # noqa: F401
 
-    import gputrace.recording  # noqa: F401
+    from gputrace import record  # noqa: F401
     from labkit import experiments, plots, widgets  # noqa: F401
 
     torch.set_num_threads(1)

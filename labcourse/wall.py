@@ -14,9 +14,12 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+import gputrace
 import labkit
+import virtualgpu
 
-PACKAGE = Path(labkit.__file__).resolve().parent
+PACKAGES = tuple(Path(file).resolve().parent for file in (virtualgpu.__file__, gputrace.__file__, labkit.__file__, __file__))
+CHECKS = PACKAGES[2] / "lessons"
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/localtime")
 HIDDEN = ("/usr/local/share/nbgrader",)  # where nbgrader keeps what a class handed in
 NOBODY = 65534  # a user that owns nothing
@@ -77,7 +80,7 @@ def environment(wall: Wall, room: str) -> dict[str, str]:
         "TMPDIR": room,
         "MPLCONFIGDIR": f"{room}/matplotlib",
         "IPYTHONDIR": f"{room}/ipython",
-        "PYTHONPATH": os.fspath(PACKAGE.parent),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(str(package.parent) for package in PACKAGES)),
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "LANG": "C.UTF-8",
@@ -95,7 +98,7 @@ def _tried(wall: Wall) -> str:
         return "is not installed"
     try:
         done = subprocess.run(
-            [*wall.around(os.fspath(PACKAGE)), sys.executable, "-I", "-c", ""], capture_output=True, text=True, timeout=PROBE_SECONDS
+            [*wall.around(os.fspath(CHECKS)), sys.executable, "-I", "-c", ""], capture_output=True, text=True, timeout=PROBE_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not start ({error})"
@@ -108,7 +111,7 @@ def _bubblewrap(scratch_bytes: int, _: str) -> Wall:
     command += ["--dir", "/tmp"]
     for path in _visible():
         command += ["--ro-bind-try", path, path]
-    command += ["--ro-bind", LESSONS, f"{PACKAGE}/lessons"]
+    command += ["--ro-bind", LESSONS, os.fspath(CHECKS)]
     for path in filter(os.path.isdir, HIDDEN):
         command += ["--tmpfs", path]
     command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
@@ -123,7 +126,7 @@ def _visible() -> list[str]:
     folders = [*SYSTEM, sys.base_prefix, sys.prefix, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
-    return list(dict.fromkeys([*folders, os.path.realpath(sys.executable), os.fspath(PACKAGE)]))
+    return list(dict.fromkeys([*folders, os.path.realpath(sys.executable), *map(os.fspath, PACKAGES)]))
 
 
 def _unshare(_: int, reasons: str) -> Wall:

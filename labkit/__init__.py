@@ -3,7 +3,11 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from labkit.version import __version__ as __version__
+from virtualgpu import front_end
+
+front_end.register("labkit", __file__, offers_use=True)
+
 __all__ = [
     "Isolated",
     "IsolatedError",

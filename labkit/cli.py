@@ -1,15 +1,14 @@
 """The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun`, `lessons` and `course`."""
 
 import argparse
-import importlib.machinery
-import os
+import importlib.util
 import sys
 import traceback
-import types
 from collections.abc import Callable
 
-import labkit
-from labcourse import commands as course_commands
+from labkit.version import __version__
+from virtualgpu.commands import REFUSED, RUN, add_machine, add_run, add_script, checked_gpus
+from virtualgpu.script import check_script, run_script
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m labkit", description="The GPU teaching kit's commands.")
-    parser.add_argument("--version", action="version", version=f"labkit {labkit.__version__}")
+    parser.add_argument("--version", action="version", version=f"labkit {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(name: str, does: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -29,9 +28,7 @@ def _parser() -> argparse.ArgumentParser:
         return parser
 
     command("doctor", _doctor, "Print what this machine has, what the kit will run on, and what to do about anything missing.")
-    run = command("run", _run, "Run an unmodified PyTorch script on virtual GPUs, as `python SCRIPT ARGUMENTS` would run it on real ones.")
-    run.add_argument("--virtual-time", action="store_true", help="let Python's `time` tell the model's times: the same on every computer")
-    _add_machine_and_script(run)
+    add_run(commands.add_parser("run", help=RUN, description=RUN), "labkit run")
     trace = command(
         "trace", _trace, "Run a PyTorch script and write an HTML page about the memory and time of its GPUs, also when it fails."
     )
@@ -40,7 +37,8 @@ def _parser() -> argparse.ArgumentParser:
         "are any, and CUDA is up before its first line. Recorded is this process, from the script's first line to its last: not the "
         "processes that it starts, and not one that is killed or leaves by os._exit."
     )
-    _add_machine_and_script(trace)
+    add_machine(trace)
+    add_script(trace)
     trace.add_argument("--output", metavar="FILE", help="the page; one of that name is written over (default: SCRIPT-memory.html, here)")
     trace.add_argument("--max-events", type=int, metavar="N", help="keep more or fewer events than labkit.record() does; the newest stay")
     trace.add_argument("--no-timeline", action="store_true", help="leave out what ran when: on real GPUs PyTorch's profiler stays off")
@@ -48,21 +46,13 @@ def _parser() -> argparse.ArgumentParser:
         "torchrun", _torchrun, "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour."
     )
     _add_ranks(torchrun)
-    _add_script(torchrun)
+    add_script(torchrun)
     lessons = command("lessons", _lessons, "Copy the lessons into a folder to work in. What is there already stays as it is.")
     lessons.add_argument("--to", default="work", metavar="DIR", help="where the copies go (default: work, here)")
     lessons.add_argument("--reset", metavar="NN", help="bring one lesson back as it was, such as 03; what you wrote is kept beside it")
-    text = "Hand out, collect and grade the lessons' exercises in a course."
-    course_commands.add_to(commands.add_parser("course", help=text, description=text))
+    if importlib.util.find_spec("labcourse") is not None:  # by name, for it stands on this package, and may be left out
+        importlib.import_module("labcourse.commands").add_to(commands)
     return parser
-
-
-def _add_machine_and_script(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpus", type=int, metavar="N", help="how many virtual GPUs (default: 1)")
-    parser.add_argument("--like", metavar="MODEL", help="the GPU they are modelled on, such as T4 or H200 (default: T4)")
-    parser.add_argument("--memory", metavar="SIZE", help="memory of each, such as 16GiB (default: the model's)")
-    parser.add_argument("--no-values", action="store_true", help="keep shapes, memory, order and time, and compute nothing")
-    _add_script(parser)
 
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
@@ -78,68 +68,17 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--in-order", action="store_true", help="show the ranks' output one rank after the other")
 
 
-def _add_script(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("script", help="the Python script")
-    own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
-    own.required = False  # argparse would ask for them where the script is missing
-
-
 def _doctor(options: argparse.Namespace) -> int:
     from labkit import doctor
 
     return doctor.main()
 
 
-def _run(options: argparse.Namespace) -> int:
-    try:
-        check_script(options.script)
-        _use_gpus(options, virtual=True)
-    except (ValueError, TypeError, RuntimeError) as error:
-        return _refuse(str(error))
-    _set_up_for_times(options)
-    run_script(options.script, options.arguments)
-    return 0
-
-
-def _set_up_for_times(options: argparse.Namespace) -> None:
-    """What a script that measures needs. It lasts until the process ends, as the machine does: see `_use_gpus`."""
-    from virtualgpu import hardware, host_clock
-
-    machine = hardware.machine()
-    machine.blanks_host = options.no_values  # a script times copies to the host too
-    if options.virtual_time:
-        host_clock.put_in_place(machine.clock, lambda seconds: machine.turns.sleep(seconds, machine.clock))
-
-
-def check_script(script: str | os.PathLike) -> None:
-    """Raises ValueError unless it is a file."""
-    if os.path.isdir(script):
-        raise ValueError(f"{script} is a folder: give the script in it that shall run")
-    if not os.path.isfile(script):
-        raise ValueError(f"no such script: {script}")
-
-
-def _use_gpus(options: argparse.Namespace, virtual: bool | None) -> None:
-    """Put the machine in place, until the process ends: the script's threads and atexit functions may outlive its last line."""
-    from labkit import machine
-
-    if options.gpus is not None and not 1 <= options.gpus <= machine.MAXIMUM:
-        raise ValueError(f"--gpus {options.gpus}: choose a whole number from 1 to {machine.MAXIMUM}")
-    machine.use(
-        1 if options.gpus is None else options.gpus,
-        like=options.like,
-        memory=options.memory,
-        virtual=virtual,
-        values=not options.no_values,
-        quiet=True,
-        heeds_environment=True,
-    )
-
-
 def _trace(options: argparse.Namespace) -> int:
     import shlex
 
     from gputrace import report
+    from labkit import machine
 
     try:
         check_script(options.script)
@@ -147,7 +86,15 @@ def _trace(options: argparse.Namespace) -> int:
             raise ValueError(f"--max-events {options.max_events}: give a whole number, 1 or more")
         target = report.checked(options.output or report.default_path(options.script))
         wishes = (options.gpus, options.like, options.memory, options.no_values or None)
-        _use_gpus(options, virtual=None if wishes == (None,) * 4 else True)
+        machine.use(
+            checked_gpus(options),
+            like=options.like,
+            memory=options.memory,
+            virtual=None if wishes == (None,) * 4 else True,
+            values=not options.no_values,
+            quiet=True,
+            heeds_environment=True,
+        )
     except (ValueError, TypeError, RuntimeError) as error:
         return _refuse(str(error), "trace")
     command = shlex.join([options.script, *options.arguments])
@@ -157,9 +104,9 @@ def _trace(options: argparse.Namespace) -> int:
     return 0 if written else 1
 
 
-def _refuse(message: str, command: str = "run") -> int:
+def _refuse(message: str, command: str) -> int:
     print(f"labkit {command}: {message}", file=sys.stderr)
-    return 2  # as argparse does for an argument that it refuses
+    return REFUSED
 
 
 def _torchrun(options: argparse.Namespace) -> int:
@@ -201,39 +148,3 @@ def _lessons(options: argparse.Namespace) -> int:
     except OSError as error:
         return _refuse(f"{error.filename or folder}: {error.strerror}", "lessons")
     return 0
-
-
-def run_script(script: str, arguments: list[str]) -> None:
-    """Run `script` in this process as `python script arguments` would: `sys.argv`, `sys.path[0]`, `__main__`, `__file__`.
-
-    Whatever the script raises goes up, SystemExit included; a traceback printed for it begins at the script's own first line.
-    The module `__main__` stays in place afterwards: threads, pickle and multiprocessing's spawned children look it up.
-    """
-    path = os.path.abspath(script)
-    main = types.ModuleType("__main__")
-    main.__file__ = path
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    sys.modules["__main__"] = main
-    sys.argv = [script, *arguments]
-    if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
-    code = None
-    try:
-        with open(path, "rb") as source:
-            code = compile(source.read(), path, "exec", dont_inherit=True)
-        exec(code, main.__dict__)
-    except BaseException:
-        _hide_frames_before(code)
-        raise
-
-
-def _hide_frames_before(code: types.CodeType | None) -> None:
-    """Make sys.excepthook, the script's or Python's, see a traceback that begins at `code` (and an empty one if it never ran)."""
-    show = sys.excepthook
-
-    def from_the_script(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
-        while traceback is not None and traceback.tb_frame.f_code is not code:
-            traceback = traceback.tb_next
-        show(kind, error.with_traceback(traceback), traceback)
-
-    sys.excepthook = from_the_script

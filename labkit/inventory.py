@@ -1,49 +1,9 @@
 """`labkit.gpus()`: the GPUs in use, and where each figure about them comes from."""
 
-import re
-from dataclasses import dataclass
-from html import escape
-
+import virtualgpu
+from gputrace import Table
 from labkit import machine, nvidia
-
-_FIGURE = re.compile(r"[+-]?[\d.,]+(e[+-]?\d+)?(%| ?[A-Za-zµ/]+)?|")  # 12, +4.5 MiB, or nothing
-_LONG = 24  # characters: a longer text may be broken, even within a word
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text with a header; prints as plain text and as HTML."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    caption: str
-
-    def __repr__(self) -> str:
-        lines = [self.header, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
-        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-        return "\n".join([self.caption, *text])
-
-    def _repr_html_(self) -> str:
-        styles = [_style([row[i] for row in self.rows]) for i in range(len(self.header))]
-        head = "".join(f'<th scope="col" style="{style}">{escape(cell)}</th>' for cell, style in zip(self.header, styles, strict=True))
-        body = "".join(
-            "<tr>" + "".join(f'<td style="{style}">{escape(cell)}</td>' for cell, style in zip(row, styles, strict=True)) + "</tr>"
-            for row in self.rows
-        )
-        caption = f'<caption style="color: inherit">{escape(self.caption)}</caption>'  # the classic notebook would make it too pale to read
-        table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        # It may be wider than the page: the keyboard reaches it, to scroll.
-        return f'<div role="group" tabindex="0" aria-label="{escape(self.caption)}" style="overflow-x: auto">{table}</div>'
-
-
-def _style(cells: list[str]) -> str:
-    """How a column is laid out, in the cells themselves: a notebook's own style would put text to the right and let it run off the page."""
-    if all(_FIGURE.fullmatch(cell) for cell in cells):
-        return "text-align: right; white-space: nowrap"
-    if max(map(len, cells)) <= _LONG:
-        return "text-align: left; white-space: nowrap"
-    return "text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 16em"
+from virtualgpu.machines import gibibytes
 
 
 def gpus() -> Table:
@@ -54,7 +14,8 @@ def gpus() -> Table:
     import torch
 
     header = ("device", "name", "memory", "capability", "multiprocessors", "driver", "source")
-    driver, source = _virtual_source() if used.virtual else _real_source()
+    virtual = virtualgpu.current()
+    driver, source = _real_source() if virtual is None else (virtual.profile.driver_version, "labkit's profile of the model")
     rows = []
     for index in range(used.count):
         figures = torch.cuda.get_device_properties(index)
@@ -62,7 +23,7 @@ def gpus() -> Table:
             (
                 f"cuda:{index}",
                 figures.name,
-                machine.gibibytes(figures.total_memory),
+                gibibytes(figures.total_memory),
                 f"{figures.major}.{figures.minor}",
                 str(figures.multi_processor_count),
                 driver,
@@ -70,12 +31,6 @@ def gpus() -> Table:
             )
         )
     return Table(header, tuple(rows), used.badge)
-
-
-def _virtual_source() -> tuple[str, str]:
-    from virtualgpu import hardware
-
-    return hardware.machine().profile.driver_version, "labkit's profile of the model"
 
 
 def _real_source() -> tuple[str, str]:

@@ -1,7 +1,6 @@
 """Which GPUs a lesson runs on: the machine's own when there are enough, virtual ones otherwise."""
 
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -10,12 +9,12 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
-if TYPE_CHECKING:
-    from virtualgpu.race_reports import Race
+import virtualgpu
+from virtualgpu import profiles
+from virtualgpu.machines import check_count, check_memory, gibibytes, parse_bytes, with_maker
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-MAXIMUM = 16  # GPUs of one machine
-DEFAULT_MODEL = "T4"  # what Colab gives
+if TYPE_CHECKING:
+    from virtualgpu import Race, VirtualGPUs
 
 _current: "Machine | None" = None
 
@@ -38,29 +37,21 @@ class Machine:
     A `with` block raises RuntimeError where the machine is not in use any more, or in another block already.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, virtual: "VirtualGPUs | None" = None) -> None:
+        """`virtual` are the GPUs, where they are in place already."""
         self.request = request
         self._entered = False
         self._too_few = 0  # the real GPUs that there are, where virtual ones take their place
-        self._installation: Any = None
         self._fractions: list[float] = []
         self._told_in = 0  # the number of the notebook's cell in which the banner was printed last
-        if request.virtual:
-            self._put_virtual_in_place()
-        else:
+        self._virtual = virtual
+        if not request.virtual:
             self._limit_real()
-
-    def _put_virtual_in_place(self) -> None:
-        """Where the environment names a virtual machine of another process that is alike, the GPUs are the same (virtualgpu.ledger)."""
-        from virtualgpu import hardware, ledger, profiles
-        from virtualgpu.install import Installation
-
-        profile = profiles.load(self.request.like or DEFAULT_MODEL)
-        request = self.request
-        shared = ledger.join(profile.name, request.gpus, request.memory or profile.total_memory, os.environ.get(ledger.ADDRESS))
-        machine = hardware.Machine(profile, request.gpus, request.memory, request.values, request.heeds_environment, shared)
-        self._installation = Installation(machine, in_child=(inherit, request), joins=shared is not None)
-        self.name = profile.name
+            return
+        if virtual is None:
+            asked = request.gpus, request.like, request.memory, request.values
+            self._virtual = virtual = virtualgpu.use(*asked, heeds_environment=request.heeds_environment)
+        self.name = virtual.name
 
     def _limit_real(self) -> None:
         import torch
@@ -85,8 +76,7 @@ class Machine:
     @property
     def badge(self) -> str:
         """Where a figure made on this machine comes from."""
-        name = self.name if self.name.startswith("NVIDIA") else f"NVIDIA {self.name}"
-        return f"virtual GPU, modelled on {name}" if self.virtual else f"measured on {name}"
+        return f"measured on {with_maker(self.name)}" if self._virtual is None else self._virtual.badge
 
     @property
     def banner(self) -> str:
@@ -107,43 +97,39 @@ class Machine:
 
     def host_time(self) -> float:
         """Seconds on the clock that this machine's kernels run on."""
-        return self._installation.machine.clock.host if self.virtual else time.perf_counter()
+        return time.perf_counter() if self._virtual is None else self._virtual.host_time()
 
     def races(self) -> "list[Race]":
         """The races found so far, each pair of lines once. Raises RuntimeError on real GPUs, where nobody can see them."""
-        if not self.virtual:
+        if self._virtual is None:
             raise RuntimeError("races are found on virtual GPUs alone: labkit.use(gpus=1, virtual=True)")
-        return list(self._installation.machine.order.races)
+        return self._virtual.races()
 
     @contextmanager
     def without_values(self) -> Iterator[None]:
         """In the block, virtual GPUs compute nothing, as with `values=False`; what it makes must not outlive it. Real ones compute."""
-        if not self.virtual:
+        if self._virtual is None:
             yield
             return
-        virtual = self._installation.machine
-        kept, virtual.values = virtual.values, False
-        try:
+        with self._virtual.without_values():
             yield
-        finally:
-            virtual.values = kept
 
     def take_away(self) -> None:
         """What `use(None)` does: no virtual GPUs any more, or no limit on the memory of real ones. Doing it again changes nothing."""
         global _current
-        if self._installation is not None:
-            self._installation.remove()
+        if self._virtual is not None:
+            self._virtual.take_away()
         for index, fraction in enumerate(self._fractions):
             import torch
 
             torch.cuda.set_per_process_memory_fraction(fraction, index)
-        self._installation, self._fractions = None, []
+        self._fractions = []
         if _current is self:
             _current = None
 
     def __enter__(self) -> "Machine":
-        if self._entered or _current is not self:
-            raise RuntimeError(_IN_USE.format(self.banner if _current is self else "another machine"))
+        if self._entered or current() is not self:
+            raise RuntimeError(_IN_USE.format(self.banner if current() is self else "another machine"))
         self._entered = True
         return self
 
@@ -211,25 +197,25 @@ def use(
         RuntimeError: there are too few real GPUs, or another machine is in use. Nothing is changed then.
     """
     global _current
+    used = current()
     if gpus is None:
-        if _current is not None:
-            _current.take_away()
+        if used is not None:
+            used.take_away()
         return None
     request = replace(_checked(gpus, like, memory, virtual, values), heeds_environment=heeds_environment)
-    if _current is not None:
-        if _current.request != request or _current._entered:
-            raise RuntimeError(_IN_USE.format(_current.banner))
-    else:
-        _current = Machine(request)
+    if used is None:
+        used = _current = Machine(request)
         if request.virtual and virtual is None and not _virtual_is_asked_for(like, values):
-            _current._too_few = real_gpus()
+            used._too_few = real_gpus()
+    elif used.request != request or used._entered:
+        raise RuntimeError(_IN_USE.format(used.banner))
     shell = _shell()
     if shell is not None:
         shell.extension_manager.load_extension("labkit")
     if not quiet:
-        print(_current.banner)
-        _current._told_in = 0 if shell is None else shell.execution_count
-    return _current
+        print(used.banner)
+        used._told_in = 0 if shell is None else shell.execution_count
+    return used
 
 
 def _shell() -> Any:
@@ -238,32 +224,32 @@ def _shell() -> Any:
     return ipython.get_ipython() if ipython is not None else None
 
 
-def inherit(request: Request, environment: dict[str, str]) -> None:
-    """Put the machine of the parent in place: called in a process that multiprocessing starts, before it imports the main module.
+def current() -> Machine | None:
+    """The machine in use; None when there is none.
 
-    `environment` has the variables by which the parent's machine is found.
+    Virtual GPUs are also in use where a process has inherited them, and where `virtualgpu.use` put them in place.
     """
     global _current
-    if _current is None:
-        os.environ.update(environment)
-        _current = Machine(request)
-
-
-def current() -> Machine | None:
-    """The machine in use; None when there is none."""
+    virtual = virtualgpu.current()
+    if _current is not None and _current.virtual and _current._virtual is not virtual:
+        _current = None  # they were taken away without us
+    if _current is None and virtual is not None:
+        asked = virtual.request
+        _current = Machine(Request(asked.gpus, asked.like, asked.memory, True, asked.values, asked.heeds_environment), virtual)
     return _current
 
 
 def in_use() -> Machine:
     """The machine in use. Raises RuntimeError when there is none."""
-    if _current is None:
+    used = current()
+    if used is None:
         raise RuntimeError("no GPU is in use: labkit.use(gpus=1) gives you one, real or virtual")
-    return _current
+    return used
 
 
 def host_time() -> float:
     """Seconds on the clock that the machine's kernels run on: the real clock, or a virtual machine's own."""
-    return time.perf_counter() if _current is None else _current.host_time()
+    return virtualgpu.host_time()
 
 
 def races() -> "list[Race]":
@@ -272,20 +258,18 @@ def races() -> "list[Race]":
     Each has a `kind` ("stale read", "overwritten too early", "two writers") and two sides, `first` and `second`, in the order of their
     launch; printed, it says what happens and how to put it in order. Raises RuntimeError without a virtual machine.
     """
-    if _current is None:
+    used = current()
+    if used is None:
         raise RuntimeError("races are found on virtual GPUs, and none is in use: labkit.use(gpus=1, virtual=True)")
-    return _current.races()
+    return used.races()
 
 
 def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Request:
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MAXIMUM:
-        raise ValueError(f"gpus={gpus!r}: choose a whole number from 1 to {MAXIMUM}, or None to take the machine away")
+    check_count(gpus)
     for name, value, choices in (("virtual", virtual, (True, False, None)), ("values", values, (True, False))):
         if not any(value is choice for choice in choices):
             raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
     if like is not None:
-        from virtualgpu import profiles
-
         profiles.load(like)
     limit = None if memory is None else parse_bytes(memory)
     if virtual is None:
@@ -298,7 +282,7 @@ def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Re
         if like is not None or not values:
             raise ValueError("like= and values= describe virtual GPUs; with virtual=False leave them out")
     if virtual and limit is not None:
-        _check_virtual_memory(limit)
+        check_memory(limit)
     return Request(gpus, like, limit, virtual, values)
 
 
@@ -307,30 +291,11 @@ def _virtual_is_asked_for(like: str | None, values: bool) -> bool:
     return os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0") or like is not None or not values
 
 
-def _check_virtual_memory(limit: int) -> None:
-    least = 1 << 30
-    if limit < least:
-        raise ValueError(f"memory={limit} bytes: a virtual GPU has at least {gibibytes(least)}, of which its CUDA context takes some")
-
-
 def real_gpus() -> int:
     """How many CUDA GPUs PyTorch sees on this computer, the virtual ones aside."""
-    if _current is not None and _current.virtual:
-        return _current._installation.real_gpus
+    virtual = virtualgpu.current()
+    if virtual is not None:
+        return virtual.real_gpus
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def parse_bytes(text: str | int) -> int:
-    """Bytes of "16GiB", "500 MB" or a plain number. Raises ValueError naming the units."""
-    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text) if isinstance(text, str) else None
-    if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:
-        raise ValueError(f"memory={text!r}: give a positive number of bytes, or a size such as '16GiB' (units: KiB, MiB, GiB, KB, MB, GB)")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-def gibibytes(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):.1f} GiB"

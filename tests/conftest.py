@@ -57,6 +57,22 @@ def the_same_main() -> Iterator[None]:
     sys.modules["__main__"] = main
 
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
+    """matplotlib's own figures of the figures that were finished in the test."""
+    from gputrace.figures import Figure
+
+    canvases = []
+    finish = Figure.__init__
+
+    def finished(figure, canvas, alt):
+        canvases.append(canvas)
+        finish(figure, canvas, alt)
+
+    monkeypatch.setattr(Figure, "__init__", finished)
+    return canvases
+
+
 def pytest_collection_finish() -> None:
     """Collections of garbage, of which the tests ask for many, pass over what is there before the first: half a million objects."""
     gc.collect()

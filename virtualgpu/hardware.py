@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from virtualgpu import costs, errors
+from virtualgpu import costs, errors, front_end
 from virtualgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
 from virtualgpu.budget import host_budget
 from virtualgpu.clock import Clock, StreamEvents, StreamTime
@@ -372,7 +372,8 @@ class Machine:
         if self.forked:
             torch.cuda._lazy_init()
         if not self.alive:
-            raise RuntimeError("this virtual GPU is gone: the machine was taken away, by labkit.use(None) or at the end of a `with` block")
+            gone = f"the machine was taken away, by {front_end.name()}.use(None) or at the end of a `with` block"
+            raise RuntimeError(f"this virtual GPU is gone: {gone}")
 
 
 _in_place: Machine | None = None
@@ -404,5 +405,5 @@ def watch(order: "Order") -> None:
 def machine() -> Machine:
     """The machine in place. Raises RuntimeError when there is none."""
     if _in_place is None:
-        raise RuntimeError("no virtual GPU is in use: labkit.use(gpus=1) puts one in place")
+        raise RuntimeError(f"no virtual GPU is in use: {front_end.name()}.use(gpus=1) puts one in place")
     return _in_place

@@ -1,4 +1,4 @@
-"""Python's clocks on a machine's host time: what `labkit run --virtual-time` puts in place of those of the module `time`.
+"""Python's clocks on a machine's host time: what `run --virtual-time` puts in place of those of the module `time`.
 
 A script that times its GPU with `time.perf_counter` then prints the model's times, the same on every computer. Python's own library
 and what waits for real processes go on by the real clock: their deadlines are for things that really happen. `datetime` and
@@ -12,13 +12,13 @@ import timeit
 from collections.abc import Callable
 from typing import Any
 
+from virtualgpu import front_end
 from virtualgpu.clock import Clock
 
 EPOCH = 1767225600.0  # what time.time() tells when the host's clock is at 0: the start of 2026, in every run
 READ_SECONDS = 5e-8  # a reading takes time too, or a loop that waits for a moment to come would never end
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), "<frozen ")
 _SITE_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-_BY_THE_REAL_CLOCK = ("labkit", "torch.distributed", "torch.multiprocessing")  # modules that wait for real processes
 
 
 class _Served:
@@ -42,8 +42,7 @@ class _Served:
 def _keeps_real_time(file: str, names: dict[str, Any]) -> bool:
     if file.startswith(_STANDARD_LIBRARY) and not file.startswith(_SITE_PACKAGES):
         return True
-    module = names.get("__name__") or ""
-    return any(module == name or module.startswith(name + ".") for name in _BY_THE_REAL_CLOCK)
+    return front_end.keeps_real_time(names.get("__name__") or "")
 
 
 def replacements(clock: Clock, pause: Callable[[float], None] | None = None) -> dict[str, _Served]:

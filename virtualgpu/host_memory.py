@@ -1,5 +1,6 @@
 """How much of this computer's memory the process may use: all of it, or what its container allows."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,15 +10,30 @@ from pathlib import Path, PurePosixPath
 def host_memory(root: Path = Path("/")) -> tuple[int, int, bool]:
     """Bytes that this process may use, bytes of these that are free, and whether a container's limit is what holds.
 
-    Raises ImportError where psutil is missing.
+    Raises ImportError on Windows where psutil is missing.
     """
-    import psutil
-
-    machine = psutil.virtual_memory()
+    total, available = _whole_machine()
     limit, used = container_memory(root)
-    if limit is None or limit >= machine.total:
-        return machine.total, machine.available, False
-    return limit, max(0, min(machine.available, limit - used)), True
+    if limit is None or limit >= total:
+        return total, available, False
+    return limit, max(0, min(available, limit - used)), True
+
+
+def _whole_machine() -> tuple[int, int]:
+    """Bytes of this computer's memory, and of it what a program could get."""
+    with suppress(OSError, KeyError):
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        total, available = (int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+        return total, available
+    try:
+        import psutil  # other systems say it in ways of their own
+    except ImportError:
+        if not hasattr(os, "sysconf"):
+            raise
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return total, total
+    machine = psutil.virtual_memory()
+    return machine.total, machine.available
 
 
 def container_memory(root: Path = Path("/")) -> tuple[int | None, int]:

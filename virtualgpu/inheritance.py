@@ -23,6 +23,6 @@ def with_call(
     """
 
     def get_preparation_data(name: str) -> dict:
-        return prepare(name) | {"labkit": _Call(function, argument, environment())}
+        return prepare(name) | {"virtualgpu": _Call(function, argument, environment())}
 
     return get_preparation_data

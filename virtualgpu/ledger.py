@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import psutil
-
 from virtualgpu.shared_file import WORD, SharedFile
 
 ADDRESS = "LABKIT_MACHINE"  # the environment variable that names the table to this process's children
+NOT_FOUND = "[Not Found]"  # as NVIDIA's tools say
 ROWS = 512  # processes that may share a machine
 _HEAD, _USED = 4, 3  # words before the first row: what the machine is, and how many rows have been used
 _PID, _STARTED, _BYTES = 0, 1, 2  # a row: who, and bytes on each GPU
@@ -128,6 +127,17 @@ def started(pid: int) -> int:
 
 
 def _started_elsewhere(pid: int) -> int:
+    """Where there is no /proc: what psutil knows; without it a number that comes again is taken for the same process."""
+    try:
+        import psutil
+    except ImportError:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return 0
+        except OSError:  # it belongs to somebody else
+            pass
+        return 1
     try:
         process = psutil.Process(pid)
         return 0 if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time() * 1e6)
@@ -136,10 +146,14 @@ def _started_elsewhere(pid: int) -> int:
 
 
 def program(pid: int) -> str:
-    """The program that a process runs, as it was called; "[Not Found]", as NVIDIA's tools say, of one that nobody may ask."""
+    """The program that a process runs, as it was called; NOT_FOUND of one that nobody may ask."""
     if pid == os.getpid():
         return sys.executable
     try:
+        if os.path.exists("/proc/self/cmdline"):
+            return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]) or NOT_FOUND
+        import psutil
+
         return psutil.Process(pid).cmdline()[0]
-    except (psutil.Error, IndexError):
-        return "[Not Found]"
+    except Exception:  # it has ended, or is somebody else's; or this system has no /proc, and psutil is not installed
+        return NOT_FOUND

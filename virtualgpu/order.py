@@ -16,7 +16,7 @@ from weakref import WeakSet
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu import composed, operators, races
+from virtualgpu import composed, operators, race_reports
 from virtualgpu.accesses import Access, Place, Region, as_before, has_region, mapped, overlaid, snapshot, whole
 from virtualgpu.clock import Known, StreamTime
 from virtualgpu.launches import Arrival, Launch, Line, outputs_of, reference, user_line
@@ -114,7 +114,7 @@ class Order:
                 continue
             missed = [access for access in unordered if access.writes]
             if use.reads and missed:
-                self._tell(races.STALE, missed[-1].launch, Side.of(launch), launch.line)
+                self._tell(race_reports.STALE, missed[-1].launch, Side.of(launch), launch.line)
                 if use.known:
                     stale[id(use.tensor)] = self._stale(use, missed)
             if use.writes:
@@ -158,9 +158,9 @@ class Order:
         """The reads that see what `launch` writes there, which it may do before or after them."""
         reads = [access for access in unordered if not access.writes]
         if reads:
-            self._tell(races.OVERWRITTEN, reads[-1].launch, Side.of(launch), launch.line)
+            self._tell(race_reports.OVERWRITTEN, reads[-1].launch, Side.of(launch), launch.line)
         elif unordered:
-            self._tell(races.BOTH_WRITE, unordered[-1].launch, Side.of(launch), launch.line)
+            self._tell(race_reports.BOTH_WRITE, unordered[-1].launch, Side.of(launch), launch.line)
         return [(access, use) for access in reads]
 
     def _stale(self, use: Use, missed: list[Access]) -> torch.Tensor:
@@ -313,7 +313,7 @@ class Order:
             unordered = self._unordered(use, self.machine.clock.known)
             reads = [access for access in unordered if not access.writes]
             if use.writes and unordered:
-                kind, first = (races.OVERWRITTEN, reads[-1]) if reads else (races.BOTH_WRITE, unordered[-1])
+                kind, first = (race_reports.OVERWRITTEN, reads[-1]) if reads else (race_reports.BOTH_WRITE, unordered[-1])
                 line = user_line()
                 self._tell(kind, first.launch, Side.of_host(name, line, self.machine.clock.host), line)
                 overwritten += [(access, use) for access in reads]
@@ -328,7 +328,7 @@ class Order:
         late = [access for access in self._unordered(use, self.machine.clock.known) if access.writes] if use is not None else []
         if late:
             line = user_line()
-            self._tell(races.STALE, late[-1].launch, Side.of_host(name, line, self.machine.clock.host), line)
+            self._tell(race_reports.STALE, late[-1].launch, Side.of_host(name, line, self.machine.clock.host), line)
 
     def _learn(self) -> None:
         """The host has waited for something: what is known to be done needs no watching any more."""

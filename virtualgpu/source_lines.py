@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-LABKIT = str(Path(__file__).parent) + os.sep
+from virtualgpu import front_end
+
 _STANDARD_LIBRARY = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 _CELL = ("<ipython-input", "<stdin>", "<string>")  # code that was typed, not read from a file
 
@@ -35,16 +36,20 @@ class SourceLine:
         return f"{'cell' if cell else os.path.basename(self.filename)}:{self.line}"
 
 
-@lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
     """Is this source neither PyTorch's, nor the kit's, nor of any other library?"""
+    return _is_users(filename, front_end.folders())
+
+
+@lru_cache(maxsize=4096)
+def _is_users(filename: str, tools: tuple[str, ...]) -> bool:
     if filename.startswith("<"):
         return filename.startswith(_CELL)
     path = os.path.realpath(filename)
     if {"site-packages", "dist-packages"} & set(Path(path).parts):
         return False
     torch = importlib.util.find_spec("torch")
-    roots = [_STANDARD_LIBRARY, os.path.realpath(LABKIT) + os.sep]
+    roots = [_STANDARD_LIBRARY, *(os.path.realpath(folder) + os.sep for folder in tools)]
     places = torch.submodule_search_locations if torch else None
     roots += [os.path.realpath(place) + os.sep for place in places or ()]
     return not path.startswith(tuple(roots))

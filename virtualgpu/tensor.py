@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu import hardware
+from virtualgpu import front_end, hardware
 from virtualgpu.hardware import Gpu, Memory
 
 _make_subclass = torch.Tensor._make_subclass
@@ -227,7 +227,9 @@ VirtualStorage.__module__, VirtualStorage.__name__, VirtualStorage.__qualname__ 
 
 
 def unsupported(what: str) -> Exception:
-    return NotImplementedError(f"{what} is not served by the virtual GPU. It works on a real one: labkit.use(virtual=False)")
+    who = front_end.name()  # this package itself has virtual GPUs alone
+    how = "" if who == "virtualgpu" else f": {who}.use(virtual=False)"
+    return NotImplementedError(f"{what} is not served by the virtual GPU. It works on a real one{how}")
 
 
 def require_values(memory: Memory) -> None:
@@ -237,7 +239,8 @@ def require_values(memory: Memory) -> None:
         why = "they take too much host memory" if gpu.machine.values else "the machine was made with values=False"
         raise RuntimeError(
             f"the values of this tensor on {gpu.device} were not kept, because {why}: only its shape and its memory are known. "
-            "Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) before labkit starts."
+            "Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) "
+            f"before {front_end.name()} starts."
         )
 
 

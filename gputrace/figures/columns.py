@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 NARROW = 6  # pixels: steps of training that are narrower are not drawn one by one
 
 
-def columns_of(trace: "Trace", pixels: int) -> np.ndarray:
+def columns_of(trace: "TraceData", pixels: int) -> np.ndarray:
     """The edges of the columns, in seconds, from 0 to the end of the trace; one column a pixel.
 
     Where steps of training are too narrow to be told apart, the columns are as wide as a step, so that they show the peak of each.
@@ -26,7 +26,7 @@ def columns_of(trace: "Trace", pixels: int) -> np.ndarray:
     return np.linspace(0, end, count + 1)
 
 
-def counted(trace: "Trace") -> "Trace":
+def counted(trace: "TraceData") -> "TraceData":
     """The trace as told by a clock that counts events: from n to n + 1 stands what is there after n events of all devices."""
     time, count = trace.events.time, len(trace.events)
     # As for categories: an event at the end of one phase and the start of the next belongs to the next.
@@ -44,7 +44,7 @@ def counted(trace: "Trace") -> "Trace":
     return told
 
 
-def _step(trace: "Trace") -> float:
+def _step(trace: "TraceData") -> float:
     """Seconds from one step of training to the next, in the middle of all; 0 if there are no steps."""
     for name in ("backward", "forward"):
         starts = [phase.start for phase in trace.phases if phase.name == name]

@@ -25,13 +25,13 @@ from gputrace.figures.figure import (
 )
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 ALIKE = 1.05  # peaks closer than this factor are called the same
 CLOSE = 4  # panels, more of which lie so close together that the 0 of one would touch the last tick of the next
 
 
-def trace_devices(trace: "Trace") -> Figure:
+def trace_devices(trace: "TraceData") -> Figure:
     """Bytes allocated and reserved on every device of a trace over time, one panel a device, on the same scales."""
     peaks = trace.peaks
     with matplotlib.rc_context(STYLE):

@@ -11,7 +11,7 @@ from gputrace.figures.figure import BLUE, GREEN, GREY, ORANGE, TEXT_POINTS, VERM
 from gputrace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, seconds_of
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 NAMES = {
     KERNEL: "kernel",
@@ -55,7 +55,7 @@ class Lane:
         return self.device == HOST
 
 
-def lanes_of(trace: "Trace", devices: list[int]) -> list[Lane]:
+def lanes_of(trace: "TraceData", devices: list[int]) -> list[Lane]:
     """From the top down: the host, and of each device its streams in use and its copy engines in use."""
     spans = trace.spans
     lanes = [Lane(HOST, None, None, "host", spans.device == HOST)]
@@ -73,7 +73,7 @@ def lanes_of(trace: "Trace", devices: list[int]) -> list[Lane]:
     return lanes
 
 
-def fitting(trace: "Trace", lanes: list[Lane], most: int) -> list[Lane]:
+def fitting(trace: "TraceData", lanes: list[Lane], most: int) -> list[Lane]:
     """As many lanes as there is room for: the host, and those that were busy longest, in their order."""
     if len(lanes) <= most:
         return lanes
@@ -82,7 +82,7 @@ def fitting(trace: "Trace", lanes: list[Lane], most: int) -> list[Lane]:
     return [lane for lane in lanes if id(lane) in kept]
 
 
-def draw_lane(axes: Axes, trace: "Trace", lane: Lane, row: int, window: tuple[float, float], pixels: float) -> bool:
+def draw_lane(axes: Axes, trace: "TraceData", lane: Lane, row: int, window: tuple[float, float], pixels: float) -> bool:
     """The spans of a lane that lie in a window of seconds, which is drawn so many pixels wide; `row` counts from the top.
 
     Returns whether some were too many to be drawn one by one.
@@ -155,7 +155,7 @@ def _draw_boxes(axes: Axes, told: np.ndarray, row: int, pixel: float, look: dict
             axes.add_collection(drawn, autolim=False)
 
 
-def _write_names(axes: Axes, trace: "Trace", which: np.ndarray, row: int, window: tuple[float, float], pixels: float) -> None:
+def _write_names(axes: Axes, trace: "TraceData", which: np.ndarray, row: int, window: tuple[float, float], pixels: float) -> None:
     """The names of the kernels that are wide enough for them; of the widest, where there are very many."""
     spans, (low, high) = trace.spans, window
     start, end = np.maximum(spans.start[which], low), np.minimum(spans.end[which], high)

@@ -37,7 +37,8 @@ from gputrace.figures.figure import (
 from gputrace.figures.phases import add_phases
 
 if TYPE_CHECKING:
-    from gputrace.trace import Device, Trace
+    from gputrace.times import Device
+    from gputrace.trace_data import TraceData
 
 LEFT, RIGHT = 0.135, 0.715  # where the axes lie, as shares of the figure's width
 COLUMNS = round((RIGHT - LEFT) * SIZE[0] * DOTS_PER_INCH)  # pixels of the picture
@@ -46,7 +47,7 @@ LINE_GREY = "#777777"
 SCALES = {"time": time_ticks, "events": event_ticks}
 
 
-def trace_memory(trace: "Trace", device: "Device | None" = None, over: str = "time") -> Figure:
+def trace_memory(trace: "TraceData", device: "Device | None" = None, over: str = "time") -> Figure:
     """A device's memory over time: allocated, by what it is for, reserved and used; the phases; the line that made the peak.
 
     `device=None` is the one with the highest peak. `over="events"` gives each event of the recording, on whichever device, the same
@@ -78,7 +79,9 @@ def trace_memory(trace: "Trace", device: "Device | None" = None, over: str = "ti
         return Figure(canvas, words(canvas, *_proof(seen, trace.seconds)))
 
 
-def add_memory(canvas: Canvas, box: tuple[float, float, float, float], trace: "Trace", device: int, window: tuple[float, float]) -> None:
+def add_memory(
+    canvas: Canvas, box: tuple[float, float, float, float], trace: "TraceData", device: int, window: tuple[float, float]
+) -> None:
     """The memory of a device in a part of the recording, in seconds, drawn in a box of the canvas, without the words of its own figure.
 
     The legend stands beside the box.
@@ -103,7 +106,7 @@ class _Seen:
     """A device's memory as the picture shows it, in columns: each has the highest moment that falls in it, so no peak is lost however
     short. `edges` and `peak_time` in seconds or in events, the rest in bytes."""
 
-    trace: "Trace"
+    trace: "TraceData"
     device: int
     edges: np.ndarray
     layers: dict[str, np.ndarray]  # from the bottom up; only what occurs
@@ -116,7 +119,7 @@ class _Seen:
     ooms: list[int]  # indices of events
 
     @classmethod
-    def of(cls, trace: "Trace", device: "Device | None", edges: np.ndarray | None = None) -> "_Seen":
+    def of(cls, trace: "TraceData", device: "Device | None", edges: np.ndarray | None = None) -> "_Seen":
         line = trace.timeline(device)
         device = trace.device_index(device)
         edges = columns_of(trace, COLUMNS) if edges is None else edges
@@ -139,7 +142,7 @@ class _Seen:
         )
 
 
-def _line(trace: "Trace", event: int) -> SourceLine | None:
+def _line(trace: "TraceData", event: int) -> SourceLine | None:
     """The line that an event belongs to: the user's own, else the innermost that is known."""
     if event < 0:
         return None

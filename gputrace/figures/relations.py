@@ -12,14 +12,14 @@ from gputrace.figures.lanes import FILLED, RACE, Lane
 from gputrace.spans import HOST, Race, Side
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 MANY = 30  # arrows: more are drawn thinner,
 NEAR, FAR = 2, 8  # and one stands for those within so many pixels
 EDGE = (1 - FILLED) / 2  # from a lane's border to its boxes
 
 
-def draw_waits(axes: Axes, trace: "Trace", lanes: list[Lane], window: tuple[float, float], pixels: float) -> None:
+def draw_waits(axes: Axes, trace: "TraceData", lanes: list[Lane], window: tuple[float, float], pixels: float) -> None:
     """An arrow from the event in its stream's lane to the moment from which the waiting stream may go on; one where several fall in
     the same pixels."""
     rows = {(lane.device, lane.stream): row for row, lane in enumerate(lanes) if lane.stream is not None}

@@ -32,7 +32,8 @@ from gputrace.figures.layout import GAP, Page, Piece, lay_out
 from gputrace.replay import Block, Segment
 
 if TYPE_CHECKING:
-    from gputrace.trace import Device, Trace
+    from gputrace.times import Device
+    from gputrace.trace_data import TraceData
 
 # Inches, from the top down: the title; for each panel its lines and the ticks below them; the legend; the badge.
 TITLE, TICKS, AXIS_LABEL, LEGEND, BADGE = 0.5, 0.3, 0.2, 0.42, 0.25
@@ -53,7 +54,7 @@ Box = tuple[float, float, float, int]  # left and right in bytes, top in lines, 
 Group = tuple[str, list[Segment]]  # its name and its segments
 
 
-def segment_map(trace: "Trace", at: str | float | int = "peak", device: "Device | None" = None) -> Figure:
+def segment_map(trace: "TraceData", at: str | float | int = "peak", device: "Device | None" = None) -> Figure:
     """A device's segments and their blocks, by what the blocks are for, at one moment; `at` as for `Trace.segments`.
 
     Small and large segments have scales of their own. Raises ValueError for another moment or device, and where events were lost.
@@ -85,7 +86,7 @@ def segment_map(trace: "Trace", at: str | float | int = "peak", device: "Device 
 # What it finds
 
 
-def _finding(trace: "Trace", at: Any, device: int, segments: list[Segment]) -> str:
+def _finding(trace: "TraceData", at: Any, device: int, segments: list[Segment]) -> str:
     where = f" on cuda:{device}" if len(trace.devices) > 1 else ""
     moment = _moment(at)
     if not segments:
@@ -106,7 +107,7 @@ def _moment(at: str | float | int) -> str:
     return f"After {units.time_text(at)}" if isinstance(at, float) else f"After {at} event{'s' * (at != 1)}"
 
 
-def _just_refused(trace: "Trace", count: int, device: int) -> int:
+def _just_refused(trace: "TraceData", count: int, device: int) -> int:
     """The bytes that an allocation asked for in vain, if that is what happened on the device at this moment; else 0."""
     mine = trace.events.device == device
     beside = [*np.flatnonzero(mine[:count])[-1:], *(np.flatnonzero(mine[count:])[:1] + count)]
@@ -117,7 +118,7 @@ def _sizes(segments: list[Segment], state: str) -> list[int]:
     return [block.size for segment in segments for block in segment.blocks if block.state == state]
 
 
-def _proof(trace: "Trace", device: int, segments: list[Segment]) -> list[str]:
+def _proof(trace: "TraceData", device: int, segments: list[Segment]) -> list[str]:
     """The numbers as sentences."""
     if not segments:
         return []
@@ -144,7 +145,7 @@ def _counted(segments: list[Segment]) -> str:
 # How it is drawn
 
 
-def _groups(trace: "Trace", device: int, segments: list[Segment], small: bool) -> list[Group]:
+def _groups(trace: "TraceData", device: int, segments: list[Segment], small: bool) -> list[Group]:
     """The small or the other segments, stream by stream."""
     names = trace.stream_names(device)
     found: dict[tuple, list[Segment]] = defaultdict(list)

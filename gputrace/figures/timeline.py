@@ -34,7 +34,7 @@ from gputrace.figures.relations import draw_races, draw_waits, race_text
 from gputrace.spans import ASKED, HOST, chosen, seconds_of, seconds_of_both
 
 if TYPE_CHECKING:
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 LEFT, RIGHT = 0.17, 0.79  # where the axes lie, as shares of the figure's width
 PIXELS = (RIGHT - LEFT) * SIZE[0] * DOTS_PER_INCH
@@ -47,7 +47,9 @@ GAP = 0.12  # inches between the two
 MOST_RACES = 3  # that are told in the picture
 
 
-def trace_timeline(trace: "Trace", device: int | None = None, memory: bool = False, start: float = 0.0, end: float | None = None) -> Figure:
+def trace_timeline(
+    trace: "TraceData", device: int | None = None, memory: bool = False, start: float = 0.0, end: float | None = None
+) -> Figure:
     """The host, the streams in use and the copy engines in use of one device, or of all, a lane each.
 
     `memory=True` draws the memory of the device, or of that with the highest peak, above on the same axis. `start` and `end`, in
@@ -104,7 +106,7 @@ class _Page:
         return 1 - inches / self.height
 
 
-def _window(trace: "Trace", start: float, end: float | None) -> tuple[float, float]:
+def _window(trace: "TraceData", start: float, end: float | None) -> tuple[float, float]:
     """The part of the recording that is drawn, in seconds."""
     last = max(trace.end, 1e-6)
     until = last if end is None else end
@@ -113,7 +115,7 @@ def _window(trace: "Trace", start: float, end: float | None) -> tuple[float, flo
     return float(start), float(until)
 
 
-def _devices(trace: "Trace") -> list[int]:
+def _devices(trace: "TraceData") -> list[int]:
     """The devices on which something ran; the first of all if on none."""
     return [device for device in np.unique(trace.spans.device).tolist() if device != HOST] or trace.devices[:1]
 
@@ -121,7 +123,7 @@ def _devices(trace: "Trace") -> list[int]:
 # How it is drawn
 
 
-def _draw(axes: Axes, trace: "Trace", lanes: list[Lane], races: list, window: tuple[float, float], inches: float) -> bool:
+def _draw(axes: Axes, trace: "TraceData", lanes: list[Lane], races: list, window: tuple[float, float], inches: float) -> bool:
     """The lanes, each so high, and what stands between them; returns whether some spans were too many to be drawn one by one."""
     axes.set(xlim=window, ylim=(len(lanes), 0))
     axes.grid(axis="y", visible=False)
@@ -140,7 +142,7 @@ def _draw(axes: Axes, trace: "Trace", lanes: list[Lane], races: list, window: tu
     return crowded
 
 
-def _told(trace: "Trace", lane: Lane, inches: float) -> str:
+def _told(trace: "TraceData", lane: Lane, inches: float) -> str:
     """The share of the time that is written beside a lane, which is so high."""
     if lane.is_host:
         return f"waits {_percent(trace.host_waited, trace.end)}"
@@ -157,7 +159,7 @@ def _percent(part: float, whole: float) -> str:
     return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
-def _entries(trace: "Trace", lanes: list[Lane], races: list) -> list:
+def _entries(trace: "TraceData", lanes: list[Lane], races: list) -> list:
     """What the legend tells: the kinds that occur."""
     kinds = np.unique(trace.spans.kind[np.logical_or.reduce([lane.mask for lane in lanes])]).tolist()
     entries: list = [Patch(**{"edgecolor": "white", "linewidth": 0.3, **LOOKS[kind]}, label=NAMES[kind]) for kind in kinds]
@@ -192,7 +194,7 @@ def _tell_races(canvas: Canvas, races: list, page: _Page, top: float) -> None:
         canvas.text(0.02, page.y(top + number * LINE), text, **look)
 
 
-def _add_note(canvas: Canvas, trace: "Trace", crowded: bool, left_out: int) -> None:
+def _add_note(canvas: Canvas, trace: "TraceData", crowded: bool, left_out: int) -> None:
     """What the picture does not show, in the lower left corner as far as the badge leaves room."""
     told = [f"oldest {trace.lost_spans} spans lost"] if trace.lost_spans else []
     told += [f"{left_out} lane{'s' * (left_out != 1)} left out"] if left_out else []
@@ -204,7 +206,7 @@ def _add_note(canvas: Canvas, trace: "Trace", crowded: bool, left_out: int) -> N
 # What it finds
 
 
-def _finding(trace: "Trace", devices: list[int], races: list) -> str:
+def _finding(trace: "TraceData", devices: list[int], races: list) -> str:
     if races:
         first, second = races[0].first, races[0].second
         count = "A race" if len(races) == 1 else f"{len(races)} races"
@@ -226,7 +228,7 @@ def _named(devices: list[int]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _proof(trace: "Trace", devices: list[int], races: list) -> list[str]:
+def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
     """The numbers as sentences."""
     told = [f"Race: {race_text(race)}" for race in races]
     for device in devices:

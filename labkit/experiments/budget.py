@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from labkit.experiments.layers import FULL, INDEX, Layer, Mode, block_bytes, layers, loss
 from labkit.experiments.networks import GPT, OPTIMIZERS, PRECISIONS, Network, ResNet
-from virtualgpu.footprint.blas import workspace_bytes, workspace_lt_bytes
+from virtualgpu.workspaces import cublas_bytes, cublaslt_bytes
 
 SPREADS = ("DataParallel", "DDP")
 MOST_GPUS, MOST_ROWS = 16, 1 << 20
@@ -254,7 +254,7 @@ def _workspaces(setting: Setting, chip: Chip) -> int:
 
     So it does in the backward where a forward is computed again; and under DataParallel, whose threads hand theirs on.
     """
-    library, with_bias = workspace_bytes(chip.major, os.environ), workspace_lt_bytes(os.environ)
+    library, with_bias = cublas_bytes(chip.major, os.environ), cublaslt_bytes(os.environ)
     threads = setting.gpus > 1 and setting.spread == "DataParallel"
     again = setting.checkpointing and not isinstance(setting.network, ResNet)
     return 2 * library + with_bias * (2 if again or threads else 1)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from gputrace import Table
 from labkit import articles, machine
 from labkit.articles import Claim, Expected
 from labkit.experiments.result import Row, Run, badge
-from labkit.inventory import Table
 
 COLUMNS = {"claim": "", "article": "", "verdict": "", "outcome": "", "as_expected": "", "peak": "bytes"}
 UNTRIED, RACE = "not tried", "RaceWarning"

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from labkit.experiments.networks import GPT, MLP, Network, ResNet, segment_size
-from virtualgpu.footprint.convolution import figures
-from virtualgpu.footprint.reductions import MAX_THREADS, launch_buffers
+from virtualgpu.workspaces import REDUCTION_THREADS, convolution_bytes, reduction_bytes
 
 FULL, HALF, INDEX = 4, 2, 8  # bytes of a float32, of a float16 or bfloat16, of an int64
 
@@ -93,7 +92,7 @@ def linear(
 def _staging(rows: int, columns: int, mode: Mode) -> int:
     """Where a sum over rows is cut among blocks of threads, they put their parts there: large if rows are many and columns few."""
     shape, strides, reduced, aligned = (rows, columns), (columns, 1), (0,), 0
-    return sum(launch_buffers(shape, strides, reduced, aligned, FULL, MAX_THREADS, mode.multiprocessors, mode.threads))
+    return sum(reduction_bytes(shape, strides, reduced, aligned, FULL, REDUCTION_THREADS, mode.multiprocessors, mode.threads))
 
 
 def loss(rows: int, classes: int, mode: Mode) -> Layer:
@@ -237,7 +236,7 @@ def _convolution(
     weight = torch.empty(channels, into, kernel, kernel, dtype=dtype, device="meta")
     x, y, weights = inputs.nbytes, mode.size * rows * channels * smaller**2, weight.numel()
     copies = HALF * weights if mode.mixed else 0
-    output, input_gradient, weight_gradient = figures(inputs, y, weight, (stride,), (kernel // 2,), (1,), False, 1)
+    output, input_gradient, weight_gradient = convolution_bytes(inputs, y, weight, (stride,), (kernel // 2,), (1,), False, 1)
     backward = x + y + max(input_gradient, weight.nbytes + weight_gradient)
     convolution = Layer(name + "convolution", x, copies, y + output, backward, y, weights=(weights,), segment=segment)
     statistics = 2 * FULL * channels

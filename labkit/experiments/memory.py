@@ -85,9 +85,9 @@ class MemoryRecorder:
             self._look(count)
 
     def _listen(self) -> None:
-        from virtualgpu import hardware
+        from virtualgpu import instruments
 
-        for gpu in hardware.machine().gpus:
+        for gpu in instruments.machine().gpus:
             allocator = gpu.allocator
             self._add(gpu.index, allocator.allocated, allocator.reserved, allocator.total - allocator.free_bytes())
             listener = self._listener(gpu.index, allocator)

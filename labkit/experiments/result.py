@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gputrace import units
+from gputrace import Table, units
 from labkit import machine
-from labkit.inventory import Table
 
 Row = dict[str, Any]
 

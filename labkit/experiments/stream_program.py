@@ -11,7 +11,7 @@ import torch
 from gputrace import Trace, record
 from labkit import machine
 from labkit.experiments.result import badge
-from virtualgpu.race_reports import RaceWarning
+from virtualgpu import RaceWarning
 
 STREAMS = ("a", "b", "c")
 COPY_IN, KERNEL, COPY_OUT, WAIT, HOST_WAIT = "copy in", "kernel", "copy out", "stream waits", "host waits"

@@ -21,8 +21,6 @@ from pathlib import Path
 
 import psutil
 
-import labkit
-
 MARK = "LABKIT_ISOLATED"  # the environment variable by which what a worker started is found, wherever it went
 STOPPING = 0.25  # seconds over its time for a process to write where it is
 KILLING = 10.0  # seconds until the system has ended what was killed
@@ -220,4 +218,4 @@ def stay_until_cleared(line: socket.socket) -> None:
 def _search_path() -> str:
     """This process's, as JSON; at its end the place that this kit came from, should it be found nowhere else."""
     path = [entry for entry in sys.path if isinstance(entry, str)]
-    return json.dumps([*path, os.path.dirname(os.path.dirname(os.path.abspath(labkit.__file__)))])
+    return json.dumps([*path, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))])

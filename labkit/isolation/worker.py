@@ -16,14 +16,15 @@ from typing import Any, TextIO
 
 import cloudpickle
 
-import labkit
+import gputrace
+import virtualgpu
+from labkit import machine
 from labkit.isolation import parcel
 from labkit.isolation.endings import kind_of
 from labkit.isolation.process import Stage, end_with, stay_until_cleared
 
 # Frames that a traceback leaves out: how this process works, and what is C++ on a real GPU.
-_KIT = os.path.dirname(labkit.__file__)
-_HIDDEN = (os.path.join(_KIT, "isolation", ""), os.path.dirname(cloudpickle.__file__), os.path.join(_KIT, "vgpu", ""))
+_HIDDEN = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, cloudpickle.__file__, virtualgpu.__file__))
 
 
 def main(folder: str, control: str) -> None:
@@ -114,7 +115,7 @@ class _Recording:
         import torch
 
         self._place = place
-        self._block = labkit.record() if torch.cuda.is_available() else None
+        self._block = gputrace.record() if torch.cuda.is_available() else None
         if self._block is not None:
             self._trace = self._block.__enter__()
 
@@ -138,7 +139,7 @@ def _use(request: dict[str, Any] | None, place: Path) -> None:
         return
     tempfile.tempdir = os.fspath(place)  # a virtual machine's own files: they go with the folder, also after a crash
     try:
-        labkit.use(quiet=True, **request)
+        machine.use(quiet=True, **request)
     finally:
         tempfile.tempdir = None
 

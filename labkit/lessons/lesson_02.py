@@ -18,7 +18,7 @@ import torch
 
 from labkit import machine
 from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, right
-from virtualgpu.race_reports import RaceWarning
+from virtualgpu import RaceWarning
 
 PROBE = 10_000_000  # cycles, to learn how many there are in a second
 LONG = 0.1  # seconds: longer than the host needs for anything that a check asks

@@ -1,10 +1,10 @@
 """Figures: one finding each, said in the title and in the alternative text. The only package that imports matplotlib."""
 
-from gputrace.figures.devices import trace_devices as trace_devices
+from gputrace.figures import segment_map as segment_map
+from gputrace.figures import trace_devices as trace_devices
+from gputrace.figures import trace_memory as trace_memory
+from gputrace.figures import trace_timeline as trace_timeline
 from gputrace.figures.figure import Figure as Figure
-from gputrace.figures.memory import trace_memory as trace_memory
-from gputrace.figures.segments import segment_map as segment_map
-from gputrace.figures.timeline import trace_timeline as trace_timeline
 from labkit.plots.allocator_by_hand import allocator_by_hand as allocator_by_hand
 from labkit.plots.articles import articles_on_trial as articles_on_trial
 from labkit.plots.budget import memory_plan as memory_plan

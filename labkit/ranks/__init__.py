@@ -9,11 +9,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from labkit.cli import check_script
-from labkit.machine import MAXIMUM
 from labkit.ranks.job import Job
 from labkit.ranks.outcome import Ranks, TorchrunError, outcome
 from labkit.ranks.shown import Shown
+from virtualgpu.machines import MAXIMUM
+from virtualgpu.script import check_script
 
 __all__ = ["Ranks", "TorchrunError", "torchrun"]
 

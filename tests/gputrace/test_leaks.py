@@ -10,6 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import labkit
+import virtualgpu.hardware
 from gputrace.graph import TELLS_SAVED
 from gputrace.holders import UNSEEN
 from gputrace.leaks import find_leaks

@@ -61,7 +61,7 @@ ENDINGS = {
         "suspect",
     ),
     "the judge's source from disk": (
-        f"text = open({os.fspath(wall.PACKAGE / 'lessons' / 'lesson_00.py')!r}).read()\nassert 'values' in text",
+        f"text = open({os.fspath(wall.CHECKS / 'lesson_00.py')!r}).read()\nassert 'values' in text",
         "errors",
     ),
     "the judge itself": ("import labkit.lessons.lesson_00 as lesson; lesson.judge({}, [])", "errors"),

@@ -2,8 +2,31 @@
 
 from virtualgpu.allocator.caching import CachingAllocator
 from virtualgpu.allocator.events import EventSource
-from virtualgpu.allocator.oom import OutOfMemory
+from virtualgpu.allocator.oom import OutOfMemory, size_text
 from virtualgpu.allocator.pool import Block
-from virtualgpu.allocator.settings import Settings
+from virtualgpu.allocator.settings import (
+    LARGE_SEGMENT,
+    MIN_BLOCK,
+    MIN_LARGE_ALLOC,
+    SMALL_SEGMENT,
+    SMALL_SIZE,
+    UNLIMITED,
+    MiB,
+    Settings,
+)
 
-__all__ = ["Block", "CachingAllocator", "EventSource", "OutOfMemory", "Settings"]
+__all__ = [
+    "LARGE_SEGMENT",
+    "MIN_BLOCK",
+    "MIN_LARGE_ALLOC",
+    "SMALL_SEGMENT",
+    "SMALL_SIZE",
+    "UNLIMITED",
+    "Block",
+    "CachingAllocator",
+    "EventSource",
+    "MiB",
+    "OutOfMemory",
+    "Settings",
+    "size_text",
+]

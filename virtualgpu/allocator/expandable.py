@@ -8,7 +8,7 @@ from .pool import FREE, UNMAPPED, Block, Pool, Segment
 from .settings import SMALL_SEGMENT
 
 if TYPE_CHECKING:
-    from .allocator import CachingAllocator
+    from .caching import CachingAllocator
 
 _FIRST_ADDRESS = 1 << 50  # out of the way of ordinary segments, which lie below 2**48
 _STRIDE = 1 << 44  # between devices

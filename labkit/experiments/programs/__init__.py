@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import labkit
 from labkit import machine
 
 _FOLDER = Path(__file__).parent
@@ -31,5 +30,7 @@ def badge(ranks: int) -> str:
 
 def results(name: str, ranks: int, *arguments: Any) -> list[Any]:
     """What each rank of a program leaves in `result`, that of rank 0 first. Raises as labkit.torchrun does."""
+    from labkit.ranks import torchrun
+
     devices = "cuda" if on_gpus(ranks) else "cpu"
-    return labkit.torchrun(program(name), *arguments, ranks=ranks, devices=devices, timeout=300, quiet=True).results
+    return torchrun(program(name), *arguments, ranks=ranks, devices=devices, timeout=300, quiet=True).results

@@ -9,23 +9,7 @@ from gputrace import Trace
 from gputrace.events import ACTION_OF, ACTIVATIONS, GRADIENTS, OTHER, PARAMETERS, Event, Events, SourceLine
 from gputrace.phases import Phase
 from gputrace.replay import complete
-from labkit import plots
 from virtualgpu.allocator.settings import Settings
-
-
-@pytest.fixture
-def drawn(monkeypatch) -> list:
-    """matplotlib's own figures of the figures that were finished in the test."""
-    canvases = []
-    finish = plots.Figure.__init__
-
-    def finished(figure, canvas, alt):
-        canvases.append(canvas)
-        finish(figure, canvas, alt)
-
-    monkeypatch.setattr(plots.Figure, "__init__", finished)
-    return canvases
-
 
 MIB = 1 << 20
 LINES = (

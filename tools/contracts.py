@@ -1,0 +1,44 @@
+"""Contracts of import-linter's that are this kit's own; pyproject.toml says for what."""
+
+from grimp import ImportGraph
+from importlinter import Contract, ContractCheck, fields, output
+
+
+class _ImportsContract(Contract):
+    """One that is broken by single imports, each for itself."""
+
+    def is_broken_by(self, importer: str, imported: str) -> bool:
+        raise NotImplementedError
+
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+        packages = tuple(self.session_options["root_packages"])
+        modules = sorted(module for module in graph.modules if module.partition(".")[0] in packages)
+        pairs = [(importer, imported) for importer in modules for imported in sorted(graph.find_modules_directly_imported_by(importer))]
+        inside = [pair for pair in pairs if pair[1].partition(".")[0] in packages]
+        broken = [
+            f"{importer}:{detail['line_number']} imports {imported}"
+            for importer, imported in inside
+            if self.is_broken_by(importer, imported)
+            for detail in graph.get_import_details(importer=importer, imported=imported)
+        ]
+        return ContractCheck(kept=not broken, metadata={"broken": broken})
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        for line in check.metadata["broken"]:
+            output.print_error(line, bold=False)
+
+
+class PublicContract(_ImportsContract):
+    """A package imports of another package only modules in `public`."""
+
+    public = fields.SetField(subfield=fields.StringField())
+
+    def is_broken_by(self, importer: str, imported: str) -> bool:
+        return importer.partition(".")[0] != imported.partition(".")[0] and imported not in self.public
+
+
+class OwnFaceContract(_ImportsContract):
+    """No module of a package imports the package itself, whose names come from its modules."""
+
+    def is_broken_by(self, importer: str, imported: str) -> bool:
+        return importer != imported and importer.partition(".")[0] == imported

@@ -1,0 +1,7 @@
+"""`python -m virtualgpu`."""
+
+import sys
+
+from virtualgpu.commands import main
+
+sys.exit(main())

@@ -1,0 +1,78 @@
+"""The command `run`, of `python -m virtualgpu` and of whoever offers it too."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from virtualgpu import machines
+from virtualgpu.script import check_script, run_script
+
+if TYPE_CHECKING:
+    from virtualgpu.machines import VirtualGPUs
+
+RUN = "Run an unmodified PyTorch script on virtual GPUs, as `python SCRIPT ARGUMENTS` would run it on real ones."
+REFUSED = 2  # the exit status, as argparse has it for an argument that it refuses
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m virtualgpu", description="torch.cuda on a computer without a GPU.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    add_run(commands.add_parser("run", help=RUN, description=RUN), "virtualgpu run")
+    options = parser.parse_args(arguments)
+    return options.command(options)
+
+
+def add_run(parser: argparse.ArgumentParser, name: str) -> None:
+    """The options of `run`, and what it does; `name` is what its messages begin with."""
+    parser.add_argument(
+        "--virtual-time", action="store_true", help="let Python's `time` tell the model's times: the same on every computer"
+    )
+    add_machine(parser)
+    add_script(parser)
+    parser.set_defaults(command=lambda options: _run(options, name))
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """The options that say which virtual GPUs."""
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many virtual GPUs (default: 1)")
+    parser.add_argument("--like", metavar="MODEL", help="the GPU they are modelled on, such as T4 or H200 (default: T4)")
+    parser.add_argument("--memory", metavar="SIZE", help="memory of each, such as 16GiB (default: the model's)")
+    parser.add_argument("--no-values", action="store_true", help="keep shapes, memory, order and time, and compute nothing")
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """A script and its own arguments."""
+    parser.add_argument("script", help="the Python script")
+    own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    own.required = False  # argparse would ask for them where the script is missing
+
+
+def checked_gpus(options: argparse.Namespace) -> int:
+    """How many GPUs are asked for. Raises ValueError for a number that no machine has."""
+    if options.gpus is not None and not 1 <= options.gpus <= machines.MAXIMUM:
+        raise ValueError(f"--gpus {options.gpus}: choose a whole number from 1 to {machines.MAXIMUM}")
+    return 1 if options.gpus is None else options.gpus
+
+
+def _run(options: argparse.Namespace, name: str) -> int:
+    """The machine stays in place until the process ends: the script's threads and atexit functions may outlive its last line."""
+    try:
+        check_script(options.script)
+        gpus = machines.use(checked_gpus(options), options.like, options.memory, values=not options.no_values, heeds_environment=True)
+    except (ValueError, TypeError, RuntimeError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return REFUSED
+    _set_up_for_times(gpus, options)
+    run_script(options.script, options.arguments)
+    return 0
+
+
+def _set_up_for_times(gpus: "VirtualGPUs", options: argparse.Namespace) -> None:
+    """What a script that measures needs."""
+    from virtualgpu import host_clock
+
+    machine = gpus.machine
+    machine.blanks_host = options.no_values  # a script times copies to the host too
+    if options.virtual_time:
+        host_clock.put_in_place(machine.clock, lambda seconds: machine.turns.sleep(seconds, machine.clock))

@@ -1,0 +1,225 @@
+"""`use()` puts virtual GPUs in place, in this process and in the children that multiprocessing starts for it."""
+
+import importlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+from virtualgpu import front_end, profiles
+
+if TYPE_CHECKING:
+    from virtualgpu.race_reports import Race
+
+MAXIMUM = 16  # GPUs of one machine
+LEAST_MEMORY = 1 << 30  # bytes of a virtual GPU
+DEFAULT_MODEL = "T4"  # what Colab gives
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_IN_USE = "a machine is already in use ({}). Take it away first with {}.use(None), or leave its `with` block."
+
+_current: "VirtualGPUs | None" = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `use` was asked for, checked. `memory` in bytes."""
+
+    gpus: int
+    like: str | None
+    memory: int | None
+    values: bool
+    heeds_environment: bool = False
+
+
+class VirtualGPUs:
+    """The virtual GPUs in use. Also a context manager: at the end of a `with` block they are taken away."""
+
+    def __init__(self, request: Request) -> None:
+        """Where the environment names a virtual machine of another process that is alike, the GPUs are the same (virtualgpu.ledger)."""
+        from virtualgpu import hardware, ledger
+        from virtualgpu.install import Installation
+
+        self.request = request
+        self.profile = profiles.load(request.like or DEFAULT_MODEL)
+        shared = ledger.join(self.profile.name, request.gpus, request.memory or self.profile.total_memory, os.environ.get(ledger.ADDRESS))
+        self.machine = hardware.Machine(self.profile, request.gpus, request.memory, request.values, request.heeds_environment, shared)
+        self._installation: Any = Installation(self.machine, in_child=(inherit, (request, front_end.name())), joins=shared is not None)
+        self.real_gpus: int = self._installation.real_gpus  # those that PyTorch would see without these
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.request.gpus
+
+    @property
+    def name(self) -> str:
+        """The model's name, as `torch.cuda.get_device_name` has it."""
+        return self.profile.name
+
+    @property
+    def badge(self) -> str:
+        """Where a figure made on these GPUs comes from."""
+        return f"virtual GPU, modelled on {with_maker(self.name)}"
+
+    def host_time(self) -> float:
+        """Seconds on the clock that the kernels run on."""
+        return self.machine.clock.host
+
+    def races(self) -> "list[Race]":
+        """The races found so far, each pair of lines once."""
+        return list(self.machine.order.races)
+
+    @contextmanager
+    def without_values(self) -> Iterator[None]:
+        """In the block nothing is computed, as with `values=False`; what it makes must not outlive it."""
+        kept, self.machine.values = self.machine.values, False
+        try:
+            yield
+        finally:
+            self.machine.values = kept
+
+    def take_away(self) -> None:
+        """What `use(None)` does: PyTorch is as it was. Doing it again changes nothing."""
+        global _current
+        if self._installation is not None:
+            self._installation.remove()
+        self._installation = None
+        if _current is self:
+            _current = None
+
+    def __enter__(self) -> "VirtualGPUs":
+        if _current is not self:
+            raise RuntimeError("these virtual GPUs are not in use any more")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.take_away()
+
+    def __repr__(self) -> str:
+        some = "1 virtual GPU" if self.count == 1 else f"{self.count} virtual GPUs"
+        return f"<{some}, modelled on {with_maker(self.name)}, {gibibytes(self.request.memory or self.profile.total_memory)} each>"
+
+
+@overload
+def use(gpus: None) -> None: ...
+
+
+@overload
+def use(
+    gpus: int = 1, like: str | None = None, memory: str | int | None = None, values: bool = True, *, heeds_environment: bool = False
+) -> VirtualGPUs: ...
+
+
+def use(
+    gpus: int | None = 1,
+    like: str | None = None,
+    memory: str | int | None = None,
+    values: bool = True,
+    *,
+    heeds_environment: bool = False,
+) -> VirtualGPUs | None:
+    """Give this process virtual GPUs, which `torch.cuda` takes for real ones; `with virtualgpu.use(2, like="H200"):` for a block.
+
+    Args:
+        gpus: how many, 1 to 16. None takes those in use away.
+        like: the GPU model, such as "T4" or "H200"; `virtualgpu.profiles.names()` has all. The default is "T4".
+        memory: of each GPU, in bytes or as "16GiB". The default is the model's.
+        values: False keeps shapes, memory, order and time, but computes nothing.
+        heeds_environment: let CUDA_VISIBLE_DEVICES hide virtual GPUs, as it hides real ones.
+
+    The same request again returns what is in use.
+
+    Raises:
+        ValueError: an argument is not one of the choices, which the message names.
+        RuntimeError: other virtual GPUs are in use. Nothing is changed then.
+    """
+    global _current
+    if gpus is None:
+        if _current is not None:
+            _current.take_away()
+        return None
+    check_count(gpus)
+    if not (values is True or values is False):
+        raise ValueError(f"values={values!r}: choose one of True, False")
+    if like is not None:
+        profiles.load(like)
+    limit = None if memory is None else parse_bytes(memory)
+    if limit is not None:
+        check_memory(limit)
+    request = Request(gpus, like, limit, values, heeds_environment)
+    if _current is None:
+        _current = VirtualGPUs(request)
+    elif _current.request != request:
+        raise RuntimeError(_IN_USE.format(repr(_current)[1:-1], front_end.name()))
+    return _current
+
+
+def inherit(asked: tuple[Request, str], environment: dict[str, str]) -> None:
+    """Put the machine of the parent in place: called in a process that multiprocessing starts, before it imports the main module.
+
+    `asked` is the parent's request, and the package that its messages name. `environment` has the variables by which the parent's
+    machine is found.
+    """
+    global _current
+    request, front = asked
+    importlib.import_module(front)  # it registers itself
+    if _current is None:
+        os.environ.update(environment)
+        _current = VirtualGPUs(request)
+
+
+def current() -> VirtualGPUs | None:
+    """The virtual GPUs in use; None when there are none."""
+    return _current
+
+
+def host_time() -> float:
+    """Seconds on the clock that the kernels run on; without virtual GPUs, the real one."""
+    return time.perf_counter() if _current is None else _current.host_time()
+
+
+def races() -> "list[Race]":
+    """Pairs of launches on the same memory that nothing orders, as found so far on the virtual GPUs in use.
+
+    Each has a `kind` ("stale read", "overwritten too early", "two writers") and two sides, `first` and `second`, in the order of their
+    launch; printed, it says what happens and how to put it in order. Raises RuntimeError without virtual GPUs.
+    """
+    if _current is None:
+        raise RuntimeError(f"races are found on virtual GPUs, and none is in use: {front_end.name()}.use(gpus=1) puts one in place")
+    return _current.races()
+
+
+def check_count(gpus: Any) -> None:
+    """Raises ValueError unless it is a number of GPUs that a machine can have."""
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MAXIMUM:
+        raise ValueError(f"gpus={gpus!r}: choose a whole number from 1 to {MAXIMUM}, or None to take the machine away")
+
+
+def check_memory(limit: int) -> None:
+    """Raises ValueError for less memory than a virtual GPU has."""
+    if limit < LEAST_MEMORY:
+        least = gibibytes(LEAST_MEMORY)
+        raise ValueError(f"memory={limit} bytes: a virtual GPU has at least {least}, of which its CUDA context takes some")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of "16GiB", "500 MB" or a plain number. Raises ValueError naming the units."""
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text) if isinstance(text, str) else None
+    if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:
+        raise ValueError(f"memory={text!r}: give a positive number of bytes, or a size such as '16GiB' (units: KiB, MiB, GiB, KB, MB, GB)")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def gibibytes(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB"
+
+
+def with_maker(name: str) -> str:
+    """A GPU's name with that of its maker: not all have it, such as "Tesla T4"."""
+    return name if name.startswith("NVIDIA") else f"NVIDIA {name}"
