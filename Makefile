@@ -10,7 +10,7 @@
 #   make test-classic   every lesson on what stands in for Colab, and the widgets in the classic notebook 6.5 with Colab's ipywidgets 7.7.1;
 #                       installs Colab's packages into .venv-classic (PYTHON=python3.13 is Colab's Python)
 #   make test-binder    every lesson in JupyterLab within Binder's 2 GB and one core; builds what Binder would into .venv-binder
-#   make lint, format   check the code's style and its types, or correct the style
+#   make lint, format   check the code's style, its types and which package imports which, or correct the style
 #   make clean          remove .venv, .venv-binder, .venv-classic, .venv-nbgrader, .venv-versions and what the tools left behind
 #
 # Variables:
@@ -107,13 +107,14 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(BINDER) $(CLASSIC) $(NBGRADER) .venv-versions .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(BINDER) $(CLASSIC) $(NBGRADER) .venv-versions .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call make_venv,FOLDER): a virtual environment there, unless there is one.

@@ -8,17 +8,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import gputrace
 import labkit
+import virtualgpu
 from gputrace.holders import Holder
 from gputrace.leaks import Leak, Leaks
-from gputrace.trace import Timeline
+from gputrace.tables import Table
+from gputrace.trace_data import Timeline
 from labkit import cli
-from labkit.inventory import Table
 from labkit.lessons import Progress, Verdict
 from labkit.machine import Machine
 from labkit.ranks import Ranks
 from virtualgpu.race_reports import Race
 
+PACKAGES = ("virtualgpu", "gputrace", "labkit")
 # Classes without a public name whose objects public functions return.
 GIVEN = [Holder, Leak, Leaks, Machine, Progress, Race, Ranks, Table, Timeline, Verdict]
 MODULES = [getattr(labkit, name) for name in labkit._MODULES]
@@ -28,6 +31,8 @@ def named() -> Iterator[tuple[str, object]]:
     """Public functions and classes; a constant says what it is by its name."""
     for name in labkit._FUNCTIONS:
         yield f"labkit.{name}", getattr(labkit, name)
+    for package in (virtualgpu, gputrace):
+        yield from ((f"{package.__name__}.{name}", getattr(package, name)) for name in package.__all__ if callable(getattr(package, name)))
     for module in MODULES:
         yield from ((f"{module.__name__}.{name}", thing) for name, thing in vars(module).items() if callable(thing) and name[0] != "_")
     yield from ((f"{given.__module__}.{given.__name__}", given) for given in GIVEN)
@@ -43,7 +48,7 @@ def function_of(member: object) -> Callable | None:
 def methods(cls: type) -> Iterator[tuple[str, Callable]]:
     """The public methods and properties of a class, those that it has from the kit's other classes too, and how it is made."""
     for base in cls.__mro__:
-        if base.__module__.startswith("labkit"):
+        if base.__module__.partition(".")[0] in PACKAGES:
             for name, member in vars(base).items():
                 if (function := function_of(member)) is not None and (not name.startswith("_") or name in ("__init__", "__post_init__")):
                     yield name, function

@@ -13,10 +13,31 @@ import pytest
 import labkit
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("virtualgpu", "gputrace", "labkit", "labcourse")  # each may import those before it
+MISSING = "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split(',')))\n"  # None there is a package that is not installed
+JUPYTER = ("IPython", "ipykernel", "ipywidgets", "traitlets", "comm")
+IN_A_BLOCK = """
+import virtualgpu
+with virtualgpu.use(2, like="H200"):
+    import torch
+    x = torch.ones(3, 3, device="cuda:1", requires_grad=True)
+    (x @ x).sum().backward()
+    print(torch.cuda.get_device_name(1), x.grad.sum().item(), torch.cuda.memory_allocated(1) > 0)
+print(torch.cuda.is_available())
+"""
+RECORDED = """
+import gputrace, virtualgpu
+with virtualgpu.use(1):
+    import torch
+    with gputrace.record() as trace:
+        kept = torch.ones(1 << 20, device="cuda")
+    trace.plot_memory().save(sys.argv[2])
+    print(trace.peak, len(trace.leaks()))
+"""
 
 
-def python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+def python(code: str, *arguments: str) -> str:
+    return subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_import_loads_neither_torch_nor_matplotlib():
@@ -27,6 +48,23 @@ def test_import_loads_neither_torch_nor_matplotlib():
 def test_import_takes_under_a_tenth_of_a_second():
     code = "import time; start = time.perf_counter(); import labkit; print(time.perf_counter() - start)"
     assert statistics.median(float(python(code)) for _ in range(5)) < 0.1
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_loads_none_that_stands_on_it(package):
+    above = PACKAGES[PACKAGES.index(package) + 1 :]
+    assert python(f"import {package}, sys; print({above} and set({above}) & set(sys.modules))") in ("()", "set()")
+
+
+def test_virtual_gpus_need_torch_alone():
+    others = ("numpy", "psutil", "pynvml", "GPUtil", "matplotlib", "cloudpickle", *JUPYTER, "gputrace", "labkit", "labcourse")
+    assert python(MISSING + IN_A_BLOCK, ",".join(others)).splitlines() == ["NVIDIA H200 54.0 True", "False"]
+
+
+def test_recordings_need_no_jupyter(tmp_path):
+    absent = (*JUPYTER, "psutil", "labkit", "labcourse")
+    assert python(MISSING + RECORDED, ",".join(absent), str(tmp_path / "memory.png")).splitlines() == [f"{4 << 20} 1"]
+    assert (tmp_path / "memory.png").stat().st_size > 1000
 
 
 def pythons() -> list[str]:
@@ -49,8 +87,9 @@ def test_import_is_silent_where_warnings_are_errors(python):
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
 def test_all_source_is_without_warnings(python):
     code = "import pathlib, sys; [compile(path.read_bytes(), str(path), 'exec') for path in pathlib.Path(sys.argv[1]).rglob('*.py')]"
-    done = subprocess.run([python, "-W", "error", "-c", code, str(ROOT / "labkit")], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    for package in PACKAGES:
+        done = subprocess.run([python, "-W", "error", "-c", code, str(ROOT / package)], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_public_name_is_there():

@@ -16,6 +16,7 @@ import yaml
 import labkit
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("virtualgpu", "gputrace", "labkit", "labcourse")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The keys at the root of a CITATION.cff and of an author that is no person: the guide to its schema, version 1.2.0,
 # https://github.com/citation-file-format/citation-file-format/blob/1.2.0/schema-guide.md
@@ -85,15 +86,15 @@ def in_wheel(wheel: Path) -> set[str]:
 
 
 def sources() -> set[str]:
-    """All files of the package, by their paths from the repository's root, and the lessons, which lie in it once it is installed."""
-    files = (path.relative_to(ROOT) for path in (ROOT / "labkit").rglob("*") if path.is_file())
+    """All files of the packages, by their paths from the root, and the lessons, which lie in one of them once it is installed."""
+    files = (path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file())
     lessons = {f"labkit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "notebooks").glob("*.ipynb")}
     return lessons | {path.as_posix() for path in files if "__pycache__" not in path.parts}
 
 
-def test_wheel_holds_every_file_of_the_package_and_no_other(wheel):
+def test_wheel_holds_every_file_of_the_packages_and_no_other(wheel):
     assert in_wheel(wheel) == sources()
-    assert "labkit/py.typed" in in_wheel(wheel)
+    assert {f"{package}/py.typed" for package in PACKAGES} <= in_wheel(wheel)
 
 
 def test_wheel_says_what_it_is(wheel):
@@ -126,6 +127,8 @@ def test_installed_commands_work_in_another_folder(elsewhere):
     assert "virtual GPU" in python("-m", "labkit", "doctor")
     (elsewhere / "script.py").write_text(SCRIPT)
     assert python("-m", "labkit", "run", "--gpus", "2", "--like", "H200", "script.py", "7").splitlines()[-1] == "2 NVIDIA H200 3.0 7"
+    assert python("-m", "virtualgpu", "run", "--gpus", "2", "--like", "H200", "script.py", "7") == "2 NVIDIA H200 3.0 7\n"
+    assert "collect" in python("-m", "labkit", "course", "--help")
     assert sorted(path.name for path in elsewhere.iterdir()) == ["script.py"]
 
 
