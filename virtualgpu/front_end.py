@@ -5,15 +5,18 @@
 
 import os
 
-_FOLDERS: dict[str, str] = {}  # by the package's name, with a separator at the end
-_PATIENT = ["torch.distributed", "torch.multiprocessing"]  # modules that wait for real processes
+_WAIT = ("torch.distributed", "torch.multiprocessing")  # modules that wait for real processes, as the tools do
+_packages: tuple[str, ...] = ()
+_folders: tuple[str, ...] = ()
 _name = "virtualgpu"
 
 
 def register(package: str, file: str, offers_use: bool = False) -> None:
     """A package, `file` its `__init__.py`, belongs to the tools. One that offers `use` under its own name is told of in messages."""
-    global _name
-    _FOLDERS[package] = os.path.dirname(os.path.abspath(file)) + os.sep
+    global _name, _packages, _folders
+    if package not in _packages:
+        _packages += (package,)
+        _folders += (os.path.dirname(os.path.abspath(file)) + os.sep,)
     if offers_use:
         _name = package
 
@@ -25,17 +28,17 @@ def name() -> str:
 
 def packages() -> tuple[str, ...]:
     """The names of all packages that registered, this one first."""
-    return tuple(_FOLDERS)
+    return _packages
 
 
 def folders() -> tuple[str, ...]:
     """Where they lie, each with a separator at the end."""
-    return tuple(_FOLDERS.values())
+    return _folders
 
 
 def keeps_real_time(module: str) -> bool:
     """Does a module wait for real processes, whose deadlines are for things that really happen?"""
-    return any(module == known or module.startswith(f"{known}.") for known in (*_FOLDERS, *_PATIENT))
+    return any(module == known or module.startswith(f"{known}.") for known in (*_packages, *_WAIT))
 
 
-register("virtualgpu", os.path.join(os.path.dirname(__file__), "__init__.py"))
+register("virtualgpu", __file__)
