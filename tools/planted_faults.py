@@ -28,8 +28,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
-FAST = "not slow and not browser and not platform"  # what `make test` runs
-SLOW = "slow and not browser and not platform"
+FAST: tuple[str, ...] = ()  # what `make test` runs
+SLOW = ("--everything", "-m", "not browser and not platform")  # what `make test-all` runs
 ONE_TEST = 60  # seconds: a fault may make a test wait for ever
 OF_A_ROOM, OF_ALL = 300, 1200  # seconds for its tests
 OWN_TEST = "tests/test_planted_faults.py"  # holds the table to the code, and would notice every fault by that
@@ -101,11 +101,11 @@ def copy_tree(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name)
 
 
-def run(tree: Path, tests: tuple[str, ...], which: str, seconds: float, *options: str) -> tuple[list[str], str]:
+def run(tree: Path, tests: tuple[str, ...], which: tuple[str, ...], seconds: float, *options: str) -> tuple[list[str], str]:
     """The tests that fail, and why there is nothing to be said of them: they cannot be imported, or take too long."""
     told = tree / ".faults"  # pytest's cache, which names the tests that failed
     shutil.rmtree(told, ignore_errors=True)
-    how = ["-q", "-W", IMPORTED, f"--timeout={ONE_TEST}", "-o", f"cache_dir={told}", f"--ignore={OWN_TEST}", "-m", which]
+    how = ["-q", "-W", IMPORTED, f"--timeout={ONE_TEST}", "-o", f"cache_dir={told}", f"--ignore={OWN_TEST}", *which]
     status = forked(tree, [*how, *options, *tests], seconds)
     last = told / "v" / "cache" / "lastfailed"
     failed = list(json.loads(last.read_text())) if last.exists() else []
