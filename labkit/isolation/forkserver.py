@@ -111,7 +111,8 @@ class _Server:
         with theirs:
             command = [sys.executable, "-u", os.path.abspath(__file__), str(theirs.fileno())]
             none = subprocess.DEVNULL
-            env = env | {MARK: os.environ.get(MARK, "").ljust(ROOM)}
+            # Should an import ask whether there are GPUs, the driver answers without CUDA, which a process cannot use after a fork.
+            env = env | {MARK: os.environ.get(MARK, "").ljust(ROOM), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
             process = subprocess.Popen(
                 command, stdin=none, stdout=none, stderr=none, pass_fds=[theirs.fileno()], start_new_session=True, env=env
             )
