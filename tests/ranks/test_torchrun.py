@@ -21,12 +21,6 @@ from labkit.ranks.shown import Shown
 pytestmark = pytest.mark.usefixtures("nothing_left", "on_cpus")
 
 
-@pytest.fixture
-def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks take gloo, also where there are GPUs: what goes wrong is told in its words."""
-    monkeypatch.setenv("LABKIT_VIRTUAL", "1")
-
-
 SUM = """
     import os, sys
     import torch
