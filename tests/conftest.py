@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everything", action="store_true", help="slow tests too, and large sets whole instead of a sample of them")
 
 
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
 def pytest_configure(config: pytest.Config) -> None:
     """Without --everything, searches at random take few examples: others with each commit, the same in each run of one."""
     everything = config.getoption("everything")
