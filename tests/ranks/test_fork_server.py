@@ -32,6 +32,7 @@ def test_two_ranks_of_a_server_that_is_there_already(script):
     assert results(path) == results(path) == [[0, forkserver.pid()], [1, forkserver.pid()]]
 
 
+@pytest.mark.slow
 def test_nothing_goes_from_one_job_to_the_next(script, monkeypatch, tmp_path):
     """What a rank changes is its own; what its caller changed, it has."""
     (tmp_path / "mine.py").write_text("told = []")
@@ -71,12 +72,14 @@ def test_nothing_goes_from_one_job_to_the_next(script, monkeypatch, tmp_path):
     assert warm[0]["mine"] == [] and warm[0]["cwd"] == str(tmp_path)
 
 
+@pytest.mark.slow
 def test_each_rank_has_random_numbers_of_its_own_and_torch_those_of_a_fresh_process(script):
     path = script(RANK + "import random, numpy, torch\nresult = [random.random(), numpy.random.rand(), torch.rand(1).item()]")
     drawn = results(path) + results(path)
     assert [len({rank[kind] for rank in drawn}) for kind in range(3)] == [4, 4, 1]
 
 
+@pytest.mark.slow
 def test_a_variable_that_imports_may_read_makes_a_new_server(script, monkeypatch):
     path = script(RANK + "result = [os.getppid(), os.environ.get('SET_LATER')]")
     before = results(path)[0]
@@ -85,6 +88,7 @@ def test_a_variable_that_imports_may_read_makes_a_new_server(script, monkeypatch
     assert before[1] is None and after[1] == "1" and before[0] != after[0] == forkserver.pid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["rank", "server"])
 def test_the_job_after_one_that_crashed(script, who):
     crash = {"rank": "os.kill(os.getpid(), 11)", "server": "os.kill(os.getppid(), 9)"}[who]
@@ -94,6 +98,7 @@ def test_the_job_after_one_that_crashed(script, who):
     assert results(script(RANK + "result = rank")) == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_processes_of_a_rank(script):
     """Multiprocessing works as in a process started afresh, and what it leaves is ended."""
     path = script("""
@@ -111,6 +116,7 @@ def test_processes_of_a_rank(script):
     assert results(path) == [[[9], [9], [9], "1\n"]] * 2
 
 
+@pytest.mark.slow
 def test_where_no_server_can_be(script, monkeypatch):
     """As on macOS; and where it ends while it starts."""
     path = script(RANK + "result = os.getppid()")
@@ -133,6 +139,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ends", "killed"])
 def test_the_server_ends_with_its_process(script, how):
     caller = CALLER.format(path=str(script("pass")))
@@ -147,6 +154,7 @@ def test_the_server_ends_with_its_process(script, how):
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_a_process_that_was_forked_has_a_server_of_its_own(script):
     path = script(RANK + "result = os.getppid()")
     results(path)
@@ -168,6 +176,7 @@ print(json.dumps(run() == first))
     assert first != second and told[1] == "true"
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_the_server_starts(script):
     forkserver.end()
     code = f"import labkit\nprint(1, flush=True)\nlabkit.torchrun({str(script('pass'))!r}, ranks=1)"

@@ -18,7 +18,7 @@ from labkit.isolation.process import started_in
 from labkit.ranks.job import Job, Life
 from labkit.ranks.shown import Shown
 
-pytestmark = pytest.mark.usefixtures("nothing_left", "on_cpus")
+pytestmark = [pytest.mark.usefixtures("nothing_left", "on_cpus"), pytest.mark.slow]
 
 
 SUM = """
