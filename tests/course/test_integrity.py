@@ -1,5 +1,6 @@
 """What a submission replaced is named; what the kit itself replaces is not."""
 
+import pytest
 import torch
 
 import labkit
@@ -32,6 +33,7 @@ def test_code_that_was_exchanged_is_named(monkeypatch):
     assert "labkit.lessons.checks.describe" in originals.changed()
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_put_in_place_is_no_forgery():
     with labkit.use(gpus=1, virtual=True, quiet=True):
         torch.ones(1, device="cuda").item()
