@@ -58,8 +58,10 @@ def the_same_main() -> Iterator[None]:
     sys.modules["__main__"] = main
 
 
-def pytest_collection_finish() -> None:
-    """Collections of garbage, of which the tests ask for many, pass over what is there before the first: half a million objects."""
+@pytest.fixture(autouse=True, scope="module")
+def little_to_collect() -> None:
+    """Collections of garbage and searches for tensors, of which the tests ask for many, pass over what was there before: half a million
+    objects. Before each file, because some tests undo it, and what earlier files have imported is more by then."""
     gc.collect()
     gc.freeze()
 

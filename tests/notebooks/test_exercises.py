@@ -134,7 +134,7 @@ def test_what_is_not_a_number_is_not_right(number):
         assert not checks.judge(check, with_nan(observation), inputs).passed
 
 
-@pytest.mark.sample(80)
+@pytest.mark.sample(60)
 @pytest.mark.parametrize(("number", "name"), [(number, name) for number, answers in WRONG.items() for name in answers])
 def test_a_wrong_answer_fails_and_is_told_why(number, name):
     source, hint = WRONG[number][name]
