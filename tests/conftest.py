@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everything", action="store_true", help="slow tests too, and large sets whole instead of a sample of them")
 
 
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
 def pytest_configure(config: pytest.Config) -> None:
     """Without --everything, searches at random take few examples: others with each commit, the same in each run of one."""
     everything = config.getoption("everything")
@@ -73,8 +74,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
     return canvases
 
 
-def pytest_collection_finish() -> None:
-    """Collections of garbage, of which the tests ask for many, pass over what is there before the first: half a million objects."""
+@pytest.fixture(autouse=True, scope="module")
+def little_to_collect() -> None:
+    """Collections of garbage and searches for tensors, of which the tests ask for many, pass over what was there before: half a million
+    objects. Before each file, because some tests undo it, and what earlier files have imported is more by then."""
     gc.collect()
     gc.freeze()
 

@@ -25,6 +25,7 @@ def options(text: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_repo2docker_builds_from_the_binder_folder(built):
     """It takes no other environment, and installs after the whole repository is there, because the kit is in it."""
     before, _, after = built.partition("COPY --chown=0:0 src/ ${REPO_DIR}/")
@@ -34,6 +35,7 @@ def test_repo2docker_builds_from_the_binder_folder(built):
     assert "environment-2epy-2d3-2e12" in built or "environment.py-3.12" in built  # as runtime.txt says
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_image_are_known_to_who_builds_without_docker(built):
     ran = commands(built)
     assert ran == [

@@ -58,6 +58,7 @@ def test_arguments_path_and_main(script):
     same(path, "--gpus", "7", "-x", "--", "--help", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -79,6 +80,7 @@ def test_ends_as_python_ends_it(script, code):
     same(script(code), "argument")
 
 
+@pytest.mark.slow
 def test_multiprocessing_spawn_finds_the_main_module(script):
     path = script("""
         import multiprocessing, sys
@@ -90,6 +92,7 @@ def test_multiprocessing_spawn_finds_the_main_module(script):
     same(path, "a")
 
 
+@pytest.mark.slow
 def test_the_script_sees_the_gpus_it_was_given(script):
     path = script("""
         import torch
@@ -102,6 +105,7 @@ def test_the_script_sees_the_gpus_it_was_given(script):
     assert result.stdout.splitlines() == ["True 2 NVIDIA H200", "14.0 cuda:1 16"]
 
 
+@pytest.mark.slow
 def test_a_virtual_gpu_lasts_until_the_scripts_last_word(script):
     path = script("""
         import atexit, torch
@@ -111,6 +115,7 @@ def test_a_virtual_gpu_lasts_until_the_scripts_last_word(script):
     assert (result.returncode, result.stdout, result.stderr) == (0, "3.0\n", "")
 
 
+@pytest.mark.slow
 def test_no_values_reaches_the_machine(script):
     path = script("""
         import torch
@@ -123,6 +128,7 @@ def test_no_values_reaches_the_machine(script):
     assert "values" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_virtual_time_is_the_same_in_every_run_and_lasts_until_the_scripts_last_word(script):
     path = script("""
         import atexit, time, torch
@@ -141,6 +147,7 @@ def test_virtual_time_is_the_same_in_every_run_and_lasts_until_the_scripts_last_
     assert 1e-3 < product < 1e-2 and 3600 < end < 3601
 
 
+@pytest.mark.slow
 def test_without_values_copies_to_the_host_take_place_and_numbers_are_known(script):
     path = script("""
         import torch
@@ -155,6 +162,7 @@ def test_without_values_copies_to_the_host_take_place_and_numbers_are_known(scri
     assert (result.returncode, result.stdout, result.stderr) == (0, "3.0 True\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -192,6 +200,7 @@ def test_no_command_names_the_commands():
     assert "doctor" in listed and "run" in listed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_started_child_has_the_same_machine(script, method):
     path = script(f"""
@@ -238,6 +247,7 @@ def test_trace_runs_the_script_as_python_does_and_writes_a_page(script, tmp_path
     assert "4 MiB allocated on cuda:0" in page and "script.py:4" in page and "--gpus 7" in page
 
 
+@pytest.mark.slow
 def test_trace_shows_the_scripts_own_traceback(script, tmp_path):
     path = script("import torch\ntorch.ones(3, device='cuda')\n1 / 0")
     expected = python(script("import torch\ntorch.ones(3)\n1 / 0")).stderr.splitlines()
@@ -249,6 +259,7 @@ def test_trace_shows_the_scripts_own_traceback(script, tmp_path):
     assert "by ZeroDivisionError: division by zero" in page and "NVIDIA H200" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [

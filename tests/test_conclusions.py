@@ -20,6 +20,7 @@ def test_they_are_true_of_what_was_recorded(name):
     assert [sentence for sentence, true in conclusions.drawn(recordings.load(name)).items() if not true] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in RECORDED if name not in measured_report.NOT_VIRTUAL])
 def test_they_are_true_of_virtual_gpus(name):
     experiment = measure.EXPERIMENTS[name]

@@ -165,6 +165,7 @@ def test_older(version, least, older):
 # This machine, and the files that must agree
 
 
+@pytest.mark.slow
 def test_doctor_runs_here():
     result = subprocess.run([sys.executable, "-m", "labkit", "doctor"], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout

@@ -16,6 +16,8 @@ import labkit
 from labkit.interrupts import end_children
 from labkit.processes import context
 
+pytestmark = pytest.mark.slow
+
 ENDED, INTERRUPTED = SimpleNamespace(error_in_exec=None), SimpleNamespace(error_in_exec=KeyboardInterrupt())
 
 

@@ -70,6 +70,7 @@ def pretended(monkeypatch, lesson):
     monkeypatch.setattr(measure, "EXPERIMENTS", some | {"pipeline_step": measure.Recorded(broken, gpus=4)})
 
 
+@pytest.mark.slow
 def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
     assert measure.main(["--report", "--output", str(tmp_path / "out")]) == 0
     recording, page = (tmp_path / "out" / name for name in ("fragmentation_h200.json", "report_h200_x1.md"))
@@ -85,6 +86,7 @@ def test_a_report_says_how_everything_went(pretended, tmp_path, capsys):
     assert "| 00_short | 4 | cell c1: AssertionError: a \\| b |" in text and "2 virtual GPUs" in text
 
 
+@pytest.mark.slow
 def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, lesson, tmp_path, monkeypatch):
     monkeypatch.setattr(measured_report, "virtually", lambda *asked: "not asked here")
     out = tmp_path / "out"
@@ -102,6 +104,7 @@ def test_a_report_goes_on_where_it_was_and_tries_again_what_failed(pretended, le
     assert "failed: " not in (out / "report_h200_x1.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_report_of_another_day_is_made_anew(pretended, tmp_path, monkeypatch):
     monkeypatch.setattr(measured_report, "virtually", lambda *asked: "not asked here")
     list(measure.report(tmp_path))
@@ -112,6 +115,7 @@ def test_a_report_of_another_day_is_made_anew(pretended, tmp_path, monkeypatch):
     assert "2020" not in "".join(file.read_text() for file in tmp_path.glob("*_*.*"))
 
 
+@pytest.mark.slow
 def test_a_report_does_not_write_over_the_recordings_of_another_machine(pretended, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(measured_report, "virtually", lambda *asked: "not asked here")
     list(measure.report(tmp_path))
@@ -125,6 +129,7 @@ def test_a_report_does_not_write_over_the_recordings_of_another_machine(pretende
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_where_no_gpu_is_the_page_is_written_anew_beside_todays_virtual_gpus(pretended, monkeypatch, tmp_path):
     *_, page = measure.report(tmp_path)
     said = page.read_text()

@@ -92,11 +92,13 @@ def sources() -> set[str]:
     return lessons | {path.as_posix() for path in files if "__pycache__" not in path.parts}
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_file_of_the_packages_and_no_other(wheel):
     assert in_wheel(wheel) == sources()
     assert {f"{package}/py.typed" for package in PACKAGES} <= in_wheel(wheel)
 
 
+@pytest.mark.slow
 def test_wheel_says_what_it_is(wheel):
     with zipfile.ZipFile(wheel) as archive:
         told = f"labkit-{labkit.__version__}.dist-info"
@@ -108,6 +110,7 @@ def test_wheel_says_what_it_is(wheel):
     assert metadata["License-Expression"] == "MIT"
 
 
+@pytest.mark.slow
 def test_wheel_of_the_source_distribution_is_the_same(wheel, tmp_path):
     with tarfile.open(built("sdist", ROOT, tmp_path)) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -115,6 +118,7 @@ def test_wheel_of_the_source_distribution_is_the_same(wheel, tmp_path):
     assert in_wheel(again) == in_wheel(wheel)
 
 
+@pytest.mark.slow
 def test_installed_package_finds_its_data(elsewhere, installed):
     place, data = python("-c", USE).splitlines()
     assert Path(place).is_relative_to(installed)
@@ -123,6 +127,7 @@ def test_installed_package_finds_its_data(elsewhere, installed):
     assert rest == "recorded on NVIDIA H200, torch 2.11 Tesla T4"
 
 
+@pytest.mark.slow
 def test_installed_commands_work_in_another_folder(elsewhere):
     assert "virtual GPU" in python("-m", "labkit", "doctor")
     (elsewhere / "script.py").write_text(SCRIPT)
@@ -132,6 +137,7 @@ def test_installed_commands_work_in_another_folder(elsewhere):
     assert sorted(path.name for path in elsewhere.iterdir()) == ["script.py"]
 
 
+@pytest.mark.slow
 def test_installed_package_brings_its_lessons(elsewhere):
     python("-m", "labkit", "lessons", "--to", "mine")
     assert sorted(path.name for path in (elsewhere / "mine").iterdir()) == sorted(

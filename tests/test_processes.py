@@ -12,6 +12,8 @@ import pytest
 from labkit import processes
 from labkit.processes import children, context
 
+pytestmark = pytest.mark.slow
+
 
 def double(line, number):
     line.send((number * 2, "torch" in sys.modules, os.getpid()))

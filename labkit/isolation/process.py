@@ -21,7 +21,8 @@ from pathlib import Path
 
 import psutil
 
-MARK = "LABKIT_ISOLATED"  # the environment variable by which what a worker started is found, wherever it went
+from labkit.isolation.forkserver import MARK
+
 STOPPING = 0.25  # seconds over its time for a process to write where it is
 KILLING = 10.0  # seconds until the system has ended what was killed
 LOOK = 0.05  # seconds between looks at a process that has closed everything

@@ -1,6 +1,6 @@
 """A function in ranks, for the checks: a process each, which meet through a file and exchange tensors of the CPU by gloo.
 
-It takes tenths of a second where torchrun, with which the lessons start ranks, takes seconds: nothing is imported anew.
+It takes tenths of a second where torchrun, with which the lessons start ranks, takes one or more: there is no agent, and no rendezvous.
 """
 
 import contextlib

@@ -11,7 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+if not sys.flags.safe_path:
+    del sys.path[0]  # this folder
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
+from labkit.isolation import forkserver
 from labkit.isolation.process import end_with, stay_until_cleared
 
 sys.path.pop(0)
@@ -21,6 +24,7 @@ import torch
 from torch.distributed import TCPStore, launcher, run
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 PROBE = 5.0  # seconds for a store to answer on a port of this machine that is in use
@@ -46,6 +50,8 @@ def main(folder: str, control: str, node: str) -> None:
         # Or ranks that are started again would look for the dead ones, whose addresses the store of the first start still has.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         _watch_exits(line)
+        if forkserver.is_here():
+            _fork_ranks()
         run.main(_torchrun_arguments(request, folder, f"{host}:{store.port}", address))
         status = 0
     except ChildFailedError:
@@ -141,6 +147,18 @@ def _watch_exits(line: socket.socket) -> None:
             return result
 
     launcher.api.LocalElasticAgent = Agent  # type: ignore[misc]  # as torchrun looks it up when it starts
+
+
+def _fork_ranks() -> None:
+    """Have torchrun start its ranks as copies of the fork server: not of this process, which has threads and may have touched a GPU."""
+    start_afresh = SubprocessHandler._popen
+
+    def popen(self: Any, args: tuple, env: dict[str, str]) -> Any:
+        if args[:3] != (sys.executable, "-u", _RANK):  # with a command before it that binds it to a processor, or with another Python
+            return start_afresh(self, args, env)
+        return forkserver.popen(args[2:], env, with_caller=True)
+
+    SubprocessHandler._popen = popen  # type: ignore[method-assign]
 
 
 def _torchrun_arguments(request: dict[str, Any], folder: str, endpoint: str, address: str) -> list[str]:

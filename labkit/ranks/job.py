@@ -12,13 +12,12 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
+from labkit.isolation import forkserver
+from labkit.isolation.forkserver import Forked
 from labkit.isolation.process import CHUNK, KILLING, LOOK, Ends, end_started_in, mark
 from labkit.ranks.shown import Shown
 
@@ -86,7 +85,7 @@ class Job:
         self.stacks: dict[int, str] = {}  # where ranks were that took too long
         self._attempts: list[str] = []
         self._timeout = self._deadline = math.inf
-        self._agents: list[subprocess.Popen] = []
+        self._agents: list[Forked | subprocess.Popen] = []
         self._controls: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
 
@@ -130,18 +129,12 @@ class Job:
         control, theirs = socket.socketpair()
         self._controls.append(control)
         self._selector.register(control, selectors.EVENT_READ, _Line(control, purpose="agent"))
-        with theirs:
-            agent = subprocess.Popen(
-                [sys.executable, "-P", "-u", _AGENT, self._folder, str(theirs.fileno()), str(node)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env={"OMP_NUM_THREADS": "1", **os.environ, **mark(self._folder)},
-            )
-        self._agents.append(agent)
-        self._selector.register(agent.stdout, selectors.EVENT_READ, self.said)
+        said, output = os.pipe()
+        self._selector.register(open(said, "rb", buffering=0), selectors.EVENT_READ, self.said)  # noqa: SIM115
+        with theirs, os.fdopen(output, "wb"):
+            env = {"OMP_NUM_THREADS": "1", **os.environ, **mark(self._folder)}
+            command = [_AGENT, self._folder, str(theirs.fileno()), str(node)]
+            self._agents.append(forkserver.popen(command, env, output=output, pass_fds=[theirs.fileno()]))
 
     def _tell_endpoint(self, control: socket.socket, endpoint: str) -> None:
         with contextlib.suppress(OSError):
@@ -178,6 +171,7 @@ class Job:
         self.said.add(data)
         if not data:
             self._selector.unregister(pipe)
+            pipe.close()
 
     def _read(self, line: _Line, died: list[Life], told: list[Life]) -> None:
         try:
@@ -302,13 +296,11 @@ class Job:
 
     def _end_all(self) -> None:
         """Ask what is left to end, then kill it; then read what lies in the connections."""
-        asked = False
-        for agent in self._agents:
-            if agent.poll() is None:
-                asked = True
-                with contextlib.suppress(OSError, psutil.Error):
-                    for process in (*psutil.Process(agent.pid).children(), agent):
-                        process.send_signal(signal.SIGTERM)
+        running = [agent.pid for agent in self._agents if agent.poll() is None]
+        asked = running != []
+        for pid in (*(life.pid for life in self.lives if asked and not life.gone), *running):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
         until = time.monotonic() + STOPPING
         while asked and any(agent.poll() is None for agent in self._agents) and time.monotonic() < until:
             self._look(LOOK)
@@ -323,5 +315,3 @@ class Job:
         self._selector.close()
         for control in self._controls:
             control.close()
-        for agent in self._agents:
-            agent.stdout.close()

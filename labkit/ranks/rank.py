@@ -53,7 +53,8 @@ def main(folder: str, script: str, *arguments: str) -> None:
 
 
 def _end_with_torchrun() -> None:
-    """Linux kills this process when torchrun's is gone, and before a notebook's when memory runs out."""
+    """Linux kills this process when its parent is gone, torchrun's agent or the fork server, and before a
+    notebook's when memory runs out."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):

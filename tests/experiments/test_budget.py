@@ -36,6 +36,7 @@ def error(setting: Setting) -> float:
     return predicted.peak / measured_peak(setting, predicted) - 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("like", "setting"), [*product(("T4", "H200"), TEN), *product(("A100",), OTHERS)], ids=str)
 def test_the_formula_is_within_five_percent_on_virtual_gpus(like, setting):
     with labkit.use(gpus=4, like=like, virtual=True, quiet=True):
@@ -59,6 +60,7 @@ print(torch.cuda.memory_allocated())
 """
 
 
+@pytest.mark.slow
 def test_workspaces_are_those_of_a_fresh_process():
     with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
         exec(FRESH.replace("print(", "found = ("), names := {})

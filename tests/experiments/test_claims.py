@@ -30,6 +30,7 @@ def trial():
         return _outcomes(CLAIMS)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_a_claim_comes_to_what_is_expected_of_it(trial, claim):
@@ -44,6 +45,7 @@ def test_what_to_write_today_works_and_warns_of_nothing(gpus, claim):
     assert (outcome.raised, outcome.warned) == ("", ()), outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("like", ["H200", "RTX 4090"])
 def test_verdicts_do_not_hang_on_the_model_of_the_gpu(like):
     with labkit.use(gpus=MOST, like=like, quiet=True):

@@ -5,6 +5,8 @@ import pytest
 from labkit.experiments import collect
 from labkit.experiments.collectives import COLLECTIVES, collectives
 
+pytestmark = pytest.mark.slow
+
 
 def test_two_ranks_say_what_they_hold():
     result = collect(collectives(ranks=2))

@@ -7,6 +7,8 @@ from labkit import recordings
 from labkit.experiments import collect, ddp_beside_data_parallel
 from labkit.experiments.ddp import DATA_PARALLEL, DDP, ddp_gain
 
+pytestmark = pytest.mark.slow
+
 
 def test_without_gpus_the_ranks_take_the_cpu_and_a_model_for_it():
     with labkit.use(gpus=2, virtual=True, quiet=True):

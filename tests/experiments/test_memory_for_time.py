@@ -9,6 +9,7 @@ from labkit.experiments import collect, memory_for_time
 from labkit.experiments.memory_for_time import WAYS, prices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("like", ["T4", "H200"])
 def test_every_way_saves_memory_and_costs_time(like):
     with labkit.use(gpus=1, like=like, virtual=True, quiet=True):

@@ -1,6 +1,10 @@
 """What DistributedDataParallel sends in a step, and when."""
 
+import pytest
+
 from labkit.experiments import collect, ddp_messages
+
+pytestmark = pytest.mark.slow
 
 
 def test_buckets_leave_while_gradients_are_computed_and_no_sync_sends_once():

@@ -35,6 +35,7 @@ def test_parameters_are_counted(network, parameters):
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("network", [MLP(16, 4, 3), GPT(16, 2, 2, 8, 11), ResNet(8, 1, 32, 5)], ids=lambda network: type(network).__name__)
 @pytest.mark.parametrize("optimizer", ["SGD momentum", "RMSprop", "Adam fused"])
 def test_a_step_trains_and_checkpointing_changes_no_gradient(network, optimizer):

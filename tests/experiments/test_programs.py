@@ -7,6 +7,8 @@ import pytest
 import labkit
 from labkit.experiments import programs
 
+pytestmark = pytest.mark.slow
+
 
 def test_programs_are_found_by_name():
     assert programs.program("resuming").name == "resuming.py"

@@ -6,6 +6,8 @@ import torch
 from labkit.experiments import collect
 from labkit.experiments.shards import CUT, KINDS, MEASURED, held, held_by_ranks
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_formula_cuts_what_each_way_cuts():
     billion = 10**9

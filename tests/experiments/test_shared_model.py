@@ -10,6 +10,8 @@ import labkit
 from labkit.experiments import collect, shared_model
 from labkit.experiments.shared_model import WAYS, held
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

@@ -7,6 +7,8 @@ from torch import nn
 from labkit.experiments import collect, pipelining
 from labkit.experiments.schedules import FORWARD, order
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.xfail(torch.__version__ < (2, 7), reason="torch 2.6's schedules detach a view in place")
 def test_two_ranks_keep_to_the_schedules_and_find_the_gradients_of_one_process():

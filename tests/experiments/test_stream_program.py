@@ -60,6 +60,7 @@ def test_what_the_host_reads_and_what_is_said_of_it(steps, verdict, read):
     assert bool(outcome.trace.races) == (verdict != ORDERED)
 
 
+@pytest.mark.slow
 def test_the_same_program_is_told_of_every_time():
     """A machine tells of the same two lines once; and it hands out its streams in turn."""
     steps = one_batch(waits=False, host_waits=False)
@@ -88,6 +89,7 @@ def test_the_code_is_pytorch():
     ]
 
 
+@pytest.mark.slow
 def test_no_memory_is_kept():
     run_program(one_batch(waits=True, host_waits=True))
     before = torch.cuda.memory_allocated()

@@ -192,6 +192,7 @@ assert not profiler._is_profiler_enabled
 """
 
 
+@pytest.mark.slow
 def test_pytorchs_own_profiler_runs_in_the_sessions_thread_and_gives_way():
     said_by_torch = "ignore:Warning"  # "Warning: Profiler clears events at the end of each cycle", in torch 2.11
     done = subprocess.run([sys.executable, "-W", said_by_torch, "-c", _ON_CPU], capture_output=True, text=True, timeout=240)

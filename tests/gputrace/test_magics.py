@@ -162,6 +162,7 @@ def test_without_a_gpu(shell):
     assert "labkit.use(gpus=1)" in str(result.error_in_exec) and "ran" not in shell.user_ns
 
 
+@pytest.mark.slow
 def test_load_ext_and_use_bring_it():
     code = """
         import sys

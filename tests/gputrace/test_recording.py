@@ -219,6 +219,7 @@ def test_what_is_lost_is_counted(machine):
         trace.segments("peak")
 
 
+@pytest.mark.slow
 def test_what_is_left_of_many_births_at_one_address_is_one_leak(machine):
     kept = None
     with labkit.record(max_events=12) as trace:
@@ -341,6 +342,7 @@ def test_on_a_real_gpu_the_users_history_stays():
     assert trace.allocated.max() - trace.allocated[0] == inner.peak - inner.allocated[0] == outer.peak - outer.allocated[0] == 4 * MiB
 
 
+@pytest.mark.slow
 def test_leaks_are_named(machine):
     history = []
 

@@ -1,7 +1,7 @@
 """The replay against the allocator itself: blocks found from requests alone, under random programs."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gputrace.events import ACTION_OF, Event, Events
@@ -56,7 +56,6 @@ def replayed(segments):
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS[:2] + CONFIGURATIONS[3:])
-@settings(max_examples=60, deadline=None)
 @given(before=st.lists(STEP, max_size=20), steps=st.lists(STEP, max_size=60))
 def test_a_replay_of_requests_finds_every_block(configuration, before, steps):
     allocator = CachingAllocator(0, 200 * MiB, settings=Settings.parse(configuration))
@@ -69,7 +68,6 @@ def test_a_replay_of_requests_finds_every_block(configuration, before, steps):
     assert replayed(segments_at(events, start, allocator.settings, len(events), 0)) == plain(allocator.segments())
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEP, max_size=60))
 def test_the_sizes_of_blocks_in_expandable_segments(steps):
     """Which addresses are mapped is told by other events than blocks; the sizes of the blocks in use must be found all the same."""

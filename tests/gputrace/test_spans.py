@@ -1,6 +1,7 @@
 """Spans of a virtual GPU in the trace: what ran where and when, by which line, who waited, and the numbers that follow."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 import labkit
 from gputrace.clock_source import EARLIER
-from gputrace.spans import COPIES, H2D, HOST, KERNEL, KINDS, LAUNCH, WAIT, Spans, seconds_of_both
+from gputrace.spans import COPIES, H2D, HOST, KERNEL, KINDS, LAUNCH, WAIT, Spans, seconds_of, seconds_of_both
 from virtualgpu import hardware
 from virtualgpu.race_reports import RaceWarning
 
@@ -242,3 +243,19 @@ def test_what_follows_one_another_overlaps_in_nothing():
             (start, end - start, 0, 0, (KERNEL, H2D)[index % 2], "x", 0, -1) for index, (start, end) in enumerate(pairwise(edges))
         )
         assert seconds_of_both(spans, spans.kind == KERNEL, spans.kind == H2D) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("spans", "seconds"),
+    [
+        ([], 0.0),
+        ([(1, 3)], 2.0),
+        ([(0, 1), (2, 4)], 3.0),
+        ([(0, 2), (1, 3)], 3.0),
+        ([(0, 4), (1, 2), (5, 6)], 5.0),  # nothing is idle while the first still runs
+    ],
+)
+def test_what_overlaps_counts_once(spans, seconds):
+    start, end = np.array(spans, float).reshape(-1, 2).T
+    told = SimpleNamespace(start=start, end=end)
+    assert seconds_of(told, np.ones(len(start), bool)) == seconds

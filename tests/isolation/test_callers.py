@@ -17,6 +17,8 @@ from left_over import left_over
 
 import labkit
 
+pytestmark = pytest.mark.slow
+
 
 def failure(function, *args):
     with pytest.raises(labkit.IsolatedError) as caught:

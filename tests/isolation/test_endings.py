@@ -4,7 +4,9 @@ import pickle
 
 import pytest
 
+from labkit import isolation
 from labkit.isolation import IsolatedError, Original, endings
+from labkit.isolation.process import Ended, Stage
 
 OOM = (
     "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacity of 14.56 GiB of which 13.10 GiB is free. "
@@ -71,6 +73,13 @@ def test_kinds(error, kind):
 def test_a_process_that_said_nothing(status, kind, message):
     found, said = endings.died("f()", status)
     assert found == kind and said.endswith(message)
+
+
+def test_a_process_that_left_no_report_has_returned_nothing(tmp_path):
+    died = Ended(status=-11, output="the last words", stage=Stage.RUNNING, late=False, cut=False)
+    with pytest.raises(IsolatedError, match="f\\(\\) crashed with a segmentation fault") as caught:
+        isolation._outcome(tmp_path, "f()", died, timeout=60)
+    assert (caught.value.kind, caught.value.output) == ("crash", "the last words")
 
 
 WORKER = '  File "/x/labkit/isolation/worker.py", line 70 in _call\n  File "/x/labkit/isolation/start.py", line 20 in <module>\n'

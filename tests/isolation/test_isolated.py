@@ -13,6 +13,8 @@ import torch
 import labkit
 from labkit.isolation import process
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

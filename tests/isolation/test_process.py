@@ -11,6 +11,8 @@ import pytest
 import labkit
 from labkit.isolation import process
 
+pytestmark = pytest.mark.slow
+
 
 def test_short_output_is_whole():
     ends = process.Ends()

@@ -12,6 +12,8 @@ from handed_in import LIMITS, NOTEBOOKS, notebook, solution
 
 from labcourse import examination, sandbox, wall
 
+pytestmark = pytest.mark.slow
+
 STUB = "def on_gpu(numbers): ..."
 WRONG = "def on_gpu(numbers): return torch.tensor(numbers)"
 RIGHT = "def on_gpu(numbers): return torch.tensor(numbers, device='cuda')"

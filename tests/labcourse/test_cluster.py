@@ -20,7 +20,7 @@ MANY = CLASS | {
     f"s{number:02d}": notebook(RIGHT if number % 3 else WRONG, f"# {number}", RIGHT if number % 3 else WRONG) for number in range(8)
 }
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 
 def ip(*words):

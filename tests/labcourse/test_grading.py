@@ -14,6 +14,8 @@ from handed_in import COURSE, NOTEBOOKS, notebook
 
 from labcourse import assignment, collect, grading, marks, results
 
+pytestmark = pytest.mark.slow
+
 RIGHT = "def on_gpu(numbers): return torch.tensor(numbers, device='cuda')"
 WRONG = "def on_gpu(numbers): return torch.tensor(numbers)"
 STUB = "def on_gpu(numbers): ..."

@@ -60,6 +60,7 @@ def test_the_instructor_gets_each_solution(whole_course):
         assert sum("solution" in cell.metadata.get("tags", []) for cell in cells) == len(lab.exercises)
 
 
+@pytest.mark.slow
 def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, strong_wall):
     """Also the proof that controls and the watch over names find nothing in an honest notebook."""
     with Sandbox(strong_wall, whole_course.limits) as box:

@@ -31,6 +31,13 @@ def test_each_failed_try_helps_more():
     assert labkit.check("00.1", wrong).message.count("\n") == 0  # from the beginning
 
 
+def test_each_try_has_inputs_of_its_own():
+    tried = []
+    for _ in range(3):
+        labkit.check("00.1", tried.append)
+    assert len({tuple(numbers) for numbers in tried}) == 3
+
+
 def test_progress_counts_tries():
     assert repr(labkit.progress()).startswith("Nothing has been checked yet")
     labkit.check("00.1", None)

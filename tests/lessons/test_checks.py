@@ -175,6 +175,7 @@ def test_inputs_are_plain_data_and_drawn_afresh(number):
     assert draw(random.Random(7)) == draw(random.Random(7))
 
 
+@pytest.mark.slow
 def test_no_answer_reaches_the_judge(two_gpus):
     """A tensor whose operators are forged is observed by its values; whatever equals everything is observed by its type."""
 

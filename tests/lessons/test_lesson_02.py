@@ -1,10 +1,12 @@
-"""The judges of lesson 02 on observations written by hand: they see what the notebook's wrong answers leave unsaid."""
+"""The judges of lesson 02 on observations written by hand, which say what the wrong answers leave unsaid; and one that is measured."""
 
 import random
 
 import pytest
 
-from labkit.lessons import lesson_02
+import labkit
+from labkit import lessons
+from labkit.lessons import checks, lesson_02
 from labkit.lessons.lesson_02 import BATCHES, SIZE, judge_batches, judge_durations, judge_losses, judge_values, judge_work
 
 
@@ -50,6 +52,21 @@ def test_a_loss_is_judged_by_its_value_its_place_and_who_waited(change, hint):
     verdict = judge_losses([{"result": LOSS, "busy": True, "calls": 2} | change], [[1, 3]])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
+
+
+def test_a_loop_that_waits_is_told_from_one_that_does_not():
+    def runs_ahead(model, batches):
+        return sum(model(batch).square().mean() for batch in batches) / len(batches)
+
+    def waits(model, batches):
+        mean = runs_ahead(model, batches)
+        mean.item()
+        return mean
+
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        check = lessons.find("02.2")
+        assert checks.run(check, runs_ahead).passed
+        assert "somewhere it waited" in checks.run(check, waits).message
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def test_the_solution_passes(number):
         assert repr(verdict).startswith(f"{number} Right.")
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("number", EXERCISES)
 def test_observations_are_plain_data_that_can_be_judged_elsewhere(number):
     check = lessons.find(number)
@@ -123,6 +124,7 @@ def with_nan(observed: Any) -> Any:
     return math.nan if isinstance(observed, float) else observed
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("number", EXERCISES)
 def test_what_is_not_a_number_is_not_right(number):
     check = lessons.find(number)
@@ -132,6 +134,7 @@ def test_what_is_not_a_number_is_not_right(number):
         assert not checks.judge(check, with_nan(observation), inputs).passed
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize(("number", "name"), [(number, name) for number, answers in WRONG.items() for name in answers])
 def test_a_wrong_answer_fails_and_is_told_why(number, name):
     source, hint = WRONG[number][name]

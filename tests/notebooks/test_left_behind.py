@@ -13,6 +13,8 @@ import pytest
 import torch
 from jupyter_client.manager import start_new_kernel
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 PATIENCE = 120  # seconds for a cell, many times what it takes
 SOON = 20  # seconds in which a process ends that was told to

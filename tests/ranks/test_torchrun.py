@@ -18,13 +18,7 @@ from labkit.isolation.process import started_in
 from labkit.ranks.job import Job, Life
 from labkit.ranks.shown import Shown
 
-pytestmark = pytest.mark.usefixtures("nothing_left", "on_cpus")
-
-
-@pytest.fixture
-def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks take gloo, also where there are GPUs: what goes wrong is told in its words."""
-    monkeypatch.setenv("LABKIT_VIRTUAL", "1")
+pytestmark = [pytest.mark.usefixtures("nothing_left", "on_cpus"), pytest.mark.slow]
 
 
 SUM = """

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 PORT = 29400  # free, in a network that was made a moment ago

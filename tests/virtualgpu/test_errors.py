@@ -210,6 +210,7 @@ def test_a_traceback_through_the_users_own_code_is_whole():
     assert calls(caught.value)[0] == calls(caught.value)[-1] == "test_errors.py"
 
 
+@pytest.mark.slow
 def test_the_makers_of_the_kit_see_all_of_it():
     code = "import labkit, torch\nlabkit.use(virtual=True, quiet=True)\ntorch.zeros(1 << 40, device='cuda')"
     run = subprocess.run([sys.executable, "-X", "dev", "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)

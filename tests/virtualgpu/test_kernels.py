@@ -242,6 +242,7 @@ def test_a_convolution_may_be_named_its_arguments():
     assert torch.ops.aten.convolution(x, weight, None, **named).shape == (1, 4, 6, 6)
 
 
+@pytest.mark.slow
 def test_a_causal_mask_spares_half_of_attention():
     q = torch.ones(4, 8, 2048, 64, device="cuda", dtype=torch.float16)
     whole, causal = (seconds(lambda c=c: F.scaled_dot_product_attention(q, q, q, is_causal=c), "attention") for c in (False, True))
@@ -259,6 +260,7 @@ def model(tmp_path_factory) -> dict[str, float]:
     return json.loads(output.read_text(encoding="utf-8"))["milliseconds"]
 
 
+@pytest.mark.slow
 def test_operators_take_what_they_took_on_an_h200(model):
     """Within a factor of two, but for those that are named above; half of them within an eighth."""
     recorded = json.loads((TIMING / "kernels.json").read_text(encoding="utf-8"))["milliseconds"]

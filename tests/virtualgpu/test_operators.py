@@ -64,6 +64,7 @@ def compare(function: Callable[..., Any], inputs: tuple, on_cpu: Callable[..., A
             agree(a, b, **tolerance)
 
 
+@pytest.mark.sample(120)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name):
     function, draw = CASES[name]
@@ -92,6 +93,7 @@ def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
     return in_float32
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", HALF)
 def test_values_and_gradients_in_half_precision(name, dtype):

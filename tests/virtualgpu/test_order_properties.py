@@ -135,7 +135,7 @@ def actions() -> st.SearchStrategy[tuple]:
     return st.one_of(touch, order, order, replace)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.lists(actions(), max_size=14))
 def test_races_are_found_where_there_are_some_and_nowhere_else(program):
     slow = SlowSearch()

@@ -124,6 +124,7 @@ def check(names: tuple[str, ...], real: bool) -> None:
         assert said == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_processes_see_what_they_would_on_cuda(group):
     check(GROUPS[group], real=False)
@@ -183,6 +184,7 @@ WITHOUT_VALUES = """
 """
 
 
+@pytest.mark.slow
 def test_without_values_shapes_and_memory_are_sent(tmp_path):
     with labkit_run(tmp_path, WITHOUT_VALUES, "--no-values") as process:
         output, complaints = process.communicate(timeout=280)
@@ -216,6 +218,7 @@ WITH_FEW_VALUES = """
 """
 
 
+@pytest.mark.slow
 def test_values_that_were_too_large_to_keep_are_not_sent(tmp_path):
     with labkit_run(tmp_path, WITH_FEW_VALUES, LABKIT_HOST_BUDGET="100000") as process:
         output, complaints = process.communicate(timeout=280)
@@ -235,6 +238,7 @@ FROM_A_LOADER = """
 """
 
 
+@pytest.mark.slow
 def test_a_loader_s_workers_make_batches_on_the_gpu(tmp_path):
     with labkit_run(tmp_path, FROM_A_LOADER) as process:
         output, complaints = process.communicate(timeout=280)
@@ -259,6 +263,7 @@ HOLDING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system's shared memory has no folder")
 def test_killed_processes_leave_no_shared_memory(tmp_path):
     with labkit_run(tmp_path, HOLDING) as process:
@@ -275,6 +280,7 @@ def free_here() -> int:
     return torch.cuda.mem_get_info(1)[0]
 
 
+@pytest.mark.slow
 def test_an_isolated_function_sees_what_this_process_holds():
     with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
         context = torch.cuda.get_device_properties(1).total_memory - torch.cuda.mem_get_info(1)[0]

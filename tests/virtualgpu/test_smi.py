@@ -112,6 +112,7 @@ def ask_and_stay(line):
     line.poll(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_child_of_multiprocessing_asks_its_parent_and_leaves_no_folder_when_killed(one, method):
     """Also one whose server of forks has seen another machine before."""
@@ -136,6 +137,7 @@ def test_nothing_stays_behind():
         smi.ask(address)
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_leaves_no_folder():
     program = "import labkit, shutil; labkit.use(1, virtual=True, quiet=True); print(shutil.which('nvidia-smi'))"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -126,6 +126,7 @@ def test_every_run_is_the_same(first_trace, switch_interval):
         assert traced() == first_trace
 
 
+@pytest.mark.slow
 def test_every_run_is_the_same_on_a_busy_computer(first_trace, computer_busy):
     for _ in range(3):
         assert traced() == first_trace
@@ -142,6 +143,7 @@ def spans_of_data_parallel() -> list[tuple[int, float]]:
         return [(span.device, span.start) for span in heard if isinstance(span, Span)]
 
 
+@pytest.mark.slow
 def test_data_parallel_launches_in_one_order(switch_interval):
     first = spans_of_data_parallel()
     assert {device for device, _ in first} == {0, 1, 2, 3}
@@ -396,18 +398,21 @@ def launch():
 """
 
 
+@pytest.mark.slow
 def test_the_interpreter_ends_while_daemon_threads_launch():
     start = "for _ in range(3): threading.Thread(target=launch, daemon=True).start()\ntorch.ones(2).sum()\nprint('end')"
     ended = run_script(LAUNCHING + start)
     assert ended.stdout == "end\n"  # with which status hangs on PyTorch: under daemon threads its C++ may abort, without a machine too
 
 
+@pytest.mark.slow
 def test_the_interpreter_waits_for_the_others():
     text = "def work():\n    for _ in range(20): torch.ones(2, device='cuda').add_(1)\n    print('done')\n"
     ended = run_script(text + "for _ in range(3): threading.Thread(target=work).start()\n")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n" * 3, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_is_alone():
     text = """

@@ -162,6 +162,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its own peak of resident memory")
 def test_four_gigabytes_on_the_gpu_in_little_host_memory():
     done = subprocess.run(

@@ -64,6 +64,17 @@ def test_nobody_takes_memory_between_the_look_and_the_taking(expandable):
     assert told == [("looks", True), (taking, True)] and not claiming
 
 
+def test_the_text_tells_what_is_asked_for_free_allocated_and_kept():
+    memory = allocator(total=64 * MiB)
+    memory.malloc(5 * MiB)
+    with pytest.raises(OutOfMemory) as caught:
+        memory.malloc(50 * MiB)
+    assert str(caught.value).startswith(
+        "CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 64.00 MiB of which 44.00 MiB is free. "
+        "Of the allocated memory 5.00 MiB is allocated by PyTorch, and 15.00 MiB is reserved by PyTorch but unallocated."
+    )
+
+
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
 def test_a_fraction_outside_0_to_1_is_refused(fraction):
     memory = allocator()

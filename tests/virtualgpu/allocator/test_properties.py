@@ -90,8 +90,6 @@ def check(fast, slow, peaks):
 
 
 @settings(
-    max_examples=150,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )
 @given(conf=CONFIGURATIONS, allowed=st.one_of(st.none(), st.integers(20 * MiB, 200 * MiB)), steps=st.lists(STEPS, min_size=40, max_size=90))

@@ -69,11 +69,23 @@ def test_the_large_pool_splits_only_if_more_than_1_mib_is_left():
     assert states(memory) == [[(5 * MiB, "active_allocated"), (15 * MiB, "inactive")]]
 
 
-def test_streams_do_not_share_free_blocks():
+def test_requests_up_to_1_mib_are_of_the_small_pool():
     memory = allocator()
-    memory.free(memory.malloc(4 * MiB, stream=1))
-    memory.malloc(4 * MiB, stream=2)
+    memory.malloc(MiB)
+    memory.malloc(MiB)
+    assert (memory.reserved, figure(memory, "allocated_bytes.small_pool.current")) == (2 * MiB, 2 * MiB)
+    memory.malloc(MiB + 1)
+    assert (memory.reserved, figure(memory, "allocated_bytes.large_pool.current")) == (22 * MiB, MiB + 512)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (0, 1), (1, 0)])
+def test_streams_do_not_share_free_blocks(first, second):
+    memory = allocator()
+    block = memory.malloc(4 * MiB, stream=first)
+    memory.free(block)
+    memory.malloc(4 * MiB, stream=second)
     assert memory.reserved == 40 * MiB
+    assert memory.malloc(4 * MiB, stream=first).address == block.address
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))

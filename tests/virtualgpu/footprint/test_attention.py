@@ -8,6 +8,7 @@ from recorded import check, recorded
 from virtualgpu.footprint.attention import backend
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", recorded(("sdpa_", "attention_")))
 def test_allocations_are_those_of_an_h200(name, machine):
     check(name)

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from asked import asked, recorded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import labkit
@@ -74,7 +74,6 @@ def test_other_architectures_and_settings():
         assert workspace_bytes(7, {"CUBLAS_WORKSPACE_CONFIG": "much"}) == 8519680
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9))
 def test_a_dense_matrix_and_its_transpose_are_not_copied(rows, columns):
     x = torch.empty(rows, columns)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from asked import asked
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from virtualgpu.footprint.reductions import launch_buffers
@@ -42,7 +42,6 @@ def test_layout_counts():
     assert launch_buffers((2000, 105), (210, 2), (0, 1), 0, 4, 512, *H200) == (104, 4)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=3), st.data())
 def test_properties(sizes, data):
     """Size-1 dimensions change nothing; a larger accumulator changes the buffer alone; fewer multiprocessors never ask for more."""

@@ -1,0 +1,44 @@
+"""What a submission replaced is named; what the kit itself replaces is not."""
+
+import pytest
+import torch
+
+import labkit
+from labcourse.integrity import Originals
+from labkit.lessons import checks
+
+
+def of_a_cell(source: str):
+    """A function as a notebook's cell defines it."""
+    names: dict = {}
+    exec(compile(source, "<cell>", "exec"), names)
+    return names["forged"]
+
+
+FORGED = "def forged(*args, **kwargs): return True"
+
+
+def test_a_function_that_was_replaced_is_named(monkeypatch):
+    originals = Originals()
+    assert originals.changed() == []
+    monkeypatch.setattr(torch, "allclose", of_a_cell(FORGED))
+    monkeypatch.setattr(torch.Tensor, "item", of_a_cell(FORGED))
+    monkeypatch.setattr(checks, "observe", of_a_cell(FORGED))
+    assert originals.changed() == ["labkit.lessons.checks.observe", "torch.Tensor.item", "torch.allclose"]
+
+
+def test_code_that_was_exchanged_is_named(monkeypatch):
+    originals = Originals()
+    monkeypatch.setattr(checks.describe, "__code__", of_a_cell("def forged(value): return {}").__code__)
+    assert "labkit.lessons.checks.describe" in originals.changed()
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_put_in_place_is_no_forgery():
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        torch.ones(1, device="cuda").item()
+    originals = Originals()
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        torch.ones(1, device="cuda").item()
+        assert originals.changed() == []
+    assert originals.changed() == []
