@@ -85,6 +85,7 @@ def test_every_number_stands_in_the_message(card):
         assert size in trace.error, name
 
 
+@pytest.mark.slow
 def test_a_smaller_batch_is_worked_out():
     """It fits; and a batch not so much smaller does not."""
 

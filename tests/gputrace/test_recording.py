@@ -230,6 +230,7 @@ def test_what_is_left_of_many_births_at_one_address_is_one_leak(machine):
     assert [leak.bytes for leak in trace.leaks()] == [4 * MiB]
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_taken_away_in_the_block(machine):
     with labkit.record() as trace:
         torch.zeros(MiB, device="cuda")
@@ -361,6 +362,7 @@ def test_leaks_are_named(machine):
     assert trace.leaks() == []
 
 
+@pytest.mark.slow
 def test_a_clean_block_has_no_leaks(machine):
     with labkit.record() as trace:
         train()
