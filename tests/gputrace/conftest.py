@@ -1,19 +1,8 @@
-"""What the tests of recordings share: two virtual H200s, and a garbage collector that tells of all objects."""
-
-import gc
-from collections.abc import Iterator
+"""What the tests of recordings share: two virtual H200s."""
 
 import pytest
 
 import labkit
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_is_frozen() -> Iterator[None]:
-    """As in most programs: recordings and searches ask the collector what there is."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
 
 
 @pytest.fixture

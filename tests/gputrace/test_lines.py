@@ -70,7 +70,6 @@ def test_each_device_has_its_own_lines():
         trace.lines(2)
 
 
-@pytest.mark.slow
 def test_a_device_goes_by_the_names_that_pytorch_gives_it():
     with labkit.use(gpus=2, virtual=True, quiet=True), labkit.record() as trace:
         kept = [torch.zeros(1000, device=f"cuda:{index}") for index in (0, 1, 1)]

@@ -85,7 +85,6 @@ def test_every_number_stands_in_the_message(card):
         assert size in trace.error, name
 
 
-@pytest.mark.slow
 def test_a_smaller_batch_is_worked_out():
     """It fits; and a batch not so much smaller does not."""
 
@@ -104,7 +103,6 @@ def test_a_smaller_batch_is_worked_out():
     assert forward(38_000 * (share + 3) // 100) is not None
 
 
-@pytest.mark.slow
 def test_a_gradient_of_parameters_does_not_shrink_with_the_batch():
     def train_once(rows):
         net = nn.Sequential(*[nn.Linear(8192, 8192, bias=False) for _ in range(4)]).cuda()  # 256 MiB each, and their gradients

@@ -219,7 +219,6 @@ def test_what_is_lost_is_counted(machine):
         trace.segments("peak")
 
 
-@pytest.mark.slow
 def test_what_is_left_of_many_births_at_one_address_is_one_leak(machine):
     kept = None
     with labkit.record(max_events=12) as trace:
@@ -230,7 +229,6 @@ def test_what_is_left_of_many_births_at_one_address_is_one_leak(machine):
     assert [leak.bytes for leak in trace.leaks()] == [4 * MiB]
 
 
-@pytest.mark.slow
 def test_a_machine_that_is_taken_away_in_the_block(machine):
     with labkit.record() as trace:
         torch.zeros(MiB, device="cuda")
@@ -343,7 +341,6 @@ def test_on_a_real_gpu_the_users_history_stays():
     assert trace.allocated.max() - trace.allocated[0] == inner.peak - inner.allocated[0] == outer.peak - outer.allocated[0] == 4 * MiB
 
 
-@pytest.mark.slow
 def test_leaks_are_named(machine):
     history = []
 
@@ -362,7 +359,6 @@ def test_leaks_are_named(machine):
     assert trace.leaks() == []
 
 
-@pytest.mark.slow
 def test_a_clean_block_has_no_leaks(machine):
     with labkit.record() as trace:
         train()

@@ -244,7 +244,6 @@ def number_in_code_of_its_own(table, name):
     return found[0]
 
 
-@pytest.mark.slow
 def test_code_that_has_gone_leaves_its_number_to_no_other():
     table = StackTable()
     numbers = [number_in_code_of_its_own(table, f"{index}.py") for index in range(100)]
