@@ -231,6 +231,7 @@ def trace(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_trace_runs_the_script_as_python_does_and_writes_a_page(script, tmp_path):
     path = script("""
         import os, sys, torch

@@ -56,11 +56,13 @@ def test_a_package_loads_none_that_stands_on_it(package):
     assert python(f"import {package}, sys; print({above} and set({above}) & set(sys.modules))") in ("()", "set()")
 
 
+@pytest.mark.slow
 def test_virtual_gpus_need_torch_alone():
     others = ("numpy", "psutil", "pynvml", "GPUtil", "matplotlib", "cloudpickle", *JUPYTER, "gputrace", "labkit", "labcourse")
     assert python(MISSING + IN_A_BLOCK, ",".join(others)).splitlines() == ["NVIDIA H200 54.0 True", "False"]
 
 
+@pytest.mark.slow
 def test_recordings_need_no_jupyter(tmp_path):
     absent = (*JUPYTER, "psutil", "labkit", "labcourse")
     assert python(MISSING + RECORDED, ",".join(absent), str(tmp_path / "memory.png")).splitlines() == [f"{4 << 20} 1"]

@@ -103,6 +103,7 @@ def test_a_smaller_batch_is_worked_out():
     assert forward(38_000 * (share + 3) // 100) is not None
 
 
+@pytest.mark.slow
 def test_a_gradient_of_parameters_does_not_shrink_with_the_batch():
     def train_once(rows):
         net = nn.Sequential(*[nn.Linear(8192, 8192, bias=False) for _ in range(4)]).cuda()  # 256 MiB each, and their gradients

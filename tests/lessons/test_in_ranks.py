@@ -24,6 +24,7 @@ def children_of_this_process() -> set[int]:
     }
 
 
+@pytest.mark.slow
 def test_three_ranks_share_a_collective_without_virtual_gpus_and_leave_nothing():
     def answer(tensor):
         dist.all_reduce(tensor)
@@ -69,6 +70,7 @@ def test_a_rank_that_ends_its_process_is_told_at_once():
         in_ranks(add, answer, [1, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["returns", "calls another"])
 def test_ranks_that_wait_in_vain_are_told(other, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE", 2.0)

@@ -36,6 +36,7 @@ def test_one_parameter_has_no_gradient():
         assert sum(tensor["gradient"] is None for tensor in tensors) == 1
 
 
+@pytest.mark.slow
 def test_the_truth_of_what_others_hold_is_taken_beside_another_process():
     inputs = {"kept": 40, "cached": 50, "other": 60}
     found = lesson_08.observe_held(lambda device: 0, inputs)

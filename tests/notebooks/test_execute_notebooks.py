@@ -34,6 +34,7 @@ def test_outputs_of_one_run_become_the_same_bytes(tool):
     nbformat.validate(notebook)
 
 
+@pytest.mark.slow
 def test_a_notebook_that_fails_stays_as_it_was(tool, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_VIRTUAL", "0")  # what main changes in this process is undone with these
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -30,6 +30,7 @@ class OnTheGpu(Dataset):
         return torch.ones(2, device="cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_worker_cannot_use_the_gpu():
     with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):

@@ -442,6 +442,7 @@ def test_a_system_that_does_not_tell_whether_a_thread_sleeps(machine, monkeypatc
     assert time.monotonic() - start < 2
 
 
+@pytest.mark.slow
 def test_a_thread_whose_start_was_interrupted_still_gets_its_turns():
     """Its starter learns of it too late: it waits at the gate by then."""
     turns, ended = Turns(), threading.Event()

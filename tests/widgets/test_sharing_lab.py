@@ -19,6 +19,7 @@ def run(lab, prediction: str) -> str:
     return lab.message.value
 
 
+@pytest.mark.slow
 def test_prediction_and_result_come_together():
     lab = SharingLab("one server", processes=2)
     assert "Together they take 0.686 GiB; you predicted 2, 1.31 too high." in run(lab, "2")
