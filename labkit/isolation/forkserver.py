@@ -144,6 +144,7 @@ class _Server:
         self.line.close()
         if self.process is not None:
             _left.append(self.process)
+            threading.Thread(target=self.process.wait, daemon=True).start()  # or it would stay as a zombie
 
 
 _server: _Server | None = None

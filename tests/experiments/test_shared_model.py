@@ -29,7 +29,8 @@ def used() -> int:
 
 def workers() -> list[psutil.Process]:
     """Processes that the server of processes has started, not those of another test's sandbox."""
-    servers = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+    running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    servers = [child for child in running if "multiprocessing.forkserver" in " ".join(child.cmdline())]
     return [process for child in servers for process in child.children()]
 
 

@@ -18,10 +18,9 @@ def add(answer, number):
 
 
 def children_of_this_process() -> set[int]:
-    found = psutil.Process().children(recursive=True)
-    return {
-        process.pid for process in found if "forkserver" not in " ".join(process.cmdline()) and "tracker" not in " ".join(process.cmdline())
-    }
+    """Those that run, but for the servers which stay as long as this process does."""
+    running = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    return {child.pid for child in running if not any(server in " ".join(child.cmdline()) for server in ("forkserver", "tracker"))}
 
 
 @pytest.mark.slow

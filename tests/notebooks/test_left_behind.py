@@ -69,7 +69,7 @@ class Kernel:
         return error if request == self._cell else "KeyboardInterrupt"
 
     def workers(self) -> list[psutil.Process]:
-        """All processes under the kernel, but for the two that Python's multiprocessing keeps until the kernel ends."""
+        """All processes under the kernel, but for the servers that it keeps until it ends: multiprocessing's two, and that of ranks."""
         under = self._process.children(recursive=True)
         self.seen |= {process.pid for process in under}
         return [process for process in under if not _is_server(process)]
@@ -96,7 +96,8 @@ def _is_server(process: psutil.Process) -> bool:
 def _is_forkserver(process: psutil.Process, command: str) -> bool:
     """Its children bear its command line too; it alone is a child of the kernel."""
     parent = process.parent()
-    return "multiprocessing.forkserver" in command and parent is not None and "multiprocessing.forkserver" not in " ".join(parent.cmdline())
+    servers = ("multiprocessing.forkserver", "isolation/forkserver.py")
+    return parent is not None and any(server in command and server not in " ".join(parent.cmdline()) for server in servers)
 
 
 def soon(condition: Callable[[], object]) -> bool:
