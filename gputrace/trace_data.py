@@ -46,27 +46,7 @@ class Timeline:
 
 
 class TraceData(Times):
-    """What a `Trace` knows, and tells figures, tables and files.
-
-    Attributes:
-        events: the columns of `gputrace.events.Events`, in order of time.
-        stacks: the stack of Python lines, innermost first, for each number in `events.stack`.
-        phases: forward, backward and step, in order of time.
-        start: the segments that were there before the first event.
-        used: (seconds, device, bytes that everyone holds on it), as often as was looked.
-        allocated_at_end, reserved_at_end, totals: bytes by device.
-        seconds: how long the recording took, on the clock that `labkit.host_time` reads.
-        lost: the number of the oldest events that were forgotten, as the recording held no more.
-        error: the text of the out-of-memory error that ended the block; else empty.
-        badge, origin: where the numbers come from.
-        census: the storages that were alive at the end, where this process recorded them.
-        spans: the kernels and copies of the GPUs, and what the host launched and waited for: `gputrace.spans.Spans`.
-        waits: streams that wait for other streams: `gputrace.spans.Waits`.
-        races: pieces of work that touch the same memory without an order, where that is known: a virtual GPU's.
-        lost_spans: the number of the oldest spans and waits that were forgotten.
-        no_timeline: why there are no spans; empty where there are, or where nothing ran.
-        named_streams: what to call streams, by their handles; `stream_names` numbers the others.
-    """
+    """What a `Trace` knows, and tells figures, tables and files; `Trace` says what each attribute is."""
 
     events: Events
     stacks: list[Stack]

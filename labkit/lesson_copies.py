@@ -27,7 +27,7 @@ def copy(folder: Path = DEFAULT) -> list[str]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     told = []
-    for source in sorted(shipped().glob("*.ipynb")):
+    for source in _lessons():
         lesson, own = _without_outputs(source), folder / source.name
         if not own.exists():
             _write(lesson, own)
@@ -44,7 +44,7 @@ def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
 
     Raises ValueError, naming the lessons, when there is no such lesson.
     """
-    lessons = sorted(shipped().glob("*.ipynb"))
+    lessons = _lessons()
     source = next((path for path in lessons if number in (path.name[:2], path.stem)), None)
     if source is None:
         raise ValueError(f"there is no lesson {number!r}; there are {', '.join(path.name[:2] for path in lessons)}")
@@ -55,6 +55,10 @@ def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
         own.rename(kept)
     _write(_without_outputs(source), own)
     return own, kept
+
+
+def _lessons() -> list[Path]:
+    return sorted(shipped().glob("*.ipynb"))
 
 
 def _without_outputs(path: Path) -> dict[str, Any]:
