@@ -1,9 +1,10 @@
 """The lessons' checks as submissions may see them: what observes an answer, and nothing of what judges it or says what is right."""
 
 import ast
+import threading
 import types
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,21 @@ from labkit import lessons
 
 FOLDER = Path(lessons.__file__).parent
 LEFT_OUT = "raise NotImplementedError('this is done where nobody hands in')"
+_one_at_a_time = threading.Lock()
 
 
 def sources() -> dict[str, str]:
-    """The texts of the files in `labkit/lessons`, by name."""
+    """The texts of the files in `labkit/lessons`, by name.
+
+    Graders in several threads ask for them. Python 3.11 fails with "AST constructor recursion depth mismatch" when two threads parse at
+    once and one of them loses the interpreter's lock in the middle (its depth is counted once for all threads), so one parses for all.
+    """
+    with _one_at_a_time:
+        return _sources()
+
+
+@cache
+def _sources() -> dict[str, str]:
     files = sorted(FOLDER.glob("*.py"))  # not the controls, which lie deeper
     modules = {path.name: import_module(f"{lessons.__name__}.{path.stem}") for path in files if path.stem.startswith("lesson_")}
     needed = _needed(function for module in modules.values() for check in module.CHECKS for function in (check.observe, check.script))

@@ -1,6 +1,9 @@
 """Submissions see what observes answers, and nothing of what judges them."""
 
 import ast
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 from labcourse import open_lessons
 from labkit import lessons
@@ -31,3 +34,22 @@ def test_what_computes_the_expected_goes_too():
 def test_other_files_stay_as_they_are():
     sources = open_lessons.sources()
     assert sources["leaky_scripts.py"] == (open_lessons.FOLDER / "leaky_scripts.py").read_text()
+
+
+def test_graders_in_several_threads_may_ask_at_once():
+    """Garbage is collected while a thread parses, and whatever Python code that runs lets the other thread parse too."""
+    open_lessons._sources.cache_clear()
+    known = gc.get_threshold()
+    gc.callbacks.append(give_way)
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.submit(open_lessons.sources), pool.submit(open_lessons.sources)
+            assert first.result() == second.result()
+    finally:
+        gc.set_threshold(*known)
+        gc.callbacks.remove(give_way)
+
+
+def give_way(phase: str, info: dict[str, int]) -> None:
+    time.sleep(0)
