@@ -22,9 +22,9 @@ from gputrace.events import (
     Events,
     Stack,
 )
+from gputrace.holders.tensors import Living, of_kind
 from gputrace.phases import Phase, phase_of
 from gputrace.replay import Segment
-from gputrace.tensors import Living, of_kind
 
 Held = dict[tuple[int, int], int]  # the category of what lies at (device, address)
 

@@ -11,14 +11,14 @@ from typing import Any
 import virtualgpu
 from gputrace.attribution import with_allocators_streams, with_lines, with_stacks
 from gputrace.categories import categorised, held, workspace_sizes
-from gputrace.clock_source import ClockSource
 from gputrace.events import Events, StackTable
-from gputrace.kineto import KinetoSource
+from gputrace.holders.tensors import Census, alive, relevant_objects
 from gputrace.phases import Phase, broken_off, noted, with_forwards
 from gputrace.replay import complete, complete_without_start
-from gputrace.sources import CudaSource, VirtualSource
+from gputrace.sources.clock import ClockSource
+from gputrace.sources.kineto import KinetoSource
+from gputrace.sources.memory import CudaSource, VirtualSource
 from gputrace.spans import Work
-from gputrace.tensors import Census, alive, relevant_objects
 from gputrace.trace import Trace
 from virtualgpu import front_end
 from virtualgpu.machines import with_maker

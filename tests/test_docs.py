@@ -11,7 +11,7 @@ import pytest
 import gputrace
 import labkit
 import virtualgpu
-from gputrace.holders import Holder
+from gputrace.holders.search import Holder
 from gputrace.leaks import Leak, Leaks
 from gputrace.tables import Table
 from gputrace.trace_data import Timeline

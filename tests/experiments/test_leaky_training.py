@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import labkit
-from gputrace.graph import TELLS_SAVED
+from gputrace.holders.autograd import TELLS_SAVED
 from labkit.experiments import collect, leaky_training
 from labkit.experiments.leaks import ALONE, LEAKS, NO_LEAK, growth, script
 

@@ -12,7 +12,7 @@ from traitlets.config import Config
 
 import labkit
 from gputrace import Trace
-from gputrace.clock_source import ClockSource
+from gputrace.sources.clock import ClockSource
 from gputrace.spans import Work
 
 

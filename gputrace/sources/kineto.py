@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gputrace.activities import Activity, activities_of, work_of
+from gputrace.sources.activities import Activity, activities_of, work_of
 from gputrace.spans import Work
 
 UNAVAILABLE = "this build of PyTorch has no profiler for CUDA (torch.profiler.supported_activities())"

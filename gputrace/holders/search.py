@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from gputrace import units
-from gputrace.graph import TELLS_SAVED, is_node, isinstance_of
-from gputrace.names import name_of
-from gputrace.references import Ancestors, Path, References, Snapshot, without
-from gputrace.roots import Roots
-from gputrace.tensors import DeviceStorage, Living, alive, nbytes
+from gputrace.holders.autograd import TELLS_SAVED, is_node, isinstance_of
+from gputrace.holders.names import name_of
+from gputrace.holders.references import Ancestors, Path, References, Snapshot, without
+from gputrace.holders.roots import Roots
+from gputrace.holders.tensors import DeviceStorage, Living, alive, nbytes
 from virtualgpu.source_lines import is_users
 
 _SILENT = "" if TELLS_SAVED else ", perhaps an autograd graph: this version of PyTorch does not tell what a graph has saved"

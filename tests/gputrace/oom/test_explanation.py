@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import labkit
-from gputrace.oom_situation import situation_of
+from gputrace.oom.situation import situation_of
 from virtualgpu import hardware
 from virtualgpu.allocator.oom import size_text
 
@@ -125,7 +125,7 @@ def test_a_request_beyond_the_card(card):
         take(3000)
     oom = trace.oom
     assert oom.verdict == "larger than the GPU"
-    assert "test_oom_explained.py" in oom.reason and "2.93 GiB" in oom.reason
+    assert "test_explanation.py" in oom.reason and "2.93 GiB" in oom.reason
     assert "1.877 GiB at most" in oom.remedies[0]
 
 

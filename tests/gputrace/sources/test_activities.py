@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.autograd import profiler
 
-from gputrace.activities import activities_of, work_of
 from gputrace.attribution import with_allocators_streams, with_lines
 from gputrace.events import ALLOC, Event, Events, SourceLine
 from gputrace.phases import Phase
+from gputrace.sources.activities import activities_of, work_of
 from gputrace.spans import D2H, H2D, HOST, KERNEL, LAUNCH, P2P, WAIT
 
 BASE = 1_790_000_000_000_000_000  # ns: what the times of a file are counted from

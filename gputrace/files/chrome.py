@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gputrace.files import written_whole
+from gputrace.files.archive import written_whole
 from gputrace.spans import COPIES, HOST, KINDS, Side
 
 if TYPE_CHECKING:

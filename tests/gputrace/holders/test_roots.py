@@ -5,8 +5,8 @@ import gc
 import sys
 import types
 
-from gputrace import roots
-from gputrace.roots import Name, Roots, place, tool_of, variables
+from gputrace.holders import roots
+from gputrace.holders.roots import Name, Roots, place, tool_of, variables
 
 marked = ["a global of this module"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gputrace import graph
+from gputrace.holders import autograd as graph
 from virtualgpu.instruments import Memory
 
 Place = tuple[int, int]  # a device's index and an address on it

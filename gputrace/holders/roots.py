@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gputrace.graph import attributes, isinstance_of
+from gputrace.holders.autograd import attributes, isinstance_of
 from virtualgpu import front_end
 from virtualgpu.source_lines import SourceLine, is_users
 

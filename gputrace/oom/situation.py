@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gputrace.events import CATEGORIES, OOM, SourceLine
-from gputrace.oom_message import Message
+from gputrace.oom.message import Message
 from gputrace.phases import phase_of
 from gputrace.replay import Segment
 from virtualgpu.allocator import LARGE_SEGMENT, SMALL_SIZE, size_text

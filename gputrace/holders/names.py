@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from gputrace.graph import ancestry, attributes, is_node, isinstance_of
-from gputrace.roots import Name, place, tool_of, variables
+from gputrace.holders.autograd import ancestry, attributes, is_node, isinstance_of
+from gputrace.holders.roots import Name, place, tool_of, variables
 
 Step = tuple[Any, str]  # an object, and how the one before it refers to it (see `References`)
 Found = tuple[Name, int] | None  # a name, and how many steps further it lies

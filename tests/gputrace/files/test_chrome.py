@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import labkit
-from gputrace import chrome, files
-from gputrace.chrome import ENGINES
+from gputrace.files import archive as files
+from gputrace.files import chrome
+from gputrace.files.chrome import ENGINES
 from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Race, Side, Spans, Waits, Work
 from virtualgpu.race_reports import RaceWarning
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gputrace.graph import Link, is_node, isinstance_of
-from gputrace.roots import copies, modules_globals
-from gputrace.tensors import all_objects
+from gputrace.holders.autograd import Link, is_node, isinstance_of
+from gputrace.holders.roots import copies, modules_globals
+from gputrace.holders.tensors import all_objects
 
 MOST_ANCESTORS = 100_000  # objects that are followed before the search gives up
 MOST_ROOTS = 4  # names that are followed through one object

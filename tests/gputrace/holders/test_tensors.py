@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import labkit
-from gputrace.tensors import Census, alive, nbytes, shape_and_dtype
+from gputrace.holders.tensors import Census, alive, nbytes, shape_and_dtype
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from html import escape
 from typing import TYPE_CHECKING
 
-from gputrace.oom_situation import (
+from gputrace.oom.situation import (
     FreeSpace,
     Situation,
     Verdict,
@@ -39,7 +39,7 @@ class OutOfMemoryExplanation:
         remedies: what would help, one sentence or two each.
         numbers: a table of the message's numbers and what is behind each; from the events alone if the error was caught in the block.
         holders: a table of the largest holders of live memory, by category and line of source.
-        situation: the facts, `gputrace.oom_situation.Situation`.
+        situation: the facts, `gputrace.oom.situation.Situation`.
     """
 
     def __init__(self, situation: Situation, badge: str, lost: int) -> None:

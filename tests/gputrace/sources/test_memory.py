@@ -14,7 +14,7 @@ import torch
 import labkit
 from gputrace import events, phases
 from gputrace.events import SourceLine, StackTable
-from gputrace.sources import CudaSource, _history
+from gputrace.sources.memory import CudaSource, _history
 from virtualgpu import hardware
 
 

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import labkit
-from gputrace.graph import TELLS_SAVED
-from gputrace.holders import UNSEEN, holders, search
-from gputrace.references import Snapshot
-from gputrace.tensors import alive
+from gputrace.holders.autograd import TELLS_SAVED
+from gputrace.holders.references import Snapshot
+from gputrace.holders.search import UNSEEN, holders, search
+from gputrace.holders.tensors import alive
 
 SHAPE = 256, 256
 tells_saved = pytest.mark.skipif(not TELLS_SAVED, reason="this version of PyTorch does not tell what an autograd graph has saved")
@@ -84,7 +84,7 @@ def test_a_local_of_a_function_under_way():
     holder = only(holders(activations))
     assert (holder.kind, holder.name) == ("local", "activations")
     line = sys._getframe().f_lineno - 2
-    assert holder.text == f"local `activations` of `test_a_local_of_a_function_under_way` (test_holders.py:{line})"
+    assert holder.text == f"local `activations` of `test_a_local_of_a_function_under_way` (test_search.py:{line})"
 
 
 def test_an_argument_of_the_caller():
@@ -94,7 +94,7 @@ def test_an_argument_of_the_caller():
     def outer(batch):
         return inner(batch.data_ptr())
 
-    assert only(outer(tensor())).text.startswith("local `batch` of `outer` (test_holders.py:")
+    assert only(outer(tensor())).text.startswith("local `batch` of `outer` (test_search.py:")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_class_attribute():
 
     holder = only(planted(plant))
     assert (holder.kind, holder.name) == ("class attribute", "Model.table['mask']")
-    assert holder.text.startswith("class attribute `Model.table['mask']` of `test_a_class_attribute` (test_holders.py:")
+    assert holder.text.startswith("class attribute `Model.table['mask']` of `test_a_class_attribute` (test_search.py:")
 
     keep(type("Labels", (), {"table": tensor()}))
     assert holders(kept.table)[0].text == f"class attribute `Labels.table` of {MODULE}"
@@ -434,7 +434,7 @@ def test_the_traceback_of_the_last_error(monkeypatch):
 
     found = planted(plant)
     line = train.__code__.co_firstlineno + 2
-    ending = f"of `train` (test_holders.py:{line}), kept by the traceback of the last exception, `sys.last_value`"
+    ending = f"of `train` (test_search.py:{line}), kept by the traceback of the last exception, `sys.last_value`"
     assert f"local `x` {ending}" in [holder.text for holder in found]
     assert all(holder.kind == "local" and holder.name == "x" for holder in found)
     normed = sys.last_value.__traceback__.tb_next.tb_frame.f_locals["normed"].data_ptr()
@@ -478,7 +478,7 @@ def test_a_suspended_generator():
     loader = batches()
     holder = only(holders_at(next(loader)))
     assert (holder.kind, holder.name) == ("local", "batch")
-    assert " of the suspended generator `batches` (test_holders.py:" in holder.text
+    assert " of the suspended generator `batches` (test_search.py:" in holder.text
     assert "held by local `loader` of `test_a_suspended_generator`" in holder.text
 
 

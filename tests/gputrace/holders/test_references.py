@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from gputrace.references import Ancestors, References, Snapshot, without
+from gputrace.holders.references import Ancestors, References, Snapshot, without
 
 
 @pytest.fixture(autouse=True)

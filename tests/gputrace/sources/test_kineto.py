@@ -14,8 +14,8 @@ from torch.autograd import profiler
 from torch.profiler import ProfilerActivity
 
 import labkit
-from gputrace import kineto
-from gputrace.kineto import KinetoSource
+from gputrace.sources import kineto
+from gputrace.sources.kineto import KinetoSource
 
 
 class FakeProfile:
@@ -168,7 +168,7 @@ _ON_CPU = """
 import torch
 from torch.autograd import profiler
 from torch.profiler import ProfilerActivity
-from gputrace import kineto
+from gputrace.sources import kineto
 
 class OnCpu(profiler.profile):
     def __init__(self, **options):

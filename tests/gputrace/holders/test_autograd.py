@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gputrace.graph import TELLS_SAVED, is_node, isinstance_of, nodes, walk
+from gputrace.holders.autograd import TELLS_SAVED, is_node, isinstance_of, nodes, walk
 
 
 def kinds(links):
