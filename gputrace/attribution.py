@@ -6,25 +6,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from gputrace.events import ALLOC, Event, Events, Stack
+from gputrace.events import ALLOC, Events, MemoryEvent, Stack
 from gputrace.phases import Phase, phase_of
-from gputrace.spans import Work
+from gputrace.spans import Execution
 from virtualgpu.source_lines import is_users
 
 
-def with_stacks(events: Iterable[Event], phases: list[Phase]) -> list[Event]:
+def with_stacks(events: Iterable[MemoryEvent], phases: list[Phase]) -> list[MemoryEvent]:
     """The events; those without a stack get that of the phase they lie in, for a backward pass on CUDA runs in C++ threads."""
     backward = [phase for phase in phases if phase.name == "backward"]
     starts = [phase.start for phase in backward]
 
-    def stack(event: Event) -> int:
+    def stack(event: MemoryEvent) -> int:
         at = bisect.bisect_right(starts, event.time) - 1
         return backward[at].stack if at >= 0 and event.time <= backward[at].end else 0
 
     return [event if event.stack else replace(event, stack=stack(event)) for event in events]
 
 
-def with_allocators_streams(work: Work, events: Events) -> Work:
+def with_allocators_streams(work: Execution, events: Events) -> Execution:
     """The spans with each stream as PyTorch's allocator calls it, which CUPTI numbers otherwise.
 
     What runs on a stream takes its memory on that stream right before. So the two are the same if most launches on the one follow an
@@ -60,7 +60,7 @@ def with_allocators_streams(work: Work, events: Events) -> Work:
     )
 
 
-def with_lines(work: Work, events: Events, phases: list[Phase], stacks: list[Stack]) -> Work:
+def with_lines(work: Execution, events: Events, phases: list[Phase], stacks: list[Stack]) -> Execution:
     """The spans; those whose stack has no line of the user's get that of the phase in which they were launched.
 
     The profiler on CUDA tells of no stacks: asked for them, it costs a quarter more. There a launch gets the stack of the last event of

@@ -26,12 +26,12 @@ from gputrace.holders.tensors import Living, of_kind
 from gputrace.phases import Phase, phase_of
 from gputrace.replay import Segment
 
-Held = dict[tuple[int, int], int]  # the category of what lies at (device, address)
+CategoryAt = dict[tuple[int, int], int]  # the category of what lies at (device, address)
 
 _MAKES_PARAMETERS = {"__init__", "_apply", "to_empty"}  # functions of a module's class that do nothing else with tensors
 
 
-def held(objects: list[Any], living: Living) -> Held:
+def held(objects: list[Any], living: Living) -> CategoryAt:
     """What the storages that are alive are for, by what holds them; OTHER of those for which that says nothing.
 
     `objects` is what the garbage collector tracks, or the relevant of it; `living` is what was found among them.
@@ -64,8 +64,8 @@ def categorised(
     segments: Iterable[Segment],
     stacks: list[Stack],
     phases: list[Phase],
-    at_start: Held,
-    at_end: Held,
+    at_start: CategoryAt,
+    at_end: CategoryAt,
     workspaces: set[int],
 ) -> Events:
     """The same events with their categories; those of `segments`, the blocks that were there at the start, are set in place."""

@@ -18,13 +18,13 @@ from gputrace.replay import complete, complete_without_start
 from gputrace.sources.clock import ClockSource
 from gputrace.sources.kineto import KinetoSource
 from gputrace.sources.memory import CudaSource, VirtualSource
-from gputrace.spans import Work
+from gputrace.spans import Execution
 from gputrace.trace import Trace
 from virtualgpu import front_end
 from virtualgpu.machines import with_maker
 
 MAX_EVENTS = 200_000  # on a real GPU some 2 KB of host memory each
-_NO_WORK = Work.none("it was asked for memory alone; labkit.record(timeline=True) and %%gpu_timeline record both")
+_NO_WORK = Execution.none("it was asked for memory alone; labkit.record(timeline=True) and %%gpu_timeline record both")
 
 
 def record(max_events: int = MAX_EVENTS, *, timeline: bool | None = None) -> AbstractContextManager[Trace]:
@@ -53,7 +53,7 @@ def record(max_events: int = MAX_EVENTS, *, timeline: bool | None = None) -> Abs
 
 @contextmanager
 def _recorded(max_events: int, timeline: bool | None) -> Iterator[Trace]:
-    recording = _Recording(max_events, timeline)
+    recording = _Recorder(max_events, timeline)
     trace = Trace.__new__(Trace)
     error, process = "", os.getpid()
     with ExitStack() as undo:
@@ -70,7 +70,7 @@ def _recorded(max_events: int, timeline: bool | None) -> Iterator[Trace]:
                 recording.finish(trace, error)
 
 
-class _Recording:
+class _Recorder:
     """A recording under way."""
 
     def __init__(self, max_events: int, timeline: bool | None) -> None:

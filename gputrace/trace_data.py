@@ -21,7 +21,7 @@ from gputrace.events import (
 )
 from gputrace.phases import Phase
 from gputrace.replay import Segment
-from gputrace.spans import ASKED, COPIES, HOST, KERNEL, WAIT, Race, Spans, Waits, Work, chosen, seconds_of, seconds_of_both
+from gputrace.spans import ASKED, COPIES, HOST, KERNEL, WAIT, Execution, RecordedRace, Spans, Waits, chosen, seconds_of, seconds_of_both
 from virtualgpu.allocator import Settings
 from virtualgpu.source_lines import is_users
 
@@ -35,7 +35,7 @@ UNFINISHED = "the recording is still under way: its figures are there when the `
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
+class MemoryTimeline:
     """The memory of one device over time: arrays of equal length, the first entry the start of the recording and then one an event.
 
     `times` in seconds from the start, the rest in bytes. `used` counts everyone's on the device; -1 where that is not known.
@@ -59,7 +59,7 @@ class TraceData:
     allocated_at_end: dict[int, int]
     reserved_at_end: dict[int, int]
     totals: dict[int, int]
-    work: Work
+    work: Execution
     lost: int
     error: str
     badge: str
@@ -69,7 +69,7 @@ class TraceData:
     seconds: float
     no_timeline: str
     waits: Waits
-    races: list[Race]
+    races: list[RecordedRace]
     lost_spans: int
     named_streams: dict[int, str]
 
@@ -91,14 +91,14 @@ class TraceData:
         badge: str,
         origin: dict[str, str],
         census: "Census | None" = None,
-        work: Work | None = None,
+        work: Execution | None = None,
     ) -> None:
-        work = Work.none("only its memory was recorded") if work is None else work
+        work = Execution.none("only its memory was recorded") if work is None else work
         self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
         self.spans, self.waits, self.races = work.spans, work.waits, work.races
         self.lost_spans, self.no_timeline = work.lost, work.missing
         self.named_streams = {}
-        self._timelines: dict[int, Timeline] = {}
+        self._timelines: dict[int, MemoryTimeline] = {}
 
     if not TYPE_CHECKING:  # a type checker that saw it would take any attribute for one
 
@@ -159,14 +159,14 @@ class TraceData:
         at = int(self.timeline(device).allocated.argmax())
         return -1 if at == 0 else int(np.flatnonzero(self.events.device == device)[at - 1])
 
-    def timeline(self, device: "Device | None" = None) -> Timeline:
+    def timeline(self, device: "Device | None" = None) -> MemoryTimeline:
         """The memory of a device over time; by default of the one with the highest peak."""
         device = self.device_index(device)
         if device not in self._timelines:
             self._timelines[device] = self._make_timeline(device)
         return self._timelines[device]
 
-    def _make_timeline(self, device: int) -> Timeline:
+    def _make_timeline(self, device: int) -> MemoryTimeline:
         chosen = self.events.device == device
         times = np.concatenate([[0.0], self.events.time[chosen]])
         action = self.events.action[chosen]
@@ -176,7 +176,7 @@ class TraceData:
         held = self.events.requested[chosen]
         reserved = np.concatenate([[0], np.cumsum(np.where(grows, held, 0) - np.where(shrinks, held, 0))])
         reserved += self.reserved_at_end.get(device, 0) - reserved[-1]
-        return Timeline(times, allocated, reserved, self._used_at(times, device))
+        return MemoryTimeline(times, allocated, reserved, self._used_at(times, device))
 
     def _used_at(self, times: np.ndarray, device: int) -> np.ndarray:
         """What was last seen of the device's use at each of these times."""

@@ -15,7 +15,7 @@ import numpy as np
 from gputrace.events import Events, SourceLine
 from gputrace.phases import Phase
 from gputrace.replay import Block, Segment
-from gputrace.spans import SPAN_COLUMNS, WAIT_COLUMNS, Race, Side, Spans, Waits, Work
+from gputrace.spans import SPAN_COLUMNS, WAIT_COLUMNS, Execution, RacingSpan, RecordedRace, Spans, Waits
 from virtualgpu.allocator import Settings
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ def read(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _work(header: dict[str, Any], stored: Any) -> Work:
+def _work(header: dict[str, Any], stored: Any) -> Execution:
     told = header.get("work")
     if told is None:
-        return Work.none("its file was written before recordings had one")
+        return Execution.none("its file was written before recordings had one")
     spans = Spans(**{name: stored[f"span_{name}"] for name in SPAN_COLUMNS}, names=told["names"])
     waits = Waits(**{name: stored[f"wait_{name}"] for name in WAIT_COLUMNS})
-    races = [Race(Side(**race["first"]), Side(**race["second"]), race["kind"]) for race in told["races"]]
-    return Work(spans, waits, races, told["lost"], told["missing"])
+    races = [RecordedRace(RacingSpan(**race["first"]), RacingSpan(**race["second"]), race["kind"]) for race in told["races"]]
+    return Execution(spans, waits, races, told["lost"], told["missing"])
 
 
 @contextmanager

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gputrace.files.archive import written_whole
-from gputrace.spans import COPIES, HOST, KINDS, Side
+from gputrace.spans import COPIES, HOST, KINDS, RacingSpan
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
 ENGINES = 1000  # the first thread of the copy engines; streams and threads of the host count from 1
 _ENGINE_NAMES = dict(zip(COPIES, ("host to device", "device to host", "device to device"), strict=True))
-Event = dict[str, Any]
+Entry = dict[str, Any]
 
 
 def write(trace: "TraceData", path: str | Path) -> None:
@@ -37,7 +37,7 @@ def write(trace: "TraceData", path: str | Path) -> None:
         file.write(b"\n]}\n")
 
 
-def events_of(trace: "TraceData") -> Iterator[Event]:
+def events_of(trace: "TraceData") -> Iterator[Entry]:
     """All entries of the file; times in µs from the start of the recording, exact to the ns."""
     lanes = _Lanes(trace)
     yield from lanes.names()
@@ -67,11 +67,11 @@ class _Lanes:
         for mine in self.of_lane.values():  # seconds are rounded to ns: what touches must not overlap
             self.start[mine[1:]] = np.maximum(self.start[mine[1:]], np.minimum(self.end[mine[:-1]], self.start[mine[1:]] + 1))
         threads = zip(spans.device.tolist(), spans.stream.tolist(), (self.start / 1000).tolist(), strict=True)
-        self.places: list[Event] = [
+        self.places: list[Entry] = [
             {"pid": _process(device), "tid": self.threads[device, stream], "ts": time} for device, stream, time in threads
         ]
 
-    def names(self) -> Iterator[Event]:
+    def names(self) -> Iterator[Entry]:
         for device in [HOST, *self.trace.devices]:
             name = "host" if device == HOST else f"cuda:{device}"
             yield _metadata("process_name", device, name=name)
@@ -89,7 +89,7 @@ class _Lanes:
         copies = np.isin(spans.kind, COPIES)
         return sorted(set(zip(spans.device[copies].tolist(), spans.kind[copies].tolist(), strict=True)))
 
-    def slices(self) -> Iterator[Event]:
+    def slices(self) -> Iterator[Entry]:
         spans, lines = self.trace.spans, [self.trace.line(stack) for stack in range(len(self.trace.stacks))]
         args = [{} if line is None else {"line": line.place, "source": line.text} for line in lines]
         durations = (np.maximum(self.end - self.start, 0) / 1000).tolist()
@@ -100,12 +100,12 @@ class _Lanes:
             if kind in COPIES:
                 yield slice_ | {"cat": "copy engine", "tid": ENGINES + kind}
 
-    def launches(self) -> Iterator[Event]:
+    def launches(self) -> Iterator[Entry]:
         launch = self.trace.spans.launch
         for index in np.flatnonzero(launch >= 0).tolist():
             yield from self._arrow(f"launch {index}", "launch", int(launch[index]), index)
 
-    def waits(self) -> Iterator[Event]:
+    def waits(self) -> Iterator[Entry]:
         """From the last piece of work before the event to the first after the wait."""
         waits = self.trace.waits
         for index in range(len(waits)):
@@ -114,7 +114,7 @@ class _Lanes:
             if source is not None and target is not None:
                 yield from self._arrow(f"wait {index}", "wait", source, target)
 
-    def races(self) -> Iterator[Event]:
+    def races(self) -> Iterator[Entry]:
         for index, race in enumerate(self.trace.races):
             ends = [self._of_side(side) for side in (race.first, race.second)]
             text = f"race: {race.first.name} ({race.first.line}) and {race.second.name} ({race.second.line})"
@@ -135,11 +135,11 @@ class _Lanes:
         after = int(np.searchsorted(self.start[mine], round(seconds * 1e9) - 1, side="left"))
         return int(mine[after]) if after < len(mine) else None
 
-    def _of_side(self, side: Side) -> int | None:
+    def _of_side(self, side: RacingSpan) -> int | None:
         """The span of a side of a race; None where it ran before the recording, or is the host."""
         return None if side.device == HOST else self._first((side.device, side.stream), side.start)
 
-    def _arrow(self, identity: str, name: str, source: int, target: int) -> Iterable[Event]:
+    def _arrow(self, identity: str, name: str, source: int, target: int) -> Iterable[Entry]:
         same = {"name": name, "cat": name, "id": identity}
         return ({"ph": "s", **same, **self.places[source]}, {"ph": "f", "bp": "e", **same, **self.places[target]})
 
@@ -149,7 +149,7 @@ def _process(device: int) -> int:
     return device - HOST + 1
 
 
-def _metadata(what: str, device: int, thread: int = 0, **args: Any) -> Event:
+def _metadata(what: str, device: int, thread: int = 0, **args: Any) -> Entry:
     return {"ph": "M", "name": what, "pid": _process(device), "tid": thread, "args": args}
 
 
@@ -157,7 +157,7 @@ def _microseconds(nanoseconds: int) -> float:
     return nanoseconds / 1000
 
 
-def _memory(trace: "TraceData", device: int) -> Iterator[Event]:
+def _memory(trace: "TraceData", device: int) -> Iterator[Entry]:
     """The counter of a device's memory, in bytes."""
     line = trace.timeline(device)
     for time, allocated, reserved in zip(line.times.tolist(), line.allocated.tolist(), line.reserved.tolist(), strict=True):

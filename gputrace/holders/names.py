@@ -13,7 +13,7 @@ import torch
 from gputrace.holders.autograd import ancestry, attributes, is_node, isinstance_of
 from gputrace.holders.roots import Name, place, tool_of, variables
 
-Step = tuple[Any, str]  # an object, and how the one before it refers to it (see `References`)
+Hop = tuple[Any, str]  # an object, and how the one before it refers to it (see `References`)
 Found = tuple[Name, int] | None  # a name, and how many steps further it lies
 
 UNNAMED = "a value"  # in the midst of an expression, or in a function of the kit's own
@@ -40,7 +40,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 }
 
 
-def name_of(root: Name, steps: list[Step]) -> tuple[Name, int]:
+def name_of(root: Name, steps: list[Hop]) -> tuple[Name, int]:
     """The name of the last object of a path whose first is called `root`, and how hard it is to read: the parts it is made of, and
     more for a part that does not say which."""
     name, at, parts = root, 0, 0

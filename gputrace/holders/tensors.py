@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gputrace.holders import autograd as graph
 from virtualgpu.instruments import Memory
 
-Place = tuple[int, int]  # a device's index and an address on it
+DeviceAddress = tuple[int, int]  # a device's index and an address on it
 _RELEVANT = {Memory, torch.Tensor, torch.UntypedStorage, torch.nn.Module, torch.optim.Optimizer}
 _PLAIN: Any = torch._C.TensorBase  # what C++ knows of a tensor: a subclass may answer anything
 
@@ -30,7 +30,7 @@ class DeviceStorage:
     storages: list[torch.UntypedStorage] = field(default_factory=list)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DeviceAddress:
         return self.device, self.address
 
     @property
@@ -43,7 +43,7 @@ class DeviceStorage:
 class Living:
     """All that was found: storages on GPUs by place, and what C++ holds for whom (`graph.Link`)."""
 
-    storages: dict[Place, DeviceStorage]
+    storages: dict[DeviceAddress, DeviceStorage]
     links: list[graph.Link]
 
 
@@ -124,7 +124,7 @@ def _dense(tensor: torch.Tensor) -> list[Any]:
     return parts
 
 
-def _add(found: dict[Place, DeviceStorage], storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> None:
+def _add(found: dict[DeviceAddress, DeviceStorage], storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> None:
     if storage.device.type != "cuda" or not _in_use(storage):
         return
     try:
@@ -169,7 +169,7 @@ class Census:
             return weak.cdata == storage._cdata  # C++ gives its address to no other while a weak reference is there
         return weak is not None and weak() is _memory(storage)
 
-    def alive_at(self, place: Place) -> bool | None:
+    def alive_at(self, place: DeviceAddress) -> bool | None:
         """Is what lay there alive still? None if no tensor was there."""
         weak = self._weak.get(place)
         if isinstance(weak, StorageWeakRef):

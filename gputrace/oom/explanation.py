@@ -5,9 +5,9 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from gputrace.oom.situation import (
+    Cause,
     FreeSpace,
     Situation,
-    Verdict,
     situation_of,
 )
 from gputrace.tables import Table
@@ -80,11 +80,11 @@ def _request(s: Situation) -> str:
 def _reason(s: Situation, lost: int) -> str:
     spaces = s.spaces
     match s.verdict:
-        case Verdict.TOO_LARGE:
+        case Cause.TOO_LARGE:
             return f"The whole GPU has {byte_text(s.total)}, the CUDA context's share included: no tidying makes room for this request."
-        case Verdict.TOO_MUCH_LIVE:
+        case Cause.TOO_MUCH_LIVE:
             return f"{byte_text(s.live)} are live, and {byte_text(s.short)} of what the request needs is not there."
-        case Verdict.FRAGMENTATION:
+        case Cause.FRAGMENTATION:
             free = sum(space.nbytes for space in spaces if space not in s.barred)
             pieces = sum(space.count for space in spaces if space not in s.barred)
             largest = max((space.largest for space in spaces if space not in s.barred), default=0)
@@ -92,15 +92,15 @@ def _reason(s: Situation, lost: int) -> str:
                 f"{byte_text(free)} are free inside the allocator's segments of {_stream(s, s.stream)}, but in {_count(pieces, 'piece')} "
                 f"of at most {byte_text(largest)}: blocks between them are live, and hold the segments in place."
             )
-        case Verdict.OTHER_STREAM:
+        case Cause.OTHER_STREAM:
             held = "; ".join(_space_text(s, space) for space in s.barred)
             return f"It ran on {_stream(s, s.stream)}, and a stream's segments serve that stream alone. Out of its reach: {held}."
-        case Verdict.OTHER_PROCESS:
+        case Cause.OTHER_PROCESS:
             return (
                 f"Other processes hold {'about ' if not s.context_known else ''}{byte_text(s.others)} of this GPU. Without them the "
                 f"{byte_text(s.live)} that are live here and this request would fit."
             )
-        case Verdict.LIMIT:
+        case Cause.LIMIT:
             limit = "A limit" if s.limit is None else f"A limit of {byte_text(s.limit)}"
             free = "" if s.free is None else f", though {byte_text(s.free)} of the GPU are free"
             return f"{limit} on what this process may reserve refused it{free}: {byte_text(s.live)} are live here."
@@ -128,31 +128,31 @@ def _count(number: int, name: str) -> str:
 
 def _remedies(s: Situation, lost: int) -> list[str]:
     match s.verdict:
-        case Verdict.TOO_LARGE:
+        case Cause.TOO_LARGE:
             return [
                 f"Ask for less at once: there are {byte_text(s.total - s.context)} at most. Split the tensor, over time or over several "
                 "GPUs, or use a smaller data type."
             ]
-        case Verdict.TOO_MUCH_LIVE:
+        case Cause.TOO_MUCH_LIVE:
             empty = "torch.cuda.empty_cache() would not help: the allocator gave back every wholly free segment before it gave up."
             return [*_free_lines(s), *_smaller_batch(s), empty]
-        case Verdict.FRAGMENTATION:
+        case Cause.FRAGMENTATION:
             return [*_settings(s), *_pinning(s, {s.stream})]
-        case Verdict.OTHER_STREAM:
+        case Cause.OTHER_STREAM:
             there = {space.stream for space in s.barred}
             return [
                 f"Allocate on one stream: make the tensors on {_stream(s, s.stream)} too, and tell the allocator with record_stream() "
                 "which other stream uses them.",
                 *_pinning(s, there),
             ]
-        case Verdict.OTHER_PROCESS:
+        case Cause.OTHER_PROCESS:
             ends = [f"End process {number} ({byte_text(nbytes)}) if it is yours." for number, nbytes in s.processes]
             return [
                 *(ends or ["End the other processes that are yours: nvidia-smi lists them."]),
                 "Or take another GPU.",
                 *_smaller_batch(s),
             ]
-        case Verdict.LIMIT:
+        case Cause.LIMIT:
             return [
                 "Raise the limit: torch.cuda.set_per_process_memory_fraction, per_process_memory_fraction in "
                 f"{_SETTINGS}, or labkit.use(memory=...) sets it.",

@@ -22,7 +22,7 @@ _CONTEXT_AT_MOST = 1 << 30
 _ROUNDING = (1 << 30) // 100  # of a number in a message: two decimals of GiB
 
 
-class Verdict(StrEnum):
+class Cause(StrEnum):
     """Why a request could not be served."""
 
     TOO_LARGE = "larger than the GPU"
@@ -146,27 +146,27 @@ class Situation:
         return [space for space in self.spaces if space.stream != self.stream or space.waiting]
 
     @cached_property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Cause:
         """Which reason it was."""
         if self.requested is None or self.segment_size > self.total - self.context:
-            return Verdict.TOO_LARGE
+            return Cause.TOO_LARGE
         if self.live is None or self.reserved is None:
-            return Verdict.UNKNOWN
+            return Cause.UNKNOWN
         needed = self.live + self.segment_size
         small = self.rounded <= SMALL_SIZE
         if any(space.largest >= self.rounded and space.small == small for space in self.barred):
-            return Verdict.OTHER_STREAM
+            return Cause.OTHER_STREAM
         if self.usable is not None and self.usable.nbytes >= self.rounded:
-            return Verdict.FRAGMENTATION
+            return Cause.FRAGMENTATION
         crumbs = 2 * (self.reserved - self.live) < self.segment_size  # less than half of the request: no allocator does without
         if needed <= self.capacity and not crumbs:  # what is free in pieces, and on the device, would suffice
             if self.segments is None:
-                return Verdict.UNKNOWN
+                return Cause.UNKNOWN
             barred = sum(space.nbytes for space in self.barred)
-            return Verdict.OTHER_STREAM if 2 * barred > sum(space.nbytes for space in self.spaces) else Verdict.FRAGMENTATION
+            return Cause.OTHER_STREAM if 2 * barred > sum(space.nbytes for space in self.spaces) else Cause.FRAGMENTATION
         if self.limited and needed <= self.total - self.outside:
-            return Verdict.LIMIT
-        return Verdict.OTHER_PROCESS if needed <= self.total - self.context else Verdict.TOO_MUCH_LIVE
+            return Cause.LIMIT
+        return Cause.OTHER_PROCESS if needed <= self.total - self.context else Cause.TOO_MUCH_LIVE
 
 
 def is_small(segment: Segment) -> bool:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from gputrace.spans import D2H, H2D, HOST, KERNEL, LAUNCH, P2P, WAIT, Spans, Waits, Work
+from gputrace.spans import D2H, H2D, HOST, KERNEL, LAUNCH, P2P, WAIT, Execution, Spans, Waits
 
 DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
 CALLS = {"cuda_runtime", "cuda_driver"}
@@ -48,7 +48,7 @@ def activities_of(told: dict[str, Any]) -> list[Activity]:
     return found
 
 
-def work_of(heard: Iterable[Activity], origin: float) -> Work:
+def work_of(heard: Iterable[Activity], origin: float) -> Execution:
     """Spans and waits in seconds from `origin`, in nanoseconds. Launches and waits of the host have no stack: Kineto knows none."""
     heard = [activity for activity in heard if activity.start >= origin]
     threads: dict[int, int] = {}
@@ -75,7 +75,7 @@ def work_of(heard: Iterable[Activity], origin: float) -> Work:
             add(activity, activity.device, stream, _kind(activity), activity.name, launches.get(activity.correlation, -1))
         elif activity.kind == SYNC and activity.name == "Event Sync" and activity.correlation not in waited:
             add(activity, HOST, 0, WAIT, activity.name)  # some versions leave the call itself out
-    return Work(Spans.of(rows), Waits.of(_waits(heard, origin)), [])
+    return Execution(Spans.of(rows), Waits.of(_waits(heard, origin)), [])
 
 
 def _kind(activity: Activity) -> int:

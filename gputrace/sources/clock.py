@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gputrace.events import StackTable
-from gputrace.spans import HOST, KERNEL, KIND_OF, LAUNCH, WAIT, Race, Side, Spans, Waits, Work
+from gputrace.spans import HOST, KERNEL, KIND_OF, LAUNCH, WAIT, Execution, RacingSpan, RecordedRace, Spans, Waits
 
 ROUNDING = 1e-12  # seconds: times closer than this are the same
 EARLIER = "launched before the recording"
@@ -47,7 +47,7 @@ class ClockSource:
             self._machine.clock.unlisten(self._listener)
             self._listener = None
 
-    def finish(self, origin: float) -> Work:
+    def finish(self, origin: float) -> Execution:
         """What was heard, in seconds from `origin`, which is told in seconds of the machine's clock."""
         self.stop()
         heard = list(self._heard)
@@ -71,19 +71,19 @@ class ClockSource:
                 waiter = what.waiter.device_index, what.waiter.stream_id
                 waits.append((what.time - origin, what.device, what.stream, what.until - origin, *waiter, stack))
         spans = Spans.of(rows)
-        return Work(spans, Waits.of(waits), self._races(origin, spans), self._count - len(heard))
+        return Execution(spans, Waits.of(waits), self._races(origin, spans), self._count - len(heard))
 
     def _counted(self) -> None:
         self._count += 1
 
-    def _races(self, origin: float, spans: Spans) -> list[Race]:
+    def _races(self, origin: float, spans: Spans) -> list[RecordedRace]:
         """The machine's races that showed in this recording. It is here alone that the trace meets the machine's own."""
         order = vars(self._machine).get("order")  # it is made with the first stream beside the default one
         found = [race for race in (order.races if order else ()) if race.second.seconds >= origin]
-        return [Race(_side(race.first, origin, spans), _side(race.second, origin, spans), race.kind) for race in found]
+        return [RecordedRace(_side(race.first, origin, spans), _side(race.second, origin, spans), race.kind) for race in found]
 
 
-def _side(side: Any, origin: float, spans: Spans) -> Side:
+def _side(side: Any, origin: float, spans: Spans) -> RacingSpan:
     """A side of a race. A race is found before its second side runs: when that was follows from what was launched next on its stream."""
     seconds, start, end = side.seconds - origin, side.start - origin, side.end - origin
     if seconds >= 0:
@@ -91,4 +91,4 @@ def _side(side: Any, origin: float, spans: Spans) -> Side:
         ran = ran[spans.start[spans.launch[ran]] >= seconds - ROUNDING]
         if len(ran):
             start, end = float(spans.start[ran[0]]), float(spans.end[ran[0]])
-    return Side(side.device, side.stream, side.name, side.line, seconds, start, end)
+    return RacingSpan(side.device, side.stream, side.name, side.line, seconds, start, end)

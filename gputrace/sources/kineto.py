@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gputrace.sources.activities import Activity, activities_of, work_of
-from gputrace.spans import Work
+from gputrace.spans import Execution
 
 UNAVAILABLE = "this build of PyTorch has no profiler for CUDA (torch.profiler.supported_activities())"
 WAS_RUNNING = "PyTorch's profiler was running already, and one can run at a time: start it after the recording, or record without it"
@@ -33,13 +33,13 @@ class KinetoSource:
         """Listen no more, however far `start` came."""
         _session.leave(self)
 
-    def finish(self, origin: float) -> Work:
+    def finish(self, origin: float) -> Execution:
         """What was heard, in seconds from `origin`, which is told in nanoseconds of the system's clock."""
         self.stop()
-        return Work.none(self.missing) if self.missing else work_of(self.heard, origin)
+        return Execution.none(self.missing) if self.missing else work_of(self.heard, origin)
 
 
-class _Session:
+class _ProfilerSession:
     """The profiler, while at least one recording listens.
 
     It runs in a thread of its own: PyTorch ends a session only in the thread that began it, and recordings end in any thread and order.
@@ -196,4 +196,4 @@ def _when_another_starts(give_way: Callable[[], None]) -> Callable[[], None]:
     return undo
 
 
-_session = _Session()
+_session = _ProfilerSession()

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gputrace.events import ACTION_OF, ALLOC, OOM, SEGMENT_ALLOC, SEGMENT_MAP, Event, SourceLine, StackTable
+from gputrace.events import ACTION_OF, ALLOC, OOM, SEGMENT_ALLOC, SEGMENT_MAP, MemoryEvent, SourceLine, StackTable
 from gputrace.replay import Segment, from_snapshot
 from virtualgpu.allocator import UNLIMITED, Settings
 
@@ -29,7 +29,7 @@ class Recorded:
     `totals` the bytes that each device has; `capability` is the major number of its compute capability.
     """
 
-    events: list[Event]
+    events: list[MemoryEvent]
     segments: list[Segment]
     settings: Settings
     used: list[tuple[float, int, int]]
@@ -48,7 +48,7 @@ class VirtualSource:
 
         self._machine = instruments.machine()
         self._table = table
-        self._heard: deque[Event] = deque(maxlen=max_events)
+        self._heard: deque[MemoryEvent] = deque(maxlen=max_events)
         self._count = itertools.count()  # of all events, from threads too
         self._used: list[tuple[float, int, int]] = []
         self._listening: list[tuple[Any, Callable[..., None]]] = []
@@ -99,7 +99,7 @@ class VirtualSource:
                 taken = size
                 self._note_used(gpu)
             next(self._count)
-            self._heard.append(Event(self.now(), gpu.index, stream, number, address, taken, size, stack))
+            self._heard.append(MemoryEvent(self.now(), gpu.index, stream, number, address, taken, size, stack))
 
         return listen
 
@@ -201,7 +201,7 @@ class CudaSource:
         self._watching.close()
         counts = self._counted()
         snapshot = torch.cuda.memory._snapshot()
-        events: list[Event] = []
+        events: list[MemoryEvent] = []
         lost = 0
         for device, entries in enumerate(snapshot["device_traces"]):
             mine = self._since_start(device, entries)
@@ -228,21 +228,21 @@ class CudaSource:
             self._relies = False
             _history.leave()
 
-    def _since_start(self, device: int, entries: list[dict]) -> list[Event]:
+    def _since_start(self, device: int, entries: list[dict]) -> list[MemoryEvent]:
         """The device's events since the snapshot that began this recording, which the history itself notes."""
         kept = self._kept[device]
         whole = kept < len(entries) and entries[kept]["action"] == "snapshot"
         chosen = entries[kept + 1 :] if whole else [entry for entry in entries if entry["time_us"] * 1000 >= self._start]
         return [self._event(device, entry) for entry in chosen if entry["action"] in ACTION_OF and entry["action"] != "snapshot"]
 
-    def _event(self, device: int, entry: dict) -> Event:
+    def _event(self, device: int, entry: dict) -> MemoryEvent:
         action = ACTION_OF[entry["action"]]
         address = entry["device_free"] if action == OOM else entry["addr"]
         seconds = max(0.0, entry["time_us"] * 1e-6 - self._start * 1e-9)
         # Where the history takes no stacks of frees, PyTorch tells a free with the stack of the allocation.
         known = action in _TAKING or not self._relies or _history.has_frees
         stack = self._stack(entry.get("frames") or []) if known else 0
-        return Event(seconds, device, entry["stream"], action, address, 0, entry["size"], stack)
+        return MemoryEvent(seconds, device, entry["stream"], action, address, 0, entry["size"], stack)
 
     def _stack(self, frames: list[dict]) -> int:
         """The number of a stack as PyTorch tells it."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import labkit
-from gputrace.events import Event, Events, SourceLine
+from gputrace.events import Events, MemoryEvent, SourceLine
 from gputrace.lines import NO_LINE, signed
 from gputrace.replay import complete
 from gputrace.trace import Trace
@@ -19,7 +19,9 @@ INSIDE = SourceLine(torch.__file__, 1, "f", "")
 def trace_of(*rows):
     """A trace of rows (action, address, bytes, stack) on device 0; stack 1 is the user's line below one of torch's, 2 torch's alone."""
     events = complete(
-        Events.of(Event(float(i), 0, 0, a, address, size, size, stack) for i, (a, address, size, stack) in enumerate(rows)), [], Settings()
+        Events.of(MemoryEvent(float(i), 0, 0, a, address, size, size, stack) for i, (a, address, size, stack) in enumerate(rows)),
+        [],
+        Settings(),
     )
     live = sum(size * (1 if action == 0 else -1) for action, _, size, _ in rows if action in (0, 1))
     return Trace(

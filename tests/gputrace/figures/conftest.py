@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gputrace import Trace
-from gputrace.events import ACTION_OF, ACTIVATIONS, GRADIENTS, OTHER, PARAMETERS, Event, Events, SourceLine
+from gputrace.events import ACTION_OF, ACTIVATIONS, GRADIENTS, OTHER, PARAMETERS, Events, MemoryEvent, SourceLine
 from gputrace.phases import Phase
 from gputrace.replay import complete
 from virtualgpu.allocator.settings import Settings
@@ -23,7 +23,7 @@ def make_trace(rows, *, stacks=LINES, **more) -> Trace:
     """A trace of rows (seconds, action, address in MiB, size in MiB, and device 0, stack 0, category OTHER, stream 0)."""
     told = [(*row, *(0, 0, OTHER, 0)[len(row) - 4 :]) for row in rows]
     events = Events.of(
-        Event(seconds, device, stream, ACTION_OF[action], int(address * MIB), 0, int(size * MIB), stack)
+        MemoryEvent(seconds, device, stream, ACTION_OF[action], int(address * MIB), 0, int(size * MIB), stack)
         for seconds, action, address, size, device, stack, _, stream in told
     )
     events = complete(events, [], Settings())

@@ -12,7 +12,7 @@ import labkit
 from gputrace.files import archive as files
 from gputrace.files import chrome
 from gputrace.files.chrome import ENGINES
-from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Race, Side, Spans, Waits, Work
+from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Execution, RacingSpan, RecordedRace, Spans, Waits
 from virtualgpu.race_reports import RaceWarning
 
 
@@ -118,22 +118,26 @@ def test_it_says_what_the_trace_says(trace, told):
 def test_an_arrow_of_a_wait_leads_from_the_last_before_to_the_first_after(trace_of_work, tmp_path):
     spans = Spans.of([(0.0, 1.0, 0, 0, KERNEL, "a", 0, -1), (1.0, 1.0, 0, 0, KERNEL, "b", 0, -1), (2.5, 1.0, 0, 3, KERNEL, "c", 0, -1)])
     waits = Waits.of([(1.0, 0, 0, 1.5, 0, 3, 0), (0.0, 0, 3, 0.0, 0, 0, 0), (9.0, 0, 0, 9.0, 0, 3, 0)])
-    trace = trace_of_work(Work(spans, waits, []))
+    trace = trace_of_work(Execution(spans, waits, []))
     arrows = [event for event in chrome.events_of(trace) if event["ph"] in "sf"]
     assert [(event["id"], event["ts"]) for event in arrows] == [("wait 1", 0.0), ("wait 1", 2.5e6)]
 
 
 def test_times_are_rounded_without_overlap(trace_of_work):
     rows = [(i * 1.1e-9, 1.1e-9, 0, 0, KERNEL, "k", 0, -1) for i in range(50)]
-    slices = [event for event in chrome.events_of(trace_of_work(Work(Spans.of(rows), Waits.of([]), []))) if event["ph"] == "X"]
+    slices = [event for event in chrome.events_of(trace_of_work(Execution(Spans.of(rows), Waits.of([]), []))) if event["ph"] == "X"]
     ends = [(round(event["ts"] * 1000), round(event["ts"] * 1000) + round(event["dur"] * 1000)) for event in slices]
     assert all(end <= start for (_, end), (start, _) in pairwise(ends))
 
 
 def test_a_race_with_the_host_is_marked_at_the_launch(trace_of_work):
-    first, second = Side(0, 0, "mm", "a.py:1", 0.0, 1.0, 2.0), Side(HOST, 0, "numpy", "a.py:2", 1.5, 1.5, 1.5)
+    first, second = RacingSpan(0, 0, "mm", "a.py:1", 0.0, 1.0, 2.0), RacingSpan(HOST, 0, "numpy", "a.py:2", 1.5, 1.5, 1.5)
     spans = Spans.of([(0.0, 0.5, HOST, 0, LAUNCH, "mm", 0, -1), (1.0, 1.0, 0, 0, KERNEL, "mm", 0, 0)])
-    (mark,) = [event for event in chrome.events_of(trace_of_work(Work(spans, Waits.of([]), [Race(first, second)]))) if event["ph"] == "i"]
+    (mark,) = [
+        event
+        for event in chrome.events_of(trace_of_work(Execution(spans, Waits.of([]), [RecordedRace(first, second)])))
+        if event["ph"] == "i"
+    ]
     assert mark["name"] == "race: mm (a.py:1) and numpy (a.py:2)" and mark["ts"] == 1e6
 
 
@@ -177,7 +181,7 @@ def test_a_place_without_a_folder_or_a_name_is_told(trace, tmp_path, write):
 def test_idle_time_is_never_less_than_none(trace_of_work):
     edges = [step / 10 for step in range(12)]  # whose differences do not add up to the last
     spans = Spans.of([(start, end - start, 0, 0, KERNEL, "mm", 0, -1) for start, end in pairwise(edges)])
-    assert trace_of_work(Work(spans, Waits.of([]), [])).idle(0) == 0
+    assert trace_of_work(Execution(spans, Waits.of([]), [])).idle(0) == 0
 
 
 def test_a_saved_trace_has_the_same_timeline(trace, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import profiler
 
 from gputrace.attribution import with_allocators_streams, with_lines
-from gputrace.events import ALLOC, Event, Events, SourceLine
+from gputrace.events import ALLOC, Events, MemoryEvent, SourceLine
 from gputrace.phases import Phase
 from gputrace.sources.activities import activities_of, work_of
 from gputrace.spans import D2H, H2D, HOST, KERNEL, LAUNCH, P2P, WAIT
@@ -137,7 +137,7 @@ def test_times_of_a_file_of_this_versions_profiler(tmp_path):
 
 def events_of(*rows) -> Events:
     """Allocations (ms, stream, stack) on device 0."""
-    return Events.of(Event(ms / 1000, 0, stream, ALLOC, 512, 512, 512, stack) for ms, stream, stack in rows)
+    return Events.of(MemoryEvent(ms / 1000, 0, stream, ALLOC, 512, 512, 512, stack) for ms, stream, stack in rows)
 
 
 def test_streams_have_the_names_that_the_allocator_gives_them(file):
