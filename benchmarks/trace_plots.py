@@ -125,7 +125,8 @@ def make_trace(count: int) -> Trace:
         error="",
         badge="made up",
         origin={},
-        work=make_work(count),
+        execution=make_work(count),
+        census=None,
     )
 
 

@@ -21,7 +21,7 @@ from gputrace.events import (
 )
 from gputrace.phases import Phase
 from gputrace.replay import Segment
-from gputrace.spans import ASKED, COPIES, HOST, KERNEL, WAIT, Execution, RecordedRace, Spans, Waits, chosen, seconds_of, seconds_of_both
+from gputrace.spans import ASKED, COPIES, HOST, KERNEL, WAIT, Execution, chosen, seconds_of, seconds_of_both
 from virtualgpu.allocator import Settings
 from virtualgpu.source_lines import is_users
 
@@ -47,68 +47,42 @@ class MemoryTimeline:
     used: np.ndarray
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TraceData:
-    """What a `Trace` knows, and tells figures, tables and files; `Trace` says what each attribute is."""
+    """The numbers of a `Trace`, for figures, tables and files; `Trace` describes each attribute."""
 
     events: Events
     stacks: list[Stack]
-    phases: list[Phase]
     start: list[Segment]
     settings: Settings
+    phases: list[Phase]
     used: list[tuple[float, int, int]]
     allocated_at_end: dict[int, int]
     reserved_at_end: dict[int, int]
     totals: dict[int, int]
-    work: Execution
+    seconds: float
     lost: int
     error: str
     badge: str
     origin: dict[str, str]
     census: "Census | None"
-    spans: Spans
-    seconds: float
-    no_timeline: str
-    waits: Waits
-    races: list[RecordedRace]
-    lost_spans: int
-    named_streams: dict[int, str]
+    execution: Execution
 
-    def __init__(
-        self,
-        *,
-        events: Events,
-        stacks: list[Stack],
-        start: list[Segment],
-        settings: Settings,
-        phases: list[Phase],
-        used: list[tuple[float, int, int]],
-        allocated_at_end: dict[int, int],
-        reserved_at_end: dict[int, int],
-        totals: dict[int, int],
-        seconds: float,
-        lost: int,
-        error: str,
-        badge: str,
-        origin: dict[str, str],
-        census: "Census | None" = None,
-        work: Execution | None = None,
-    ) -> None:
-        work = Execution.none("only its memory was recorded") if work is None else work
-        self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
-        self.spans, self.waits, self.races = work.spans, work.waits, work.races
-        self.lost_spans, self.no_timeline = work.lost, work.missing
-        self.named_streams = {}
+    def __post_init__(self) -> None:
+        work = self.execution
+        self.spans, self.waits, self.races, self.lost_spans, self.no_timeline = work.spans, work.waits, work.races, work.lost, work.missing
+        self.named_streams: dict[int, str] = {}
         self._timelines: dict[int, MemoryTimeline] = {}
 
     if not TYPE_CHECKING:  # a type checker that saw it would take any attribute for one
 
         def __getattr__(self, name: str) -> Any:
-            """Called only for what is not there: everything, until the recording has ended."""
+            """Called for missing attributes only: all of them, until the recording has ended."""
             if "events" not in self.__dict__ and not name.startswith("_"):
                 raise RuntimeError(UNFINISHED)
             raise AttributeError(f"a Trace has no attribute {name!r}")
 
-    # Figures
+    # Memory
 
     @property
     def devices(self) -> list[int]:
@@ -125,7 +99,8 @@ class TraceData:
     @property
     def device(self) -> int:
         """The device with the highest peak."""
-        return max(self.devices, key=lambda device: (self.peaks[device], -device))
+        peaks = self.peaks
+        return max(peaks, key=lambda device: (peaks[device], -device))
 
     @property
     def peak(self) -> int:
@@ -139,7 +114,7 @@ class TraceData:
 
     @property
     def allocated(self) -> np.ndarray:
-        """Bytes that tensors take on `device` at each of `times`; `timeline(device)` tells of another device."""
+        """Bytes that tensors take on `device` at each of `times`; `timeline(device)` has those of another device."""
         return self.timeline().allocated
 
     @property
@@ -179,7 +154,7 @@ class TraceData:
         return MemoryTimeline(times, allocated, reserved, self._used_at(times, device))
 
     def _used_at(self, times: np.ndarray, device: int) -> np.ndarray:
-        """What was last seen of the device's use at each of these times."""
+        """Bytes in use on the device at each of these times, as last measured before."""
         seen = [(seconds, nbytes) for seconds, where, nbytes in self.used if where == device]
         if not seen:
             return np.full(len(times), -1, np.int64)

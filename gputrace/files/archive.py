@@ -22,31 +22,32 @@ if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
 _BY_DEVICE = ("allocated_at_end", "reserved_at_end", "totals")
-_PLAIN = ("used", *_BY_DEVICE, "seconds", "lost", "error", "badge", "origin")
+_PLAIN = ("used", *_BY_DEVICE, "seconds", "lost", "error", "badge", "origin")  # what JSON holds as it is
+_EVENT_COLUMNS = tuple(column.name for column in fields(Events))
 
 
 def write(trace: "TraceData", path: str | Path) -> None:
     """Write a trace to a file. Raises OSError where it cannot be written."""
+    execution = trace.execution
     header = {
         "stacks": [[[line.filename, line.line, line.function, line.text] for line in stack] for stack in trace.stacks],
         "start": [asdict(segment) for segment in trace.start],
         "settings": asdict(trace.settings),
         "phases": [asdict(phase) for phase in trace.phases],
         **{name: getattr(trace, name) for name in _PLAIN},
+        "work": {
+            "names": execution.spans.names,
+            "races": [asdict(race) for race in execution.races],
+            "lost": execution.lost,
+            "missing": execution.missing,
+        },
     }
-    work = trace.work
-    header["work"] = {
-        "names": work.spans.names,
-        "races": [asdict(race) for race in work.races],
-        "lost": work.lost,
-        "missing": work.missing,
-    }
-    text = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    columns = {f"event_{field.name}": getattr(trace.events, field.name) for field in fields(Events)}
-    columns |= {f"span_{name}": getattr(work.spans, name) for name in SPAN_COLUMNS}
-    columns |= {f"wait_{name}": getattr(work.waits, name) for name in WAIT_COLUMNS}
+    columns: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+    columns |= {f"event_{name}": getattr(trace.events, name) for name in _EVENT_COLUMNS}
+    columns |= {f"span_{name}": getattr(execution.spans, name) for name in SPAN_COLUMNS}
+    columns |= {f"wait_{name}": getattr(execution.waits, name) for name in WAIT_COLUMNS}
     with written_whole(path) as file:
-        np.savez_compressed(file, header=text, **columns)
+        np.savez_compressed(file, **columns)
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -54,16 +55,17 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             header = json.loads(stored["header"].tobytes())
-            events = Events(**{field.name: stored[f"event_{field.name}"] for field in fields(Events)})
-            work = _work(header, stored)
-        told = {name: header[name] for name in _PLAIN}
+            events = Events(**{name: stored[f"event_{name}"] for name in _EVENT_COLUMNS})
+            execution = _execution(header, stored)
+        plain = {name: header[name] for name in _PLAIN}
     except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:  # TypeError: it holds one array
         raise ValueError(f"{path} holds no trace of labkit's: {error}") from None
-    told |= {name: {int(device): nbytes for device, nbytes in told[name].items()} for name in _BY_DEVICE}
-    told["used"] = [tuple(seen) for seen in told["used"]]
-    return told | {
+    plain |= {name: {int(device): nbytes for device, nbytes in plain[name].items()} for name in _BY_DEVICE}
+    plain["used"] = [tuple(row) for row in plain["used"]]
+    return plain | {
         "events": events,
-        "work": work,
+        "execution": execution,
+        "census": None,  # its tensors lived in another process
         "stacks": [tuple(SourceLine(*line) for line in stack) for stack in header["stacks"]],
         "start": [Segment(**{**segment, "blocks": [Block(**block) for block in segment["blocks"]]}) for segment in header["start"]],
         "settings": Settings(**{**header["settings"], "divisions": tuple(header["settings"]["divisions"])}),
@@ -71,19 +73,19 @@ def read(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _work(header: dict[str, Any], stored: Any) -> Execution:
-    told = header.get("work")
-    if told is None:
+def _execution(header: dict[str, Any], stored: Any) -> Execution:
+    work = header.get("work")
+    if work is None:
         return Execution.none("its file was written before recordings had one")
-    spans = Spans(**{name: stored[f"span_{name}"] for name in SPAN_COLUMNS}, names=told["names"])
+    spans = Spans(**{name: stored[f"span_{name}"] for name in SPAN_COLUMNS}, names=work["names"])
     waits = Waits(**{name: stored[f"wait_{name}"] for name in WAIT_COLUMNS})
-    races = [RecordedRace(RacingSpan(**race["first"]), RacingSpan(**race["second"]), race["kind"]) for race in told["races"]]
-    return Execution(spans, waits, races, told["lost"], told["missing"])
+    races = [RecordedRace(RacingSpan(**race["first"]), RacingSpan(**race["second"]), race["kind"]) for race in work["races"]]
+    return Execution(spans, waits, races, work["lost"], work["missing"])
 
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write to, which takes its place when it is complete: what goes wrong before leaves what was there."""
+    """A file to write to, which takes the name `path` once it is complete; an error before that leaves the old file."""
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no folder", os.fspath(target.parent))

@@ -38,7 +38,7 @@ def timeline(trace_of):
             (9.0, "free_completed", 100, 60),
         ]
         totals = dict.fromkeys(devices, 1024 * MIB)
-        return trace_of(memory, **{"seconds": 10.0, "work": work, "totals": totals, **more})
+        return trace_of(memory, **{"seconds": 10.0, "execution": work, "totals": totals, **more})
 
     return make
 
@@ -237,5 +237,5 @@ def test_the_picture_is_the_same_every_time(timeline):
 def test_names_of_any_kind_are_written_as_they_are(timeline, drawn):
     spans = timeline().spans
     odd = replace(spans, names=["$x$ 漢" if name == "mm" else name for name in spans.names])
-    timeline(work=Execution(odd, Waits.of([]), [])).plot_timeline()
+    timeline(execution=Execution(odd, Waits.of([]), [])).plot_timeline()
     assert "$x$ □" in texts(drawn[-1])

@@ -146,7 +146,7 @@ def trace_of_work(machine):
     def make(work):
         with labkit.record() as trace:
             pass
-        trace.work = work
+        trace.execution = work
         trace.spans, trace.waits, trace.races = work.spans, work.waits, work.races
         return trace
 
