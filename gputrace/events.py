@@ -135,6 +135,10 @@ class Events:
     def __iter__(self) -> Iterator[MemoryEvent]:
         return map(MemoryEvent, *(getattr(self, name).tolist() for name in _TOLD))
 
+    def row(self, index: int) -> MemoryEvent:
+        """One of the events."""
+        return MemoryEvent(*(getattr(self, name)[index].item() for name in _TOLD))
+
     @property
     def rises(self) -> np.ndarray:
         """Bytes by which each event changes what is allocated on its device."""

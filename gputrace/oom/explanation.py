@@ -1,15 +1,10 @@
-"""An out-of-memory error explained: the blocks behind each number of its message, which reason it was, and what would help."""
+"""An out-of-memory error explained: the blocks behind each number of its message, the cause, and what would help."""
 
 from collections import defaultdict
 from html import escape
 from typing import TYPE_CHECKING
 
-from gputrace.oom.situation import (
-    Cause,
-    FreeSpace,
-    Situation,
-    situation_of,
-)
+from gputrace.oom.situation import Cause, FreeSpace, Situation, situation_of
 from gputrace.tables import Table
 from gputrace.units import byte_text
 from virtualgpu.allocator import LARGE_SEGMENT, MIN_LARGE_ALLOC, UNLIMITED, MiB, size_text
@@ -26,29 +21,29 @@ _SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
 def explain(trace: "TraceData") -> "OutOfMemoryExplanation | None":
     """The explanation of the out-of-memory error that ended the trace's block, or else of the last one in it; None without any."""
     situation = situation_of(trace)
-    return None if situation is None else OutOfMemoryExplanation(situation, trace.badge, trace.lost)
+    return None if situation is None else OutOfMemoryExplanation(situation, trace.badge)
 
 
 class OutOfMemoryExplanation:
     """Why a GPU could not serve a request. Prints as text and as HTML.
 
     Attributes:
-        verdict: "too much live", "fragmentation", "cached by another stream", "another process", "a memory limit", "larger than the
-            GPU", or "not known" where lost events hide it.
-        reason: the verdict's numbers, in a sentence or two.
+        verdict: the cause: "too much live", "fragmentation", "cached by another stream", "another process", "a memory limit", "larger
+            than the GPU", or "not known" where lost events hide it.
+        reason: the numbers of the cause, in a sentence or two.
         remedies: what would help, one sentence or two each.
         numbers: a table of the message's numbers and what is behind each; from the events alone if the error was caught in the block.
         holders: a table of the largest holders of live memory, by category and line of source.
         situation: the facts, `gputrace.oom.situation.Situation`.
     """
 
-    def __init__(self, situation: Situation, badge: str, lost: int) -> None:
+    def __init__(self, situation: Situation, badge: str) -> None:
         self.situation = situation
         self.verdict = situation.verdict
         self.title = f"Out of memory on cuda:{situation.device}: {self.verdict}"
-        self.reason = " ".join([_request(situation), _reason(situation, lost)])
-        self.remedies = _remedies(situation, lost)
-        self.numbers = _numbers(situation, badge, lost)
+        self.reason = f"{_request(situation)} {_reason(situation)}"
+        self.remedies = _remedies(situation)
+        self.numbers = _numbers(situation, badge)
         self.holders = _holders(situation)
 
     def __repr__(self) -> str:
@@ -67,7 +62,7 @@ class OutOfMemoryExplanation:
         )
 
 
-# The verdict in words
+# The cause in words
 
 
 def _request(s: Situation) -> str:
@@ -77,20 +72,17 @@ def _request(s: Situation) -> str:
     return f"{'A request' if s.line is None else s.line.place} asked for {byte_text(s.requested)}{text}."
 
 
-def _reason(s: Situation, lost: int) -> str:
-    spaces = s.spaces
+def _reason(s: Situation) -> str:
     match s.verdict:
         case Cause.TOO_LARGE:
             return f"The whole GPU has {byte_text(s.total)}, the CUDA context's share included: no tidying makes room for this request."
         case Cause.TOO_MUCH_LIVE:
             return f"{byte_text(s.live)} are live, and {byte_text(s.short)} of what the request needs is not there."
         case Cause.FRAGMENTATION:
-            free = sum(space.nbytes for space in spaces if space not in s.barred)
-            pieces = sum(space.count for space in spaces if space not in s.barred)
-            largest = max((space.largest for space in spaces if space not in s.barred), default=0)
+            pieces = sum(space.count for space in s.within_reach)
             return (
-                f"{byte_text(free)} are free inside the allocator's segments of {_stream(s, s.stream)}, but in {_count(pieces, 'piece')} "
-                f"of at most {byte_text(largest)}: blocks between them are live, and hold the segments in place."
+                f"{byte_text(sum(space.nbytes for space in s.within_reach))} are free inside the allocator's segments of {_stream(s, s.stream)}, but in {_count(pieces, 'piece')} "
+                f"of at most {byte_text(_largest(s))}: blocks between them are live, and hold the segments in place."
             )
         case Cause.OTHER_STREAM:
             held = "; ".join(_space_text(s, space) for space in s.barred)
@@ -104,15 +96,19 @@ def _reason(s: Situation, lost: int) -> str:
             limit = "A limit" if s.limit is None else f"A limit of {byte_text(s.limit)}"
             free = "" if s.free is None else f", though {byte_text(s.free)} of the GPU are free"
             return f"{limit} on what this process may reserve refused it{free}: {byte_text(s.live)} are live here."
-    return f"{lost} events were lost, so the blocks are not known, and what stood in the way cannot be told."
+    return f"{s.lost} events were lost, so the blocks are not known, and what stood in the way cannot be told."
+
+
+def _largest(s: Situation) -> int:
+    """The largest free piece that the request's stream could use."""
+    return max((space.largest for space in s.within_reach), default=0)
 
 
 def _space_text(s: Situation, space: FreeSpace) -> str:
-    size = "small" if space.small else "large"
-    told = f"{byte_text(space.nbytes)} in {_count(space.count, 'piece')} of at most {byte_text(space.largest)}"
+    pieces = f"{byte_text(space.nbytes)} in {_count(space.count, 'piece')} of at most {byte_text(space.largest)}"
     if space.waiting:
-        return f"{told}, freed on {_stream(s, space.stream)} but still in use by another"
-    return f"{told}, free in segments of {_stream(s, space.stream)} for {size} requests"
+        return f"{pieces}, freed on {_stream(s, space.stream)} but still in use by another"
+    return f"{pieces}, free in segments of {_stream(s, space.stream)} for {'small' if space.small else 'large'} requests"
 
 
 def _stream(s: Situation, stream: int) -> str:
@@ -126,7 +122,7 @@ def _count(number: int, name: str) -> str:
 # What would help
 
 
-def _remedies(s: Situation, lost: int) -> list[str]:
+def _remedies(s: Situation) -> list[str]:
     match s.verdict:
         case Cause.TOO_LARGE:
             return [
@@ -159,7 +155,7 @@ def _remedies(s: Situation, lost: int) -> list[str]:
                 *_free_lines(s),
                 *_smaller_batch(s),
             ]
-    return [f"Record with a larger max_events: {lost} events were lost."]
+    return [f"Record with a larger max_events: {s.lost} events were lost."]
 
 
 def _free_lines(s: Situation) -> list[str]:
@@ -190,23 +186,23 @@ def _smaller_batch(s: Situation) -> list[str]:
 
 def _settings(s: Situation) -> list[str]:
     """Settings of the allocator against fragmentation that are not in force yet, where the free pieces are large enough for them."""
-    if s.expandable:
+    if s.settings.expandable_segments:
         return []
-    told = []
-    largest = max((space.largest for space in s.spaces if space not in s.barred), default=0)
+    advice = []
+    largest = _largest(s)
     if largest >= LARGE_SEGMENT:
-        told.append(
+        advice.append(
             f"{_SETTINGS}=expandable_segments:True before the program starts: a stream's segments then grow as one, and free stretches of "
             f"{LARGE_SEGMENT // MiB} MiB in it go back to the device."
         )
     cut_up = any(segment.size >= s.rounded and segment.stream == s.stream for segment in s.segments or ())
     # Blocks below 10 MiB share segments whatever the setting, and the holes between them stay.
-    if s.max_split == UNLIMITED and s.rounded >= LARGE_SEGMENT and cut_up and largest >= MIN_LARGE_ALLOC:
-        either = "Or " if told else ""
-        told.append(
+    if s.settings.max_split_size == UNLIMITED and s.rounded >= LARGE_SEGMENT and cut_up and largest >= MIN_LARGE_ALLOC:
+        either = "Or " if advice else ""
+        advice.append(
             f"{either}{_SETTINGS}=max_split_size_mb:{s.rounded // MiB}: a block of this size is then not cut up for smaller requests."
         )
-    return told
+    return advice
 
 
 def _pinning(s: Situation, streams: set[int]) -> list[str]:
@@ -226,9 +222,9 @@ def _pinning(s: Situation, streams: set[int]) -> list[str]:
 # The numbers
 
 
-def _numbers(s: Situation, badge: str, lost: int) -> Table:
+def _numbers(s: Situation, badge: str) -> Table:
     """Each number of the message, and the blocks behind it."""
-    said = s.message
+    message = s.message
     rows: list[tuple[str, str, str]] = []
 
     def add(name: str, nbytes: int | None, meaning: str) -> None:
@@ -238,32 +234,31 @@ def _numbers(s: Situation, badge: str, lost: int) -> Table:
     add("tried to allocate", s.segment_size if s.requested is not None else None, _segment_text(s))
     add("total capacity", s.total or None, f"all of cuda:{s.device}, the CUDA context's share included")
     add("free", s.free, "on the device, held by nobody")
-    if said is not None and said.own is not None:
-        add("this process", said.own, f"its segments, and {byte_text(s.context)} for the CUDA context and libraries")
-    for number, nbytes in said.processes if said is not None else ():
+    if message.own is not None:
+        add("this process", message.own, f"its segments, and {byte_text(s.context)} for the CUDA context and libraries")
+    for number, nbytes in message.processes:
         yours = (number, nbytes) not in s.processes
         add(f"process {number}", nbytes, "most likely this one: a container has numbers of its own" if yours else "another program")
-    if said is None or (said.own is None and not s.context_known):
-        add("outside", s.outside if s.reserved is not None else None, "CUDA contexts, and whatever other processes hold")
+    if message.own is None and not s.context_known:
+        add("outside", s.outside if s.held_known else None, "CUDA contexts, and whatever other processes hold")
     if s.limited:
         add("allowed", s.limit, "the limit on what this process may reserve")
-    add("allocated by PyTorch", s.live, _live_text(s, lost))
-    add("in private pools", said.private if said is not None else None, "of that, held for CUDA graphs")
-    if s.reserved is not None and s.live is not None:
-        add("reserved but unallocated", s.reserved - s.live, _unallocated_text(s, lost))
-    source = "The error was caught in the block, so these are the allocator's own figures" if said is None else "The error's numbers"
+    add("allocated by PyTorch", s.live if s.held_known else None, _live_text(s))
+    add("in private pools", message.private, "of that, held for CUDA graphs")
+    add("reserved but unallocated", s.reserved - s.live if s.held_known else None, _unallocated_text(s))
+    source = "The error was caught in the block, so these are the allocator's own figures" if s.caught else "The error's numbers"
     return Table(("number", "size", "what is behind it"), tuple(rows), f"{source}; {badge}")
 
 
 def _segment_text(s: Situation) -> str:
-    if s.requested in (s.segment_size, None):
+    if s.requested is None or s.requested == s.segment_size:
         return f"the request, on {_stream(s, s.stream)}"
     return f"{byte_text(s.requested)} on {_stream(s, s.stream)}; the device gives memory in segments of this size"
 
 
-def _live_text(s: Situation, lost: int) -> str:
+def _live_text(s: Situation) -> str:
     if s.segments is None:
-        return f"live blocks; {lost} events were lost, so whose is not known"
+        return f"live blocks; {s.lost} events were lost, so whose is not known"
     sizes: dict[str, int] = defaultdict(int)
     for holding in s.holdings:
         sizes[holding.category] += holding.nbytes
@@ -271,9 +266,9 @@ def _live_text(s: Situation, lost: int) -> str:
     return f"{_count(sum(holding.count for holding in s.holdings), 'live block')}{': ' if kinds else ''}{kinds}"
 
 
-def _unallocated_text(s: Situation, lost: int) -> str:
+def _unallocated_text(s: Situation) -> str:
     if s.segments is None:
-        return f"free blocks inside segments; {lost} events were lost, so where is not known"
+        return f"free blocks inside segments; {s.lost} events were lost, so where is not known"
     return "; ".join(_space_text(s, space) for space in s.spaces) or "no free blocks inside segments"
 
 

@@ -1,5 +1,8 @@
-"""What a GPU's memory looked like when a request could not be served, and which of a few reasons that was."""
+"""The state of a GPU's memory when a request could not be served, and the cause.
 
+The numbers of PyTorch's message are read as torch 2.6 to 2.15 word it (c10/cuda/CUDACachingAllocator.cpp, `malloc`)."""
+
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,18 +11,69 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gputrace.events import CATEGORIES, OOM, SourceLine
-from gputrace.oom.message import Message
+from gputrace.events import CATEGORIES, OOM, MemoryEvent, SourceLine
 from gputrace.phases import phase_of
-from gputrace.replay import Segment
-from virtualgpu.allocator import LARGE_SEGMENT, SMALL_SIZE, size_text
+from gputrace.replay import Block, Segment
+from virtualgpu.allocator import LARGE_SEGMENT, SMALL_SIZE, Settings, size_text
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
-# The most that is taken for a process's own CUDA context where nobody tells: on an H200 it is 0.5 GiB, and libraries add to it.
+# The most that is assumed for a process's own CUDA context where it is not known: on an H200 it is 0.5 GiB, and libraries add to it.
 _CONTEXT_AT_MOST = 1 << 30
 _ROUNDING = (1 << 30) // 100  # of a number in a message: two decimals of GiB
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
+
+
+@dataclass(frozen=True)
+class Message:
+    """The numbers of an error message, in bytes, to two decimals of the unit that it is printed in; None for what it does not give.
+
+    `requested` is the size of the segment that the allocator asked the device for. `processes` are (number, bytes) of the other
+    processes that the driver lists. `own` counts this process's memory with its CUDA context. `rejected`: the allocator refused by
+    itself, for a limit.
+    """
+
+    requested: int | None
+    device: int | None
+    total: int | None
+    free: int | None
+    own: int | None
+    processes: tuple[tuple[int, int], ...]
+    allowed: int | None
+    allocated: int | None
+    private: int | None
+    unallocated: int | None
+    rejected: bool
+
+    @classmethod
+    def read(cls, text: str) -> "Message":
+        """The numbers of a message; none of an empty one."""
+
+        def size(pattern: str) -> int | None:
+            found = re.search(pattern, text)
+            return _bytes(found[1], found[2]) if found else None
+
+        device = re.search(r"\bGPU (\d+) has a total capacity", text)
+        listed = re.findall(rf"Process (\d+) has {_SIZE} memory in use", text)
+        return cls(
+            requested=size(rf"(?:Tried to allocate|Requested size:?) {_SIZE}"),
+            device=int(device[1]) if device else None,
+            total=size(rf"total capacity of {_SIZE}"),
+            free=size(rf"of which {_SIZE} is free"),
+            own=size(rf"this process has {_SIZE} memory in use"),
+            processes=tuple((int(number), _bytes(amount, unit)) for number, amount, unit in listed),
+            allowed=size(rf"{_SIZE} allowed;"),
+            allocated=size(rf"{_SIZE} is allocated by PyTorch"),
+            private=size(rf"{_SIZE} allocated in private pools"),
+            unallocated=size(rf"{_SIZE} is reserved by PyTorch but unallocated"),
+            rejected="preemptively rejected" in text,
+        )
+
+
+def _bytes(amount: str, unit: str) -> int:
+    return round(float(amount) * _UNITS[unit])
 
 
 class Cause(StrEnum):
@@ -46,7 +100,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class Pin:
-    """Live blocks of one line that keep segments with free space in place: `free` bytes lie between them, on one stream."""
+    """Live blocks of one line that keep segments with free space from being released: `free` bytes lie between them, on one stream."""
 
     stream: int
     line: SourceLine | None
@@ -72,14 +126,16 @@ class FreeSpace:
 class Situation:
     """The facts at the moment of an out-of-memory error; sizes in bytes.
 
-    `requested` is what the program asked for, `rounded` the block that it needs, `segment_size` what the allocator asks of the device
-    for it. `outside` is what is held on the device beside the allocator's segments, of which `context` is this process's own; where
-    nobody tells, `context_known` is False. `live`, `reserved` and `segments` are None where lost events hide them. `limited` tells
-    that a limit refused the request, `limit` its size, which is None where only the message would have told it. `for_parameter`: the
-    request was, by its size and phase, for a parameter's gradient or its optimizer state, which no smaller batch makes smaller.
+    `caught`: the program caught the error, so its message is not known. `requested` is what the program asked for (None where it is
+    more than a message can give), `rounded` the block for it, `segment_size` what the allocator asks of the device. `outside` is held
+    on the device outside the allocator's segments, `context` of it by this process; `context_known` is False where that is assumed.
+    `live` and `reserved` are known unless lost events hide them, `segments` is None then. `limited`: a limit refused the request;
+    `limit`, its size, stands in the message only. `for_parameter`: the request was, by its size and phase, for a parameter's gradient
+    or its optimizer state, which no smaller batch makes smaller.
     """
 
-    message: Message | None
+    message: Message
+    caught: bool
     device: int
     stream: int
     streams: dict[int, str]  # what to call the device's streams
@@ -90,19 +146,23 @@ class Situation:
     for_parameter: bool
     total: int
     free: int | None
-    live: int | None
-    reserved: int | None
+    live: int
+    reserved: int
+    held_known: bool
     outside: int
     context: int
     context_known: bool
     processes: tuple[tuple[int, int], ...]
     limited: bool
-    limit: int | None
     segments: list[Segment] | None
     holdings: list[Holding]
     pins: list[Pin]
-    expandable: bool
-    max_split: int
+    settings: Settings
+    lost: int  # events
+
+    @property
+    def limit(self) -> int | None:
+        return self.message.allowed
 
     @property
     def others(self) -> int:
@@ -115,12 +175,12 @@ class Situation:
         room = self.total - self.outside
         if not self.limited:
             return room
-        return min(room, self.reserved or 0 if self.limit is None else self.limit)
+        return min(room, self.reserved if self.limit is None else self.limit)
 
     @property
     def short(self) -> int:
         """How many bytes less would have to be reserved for the request to fit, while what is free inside segments stays there."""
-        return self.segment_size - max(0, self.capacity - (self.reserved or 0))
+        return self.segment_size - max(0, self.capacity - self.reserved)
 
     @cached_property
     def spaces(self) -> list[FreeSpace]:
@@ -145,12 +205,17 @@ class Situation:
         """The free space of other streams, and what waits for them."""
         return [space for space in self.spaces if space.stream != self.stream or space.waiting]
 
+    @property
+    def within_reach(self) -> list[FreeSpace]:
+        """The other free space."""
+        return [space for space in self.spaces if space not in self.barred]
+
     @cached_property
     def verdict(self) -> Cause:
-        """Which reason it was."""
+        """Why the request could not be served."""
         if self.requested is None or self.segment_size > self.total - self.context:
             return Cause.TOO_LARGE
-        if self.live is None or self.reserved is None:
+        if not self.held_known:
             return Cause.UNKNOWN
         needed = self.live + self.segment_size
         small = self.rounded <= SMALL_SIZE
@@ -175,135 +240,121 @@ def is_small(segment: Segment) -> bool:
     return segment.small or (segment.expandable and bool(used) and max(used) <= SMALL_SIZE)
 
 
+# Read from a trace
+
+_Live = list[tuple[Segment, Block, SourceLine | None]]  # the live blocks, each with its segment and the line that allocated it
+
+
 def situation_of(trace: "TraceData") -> Situation | None:
     """The situation at the out-of-memory error that ended the block, or at the last one in it; None if there was none."""
-    message = Message.read(trace.error) if trace.error else None
+    message, settings = Message.read(trace.error), trace.settings
     index = _event(trace, message)
-    if index is None and message is None:
+    if index is None and not trace.error:
         return None
-    return _Facts(trace, index, message).situation()
+    event = None if index is None else trace.events.row(index)
+    device = (message.device or 0) if event is None else event.device
+    segments = None if index is None or trace.lost else trace.segments(index, device)
+    blocks = [(segment, block) for segment in segments or () for block in segment.blocks]
+    live = [(segment, block, trace.line(block.stack)) for segment, block in blocks if block.state == "allocated"]
+    requested = message.requested if event is None else event.requested
+    rounded = settings.round_size(requested or 0)
+    segment_size = settings.segment_size(rounded)
+    if message.requested is not None and (event is None or size_text(segment_size) != size_text(message.requested)):
+        segment_size = message.requested
+    total = trace.totals.get(device) or message.total or 0
+    free = message.free if event is None else event.address
+    in_live_blocks, reserved = sum(block.size for _, block, _ in live), sum(segment.size for segment in segments or ())
+    if segments is None:
+        in_live_blocks, reserved = message.allocated or 0, (message.allocated or 0) + (message.unallocated or 0)
+    held_known = segments is not None or message.allocated is not None
+    outside = max(0, total - (free or 0) - reserved) if held_known else 0
+    context, context_known, processes = _context(message, outside, reserved if held_known else None)
+    step = LARGE_SEGMENT if settings.expandable_segments else 0  # expandable segments grow by whole pages
+    refused = free is not None and free >= segment_size + step
+    return Situation(
+        message=message,
+        caught=not trace.error,
+        device=device,
+        stream=0 if event is None else event.stream,
+        streams=trace.stream_names(device),
+        line=None if event is None else trace.line(event.stack),
+        requested=requested,
+        rounded=rounded,
+        segment_size=segment_size,
+        for_parameter=event is not None and _for_parameter(trace, event, live),
+        total=total,
+        free=free,
+        live=in_live_blocks,
+        reserved=reserved,
+        held_known=held_known,
+        outside=outside,
+        context=context,
+        context_known=context_known,
+        processes=processes,
+        limited=refused if message.total is None else message.allowed is not None or message.rejected,
+        segments=segments,
+        holdings=_holdings(live),
+        pins=_pins(live),
+        settings=settings,
+        lost=trace.lost,
+    )
 
 
-def _event(trace: "TraceData", message: Message | None) -> int | None:
-    """The index of the event: the last that the message can be about. Without a message it is the last, as the error was caught."""
+def _event(trace: "TraceData", message: Message) -> int | None:
+    """The index of the last event that the message can be about; of the last at all if the error was caught."""
     indices = np.flatnonzero(trace.events.action == OOM).tolist()
-    if message is None:
+    if not trace.error:
         return indices[-1] if indices else None
+    settings, requested = trace.settings, trace.events.requested
     on_device = [index for index in indices if message.device in (None, int(trace.events.device[index]))]
-    exact = [index for index in on_device if size_text(_segment_size(trace, index)) == size_text(message.requested or 0)]
-    return (exact or on_device or [None])[-1]
+    sizes = {index: settings.segment_size(settings.round_size(int(requested[index]))) for index in on_device}
+    exact = [index for index in on_device if size_text(sizes[index]) == size_text(message.requested or 0)]
+    return next(reversed(exact or on_device), None)
 
 
-def _segment_size(trace: "TraceData", index: int) -> int:
-    return trace.settings.segment_size(trace.settings.round_size(int(trace.events.requested[index])))
+def _for_parameter(trace: "TraceData", event: MemoryEvent, live: _Live) -> bool:
+    (phase,) = phase_of(trace.phases, np.array([event.time])).tolist()
+    sizes = {block.requested for _, block, _ in live if CATEGORIES[block.category] == "parameters"}
+    return event.requested in sizes and (phase < 0 or trace.phases[phase].name != "forward")
 
 
-class _Facts:
-    """Reads a trace, one event of it (None if it was lost), and the message (None if the error was caught)."""
+def _context(message: Message, outside: int, reserved: int | None) -> tuple[int, bool, tuple[tuple[int, int], ...]]:
+    """What this process holds outside its segments, whether the message gives it, and the other processes."""
+    listed, own = message.processes, message.own
+    if own is None and reserved is not None and listed:
+        # In a container the driver knows this process by another number than it has inside: it is the one that holds so much.
+        rest = [(nbytes - reserved, number) for number, nbytes in listed if nbytes >= reserved * 0.99]
+        if rest and min(rest)[0] <= _CONTEXT_AT_MOST:
+            number = min(rest)[1]
+            own = dict(listed)[number]
+            listed = tuple(process for process in listed if process[0] != number)
+    if own is None or reserved is None:
+        return min(outside, _CONTEXT_AT_MOST), False, listed
+    exact = max(0, outside - sum(nbytes for _, nbytes in listed))
+    rounding = (len(listed) + 1) * _ROUNDING
+    # Where the two ways to know it differ, the driver hides a process.
+    return exact if abs(exact - (own - reserved)) <= rounding else min(max(0, own - reserved), outside), True, listed
 
-    def __init__(self, trace: "TraceData", index: int | None, message: Message | None) -> None:
-        self.trace, self.index, self.message = trace, index, message
-        self.device = int(trace.events.device[index]) if index is not None else message.device or 0
-        self.segments = trace.segments(index, self.device) if index is not None and not trace.lost else None
 
-    def situation(self) -> Situation:
-        trace, index, message = self.trace, self.index, self.message
-        requested = int(trace.events.requested[index]) if index is not None else message.requested
-        rounded = trace.settings.round_size(requested or 0)
-        segment_size = (message.requested if message else None) or trace.settings.segment_size(rounded)
-        if index is not None and size_text(own := _segment_size(trace, index)) == size_text(segment_size):
-            segment_size = own  # to the byte
-        total = trace.totals.get(self.device) or message.total or 0
-        free = int(trace.events.address[index]) if index is not None else message.free
-        live, reserved = self._held()
-        outside = max(0, total - (free or 0) - reserved) if reserved is not None else 0
-        context, known, processes = self._context(outside, reserved)
-        told = message is not None and message.total is not None
-        step = LARGE_SEGMENT if trace.settings.expandable_segments else 0  # expandable segments grow by whole pages
-        refused = free is not None and free >= segment_size + step
-        return Situation(
-            message=message,
-            device=self.device,
-            stream=int(trace.events.stream[index]) if index is not None else 0,
-            streams=trace.stream_names(self.device),
-            line=trace.line(int(trace.events.stack[index])) if index is not None else None,
-            requested=requested,
-            rounded=rounded,
-            segment_size=segment_size,
-            for_parameter=self._for_parameter(),
-            total=total,
-            free=free,
-            live=live,
-            reserved=reserved,
-            outside=outside,
-            context=context,
-            context_known=known,
-            processes=processes,
-            limited=(message.allowed is not None or message.rejected) if told else refused,
-            limit=message.allowed if message else None,
-            segments=self.segments,
-            holdings=self._holdings(),
-            pins=self._pins(),
-            expandable=trace.settings.expandable_segments,
-            max_split=trace.settings.max_split_size,
-        )
+def _holdings(live: _Live) -> list[Holding]:
+    """The live blocks by category and line, the largest first."""
+    sizes: dict[tuple[int, SourceLine | None], list[int]] = defaultdict(list)
+    for _, block, line in live:
+        sizes[block.category, line].append(block.size)
+    found = [Holding(CATEGORIES[category], line, sum(blocks), len(blocks)) for (category, line), blocks in sizes.items()]
+    return sorted(found, key=lambda holding: (-holding.nbytes, holding.category, holding.line.place if holding.line else ""))
 
-    def _for_parameter(self) -> bool:
-        if self.index is None or self.segments is None:
-            return False
-        events, phases = self.trace.events, self.trace.phases
-        (phase,) = phase_of(phases, events.time[[self.index]]).tolist()
-        blocks = [block for segment in self.segments for block in segment.blocks if block.state == "allocated"]
-        sizes = {block.requested for block in blocks if CATEGORIES[block.category] == "parameters"}
-        outside_forward = phase < 0 or phases[phase].name != "forward"
-        return outside_forward and int(events.requested[self.index]) in sizes
 
-    def _held(self) -> tuple[int | None, int | None]:
-        """Bytes in live blocks, and in segments."""
-        if self.segments is not None:
-            blocks = [block for segment in self.segments for block in segment.blocks]
-            return sum(block.size for block in blocks if block.state == "allocated"), sum(segment.size for segment in self.segments)
-        if self.message is None or self.message.allocated is None:
-            return None, None
-        return self.message.allocated, self.message.allocated + (self.message.unallocated or 0)
-
-    def _context(self, outside: int, reserved: int | None) -> tuple[int, bool, tuple[tuple[int, int], ...]]:
-        """What this process holds beside its segments, whether the message tells it, and the other processes."""
-        listed = self.message.processes if self.message else ()
-        own = self.message.own if self.message else None
-        if own is None and reserved is not None and listed:
-            # In a container the driver knows this process by another number than it has inside: it is the one that holds so much.
-            rest = [(nbytes - reserved, number) for number, nbytes in listed if nbytes >= reserved * 0.99]
-            if rest and min(rest)[0] <= _CONTEXT_AT_MOST:
-                number = min(rest)[1]
-                own = dict(listed)[number]
-                listed = tuple(process for process in listed if process[0] != number)
-        if own is None or reserved is None:
-            return min(outside, _CONTEXT_AT_MOST), False, listed
-        exact = max(0, outside - sum(nbytes for _, nbytes in listed))
-        rounding = (len(listed) + 1) * _ROUNDING
-        # Where the two ways to know it differ, the driver hides a process.
-        return exact if abs(exact - (own - reserved)) <= rounding else min(max(0, own - reserved), outside), True, listed
-
-    def _holdings(self) -> list[Holding]:
-        """The live blocks by category and line, the largest first."""
-        sizes: dict[tuple[int, SourceLine | None], list[int]] = defaultdict(list)
-        for segment in self.segments or ():
-            for block in segment.blocks:
-                if block.state == "allocated":
-                    sizes[block.category, self.trace.line(block.stack)].append(block.size)
-        found = [Holding(CATEGORIES[category], line, sum(blocks), len(blocks)) for (category, line), blocks in sizes.items()]
-        return sorted(found, key=lambda holding: (-holding.nbytes, holding.category, holding.line.place if holding.line else ""))
-
-    def _pins(self) -> list[Pin]:
-        """What keeps segments in place, by stream and line; that which lies beside most free space first."""
-        found: dict[tuple[int, SourceLine | None], list[int]] = {}
-        for segment in self.segments or ():
-            free = sum(block.size for block in segment.blocks if block.state == "free")
-            live = [block for block in segment.blocks if block.state == "allocated"] if free else []
-            for line in {self.trace.line(block.stack) for block in live}:
-                pinned = found.setdefault((segment.stream, line), [0, 0, 0])
-                sizes = [block.size for block in live if self.trace.line(block.stack) == line]
-                pinned[:] = pinned[0] + sum(sizes), pinned[1] + len(sizes), pinned[2] + free
-        pins = [Pin(stream, line, *numbers) for (stream, line), numbers in found.items()]
-        return sorted(pins, key=lambda pin: (-pin.free, pin.nbytes, pin.stream, pin.line.place if pin.line else ""))
+def _pins(live: _Live) -> list[Pin]:
+    """The live blocks in segments with free space, by stream and line; those next to most free space first."""
+    segments = {segment.address: segment for segment, _, _ in live}
+    free = {address: sum(block.size for block in segment.blocks if block.state == "free") for address, segment in segments.items()}
+    found: dict[tuple[int, SourceLine | None], list[tuple[int, int]]] = defaultdict(list)  # (segment, bytes of a block)
+    for segment, block, line in live:
+        if free[segment.address]:
+            found[segment.stream, line].append((segment.address, block.size))
+    pins = [
+        Pin(*key, sum(size for _, size in blocks), len(blocks), sum(free[address] for address in {address for address, _ in blocks}))
+        for key, blocks in found.items()
+    ]
+    return sorted(pins, key=lambda pin: (-pin.free, pin.nbytes, pin.stream, pin.line.place if pin.line else ""))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gputrace.oom.message import Message
+from gputrace.oom.situation import Message
 from virtualgpu.allocator.oom import TOO_LARGE, oom_text
 
 MiB, GiB = 1 << 20, 1 << 30
