@@ -79,9 +79,9 @@ def _reason(s: Situation) -> str:
         case Cause.TOO_MUCH_LIVE:
             return f"{byte_text(s.live)} are live, and {byte_text(s.short)} of what the request needs is not there."
         case Cause.FRAGMENTATION:
-            pieces = sum(space.count for space in s.within_reach)
+            free, pieces = byte_text(sum(space.nbytes for space in s.within_reach)), sum(space.count for space in s.within_reach)
             return (
-                f"{byte_text(sum(space.nbytes for space in s.within_reach))} are free inside the allocator's segments of {_stream(s, s.stream)}, but in {_count(pieces, 'piece')} "
+                f"{free} are free inside the allocator's segments of {_stream(s, s.stream)}, but in {_count(pieces, 'piece')} "
                 f"of at most {byte_text(_largest(s))}: blocks between them are live, and hold the segments in place."
             )
         case Cause.OTHER_STREAM:
