@@ -49,7 +49,7 @@ def held(objects: list[Any], living: Living) -> CategoryAt:
             return PARAMETERS
         return GRADIENTS if id(tensor) in gradients else OPTIMIZER_STATE if id(tensor) in states else OTHER
 
-    return {place: min(map(category, storage.tensors), default=OTHER) for place, storage in living.storages.items()}
+    return {key: min(map(category, storage.tensors), default=OTHER) for key, storage in living.storages.items()}
 
 
 def workspace_sizes(capability: int) -> set[int]:

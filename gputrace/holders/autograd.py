@@ -1,6 +1,6 @@
-"""What C++ keeps alive for a tensor, where Python's garbage collector does not see it: its gradient, and its autograd graph.
+"""What C++ keeps alive for a tensor, unseen by Python's garbage collector: its gradient and its autograd graph.
 
-Nothing is unpacked: a hook on saved tensors (activations on the CPU, checkpoints) is never called.
+No hook on saved tensors (activations on the CPU, checkpoints) is called.
 """
 
 import gc
@@ -28,7 +28,7 @@ def ancestry(kind: type) -> tuple[type, ...]:
 
 
 def isinstance_of(thing: Any, kind: type) -> bool:
-    """As isinstance, but it does not ask the object, which may answer anything."""
+    """As isinstance, by the class alone: an object's `__class__` may be anything."""
     return kind in ancestry(type(thing))
 
 
@@ -43,7 +43,7 @@ def is_node(kind: type) -> bool:
 
 
 def of_classes(objects: list[Any], wanted: Callable[[type], bool]) -> list[Any]:
-    """The objects whose class is wanted. It asks the classes alone, and each once: objects may answer anything, and are very many."""
+    """The objects whose class is wanted; `wanted` is called once a class, for there are very many objects."""
     kinds = list(map(type, objects))
     found = set(filter(wanted, set(kinds)))
     return list(compress(objects, map(found.__contains__, kinds)))
@@ -85,7 +85,7 @@ def walk(tensors: Iterable[torch.Tensor], nodes: Iterable[Any]) -> tuple[list[to
 
 def _held_by_tensor(tensor: torch.Tensor) -> Iterator[tuple[Any, str]]:
     try:
-        if (_is_leaf(tensor) or _retains_grad(tensor)) and (gradient := _grad(tensor)) is not None:  # others warn when they are asked
+        if (_is_leaf(tensor) or _retains_grad(tensor)) and (gradient := _grad(tensor)) is not None:  # others warn when it is read
             yield gradient, "grad"
         if (node := _grad_fn(tensor)) is not None:
             yield node, "graph"
@@ -107,7 +107,7 @@ class _Nodes:
 
     def _held(self, node: Any) -> Iterator[tuple[Any, str]]:
         own = getattr(node, "__dict__", None)
-        for held in gc.get_referents(node):  # of a node that C++ holds too only if it is of a Function written in Python
+        for held in gc.get_referents(node):  # works for nodes that C++ holds too only if they are of a Function written in Python
             if isinstance(held, dict) and held is not own:
                 yield held, "hook"
         try:

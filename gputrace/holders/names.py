@@ -1,4 +1,4 @@
-"""What to call an object when one knows what to call the one that refers to it: from `model` to `model.fc.weight.grad`."""
+"""The name of an object from the name of the one that refers to it: from `model` to `model.fc.weight.grad`."""
 
 import collections
 import functools
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from gputrace.holders.autograd import ancestry, attributes, is_node, isinstance_of
-from gputrace.holders.roots import Name, place, tool_of, variables
+from gputrace.holders.roots import Name, location, tool_of, variables
 
 Hop = tuple[Any, str]  # an object, and how the one before it refers to it (see `References`)
-Found = tuple[Name, int] | None  # a name, and how many steps further it lies
+Found = tuple[Name, int] | None  # a name, and how many objects further along the path its object is
 
-UNNAMED = "a value"  # in the midst of an expression, or in a function of the kit's own
+UNNAMED = "a value"  # of an expression under way, or in a function of the kit's own
 
-_VAGUE = 100  # parts that a vague one counts for
+_VAGUE = 100  # parts that a vague part counts as
 _KEY = "a key"
 
 _HOOKS = {
@@ -41,8 +41,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 
 
 def name_of(root: Name, steps: list[Hop]) -> tuple[Name, int]:
-    """The name of the last object of a path whose first is called `root`, and how hard it is to read: the parts it is made of, and
-    more for a part that does not say which."""
+    """The name of the last object of a path whose first is called `root`, and the number of its parts, a vague one counted as many."""
     name, at, parts = root, 0, 0
     while at < len(steps) - 1:
         name, taken = _next(name, [thing for thing, _ in steps[at:]], steps[at + 1][1])
@@ -52,7 +51,7 @@ def name_of(root: Name, steps: list[Hop]) -> tuple[Name, int]:
 
 
 def _next(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
-    """What to call the second object of the chain, or one further on, when the first is called `name`."""
+    """The name of the second object of the chain, or of one further on, when the first is called `name`."""
     thing, held = chain[0], chain[1]
     if is_node(type(thing)):
         return _in_node(name, chain, how)
@@ -71,11 +70,11 @@ def _next(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
     for key in next((fields for kind, fields in _FIELDS.items() if isinstance_of(thing, kind)), ()):
         if getattr(thing, key, None) is held:
             return name.then(f".{key}"), 1
-    return name.then("[…]"), 1  # an iterator, say, which tells nobody what it holds
+    return name.then("[…]"), 1  # of an iterator, for instance, whose contents cannot be read
 
 
 def own_attributes(thing: Any) -> dict:
-    """The `__dict__` of an object, without asking the object."""
+    """The `__dict__` of an object, read without running its code."""
     for base in ancestry(type(thing)):
         slot = attributes(base).get("__dict__")
         if isinstance(slot, (types.GetSetDescriptorType, types.MemberDescriptorType)):
@@ -85,7 +84,7 @@ def own_attributes(thing: Any) -> dict:
 
 
 def slots(thing: Any) -> dict[str, Any]:
-    """What lies in the slots of an object."""
+    """The values in the slots of an object."""
     found = {}
     for base in ancestry(type(thing)):
         for key, slot in attributes(base).items():
@@ -98,7 +97,7 @@ def slots(thing: Any) -> dict[str, Any]:
 
 
 def _attribute(name: Name, thing: Any, own: dict, chain: list[Any]) -> tuple[Name, int]:
-    """The chain starts with the value of an attribute."""
+    """The name of the chain's first object, the value of an attribute, or of one inside it."""
     value, further = chain[0], chain[1] if len(chain) > 1 else None
     key = next((key for key, other in list(own.items()) if other is value), "…")
     inner = next((k for k, other in list(dict.items(value)) if other is further), None) if isinstance_of(value, dict) else None
@@ -132,7 +131,7 @@ def _in_dict(name: Name, chain: list[Any], how: str) -> Found:
 
 
 def _key(key: Any) -> str:
-    """A dictionary's key as one would write it, if that is the same in every run."""
+    """A dictionary's key as source code, if that is the same in every run."""
     if type(key) is tuple:
         return ", ".join(map(_key, key))
     return repr(key) if type(key) in (str, int, float, bool, type(None), bytes) else "…"
@@ -173,7 +172,7 @@ def _position(things: tuple, wanted: Any) -> int:
 
 
 def _in_cache(name: Name, chain: list[Any], how: str) -> Found:
-    """What functools.lru_cache keeps: results, and the arguments in its keys."""
+    """The results that functools.lru_cache keeps, and the arguments in its keys."""
     if own_attributes(chain[0]) is chain[1]:
         return None
     at = 1
@@ -189,11 +188,11 @@ def _in_class(name: Name, chain: list[Any], how: str) -> Found:
     return Name("class attribute", f"{name.expression}.{key}", name.of), 2
 
 
-# What was being run
+# Frames
 
 
 def _variable(frame: types.FrameType, chain: list[Any]) -> Found:
-    """The variable of the frame that the second object is, or the third if the second is a closure's cell."""
+    """The variable of the frame that holds the second object, or the third if the second is a closure's cell."""
     taken = 2 if type(chain[1]) is types.CellType and len(chain) > 2 else 1
     found = next((variable for variable, value in variables(frame) if value is chain[taken]), None)
     return None if found is None else (Name("local", found), taken)
@@ -204,7 +203,7 @@ def _in_suspended(name: Name, chain: list[Any], how: str) -> Found:
     if frame is None:
         return None
     variable, taken = _variable(frame, chain) or (Name(UNNAMED, ""), 1)
-    return replace(variable, of=f"the suspended {word} {place(frame)}, held by {name.text}"), taken
+    return replace(variable, of=f"the suspended {word} {location(frame)}, held by {name.text}"), taken
 
 
 _SUSPENDED = {
@@ -214,7 +213,7 @@ _SUSPENDED = {
 }
 
 
-def _in_frame(name: Name, chain: list[Any], how: str) -> Found:
+def _in_frame(name: Name, chain: list[Any], how: str) -> tuple[Name, int]:
     """A function that has ended, kept by a traceback or by name."""
     frame = chain[0]
     if isinstance_of(chain[1], types.FrameType):
@@ -224,7 +223,7 @@ def _in_frame(name: Name, chain: list[Any], how: str) -> Found:
     if tool_of(frame):
         return Name(UNNAMED, "", name.text), len(chain) - 1
     variable, taken = _variable(frame, chain) or (Name(UNNAMED, ""), 1)
-    return replace(variable, of=f"{place(frame)}, kept by {name.text}"), taken
+    return replace(variable, of=f"{location(frame)}, kept by {name.text}"), taken
 
 
 def _in_traceback(name: Name, chain: list[Any], how: str) -> Found:
@@ -237,7 +236,7 @@ def _in_exception(name: Name, chain: list[Any], how: str) -> Found:
         return Name("the traceback", "", name.text), 1
     if isinstance_of(held, BaseException):  # the one during which it was raised
         return name, 1
-    return (name.then(".args"), 1) if held is BaseException.args.__get__(error) else None
+    return (name.then(".args"), 1) if held is attributes(BaseException)["args"].__get__(error) else None
 
 
 # Tensors and autograd

@@ -1,4 +1,4 @@
-"""Who refers to whom among the objects that the garbage collector tracks, seen at one moment."""
+"""The references between the objects that the garbage collector tracks, at one moment."""
 
 import gc
 import sys
@@ -21,7 +21,7 @@ MOST_ROOTS = 4  # names that are followed through one object
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The objects that the garbage collector tracks, and how often each is referred to, before the search adds to either."""
+    """The objects that the garbage collector tracks, and their reference counts, before the search adds to either."""
 
     objects: list[Any]
     counts: list[int]
@@ -29,9 +29,9 @@ class Snapshot:
     @classmethod
     def take(cls) -> "Snapshot":
         hidden = copies()
-        # Listed before there is a snapshot, which would hold itself and never go.
+        # A list made before the snapshot, which would hold itself and never be freed.
         objects = [thing for thing in all_objects() if id(thing) not in hidden]
-        if gc.get_freeze_count():  # then the collector tells nothing of what was there when `gc.freeze` was called
+        if gc.get_freeze_count():  # then the collector does not list what was there when `gc.freeze` was called
             objects += without(objects, modules_globals())
         probe: list = []
         objects.append(probe)
@@ -46,7 +46,7 @@ def without(known: Iterable[Any], things: Iterable[Any]) -> list[Any]:
 
 
 class References:
-    """The references between the objects of a snapshot. What is made afterwards is not in it, so the search does not find itself."""
+    """The references between the objects of a snapshot, which has none of the search's own objects."""
 
     def __init__(self, snapshot: Snapshot, links: Iterable[Link]) -> None:
         self._snapshot = snapshot
@@ -64,7 +64,7 @@ class References:
             self._links[id(link[1])].append(link)
 
     def holders(self, thing: Any) -> Iterator[tuple[Any, str]]:
-        """Who refers to it, and how: "" for a reference of Python's, else as in `graph.Link`."""
+        """Who refers to it, and how: "" for a reference of Python's, else as in `autograd.Link`."""
         first, last = np.searchsorted(self._held, np.array([id(thing), id(thing) + 1], np.uint64))
         for index in self._holders[first:last].tolist():
             yield self._snapshot.objects[index], ""
@@ -72,9 +72,9 @@ class References:
             yield holder, how
 
     def outside(self, things: list[Any]) -> bool:
-        """Is one of them also referred to from where the collector does not see: by C++, or in the midst of an expression?
+        """Has one of them references that the collector does not see: from C++, or from an expression under way?
 
-        Not asked of tensors and nodes, whose references by C++ are the links.
+        Tensors and nodes do not count, whose references from C++ are the links.
         """
         things = [thing for thing in things if not (isinstance_of(thing, torch.Tensor) or is_node(type(thing)))]
         wanted = set(map(id, things))

@@ -1,4 +1,4 @@
-"""The names that a program has for its objects: where a search for what keeps a tensor alive ends."""
+"""The names that a program has for its objects; the search for what keeps a tensor alive ends there."""
 
 import contextvars
 import inspect
@@ -13,7 +13,7 @@ from gputrace.holders.autograd import attributes, isinstance_of
 from virtualgpu import front_end
 from virtualgpu.source_lines import SourceLine, is_users
 
-# Packages that look at a program and are no part of it: what their variables hold is not what a learner can let go of.
+# Packages that observe a program: what their variables hold, the user cannot release.
 _TOOLS = {"IPython", "ipykernel", "traitlets", "pytest", "_pytest", "pluggy", "debugpy", "_pydevd_bundle", "xdist", "execnet"}
 _LAST_ERROR = ("last_exc", "last_value", "last_traceback")  # of `sys`
 
@@ -22,7 +22,7 @@ _LAST_ERROR = ("last_exc", "last_value", "last_traceback")  # of `sys`
 class Name:
     """A name of an object: what `kind` of name, the expression, empty if there is none, what it is a name `of`, and a remark.
 
-    A `faint` one is a variable inside a library, which is told only if there is no better name.
+    A `faint` one is a variable inside a library, which is used only if there is no better name.
     """
 
     kind: str
@@ -47,12 +47,12 @@ class Name:
 
 
 LAST_ERROR = Name("the last exception,", "sys.last_value")
-_RECORDS = "the records"  # the kind of what a tool keeps; its attributes are nobody's business
+_RECORDS = "the records"  # the kind of what a tool keeps; its attributes are not named
 _REMARKS = {"IPython": "it keeps the last three results and the last error until others come"}
 
 
 def tool_of(thing: Any) -> str:
-    """The package it belongs to, if that is the kit itself, the notebook's machinery, a debugger or pytest; else empty."""
+    """The package that an object belongs to, if that is the kit itself, IPython, a debugger or pytest; else empty."""
     if type(thing) is types.FrameType:
         module = thing.f_globals.get("__name__")
     elif type(thing) is dict:
@@ -67,7 +67,7 @@ def tool_of(thing: Any) -> str:
 
 
 def _is_ended_by_tool(thing: Any) -> bool:
-    """Does it belong to a tool? Not a tool's function that was being run: a traceback leads through those to the program's own."""
+    """Does it belong to a tool? A tool's frame does not count: a traceback leads through those to the program's own."""
     return type(thing) is not types.FrameType and bool(tool_of(thing))
 
 
@@ -77,7 +77,7 @@ def is_namespace(thing: Any) -> bool:
 
 
 class Roots:
-    """The names that there are now, but for those of tools."""
+    """The names that exist now, except those of tools."""
 
     def __init__(self) -> None:
         self._locals: list[tuple[Name, Any]] = []
@@ -92,14 +92,14 @@ class Roots:
             self._others.append((Name("the exception now being handled", ""), error))
 
     def ends(self, thing: Any) -> bool:
-        """Is there no need to search on from this object: has it a name as it is, or does it belong to a tool?"""
+        """Does the search end at this object, because it has a name or belongs to a tool?"""
         return self._is_named(thing) or _is_ended_by_tool(thing)
 
     def _is_named(self, thing: Any) -> bool:
         return id(thing) in self._modules or id(thing) in self._class_bodies or is_namespace(thing) or isinstance_of(thing, type)
 
     def names(self, objects: dict[int, Any]) -> list[tuple[Name, Any]]:
-        """The names of these objects, given by id, in a fixed order. What belongs to a tool has a faint one."""
+        """The names of these objects, given by id, in a fixed order. What belongs to a tool has a faint name."""
         found = [(name, thing) for name, thing in (*self._locals, *self._others) if id(thing) in objects]
         named = {id(thing) for _, thing in found}
         for thing in objects.values():
@@ -153,16 +153,16 @@ def modules_globals() -> list[dict]:
 
 
 def _live_frames() -> Iterator[tuple[types.FrameType, str]]:
-    """The functions that are being run, with what to call them: first this thread's, the innermost first.
+    """The frames of all threads with their names: this thread's first, the innermost first.
 
-    No variable keeps this function's own frame, or one that called it: that would be a cycle, and keep all that they hold.
+    No variable may keep this function's own frame or a caller's: that would be a cycle, and keep all that they hold alive.
     """
     mine = threading.get_ident()
     named = {thread.ident: thread.name for thread in threading.enumerate()}
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         if not tool_of(frame):
-            yield frame, place(frame)
+            yield frame, location(frame)
         frame = frame.f_back
     others = sys._current_frames()
     del others[mine]
@@ -170,17 +170,17 @@ def _live_frames() -> Iterator[tuple[types.FrameType, str]]:
         frame = others.pop(thread)
         while frame is not None:
             if not tool_of(frame):
-                yield frame, f"{place(frame)} in thread `{named.get(thread, 'without a name')}`"
+                yield frame, f"{location(frame)} in thread `{named.get(thread, 'without a name')}`"
             frame = frame.f_back
 
 
-def place(frame: types.FrameType) -> str:
+def location(frame: types.FrameType) -> str:
     """A frame's function and line: `train` (train.py:12)."""
     return f"`{frame.f_code.co_name}` ({SourceLine(frame.f_code.co_filename, frame.f_lineno, '').place})"
 
 
 def copies() -> set[int]:
-    """The ids of the dictionaries in which functions under way keep copies of their variables; they are left as they were."""
+    """The ids of the dictionaries in which live frames keep copies of their variables; they are left as they were."""
     found = set()
     for frame, _ in _live_frames():
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
@@ -196,6 +196,6 @@ def variables(frame: types.FrameType) -> list[tuple[str, Any]]:
     """
     copy = frame.f_locals
     found = [(name, value) for name, value in copy.items() if name.isidentifier()]  # others are pytest's, or a comprehension's
-    if isinstance(copy, dict) and sys.getrefcount(copy) <= 3:  # held by the frame, by this function, and by the question
+    if isinstance(copy, dict) and sys.getrefcount(copy) <= 3:  # held by the frame, by this function, and by the call
         copy.clear()
     return found

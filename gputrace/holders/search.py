@@ -22,7 +22,7 @@ _SILENT = "" if TELLS_SAVED else ", perhaps an autograd graph: this version of P
 
 @dataclass(frozen=True, order=True)
 class Holder:
-    """What keeps a tensor alive: the `kind` of thing, the expression that names it, empty where there is none, and both in words."""
+    """What keeps a tensor alive: its `kind`, the expression that names it (empty where there is none), and both in words."""
 
     kind: str
     name: str
@@ -32,7 +32,7 @@ class Holder:
         return self.text
 
 
-UNSEEN = Holder("C++", "", f"C++ only{_SILENT}")  # what neither a name nor a Python object leads to
+UNSEEN = Holder("C++", "", f"C++ only{_SILENT}")  # for what neither a name nor a Python object leads to
 
 
 def holders(tensor: torch.Tensor) -> list[Holder]:
@@ -47,7 +47,7 @@ def holders(tensor: torch.Tensor) -> list[Holder]:
 
 
 def search(snapshot: Snapshot, living: Living, storages: list[DeviceStorage]) -> list[list[Holder]]:
-    """Who keeps each of these storages alive, the shortest name first; nobody's list is empty."""
+    """Who keeps each of these storages alive, the shortest name first; no list is empty."""
     roots = Roots()
     targets = [target for storage in storages for target in _targets(storage)]
     ancestors = Ancestors(References(snapshot, living.links), targets, roots.ends)
@@ -84,7 +84,7 @@ def _named(storage: DeviceStorage, paths: dict[int, list[Path]]) -> list[Holder]
 
 
 def _in_library(path: Path) -> bool:
-    """Does it lead through a variable of a library's function that has ended?"""
+    """Does the path lead through a variable of a library's function that has ended?"""
     things = [thing for thing, _ in path.steps()]
     last = [
         thing
@@ -95,14 +95,14 @@ def _in_library(path: Path) -> bool:
 
 
 def _as_view(target: Any, storage: DeviceStorage) -> str:
-    """Says so if a tensor is a small part of the storage that it keeps."""
+    """A remark if a tensor is a small part of the storage that it keeps."""
     if not isinstance_of(target, torch.Tensor) or target.layout is not torch.strided or nbytes(target) > storage.nbytes // 2:
         return ""
     return f", a view of {units.byte_text(nbytes(target))} that keeps all {units.byte_text(storage.nbytes)}"
 
 
 def _unnamed(storage: DeviceStorage, ancestors: Ancestors) -> Holder:
-    """What there is to say when no name leads to it."""
+    """The holder when no name leads to the storage."""
     targets = _targets(storage)
     above = without(targets, ancestors.above(targets))
     if not ancestors.complete:
@@ -120,5 +120,5 @@ def _unnamed(storage: DeviceStorage, ancestors: Ancestors) -> Holder:
 def _kinds(things: Iterable[Any]) -> str:
     """The classes of these objects: the program's own, or else Python's."""
     kinds = {type(thing) for thing in things}
-    told = {kind for kind in kinds if kind.__module__ != "builtins"} or kinds
-    return " and ".join(sorted(kind.__qualname__ for kind in told))
+    own = {kind for kind in kinds if kind.__module__ != "builtins"} or kinds
+    return " and ".join(sorted(kind.__qualname__ for kind in own))

@@ -8,20 +8,17 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gputrace.holders import autograd as graph
+from gputrace.holders import autograd
 from virtualgpu.instruments import Memory
 
-DeviceAddress = tuple[int, int]  # a device's index and an address on it
+DeviceAddress = tuple[int, int]  # a device's index, and an address on it
 _RELEVANT = {Memory, torch.Tensor, torch.UntypedStorage, torch.nn.Module, torch.optim.Optimizer}
-_PLAIN: Any = torch._C.TensorBase  # what C++ knows of a tensor: a subclass may answer anything
+_PLAIN: Any = torch._C.TensorBase  # C++'s own view of a tensor: a subclass may override anything
 
 
 @dataclass(eq=False)
 class DeviceStorage:
-    """A stretch of a GPU's memory, in bytes, and the Python objects through which it is held: tensors, and storages taken by hand.
-
-    It keeps them alive for as long as it is alive itself.
-    """
+    """Memory of a GPU, in bytes, and the Python objects that hold it: tensors, and storages without a tensor. It keeps them alive."""
 
     device: int
     address: int
@@ -30,21 +27,21 @@ class DeviceStorage:
     storages: list[torch.UntypedStorage] = field(default_factory=list)
 
     @property
-    def place(self) -> DeviceAddress:
+    def key(self) -> DeviceAddress:
         return self.device, self.address
 
     @property
     def largest(self) -> torch.Tensor | None:
-        """The tensor with the most bytes: the one that was made first, where views of it are alive."""
+        """The tensor with the most bytes: where views are alive, the one that they are views of."""
         return max(self.tensors, key=nbytes, default=None)
 
 
 @dataclass(eq=False)
 class Living:
-    """All that was found: storages on GPUs by place, and what C++ holds for whom (`graph.Link`)."""
+    """The storages alive on the GPUs, and the references that C++ holds (`autograd.Link`)."""
 
     storages: dict[DeviceAddress, DeviceStorage]
-    links: list[graph.Link]
+    links: list[autograd.Link]
 
 
 def nbytes(tensor: torch.Tensor) -> int:
@@ -62,21 +59,21 @@ def shape_and_dtype(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
 
 def of_kind(objects: list[Any], kind: type) -> list[Any]:
     """The objects whose class descends from `kind`."""
-    return graph.of_classes(objects, lambda found: kind in graph.ancestry(found))
+    return autograd.of_classes(objects, lambda found: kind in autograd.ancestry(found))
 
 
 def all_objects() -> list[Any]:
-    """What Python's garbage collector tracks, and the storages that are kept from its sight (see `virtualgpu.tensor.hang`)."""
+    """What Python's garbage collector tracks, and the storages that it does not (see `virtualgpu.tensor.hang`)."""
     return _with_untracked(gc.get_objects())
 
 
 def relevant_objects() -> list[Any]:
-    """Of all objects those by which `alive` and `categories.held` tell what lies on the GPUs and what for."""
-    return _with_untracked(graph.of_classes(gc.get_objects(), _is_relevant))
+    """Those of all objects that `alive` and `categories.held` look at."""
+    return _with_untracked(autograd.of_classes(gc.get_objects(), _is_relevant))
 
 
 def _is_relevant(kind: type) -> bool:
-    return not _RELEVANT.isdisjoint(graph.ancestry(kind)) or graph.is_node(kind)
+    return not _RELEVANT.isdisjoint(autograd.ancestry(kind)) or autograd.is_node(kind)
 
 
 def _with_untracked(objects: list[Any]) -> list[Any]:
@@ -85,14 +82,14 @@ def _with_untracked(objects: list[Any]) -> list[Any]:
 
 
 def alive(objects: list[Any] | None = None) -> Living:
-    """The storages on GPUs that are alive, with their tensors: those Python knows, gradients, and what autograd graphs keep.
+    """The storages alive on the GPUs, with their tensors: those that Python knows, gradients, and what autograd graphs keep.
 
-    `objects` is what `all_objects` or `relevant_objects` tells, if that was asked already.
+    `objects` is what `all_objects` or `relevant_objects` returned, if that was called already.
     """
     objects = relevant_objects() if objects is None else objects
     living = Living({}, [])
-    with torch._C.DisableTorchFunction():  # a subclass, or a mode that is on, must not hear of this
-        tensors, living.links = graph.walk(of_kind(objects, torch.Tensor), graph.nodes(objects))
+    with torch._C.DisableTorchFunction():  # no code of a subclass, or of a mode that is on, must run
+        tensors, living.links = autograd.walk(of_kind(objects, torch.Tensor), autograd.nodes(objects))
         for tensor in tensors:
             for storage in _storages_of(tensor):
                 _add(living.storages, storage, tensor)
@@ -102,7 +99,7 @@ def alive(objects: list[Any] | None = None) -> Living:
 
 
 def _storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """What a tensor lies on; nothing for one that has no memory of its own."""
+    """The storages of a tensor; none of one that has no memory of its own."""
     try:
         return [torch._C.TensorBase.untyped_storage(part) for part in _dense(tensor)]
     except (RuntimeError, NotImplementedError):  # a subclass without a storage: its inner tensors are found for themselves
@@ -110,7 +107,7 @@ def _storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
 
 
 def _dense(tensor: torch.Tensor) -> list[Any]:
-    """The tensor, or the dense ones that make a sparse one; as plain tensors, for a subclass may answer anything."""
+    """The tensor, or the dense ones that make a sparse one."""
     plain, layout = _PLAIN, _PLAIN.layout.__get__(tensor)
     with torch.no_grad():
         if layout is torch.sparse_coo:
@@ -128,14 +125,14 @@ def _add(found: dict[DeviceAddress, DeviceStorage], storage: torch.UntypedStorag
     if storage.device.type != "cuda" or not _in_use(storage):
         return
     try:
-        place = storage.device.index, storage.data_ptr()
+        key = storage.device.index, storage.data_ptr()
     except RuntimeError:  # a fake tensor: it has a device, and no memory
         return
-    if place[1] == 0:
+    if key[1] == 0:
         return
-    entry = found.get(place)
+    entry = found.get(key)
     if entry is None:
-        entry = found[place] = DeviceStorage(*place, storage.nbytes())
+        entry = found[key] = DeviceStorage(*key, storage.nbytes())
     kept: list[Any] = entry.storages if tensor is None else entry.tensors
     thing = storage if tensor is None else tensor
     if not any(known is thing for known in kept):
@@ -143,19 +140,19 @@ def _add(found: dict[DeviceAddress, DeviceStorage], storage: torch.UntypedStorag
 
 
 def _in_use(storage: torch.UntypedStorage) -> bool:
-    """Is its GPU there? What is left of a virtual machine that was taken away lies on no GPU."""
+    """Is its GPU there? What is left of a virtual machine that was taken away is on no GPU."""
     memory = _memory(storage)
     return memory is None or memory.gpu.machine.alive
 
 
 class Census:
-    """Which storages were alive on the GPUs at one moment. It keeps none of them alive.
+    """Which storages were alive on the GPUs at one moment, by weak references.
 
-    An address may be used again: with a census, the tensor that lies there later is not taken for the one that was there then.
+    An address may be used again: a census can tell a later tensor at an address from the earlier one.
     """
 
     def __init__(self, living: Living) -> None:
-        self._weak = {place: _weak(_any_storage(entry)) for place, entry in living.storages.items()}
+        self._weak = {key: _weak(_any_storage(entry)) for key, entry in living.storages.items()}
 
     @classmethod
     def take(cls) -> "Census":
@@ -163,28 +160,28 @@ class Census:
 
     def __contains__(self, entry: DeviceStorage) -> bool:
         """Was this very storage alive then?"""
-        weak = self._weak.get(entry.place)
+        weak = self._weak.get(entry.key)
         storage = _any_storage(entry)
         if isinstance(weak, StorageWeakRef):
             return weak.cdata == storage._cdata  # C++ gives its address to no other while a weak reference is there
         return weak is not None and weak() is _memory(storage)
 
-    def alive_at(self, place: DeviceAddress) -> bool | None:
-        """Is what lay there alive still? None if no tensor was there."""
-        weak = self._weak.get(place)
+    def alive_at(self, key: DeviceAddress) -> bool | None:
+        """Is the storage that was there still alive? None if there was none."""
+        weak = self._weak.get(key)
         if isinstance(weak, StorageWeakRef):
             return not weak.expired()
         return None if weak is None else weak() is not None
 
 
 def _weak(storage: torch.UntypedStorage) -> "StorageWeakRef | weakref.ref":
-    """A reference that does not keep a storage alive. To what hangs on a virtual GPU's: in PyTorch 2.6 it would outlive the storage."""
+    """A weak reference to a storage; for a virtual GPU's to its `Memory`, as a StorageWeakRef of PyTorch 2.6 would outlive it."""
     memory = _memory(storage)
     return StorageWeakRef(storage) if memory is None else weakref.ref(memory)
 
 
 def _memory(storage: torch.UntypedStorage) -> Any:
-    """What hangs on a storage on a virtual GPU; None on a real one."""
+    """The `Memory` of a storage on a virtual GPU; None on a real one."""
     return vars(storage).get("memory")
 
 

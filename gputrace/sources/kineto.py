@@ -1,4 +1,4 @@
-"""Where the spans of real GPUs come from: PyTorch's profiler (Kineto), of which one session can run in a process."""
+"""The spans of real GPUs, from PyTorch's profiler (Kineto), of which one session can run in a process."""
 
 import json
 import os
@@ -20,30 +20,30 @@ _LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 class KinetoSource:
-    """What the profiler hears of one recording. Recordings at the same time share the one session."""
+    """The profiler's activities during one recording. Recordings at the same time share the one session."""
 
     def __init__(self) -> None:
-        self.heard: list[Activity] = []
-        self.missing = ""  # why nothing is heard
+        self.activities: list[Activity] = []
+        self.missing = ""  # why there are none
 
     def start(self) -> None:
         _session.join(self)
 
     def stop(self) -> None:
-        """Listen no more, however far `start` came."""
+        """Stop listening, however far `start` came."""
         _session.leave(self)
 
     def finish(self, origin: float) -> Execution:
-        """What was heard, in seconds from `origin`, which is told in nanoseconds of the system's clock."""
+        """The spans and waits, in seconds from `origin`, in nanoseconds of the system's clock."""
         self.stop()
-        return Execution.none(self.missing) if self.missing else work_of(self.heard, origin)
+        return Execution.none(self.missing) if self.missing else work_of(self.activities, origin)
 
 
 class _ProfilerSession:
     """The profiler, while at least one recording listens.
 
     It runs in a thread of its own: PyTorch ends a session only in the thread that began it, and recordings end in any thread and order.
-    What CUDA does is heard from all threads.
+    CUDA's activities come from all threads.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class _ProfilerSession:
         self._undo: Any = None
 
     def join(self, source: KinetoSource) -> None:
-        """Let a source listen; where the profiler cannot run, the source is told why, and its recording goes without."""
+        """Let a source listen; where the profiler cannot run, `source.missing` says why."""
         import torch
         from torch.autograd import profiler
 
@@ -70,13 +70,13 @@ class _ProfilerSession:
                     self._begin()
 
     def leave(self, source: KinetoSource) -> None:
-        """Tell all what was heard so far, and go on for the others."""
+        """Give all sources the activities so far, and go on for the others."""
         with self._lock:
             if source not in self._listeners or self._process != os.getpid():  # a forked child has no session
                 return
-            told = self._end()
+            activities = self._end()
             for listener in self._listeners:
-                listener.heard += told
+                listener.activities += activities
             if source in self._listeners:  # else the session has failed
                 self._listeners.remove(source)
             if self._listeners:
@@ -89,16 +89,16 @@ class _ProfilerSession:
         with self._lock:
             if self._profile is not None:
                 self._end()
-                self._tell(GAVE_WAY)
+                self._fail(GAVE_WAY)
 
-    def _tell(self, missing: str) -> None:
-        """No source will hear anything, for this reason."""
+    def _fail(self, missing: str) -> None:
+        """No source gets any activities, for this reason."""
         for listener in self._listeners:
             listener.missing = missing
         self._listeners.clear()
 
     def _begin(self) -> None:
-        """Only what CUDA does, and what waits for what: with CPU operators or stacks a launch costs a quarter more.
+        """Record what CUDA does and what waits for what: with CPU operators or stacks a launch costs a quarter more.
 
         The first session of a process loads and starts CUPTI, which can take a second or more. No work may be under way, for Kineto
         drops what began before the session or ends after it.
@@ -117,7 +117,7 @@ class _ProfilerSession:
             thread.submit(profile._start_trace).result()
         except Exception as error:  # whatever it is, the memory can be recorded without
             thread.shutdown()
-            self._tell(f"PyTorch's profiler could not be started: {error}")
+            self._fail(f"PyTorch's profiler could not be started: {error}")
         else:
             self._profile, self._thread = profile, thread
             self._undo = _when_another_starts(self.give_way)
@@ -127,53 +127,54 @@ class _ProfilerSession:
         self._profile = self._thread = self._undo = None
         undo()
         try:
-            return _told(thread.submit(_ended).result())
+            return _read(thread.submit(_ended).result())
         except Exception as error:  # a GPU that an assert has stopped, a full disk: what the block itself raised matters more
-            self._tell(f"what PyTorch's profiler heard could not be read: {error}")
+            self._fail(f"what PyTorch's profiler heard could not be read: {error}")
             return []
         finally:
             thread.shutdown()
 
 
 def _ended() -> Any:
-    """End the session; gives what it heard. PyTorch's own way would leave it running where a GPU has failed, and sort what was heard into
-    Python objects, which takes older versions seconds."""
+    """End the session; returns its results. PyTorch's own way would leave it running where a GPU has failed, and make Python objects of
+    the results, which takes older versions seconds."""
     from torch.autograd import profiler
 
     try:
         _synchronize()
     finally:
-        heard = profiler._disable_profiler()
+        results = profiler._disable_profiler()
         profiler._run_on_profiler_stop()
-    return heard
+    return results
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Kineto reads when it is loaded how much it shall say: from PyTorch 2.13 on it writes at every start and stop otherwise."""
-    if (said := os.environ.get(_LOG_LEVEL)) is None:
+    """Set Kineto's log level, which it reads when it is loaded: from PyTorch 2.13 on it logs every start and stop otherwise."""
+    if (level := os.environ.get(_LOG_LEVEL)) is None:
         os.environ[_LOG_LEVEL] = "99"
     try:
         yield
     finally:
-        if said is None:
+        if level is None:
             del os.environ[_LOG_LEVEL]
 
 
 def _synchronize() -> None:
-    """Wait for all GPUs that this process uses; asking another would take its memory for a context."""
+    """Wait for all GPUs that this process uses; on another, that would make a context, which takes memory."""
     import torch
 
+    bindings: Any = torch._C
     for device in range(torch.cuda.device_count()):
-        if torch._C._cuda_hasPrimaryContext(device):
+        if bindings._cuda_hasPrimaryContext(device):
             torch.cuda.synchronize(device)
 
 
-def _told(heard: Any) -> list[Activity]:
-    """What a session heard. Only the file that it writes tells the kinds, the correlations and what waits for what in every version."""
+def _read(results: Any) -> list[Activity]:
+    """The activities of a session. Only its file has the kinds, the correlations and what waits for what in every version."""
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         path = Path(folder) / "kineto.json"
-        heard.save(str(path))
+        results.save(str(path))
         return activities_of(json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False))
 
 
@@ -181,17 +182,18 @@ def _when_another_starts(give_way: Callable[[], None]) -> Callable[[], None]:
     """Call `give_way` before another session is prepared; returns what ends that."""
     from torch.autograd import profiler
 
-    prepare = profiler.profile._prepare_trace
+    profile: Any = profiler.profile
+    prepare = profile._prepare_trace
 
-    def prepare_trace(profile: Any) -> None:
+    def prepare_trace(self: Any) -> None:
         give_way()
-        prepare(profile)
+        prepare(self)
 
-    profiler.profile._prepare_trace = prepare_trace
+    profile._prepare_trace = prepare_trace
 
     def undo() -> None:
-        if profiler.profile._prepare_trace is prepare_trace:  # else somebody put a function of his own around ours
-            profiler.profile._prepare_trace = prepare
+        if profile._prepare_trace is prepare_trace:  # else somebody has wrapped ours
+            profile._prepare_trace = prepare
 
     return undo
 

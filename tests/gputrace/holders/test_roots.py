@@ -6,7 +6,7 @@ import sys
 import types
 
 from gputrace.holders import roots
-from gputrace.holders.roots import Name, Roots, place, tool_of, variables
+from gputrace.holders.roots import Name, Roots, location, tool_of, variables
 
 marked = ["a global of this module"]
 
@@ -95,4 +95,4 @@ def test_roots_leave_no_cycle_behind():
 
 
 def test_a_place_is_a_function_and_a_line():
-    assert place(sys._getframe()) == f"`test_a_place_is_a_function_and_a_line` (test_roots.py:{sys._getframe().f_lineno})"
+    assert location(sys._getframe()) == f"`test_a_place_is_a_function_and_a_line` (test_roots.py:{sys._getframe().f_lineno})"

@@ -34,7 +34,7 @@ def test_storages_by_device_and_address():
     storages = alive().storages
     assert set(storages) == {(0, x.data_ptr()), (1, y.data_ptr())}
     one = storages[0, x.data_ptr()]
-    assert (one.device, one.address, one.nbytes, one.place) == (0, x.data_ptr(), 400, (0, x.data_ptr()))
+    assert (one.device, one.address, one.nbytes, one.key) == (0, x.data_ptr(), 400, (0, x.data_ptr()))
     assert any(t is view for t in one.tensors) and any(t is x for t in one.tensors)
     assert one.largest is x
     assert nbytes(view) == 320 and shape_and_dtype(view) == ((8, 10), "float32")
