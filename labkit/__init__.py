@@ -31,9 +31,9 @@ __all__ = [
 if TYPE_CHECKING:  # what a type checker reads in place of the tables below
     from gputrace import Trace, record
     from labkit import experiments, plots, widgets
+    from labkit.checks import check, progress
     from labkit.inventory import gpus
     from labkit.isolation import Isolated, IsolatedError, isolated
-    from labkit.lessons import check, progress
     from labkit.machine import current, host_time, races, use
     from labkit.ranks import TorchrunError, torchrun
 
@@ -44,8 +44,8 @@ _FUNCTIONS = {
     "host_time": "labkit.machine",
     "races": "labkit.machine",
     "current": "labkit.machine",
-    "check": "labkit.lessons",
-    "progress": "labkit.lessons",
+    "check": "labkit.checks",
+    "progress": "labkit.checks",
     "isolated": "labkit.isolation",
     "Isolated": "labkit.isolation",
     "IsolatedError": "labkit.isolation",

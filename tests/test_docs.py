@@ -16,7 +16,7 @@ from gputrace.leaks import Leak, Leaks
 from gputrace.tables import Table
 from gputrace.trace_data import Timeline
 from labkit import cli
-from labkit.lessons import Progress, Verdict
+from labkit.checks import Progress, Verdict
 from labkit.machine import Machine
 from labkit.ranks import Ranks
 from virtualgpu.race_reports import Race

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gputrace import units
-from labkit.lessons.checks import Check, Plain, Verdict, during, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, right
 
 DEVICE = "cuda:0"
 RELATIVE, ABSOLUTE = 1e-3, 1e-5  # how close numbers must be

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
 
 # 11.1: a tensor like another
 

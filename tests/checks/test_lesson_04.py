@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from labkit.experiments.schedules import GPIPE, ONE_F_ONE_B, order
-from labkit.lessons import lesson_04
-from labkit.lessons.lesson_04 import (
+from labkit.checks import lesson_04
+from labkit.checks.lesson_04 import (
     finish,
     judge_best_cuts,
     judge_cuts,
@@ -14,6 +13,7 @@ from labkit.lessons.lesson_04 import (
     judge_seconds,
     judge_steps,
 )
+from labkit.experiments.schedules import GPIPE, ONE_F_ONE_B, order
 
 CUT = {"device": "cpu", "weights": [2, 3, 5], "values": [1, 4], "cut": 1}
 RAN = [[["cuda:0", 2]], [["cuda:1", 2]], [["cuda:1", 2]]]

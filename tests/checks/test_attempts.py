@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.lessons import attempts
+from labkit.checks import attempts
 
 
 @pytest.fixture(autouse=True)

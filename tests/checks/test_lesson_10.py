@@ -7,9 +7,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labkit.experiments.programs import program
-from labkit.lessons import lesson_10
-from labkit.lessons.lesson_10 import (
+from labkit.checks import lesson_10
+from labkit.checks.lesson_10 import (
     judge_accumulation,
     judge_budgets,
     judge_gradients,
@@ -17,6 +16,7 @@ from labkit.lessons.lesson_10 import (
     judge_lives,
     judge_rows,
 )
+from labkit.experiments.programs import program
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "10_processes_and_machines.ipynb"
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import labkit
-from labkit.lessons import checks, find, lesson_05
-from labkit.lessons.lesson_05 import SCRATCH, judge_batches, judge_holes, judge_requests, judge_scattered, judge_work
+from labkit.checks import checking, find, lesson_05
+from labkit.checks.lesson_05 import SCRATCH, judge_batches, judge_holes, judge_requests, judge_scattered, judge_work
 
 MIB = 1 << 20
 
@@ -92,5 +92,5 @@ def test_holes_of_the_notebook_s_own_change_nothing(number, answer):
         for stream in streams:
             with torch.cuda.stream(stream):
                 kept.append(torch.empty(3 * MIB, dtype=torch.uint8, device="cuda"))
-        verdict = checks.run(find(number), answer, seed=1)
+        verdict = checking.run(find(number), answer, seed=1)
         assert verdict.passed, verdict

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, right
+from labkit.checks.in_ranks import in_ranks
+from labkit.checks.rank_programs import accumulated, cut_layers, gradients_after, life
 from labkit.experiments.shards import held
-from labkit.lessons.checks import Check, Plain, Verdict, during, not_yet, right
-from labkit.lessons.in_ranks import in_ranks
-from labkit.lessons.rank_programs import accumulated, cut_layers, gradients_after, life
 
 CLOSE = 1e-4
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from gputrace import units
 from labkit import processes
-from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, quote, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, quote, right
 
 DEVICE = "cuda:0"
 MIB = 1 << 20

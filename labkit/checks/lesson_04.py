@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from labkit import machine
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
 from labkit.experiments.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 from labkit.experiments.splits import compute_first, copy_first
-from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, right
 
 # 04.1: a model cut in two
 

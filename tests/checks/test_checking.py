@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import labkit
-from labkit import lessons
-from labkit.lessons import checks
-from labkit.lessons.checks import Check, Verdict, is_stub, not_attempted, not_yet, quote, right
+from labkit import checks
+from labkit.checks import checking
+from labkit.checks.checking import Check, Verdict, is_stub, not_attempted, not_yet, quote, right
 
 DOUBLE = Check(
     "98.1",
@@ -36,7 +36,7 @@ def test_verdicts_read_as_sentences():
 def test_an_unknown_exercise_names_those_there_are():
     with pytest.raises(ValueError, match=r"no exercise '99\.9'; there are 00\.1, 01\.1, .*01\.5"):
         labkit.check("99.9", print)
-    assert labkit.lessons.exercises().keys() == {check.number for check in lessons.exercises().values()}
+    assert labkit.checks.exercises().keys() == {check.number for check in checks.exercises().values()}
 
 
 def test_a_check_needs_its_gpus():
@@ -47,9 +47,9 @@ def test_a_check_needs_its_gpus():
 
 
 def test_run_draws_observes_and_judges(two_gpus):
-    assert repr(checks.run(DOUBLE, lambda number: 2 * number)) == "98.1 Right. Doubled."
-    verdict = checks.run(DOUBLE, lambda number: number + 1, seed=3)
-    assert verdict == checks.run(DOUBLE, lambda number: number + 1, seed=3)
+    assert repr(checking.run(DOUBLE, lambda number: 2 * number)) == "98.1 Right. Doubled."
+    verdict = checking.run(DOUBLE, lambda number: number + 1, seed=3)
+    assert verdict == checking.run(DOUBLE, lambda number: number + 1, seed=3)
     assert not verdict.passed and "is not twice" in verdict.message
 
 
@@ -57,25 +57,25 @@ def test_an_answer_that_raises_is_quoted(two_gpus):
     def wrong(number):
         raise KeyError("first line\nsecond line")
 
-    verdict = checks.run(DOUBLE, wrong)
+    verdict = checking.run(DOUBLE, wrong)
     assert (verdict.passed, verdict.points) == (False, 0)
     assert repr(verdict) == "98.1 Not yet: your answer raised KeyError: 'first line\\nsecond line'"
 
 
 def test_an_answer_that_leaves_the_program_has_a_verdict(two_gpus):
-    assert "raised SystemExit" in repr(checks.run(DOUBLE, lambda number: exit()))
+    assert "raised SystemExit" in repr(checking.run(DOUBLE, lambda number: exit()))
 
 
 def test_an_answer_that_ends_the_gpus_work_has_a_verdict():
     with labkit.use(gpus=2, virtual=True, quiet=True):
-        verdict = checks.run(DOUBLE, lambda number: torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")].item())
+        verdict = checking.run(DOUBLE, lambda number: torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")].item())
         assert "device-side assert triggered. The GPU takes no work after that: call labkit.use(None)" in repr(verdict)
 
 
 def test_errors_are_quoted_in_one_line():
     assert quote(ValueError("one\ntwo")) == "ValueError: one"
     assert quote(ValueError()) == "ValueError"
-    with pytest.raises(ValueError) as caught, checks.during("a tensor on cuda:1"):
+    with pytest.raises(ValueError) as caught, checking.during("a tensor on cuda:1"):
         raise ValueError("bad")
     assert quote(caught.value) == "ValueError: bad (given a tensor on cuda:1)"
 
@@ -146,8 +146,8 @@ def test_a_script_to_mend_is_a_stub_until_it_does_something_else():
 
 def test_a_script_that_was_not_touched_is_not_attempted(two_gpus):
     mend = replace(DOUBLE, script=script)
-    assert repr(checks.run(mend, defined(AS_HANDED_OUT))) == "98.1 not attempted"
-    assert checks.run(mend, lambda number: number + number).passed
+    assert repr(checking.run(mend, defined(AS_HANDED_OUT))) == "98.1 not attempted"
+    assert checking.run(mend, lambda number: number + number).passed
 
 
 def test_a_check_leaves_no_memory_and_the_same_current_device(two_gpus):
@@ -166,9 +166,9 @@ def test_a_check_leaves_no_memory_and_the_same_current_device(two_gpus):
     assert [torch.cuda.memory_allocated(index) + torch.cuda.memory_reserved(index) for index in range(2)] == before
 
 
-@pytest.mark.parametrize("number", lessons.exercises())
+@pytest.mark.parametrize("number", checks.exercises())
 def test_inputs_are_plain_data_and_drawn_afresh(number):
-    draw = lessons.find(number).draw
+    draw = checks.find(number).draw
     drawn = [draw(random.Random(seed)) for seed in range(5)]
     assert all(json.loads(json.dumps(inputs)) == inputs for inputs in drawn)
     assert len({json.dumps(inputs) for inputs in drawn}) > 1
@@ -186,5 +186,5 @@ def test_no_answer_reaches_the_judge(two_gpus):
         def __hash__(self):
             return 0
 
-    for number in lessons.exercises():
+    for number in checks.exercises():
         assert not labkit.check(number, lambda *arguments: Agreeable()).passed

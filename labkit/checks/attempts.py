@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 
-from labkit.lessons.checks import Check, Plain, Verdict
+from labkit.checks.checking import Check, Plain, Verdict
 
 LONGEST = 300  # characters of inputs that a message shows
 SOLUTION = "Still stuck? In the lesson, the solution is folded away below this check."

@@ -14,4 +14,4 @@ def control(number: str) -> Control:
     try:
         return import_module(f"{__name__}.lesson_{number[:2]}").CONTROLS[number]
     except (ImportError, KeyError):
-        raise ValueError(f"exercise {number} has no control in labkit/lessons/controls: write one before it is graded") from None
+        raise ValueError(f"exercise {number} has no control in labkit/checks/controls: write one before it is graded") from None

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import labkit
-from labkit.lessons import checks, lesson_08
-from labkit.lessons.lesson_08 import CHECKS, MIB
+from labkit.checks import checking, lesson_08
+from labkit.checks.lesson_08 import CHECKS, MIB
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +48,7 @@ def test_the_truth_of_what_others_hold_is_taken_beside_another_process():
 
 def test_a_limit_is_put_back():
     torch.cuda.set_per_process_memory_fraction(0.5)
-    checks.run(check("08.4"), lambda processes, context: torch.cuda.set_per_process_memory_fraction(0.1))
+    checking.run(check("08.4"), lambda processes, context: torch.cuda.set_per_process_memory_fraction(0.1))
     assert torch.cuda.get_per_process_memory_fraction() == 0.5
     torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -78,14 +78,14 @@ def test_a_producer_may_look_again_and_again():
         while not done.wait(0.01):
             pass
 
-    assert checks.run(check("08.5"), produce).passed
+    assert checking.run(check("08.5"), produce).passed
 
 
 def test_an_error_in_the_producers_process_comes_home():
     def produce(queue, done, sizes):
         raise ValueError("no numbers today")
 
-    verdict = checks.run(check("08.5"), produce)
+    verdict = checking.run(check("08.5"), produce)
     assert not verdict.passed and "in its process, your function raised ValueError: no numbers today" in verdict.message
 
 
@@ -100,7 +100,7 @@ def test_a_producer_that_never_ends_is_ended(monkeypatch):
         done.wait()
         time.sleep(60)
 
-    assert "your producer still ran" in checks.run(check("08.5"), produce).message
+    assert "your producer still ran" in checking.run(check("08.5"), produce).message
 
 
 def test_a_server_is_asked_by_every_client_and_ends_with_none():

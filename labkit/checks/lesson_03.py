@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
 
 WIDTH = 1 << 16  # features of a row: 256 KiB, so that what lies where shows in the memory
 ROW_BYTES = 4 * WIDTH

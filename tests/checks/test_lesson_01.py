@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from labkit.lessons import lesson_01
-from labkit.lessons.lesson_01 import COPY_BYTES, expected_bytes, judge_batch, judge_copy, judge_masks, judge_model, judge_work
+from labkit.checks import lesson_01
+from labkit.checks.lesson_01 import COPY_BYTES, expected_bytes, judge_batch, judge_copy, judge_masks, judge_model, judge_work
 
 
 def test_masks_of_every_device_are_tried():

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import labkit
-from labkit import lessons
-from labkit.lessons import checks, lesson_06
-from labkit.lessons.lesson_06 import STEPS, draw, judge
+from labkit import checks
+from labkit.checks import checking, lesson_06
+from labkit.checks.lesson_06 import STEPS, draw, judge
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,9 +68,9 @@ def test_bad_batches_lie_between_the_looks_that_are_compared():
 
 
 def test_the_collector_is_left_as_it_was():
-    check = lessons.find("06.5")
+    check = checks.find("06.5")
     for switch in (gc.disable, gc.enable):
         switch()
         was_on = gc.isenabled()
-        checks.run(check, lambda model, optimizer, batches: torch.zeros(0))
+        checking.run(check, lambda model, optimizer, batches: torch.zeros(0))
         assert gc.isenabled() == was_on

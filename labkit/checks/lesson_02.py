@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from labkit import machine
-from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
 from virtualgpu import RaceWarning
 
 PROBE = 10_000_000  # cycles, to learn how many there are in a second

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from labkit.lessons import lesson_03
-from labkit.lessons.lesson_03 import ROW_BYTES, WIDTH, chunks, judge_batches, judge_losses, judge_rows, judge_states, judge_weights
+from labkit.checks import lesson_03
+from labkit.checks.lesson_03 import ROW_BYTES, WIDTH, chunks, judge_batches, judge_losses, judge_rows, judge_states, judge_weights
 
 
 @pytest.mark.parametrize(("rows", "gpus"), [(64, 4), (6, 4), (5, 4), (3, 4), (1, 2), (100, 7)])

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.lessons.checks import Plain, describe
+from labkit.checks.checking import Plain, describe
 
 
 def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:

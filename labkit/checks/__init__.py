@@ -5,9 +5,9 @@ import random
 from importlib import import_module
 from typing import Any
 
-from labkit.lessons import attempts, checks
-from labkit.lessons.attempts import Progress
-from labkit.lessons.checks import Check, Verdict
+from labkit.checks import attempts, checking
+from labkit.checks.attempts import Progress
+from labkit.checks.checking import Check, Verdict
 
 __all__ = ["Check", "Progress", "Verdict", "check", "exercises", "find", "progress"]
 
@@ -21,7 +21,7 @@ def check(number: str, answer: Any) -> Verdict:
     """
     known = find(number)
     inputs = known.draw(random.Random())
-    return attempts.note(known, checks.judge(known, checks.observe(known, answer, inputs), inputs), inputs)
+    return attempts.note(known, checking.judge(known, checking.observe(known, answer, inputs), inputs), inputs)
 
 
 def progress(lesson: str | None = None) -> Progress:

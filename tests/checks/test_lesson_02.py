@@ -5,9 +5,9 @@ import random
 import pytest
 
 import labkit
-from labkit import lessons
-from labkit.lessons import checks, lesson_02
-from labkit.lessons.lesson_02 import BATCHES, SIZE, judge_batches, judge_durations, judge_losses, judge_values, judge_work
+from labkit import checks
+from labkit.checks import checking, lesson_02
+from labkit.checks.lesson_02 import BATCHES, SIZE, judge_batches, judge_durations, judge_losses, judge_values, judge_work
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_a_loop_that_waits_is_told_from_one_that_does_not():
         return mean
 
     with labkit.use(gpus=1, virtual=True, quiet=True):
-        check = lessons.find("02.2")
-        assert checks.run(check, runs_ahead).passed
-        assert "somewhere it waited" in checks.run(check, waits).message
+        check = checks.find("02.2")
+        assert checking.run(check, runs_ahead).passed
+        assert "somewhere it waited" in checking.run(check, waits).message
 
 
 @pytest.mark.parametrize(

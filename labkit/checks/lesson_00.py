@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from labkit.lessons.checks import Check, Plain, Verdict, describe, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, not_yet, right
 
 
 def draw(generator: random.Random) -> Plain:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from labkit import machine
-from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, quote, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, quote, right
 
 DEVICES = ("cpu", "cuda:0", "cuda:1")
 

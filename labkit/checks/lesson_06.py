@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from gputrace import units
-from labkit.lessons import leaky_scripts as scripts
-from labkit.lessons.checks import Check, Plain, Verdict, describe, during, not_yet, right
+from labkit.checks import leaky_scripts as scripts
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
 
 STEPS = 12
 MAY_BE_BAD = range(4, 9)  # batches, so that memory before and after them can be compared

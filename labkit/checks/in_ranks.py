@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import machine
-from labkit.lessons.checks import Plain
+from labkit.checks.checking import Plain
 from labkit.processes import children, context
 
 SECONDS = 60.0  # until all ranks must have come back
