@@ -80,7 +80,10 @@ def prepare() -> Prepared:
     import matplotlib.pyplot  # noqa: F401
 
     from gputrace import record  # noqa: F401
-    from labkit import experiments, plots, widgets  # noqa: F401
+    from labkit import labs
+
+    for name in labs.__all__:
+        getattr(labs, name)
 
     torch.set_num_threads(1)
     known = {number: replace(check, judge=None, draw=None) for number, check in checks.exercises().items()}

@@ -10,8 +10,8 @@ from torch import nn
 
 from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
-from labkit.experiments.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
-from labkit.experiments.splits import compute_first, copy_first
+from labkit.labs.micro_batches import compute_first, copy_first
+from labkit.labs.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 
 # 04.1: a model cut in two
 

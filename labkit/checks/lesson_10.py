@@ -10,7 +10,7 @@ import torch
 from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, right
 from labkit.checks.in_ranks import in_ranks
 from labkit.checks.rank_programs import accumulated, cut_layers, gradients_after, life
-from labkit.experiments.shards import held
+from labkit.labs.shards import rank_memory
 
 CLOSE = 1e-4
 
@@ -246,8 +246,8 @@ def draw_budgets(generator: random.Random) -> Plain:
     for ranks in (1, generator.randint(2, 4), generator.randint(5, 9), generator.randint(20, 60)):
         parameters = generator.randint(50, 900) * 10**7
         layer = parameters // generator.randint(8, 30)
-        share = held("FSDP", parameters, ranks).total
-        before = held("FSDP", parameters, ranks - 1).total if ranks > 1 else 2 * share
+        share = rank_memory("FSDP", parameters, ranks).total
+        before = rank_memory("FSDP", parameters, ranks - 1).total if ranks > 1 else 2 * share
         cases.append([parameters, layer, generator.randint(share + 16, before - 16) + 4 * layer])
     generator.shuffle(cases)
     return cases

@@ -13,7 +13,7 @@ from labkit.checks.lesson_04 import (
     judge_seconds,
     judge_steps,
 )
-from labkit.experiments.schedules import GPIPE, ONE_F_ONE_B, order
+from labkit.labs.schedules import GPIPE, ONE_F_ONE_B, order
 
 CUT = {"device": "cpu", "weights": [2, 3, 5], "values": [1, 4], "cut": 1}
 RAN = [[["cuda:0", 2]], [["cuda:1", 2]], [["cuda:1", 2]]]

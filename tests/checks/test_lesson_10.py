@@ -16,7 +16,7 @@ from labkit.checks.lesson_10 import (
     judge_lives,
     judge_rows,
 )
-from labkit.experiments.programs import program
+from labkit.labs import rank_program
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "10_processes_and_machines.ipynb"
 
@@ -26,7 +26,7 @@ def test_the_lesson_shows_lines_of_the_programs_as_they_stand():
     shown = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", text, re.DOTALL)
     assert {name for name, _ in shown} == {"messages", "shards", "stages", "resuming"}
     for name, lines in shown:
-        there = [line.strip() for line in program(name).read_text().splitlines()]
+        there = [line.strip() for line in rank_program(name).read_text().splitlines()]
         assert [line for line in lines.splitlines() if line.strip() not in there] == []
 
 

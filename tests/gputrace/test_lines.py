@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import labkit
+from gputrace import figures as plots
 from gputrace.events import Event, Events, SourceLine
 from gputrace.lines import NO_LINE, signed
 from gputrace.replay import complete
 from gputrace.trace import Trace
-from labkit import plots
 from virtualgpu.allocator.settings import Settings
 
 KiB = 1 << 10
