@@ -2,13 +2,12 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from virtualgpu.allocator.settings import UNLIMITED
+from virtualgpu.front_end import HERE
 from virtualgpu.hardware import Machine
 
-_OURS = str(Path(__file__).parent) + os.sep
 _OURS_IN_TORCH = os.path.join("torch", "_ops.py")  # called by our operators, not by the user's
 
 
@@ -18,7 +17,7 @@ def python_frames() -> list[dict[str, Any]]:
     frame = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if not filename.startswith(_OURS) and not filename.endswith(_OURS_IN_TORCH):
+        if not filename.startswith(HERE) and not filename.endswith(_OURS_IN_TORCH):
             frames.append({"name": frame.f_code.co_name, "filename": filename, "line": frame.f_lineno})
         frame = frame.f_back
     return frames

@@ -12,10 +12,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from virtualgpu.front_end import HERE
+
 WAITS = "called a synchronizing CUDA operation"
 PROTOTYPE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
 SILENT, WARN, RAISE = range(3)
-_HERE = str(Path(__file__).parent)
 _APPLY = str(Path("torch", "autograd", "function.py"))  # it stands between a copy that autograd records and whoever asked for it
 
 
@@ -48,6 +49,6 @@ class SyncDebug:
 def _warn(text: str) -> None:
     """A warning at the line of Python that called PyTorch."""
     level, frame = 2, sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename.startswith(_HERE) or frame.f_code.co_filename.endswith(_APPLY)):
+    while frame is not None and (frame.f_code.co_filename.startswith(HERE) or frame.f_code.co_filename.endswith(_APPLY)):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)

@@ -10,7 +10,8 @@ import os
 import sys
 import time
 from enum import Enum, auto
-from pathlib import Path
+
+from virtualgpu.front_end import HERE
 
 LOOK = 1e-3  # seconds between two looks at the thread that runs
 STILL = 5  # looks in a row at the same sleep: the thread waits for something
@@ -18,7 +19,6 @@ RESTLESS = 200  # looks since its last turn that find it asleep after little wor
 LITTLE = 0.2  # of the time between two looks
 BUSY = 1.0  # seconds of the processor since its last turn: it may be asking without a pause
 PATIENT = 1000  # times as much of each for a thread of which it is known that it will go on
-_HERE = str(Path(__file__).parent)
 
 
 class State(Enum):
@@ -114,4 +114,4 @@ class Seat:
         while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
             frame = frame.f_back
         files = [x.f_code.co_filename for x in (top, frame) if x is not None]
-        return any(file.startswith(_HERE) and file != __file__ for file in files)
+        return any(file.startswith(HERE) and file != __file__ for file in files)

@@ -146,7 +146,7 @@ def test_a_process_that_ends_leaves_no_folder():
 
 
 def test_folders_of_killed_processes_are_removed_and_no_others(one, monkeypatch):
-    program = "import os; from virtualgpu import smi; print(smi.Office(dict).folder, flush=True); os._exit(1)"
+    program = "import os; from virtualgpu.driver import smi; print(smi.Office(dict).folder, flush=True); os._exit(1)"
 
     def killed() -> Path:
         return Path(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip())
