@@ -19,7 +19,7 @@ from labkit import cli, labs
 from labkit.checks import Progress, Verdict
 from labkit.machine import Machine
 from labkit.ranks import Ranks
-from virtualgpu.race_reports import Race
+from virtualgpu.streams.race_reports import Race
 
 PACKAGES = ("virtualgpu", "gputrace", "labkit")
 # Classes without a public name whose objects public functions return.

@@ -17,13 +17,22 @@ def add(answer, number):
     return {"sum": answer(torch.tensor([float(number)])).tolist(), "virtual": labkit.current() is not None}
 
 
-def children_of_this_process() -> set[int]:
-    """Those that run, but for the servers which stay as long as this process does."""
+def running_children() -> set[int]:
+    """The processes that this one has started, but for the servers that stay as long as it does."""
     running = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
     return {child.pid for child in running if not any(server in " ".join(child.cmdline()) for server in ("forkserver", "tracker"))}
 
 
+@pytest.fixture
+def nothing_left():
+    """No process that was not there before: tests of other files may have left a server of their own."""
+    before = running_children()
+    yield
+    assert running_children() - before == set()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
 def test_three_ranks_share_a_collective_without_virtual_gpus_and_leave_nothing():
     def answer(tensor):
         dist.all_reduce(tensor)
@@ -31,7 +40,6 @@ def test_three_ranks_share_a_collective_without_virtual_gpus_and_leave_nothing()
 
     with labkit.use(gpus=2, virtual=True, quiet=True):
         assert in_ranks(add, answer, [1, 2, 4]) == [{"sum": [7.0], "virtual": False}] * 3
-    assert children_of_this_process() == set()
 
 
 def test_an_error_of_a_rank_names_it():
@@ -71,6 +79,7 @@ def test_a_rank_that_ends_its_process_is_told_at_once():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["returns", "calls another"])
+@pytest.mark.usefixtures("nothing_left")
 def test_ranks_that_wait_in_vain_are_told(other, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE", 2.0)
 
@@ -83,4 +92,3 @@ def test_ranks_that_wait_in_vain_are_told(other, monkeypatch):
 
     with pytest.raises(RankError, match="does every rank call the same collectives"):
         in_ranks(add, answer, [1, 2])
-    assert children_of_this_process() == set()

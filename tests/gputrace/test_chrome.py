@@ -12,7 +12,7 @@ import labkit
 from gputrace import chrome, files
 from gputrace.chrome import ENGINES
 from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Race, Side, Spans, Waits, Work
-from virtualgpu.race_reports import RaceWarning
+from virtualgpu.streams.race_reports import RaceWarning
 
 
 @pytest.fixture
