@@ -20,11 +20,10 @@ from time import perf_counter
 import numpy as np
 import psutil
 
-from gputrace import Trace
+from gputrace import Trace, figures
 from gputrace.events import ACTIVATIONS, ALLOC, FREE_COMPLETED, FREE_REQUESTED, GRADIENTS, OTHER, SEGMENT_ALLOC, Events, SourceLine
 from gputrace.phases import Phase
 from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Execution, Spans, Waits
-from labkit import plots
 from virtualgpu.allocator.settings import Settings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -181,7 +180,7 @@ def report(count: int) -> bool:
         "plot_timeline": trace.plot_timeline,
         "plot_timeline, a part": lambda: trace.plot_timeline(0, memory=True, start=0.4 * trace.end, end=0.401 * trace.end),
         "export_chrome": lambda: chrome_trace(trace),
-        "plots.trace_devices": lambda: plots.trace_devices(trace),
+        "figures.trace_devices": lambda: figures.trace_devices(trace),
         "plot_segments": trace.plot_segments,
         "segments": trace.segments,
         "peaks": lambda: trace.peaks,

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import labkit
+from gputrace import figures as plots
 from gputrace.events import SourceLine
 from gputrace.lines import NO_LINE, signed
-from labkit import plots
 
 KiB, MiB = 1 << 10, 1 << 20
 HERE = SourceLine(__file__, 1, "test", "x = f()")

@@ -11,7 +11,7 @@ import labkit
 from gputrace.sources.clock import EARLIER
 from gputrace.spans import COPIES, H2D, HOST, KERNEL, KINDS, LAUNCH, WAIT, Spans, seconds_of, seconds_of_both
 from virtualgpu import hardware
-from virtualgpu.race_reports import RaceWarning
+from virtualgpu.streams.race_reports import RaceWarning
 
 
 @pytest.fixture

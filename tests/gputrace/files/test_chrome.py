@@ -13,7 +13,7 @@ from gputrace.files import archive as files
 from gputrace.files import chrome
 from gputrace.files.chrome import ENGINES
 from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Execution, RacingSpan, RecordedRace, Spans, Waits
-from virtualgpu.race_reports import RaceWarning
+from virtualgpu.streams.race_reports import RaceWarning
 
 
 @pytest.fixture
