@@ -11,10 +11,10 @@ from traitlets.config import Config
 
 import labkit
 import virtualgpu.hardware
-from gputrace.graph import TELLS_SAVED
-from gputrace.holders import UNSEEN
+from gputrace.holders.autograd import TELLS_SAVED
+from gputrace.holders.search import UNSEEN
+from gputrace.holders.tensors import Census
 from gputrace.leaks import find_leaks
-from gputrace.tensors import Census
 from virtualgpu.source_lines import SourceLine
 
 LINE = SourceLine("train.py", 12, "train")

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gputrace.graph import TELLS_SAVED
 from learner import predict_and_run as run
 
 import labkit
-from gputrace.graph import TELLS_SAVED
 from labkit.labs import LeakLab, Result, collect, leaky_training, plot_leaky_training
 from labkit.labs.leaks import ALONE, COLUMNS, LEAKS, NO_LEAK, growth, script
 
