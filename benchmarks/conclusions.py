@@ -7,15 +7,15 @@ from collections.abc import Callable
 from math import isclose
 from statistics import median
 
-from labkit.experiments.ddp import DATA_PARALLEL, DDP
-from labkit.experiments.format_speed import format_gain
-from labkit.experiments.four_ways import last_loss, step_seconds
-from labkit.experiments.leaks import growth
-from labkit.experiments.memory_for_time import prices
-from labkit.experiments.pipeline import peaks, stages, waiting_share
-from labkit.experiments.result import Result
-from labkit.experiments.shared_model import held
-from labkit.experiments.training_memory import errors
+from labkit.lab_parts.result import Result
+from labkit.labs.ddp import DATA_PARALLEL, DDP
+from labkit.labs.leaks import growth
+from labkit.labs.measured_memory import formula_errors
+from labkit.labs.mixed_precision import last_loss, step_seconds
+from labkit.labs.pipeline import stage_peaks, stages, waiting_share
+from labkit.labs.roofline import format_gain
+from labkit.labs.saving_memory import prices
+from labkit.labs.sharing import held_by_way
 
 Conclusions = dict[str, Callable[[Result], bool]]
 LEAST_PINNED = 64 << 10  # bytes of a copy from which on pinned memory pays
@@ -143,15 +143,15 @@ CONCLUSIONS: dict[str, Conclusions] = {
         "micro-batches make the GPUs wait less": lambda r: (
             max(waiting_share(r, name) or 1.0 for name in ("GPipe", "1F1B")) < (waiting_share(r, "one batch") or 0.0)
         ),
-        "1F1B takes less memory than GPipe on the first GPU": lambda r: peaks(r, "1F1B")[0] < peaks(r, "GPipe")[0],
+        "1F1B takes less memory than GPipe on the first GPU": lambda r: stage_peaks(r, "1F1B")[0] < stage_peaks(r, "GPipe")[0],
     },
     "shared_model": {
         "one server takes the least memory, a copy each the most": lambda r: (
-            sorted(held(r), key=lambda way: held(r)[way]) == ["one server", "shared weights", "a copy each"]
+            sorted(held_by_way(r), key=lambda way: held_by_way(r)[way]) == ["one server", "shared weights", "a copy each"]
         ),
     },
     "training_memory": {
-        "the formula is within 5% of what is measured, in every setting": lambda r: max(map(abs, errors(r).values())) < NEAR,
+        "the formula is within 5% of what is measured, in every setting": lambda r: max(map(abs, formula_errors(r).values())) < NEAR,
     },
     "two_streams": {
         "a second stream gains little for tiny kernels": lambda r: _gain(r, 64) < HARDLY,

@@ -20,8 +20,8 @@ from typing import Any
 import measured_report
 import psutil
 
-from labkit import experiments, machine, nvidia
-from labkit.experiments import Result, Run, collect
+from labkit import labs, machine, nvidia
+from labkit.labs import Result, Run, collect
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,23 @@ class Recorded:
 
 
 EXPERIMENTS = {
-    "articles_on_trial": Recorded(experiments.articles_on_trial, gpus=4),
-    "copy_overlap": Recorded(experiments.copy_overlap),
-    "copy_speed": Recorded(experiments.copy_speed),
-    "data_parallel_step": Recorded(experiments.data_parallel_step, gpus=4),
-    "data_parallel_work": Recorded(experiments.data_parallel_work, gpus=4),
-    "ddp_beside_data_parallel": Recorded(experiments.ddp_beside_data_parallel, gpus=4),
-    "format_speed": Recorded(experiments.format_speed),
-    "four_ways": Recorded(experiments.four_ways),
-    "fragmentation": Recorded(experiments.fragmentation),
-    "host_and_device": Recorded(experiments.host_and_device),
-    "leaky_training": Recorded(experiments.leaky_training),
-    "memory_for_time": Recorded(experiments.memory_for_time),
-    "pipeline_splits": Recorded(experiments.pipeline_splits, gpus=2),
-    "pipeline_step": Recorded(experiments.pipeline_step, gpus=4),
-    "shared_model": Recorded(experiments.shared_model),
-    "training_memory": Recorded(experiments.training_memory, gpus=2),
-    "two_streams": Recorded(experiments.two_streams),
+    "articles_on_trial": Recorded(labs.articles_on_trial, gpus=4),
+    "copy_overlap": Recorded(labs.copy_overlap),
+    "copy_speed": Recorded(labs.copy_speed),
+    "data_parallel_step": Recorded(labs.data_parallel_step, gpus=4),
+    "data_parallel_work": Recorded(labs.data_parallel_work, gpus=4),
+    "ddp_beside_data_parallel": Recorded(labs.ddp_beside_data_parallel, gpus=4),
+    "format_speed": Recorded(labs.format_speed),
+    "four_ways": Recorded(labs.four_ways),
+    "fragmentation": Recorded(labs.fragmentation),
+    "host_and_device": Recorded(labs.host_and_device),
+    "leaky_training": Recorded(labs.leaky_training),
+    "memory_for_time": Recorded(labs.memory_for_time),
+    "pipeline_splits": Recorded(labs.pipeline_splits, gpus=2),
+    "pipeline_step": Recorded(labs.pipeline_step, gpus=4),
+    "shared_model": Recorded(labs.shared_model),
+    "training_memory": Recorded(labs.training_memory, gpus=2),
+    "two_streams": Recorded(labs.two_streams),
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import conclusions
 
-from labkit import machine, recordings
-from labkit.experiments import Result, Run, collect
+from labkit import machine
+from labkit.labs import Result, Run, collect, recorded_result
 from virtualgpu import profiles
 
 LESSONS = Path(__file__).resolve().parents[1] / "notebooks"
@@ -121,7 +121,7 @@ class Report:
         file = self.file.parent / f"{experiment}_{model}.json"
         if file.exists():
             return Result.from_json(file.read_text(encoding="utf-8"))
-        shipped = recordings.load(experiment, model)
+        shipped = recorded_result(experiment, model)
         return shipped if shipped is not None and kind(shipped.origin) == kind(self.origin) else None
 
     def _measured(self, experiment: str, gpus: int) -> Result | str:

@@ -1,4 +1,4 @@
-"""Labs for a course: handing out, collecting and grading the lessons' exercises. It stands on `labkit.lessons` and knows no virtual GPU."""
+"""Labs for a course: handing out, collecting and grading the lessons' exercises. It stands on `labkit.checks` and knows no virtual GPU."""
 
 from virtualgpu import front_end
 

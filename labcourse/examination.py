@@ -14,9 +14,9 @@ from typing import Any
 from labcourse import reading
 from labcourse.assignment import Course, Exercise, Lab
 from labcourse.sandbox import EndedError, Run, Sandbox
-from labkit import lessons
-from labkit.lessons import checks
-from labkit.lessons.controls import control
+from labkit import checks
+from labkit.checks import checking
+from labkit.checks.controls import control
 
 # How a submission or an exercise can end other than graded, and what is said of it.
 KINDS = {
@@ -160,7 +160,7 @@ class _Examination:
         random.Random(self._number(exercise.number)).shuffle(order)
         seen, verdicts = [], []
         for number, source in enumerate(order, 1):
-            check = lessons.find(exercise.number)
+            check = checks.find(exercise.number)
             inputs = check.draw(random.Random(self._number(f"{exercise.number}/{number}")))
             question = {"exercise": exercise.number, "name": exercise.name, "inputs": inputs, "control": source}
             question |= {"random": self._number(f"{exercise.number}/{number}/random"), "seconds": self._limits.trial_seconds}
@@ -205,7 +205,7 @@ def _result(exercise: Exercise, status: str, message: str) -> dict[str, Any]:
     return {"number": exercise.number, "status": status, "points": 0.0, "out_of": exercise.points, "message": message, "observed": []}
 
 
-def judged(check: checks.Check, observation: Any, inputs: Any) -> Any:
+def judged(check: checking.Check, observation: Any, inputs: Any) -> Any:
     """The verdict on an observation, or None for one that cannot have come from the check's `observe`."""
     if type(observation) is not dict or len(observation) != 1:
         return None
@@ -213,7 +213,7 @@ def judged(check: checks.Check, observation: Any, inputs: Any) -> Any:
     if not all(key in known and isinstance(value, known[key]) for key, value in observation.items()):
         return None
     try:
-        return checks.judge(check, observation, inputs)
+        return checking.judge(check, observation, inputs)
     except Exception:  # of another shape than the check's own observations have
         return None
 

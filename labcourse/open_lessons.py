@@ -9,15 +9,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from labkit import lessons
+from labkit import checks
 
-FOLDER = Path(lessons.__file__).parent
+FOLDER = Path(checks.__file__).parent
 LEFT_OUT = "raise NotImplementedError('this is done where nobody hands in')"
 _one_at_a_time = threading.Lock()
 
 
 def sources() -> dict[str, str]:
-    """The texts of the files in `labkit/lessons`, by name.
+    """The texts of the files in `labkit/checks`, by name.
 
     Graders in several threads ask for them. Python 3.11 fails with "AST constructor recursion depth mismatch" when two threads parse at
     once and one of them loses the interpreter's lock in the middle (its depth is counted once for all threads), so one parses for all.
@@ -29,7 +29,7 @@ def sources() -> dict[str, str]:
 @cache
 def _sources() -> dict[str, str]:
     files = sorted(FOLDER.glob("*.py"))  # not the controls, which lie deeper
-    modules = {path.name: import_module(f"{lessons.__name__}.{path.stem}") for path in files if path.stem.startswith("lesson_")}
+    modules = {path.name: import_module(f"{checks.__name__}.{path.stem}") for path in files if path.stem.startswith("lesson_")}
     needed = _needed(function for module in modules.values() for check in module.CHECKS for function in (check.observe, check.script))
     return {path.name: _cut(path.read_text(), modules.get(path.name), needed) for path in files}
 
@@ -83,7 +83,7 @@ def _names(code: types.CodeType) -> set[str]:
 def _functions_in(value: Any) -> Iterator[Any]:
     """The functions that whoever has `value` can call."""
     if isinstance(value, types.ModuleType | type):
-        if lessons.__name__ in (value.__name__ if isinstance(value, types.ModuleType) else value.__module__):
+        if checks.__name__ in (value.__name__ if isinstance(value, types.ModuleType) else value.__module__):
             yield from (member for member in vars(value).values() if callable(member))
     elif isinstance(value, dict):
         for member in value.values():

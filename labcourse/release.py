@@ -13,7 +13,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 from labcourse import stubs
 from labcourse.assignment import Course, Lab
 from labcourse.reading import PLACEHOLDER, checked_name, checked_number
-from labkit import lessons
+from labkit import checks
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 FORMATS = ("labkit", "nbgrader")
@@ -196,7 +196,7 @@ def _set_up(lab: Lab, before: list[NotebookNode], tasks: list[NotebookNode]) -> 
     for cell in before:
         imports |= dict.fromkeys(line for name, line in _imports(cell) if name in used)
     lines = sorted(imports, key=lambda line: (line.startswith("from "), "labkit" in line, line))
-    gpus = max(lessons.find(exercise.number).gpus for exercise in lab.exercises)
+    gpus = max(checks.find(exercise.number).gpus for exercise in lab.exercises)
     return "\n".join([*lines, "", f"labkit.use(gpus={gpus})"])
 
 

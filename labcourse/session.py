@@ -30,9 +30,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
 from labcourse.integrity import Attempts, Originals
-from labkit import lessons, machine
-from labkit.lessons import checks
-from labkit.lessons.checks import Verdict
+from labkit import checks, machine
+from labkit.checks import checking
+from labkit.checks.checking import Verdict
 from labkit.processes import messages
 
 LATE = 75  # exit status of a copy that ran out of time and would not hear it
@@ -69,7 +69,7 @@ class Prepared:
     """What every copy starts with."""
 
     shell: InteractiveShell
-    checks: dict[str, checks.Check]
+    checks: dict[str, checking.Check]
     originals: Originals
 
 
@@ -80,11 +80,14 @@ def prepare() -> Prepared:
     import matplotlib.pyplot  # noqa: F401
 
     from gputrace import record  # noqa: F401
-    from labkit import experiments, plots, widgets  # noqa: F401
+    from labkit import labs
+
+    for name in labs.__all__:
+        getattr(labs, name)
 
     torch.set_num_threads(1)
-    known = {number: replace(check, judge=None, draw=None) for number, check in lessons.exercises().items()}
-    lessons.check = _checked_later
+    known = {number: replace(check, judge=None, draw=None) for number, check in checks.exercises().items()}
+    checks.check = _checked_later
     with labkit.use(gpus=2, virtual=True, quiet=True):  # the first use imports much
         layer = torch.nn.Linear(8, 8).cuda()
         layer(torch.ones(8, 8, device="cuda")).sum().backward()
@@ -166,9 +169,9 @@ class _Session:
     def __init__(self, line: socket.socket, prepared: Prepared) -> None:
         self._line, self._prepared = line, prepared
         self._shell, self._names = prepared.shell, prepared.shell.user_ns
-        self._encode, self._receive, self._observe = json.JSONEncoder().encode, messages.receive, checks.observe
+        self._encode, self._receive, self._observe = json.JSONEncoder().encode, messages.receive, checking.observe
         self._send, self._take = socket.socket.sendall, socket.socket.recv
-        self._quote, self._alarm, self._exec = checks.quote, Alarm(os._exit), builtins.exec
+        self._quote, self._alarm, self._exec = checking.quote, Alarm(os._exit), builtins.exec
         self._attempts = Attempts()
 
     def run(self) -> None:

@@ -5,7 +5,7 @@ import inspect
 import io
 import tokenize
 
-from labkit import lessons
+from labkit import checks
 
 
 def require(number: str, name: str, source: str, notebook: str) -> None:
@@ -14,7 +14,7 @@ def require(number: str, name: str, source: str, notebook: str) -> None:
     That is one function with a docstring and `...`, or, where the exercise is to mend a function, the one that the check knows. A comment
     could hold an answer too: no stub has one.
     """
-    script = lessons.find(number).script
+    script = checks.find(number).script
     expected = ast.parse(inspect.getsource(script)).body[0] if script else None
     try:
         [function] = ast.parse(source).body

@@ -19,7 +19,7 @@ import labkit
 import virtualgpu
 
 PACKAGES = tuple(Path(file).resolve().parent for file in (virtualgpu.__file__, gputrace.__file__, labkit.__file__, __file__))
-CHECKS = PACKAGES[2] / "lessons"
+CHECKS = PACKAGES[2] / "checks"
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/localtime")
 HIDDEN = ("/usr/local/share/nbgrader",)  # where nbgrader keeps what a class handed in
 NOBODY = 65534  # a user that owns nothing
@@ -47,7 +47,7 @@ class Wall:
     warning: str = ""
 
     def around(self, lessons: str) -> list[str]:
-        """The command, with the folder that stands for `labkit/lessons`."""
+        """The command, with the folder that stands for `labkit/checks`."""
         return [lessons if part == LESSONS else part for part in self.command]
 
 

@@ -15,24 +15,22 @@ __all__ = [
     "Trace",
     "check",
     "current",
-    "experiments",
     "gpus",
     "host_time",
     "isolated",
-    "plots",
+    "labs",
     "progress",
     "races",
     "record",
     "torchrun",
     "use",
-    "widgets",
 ]
 
 if TYPE_CHECKING:  # what a type checker reads in place of the tables below
     from gputrace import Trace, record
-    from labkit import experiments, plots, widgets
+    from labkit import labs
+    from labkit.checks import check, progress
     from labkit.isolation import Isolated, IsolatedError, isolated
-    from labkit.lessons import check, progress
     from labkit.machine import current, gpus, host_time, races, use
     from labkit.ranks import TorchrunError, torchrun
 
@@ -43,8 +41,8 @@ _FUNCTIONS = {
     "host_time": "labkit.machine",
     "races": "labkit.machine",
     "current": "labkit.machine",
-    "check": "labkit.lessons",
-    "progress": "labkit.lessons",
+    "check": "labkit.checks",
+    "progress": "labkit.checks",
     "isolated": "labkit.isolation",
     "Isolated": "labkit.isolation",
     "IsolatedError": "labkit.isolation",
@@ -53,7 +51,7 @@ _FUNCTIONS = {
     "record": "gputrace",
     "Trace": "gputrace",
 }
-_MODULES = ("experiments", "plots", "widgets")
+_MODULES = ("labs",)
 
 
 if not TYPE_CHECKING:  # it would take any name for a public one

@@ -5,9 +5,9 @@ import measure
 import measured_report
 import pytest
 
-from labkit import recordings
+from labkit.labs import recorded_result
 
-RECORDED = [name for name in measure.EXPERIMENTS if recordings.load(name)]
+RECORDED = [name for name in measure.EXPERIMENTS if recorded_result(name)]
 
 
 def test_every_experiment_has_conclusions():
@@ -17,7 +17,7 @@ def test_every_experiment_has_conclusions():
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_they_are_true_of_what_was_recorded(name):
-    assert [sentence for sentence, true in conclusions.drawn(recordings.load(name)).items() if not true] == []
+    assert [sentence for sentence, true in conclusions.drawn(recorded_result(name)).items() if not true] == []
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_they_are_true_of_virtual_gpus(name):
     ],
 )
 def test_they_are_not_true_of_everything(name, column, change, false):
-    recording = recordings.load(name)
+    recording = recorded_result(name)
     for row in recording.rows:
         if all(row[key] == value for key, value in change.items() if key != column):
             row[column] = change[column]

@@ -101,9 +101,9 @@ def test_every_public_name_is_there():
 
 
 def test_modules_are_the_modules():
-    from labkit import plots
+    from labkit import labs
 
-    assert labkit.plots is plots
+    assert labkit.labs is labs
 
 
 def test_unknown_name_is_an_attribute_error():

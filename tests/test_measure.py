@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from labkit import machine
-from labkit.experiments import Result, copy_speed, fragmentation
+from labkit.labs import Result, copy_speed, fragmentation
 
 CELLS = ["import labkit\nlabkit.use(gpus=2)", "assert False, 'a | b'", "raise KeyError(1)", "1 + 1"]
 
@@ -28,9 +28,9 @@ def test_without_real_gpus_nothing_is_measured(tmp_path, monkeypatch, capsys):
 
 
 def test_every_experiment_of_the_kit_can_be_recorded():
-    from labkit import recordings
+    from labkit.lab_parts.result import recordings
 
-    assert {stem.rsplit("_", 1)[0] for stem in recordings.names()} <= set(measure.EXPERIMENTS)
+    assert {stem.rsplit("_", 1)[0] for stem in recordings()} <= set(measure.EXPERIMENTS)
 
 
 @pytest.mark.gpu

@@ -35,10 +35,11 @@ print(torch.cuda.device_count(), torch.cuda.get_device_name(0), torch.ones(3, de
 """
 USE = """
 import labkit
-from labkit import articles, recordings
+from labkit import articles
+from labkit.labs import recorded_result
 from virtualgpu import profiles
 print(labkit.__file__)
-print(len(articles.claims()), recordings.load("copy_speed", "H200").badge, profiles.load("T4").name)
+print(len(articles.claims()), recorded_result("copy_speed", "H200").badge, profiles.load("T4").name)
 """
 
 

@@ -50,10 +50,10 @@ def exercises() -> bool:
 
 
 def experiments() -> None:
-    run = labkit.experiments.copy_speed()
-    result = labkit.experiments.collect(run)
+    run = labkit.labs.copy_speed()
+    result = labkit.labs.collect(run)
     print(result.column("seconds", memory="pinned"), result.table(), result.recorded())
-    labkit.plots.copy_speed(result, prediction=2.0).save("copies.png")
-    lab = labkit.widgets.CopySpeedLab()
+    labkit.labs.plot_copy_speed(result, prediction=2.0).save("copies.png")
+    lab = labkit.labs.CopySpeedLab()
     print(lab.prediction, lab.figure().alt)
     labkit.fly()  # type: ignore[attr-defined]

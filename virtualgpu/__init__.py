@@ -18,12 +18,12 @@ __all__ = ["Race", "RaceWarning", "VirtualGPUs", "current", "host_time", "profil
 if TYPE_CHECKING:  # what a type checker reads in place of the table below
     from virtualgpu import profiles
     from virtualgpu.machines import VirtualGPUs, current, host_time, races, use
-    from virtualgpu.race_reports import Race, RaceWarning
+    from virtualgpu.streams.race_reports import Race, RaceWarning
 
 # Where each public name lives.
 _HOMES = {
     **dict.fromkeys(("VirtualGPUs", "current", "host_time", "races", "use"), "virtualgpu.machines"),
-    **dict.fromkeys(("Race", "RaceWarning"), "virtualgpu.race_reports"),
+    **dict.fromkeys(("Race", "RaceWarning"), "virtualgpu.streams.race_reports"),
 }
 
 if not TYPE_CHECKING:  # it would take any name for a public one

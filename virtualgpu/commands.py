@@ -70,7 +70,7 @@ def _run(options: argparse.Namespace, name: str) -> int:
 
 def _set_up_for_times(gpus: "VirtualGPUs", options: argparse.Namespace) -> None:
     """What a script that measures needs."""
-    from virtualgpu import host_clock
+    from virtualgpu.host import time_module as host_clock
 
     machine = gpus.machine
     machine.blanks_host = options.no_values  # a script times copies to the host too

@@ -9,8 +9,8 @@ import torch
 
 from virtualgpu import hardware
 from virtualgpu.errors import outermost
+from virtualgpu.host.pinned import pinned
 from virtualgpu.moves import to_device
-from virtualgpu.pinned import pinned
 from virtualgpu.tensor import VirtualTensor, empty, tensors, unsupported
 
 _device = torch.device

@@ -5,6 +5,7 @@
 
 import os
 
+HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # where this package lies
 _WAIT = ("torch.distributed", "torch.multiprocessing")  # modules that wait for real processes, as the tools do
 _packages: tuple[str, ...] = ()
 _folders: tuple[str, ...] = ()

@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from virtualgpu import costs, errors, front_end
+from virtualgpu import errors, front_end
 from virtualgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
-from virtualgpu.budget import host_budget
-from virtualgpu.clock import Clock, StreamEvents, StreamTime
-from virtualgpu.ledger import Ledger
-from virtualgpu.loans import Limbo, Loan
+from virtualgpu.clock import costs
+from virtualgpu.clock.clock import Clock, StreamEvents, StreamTime
+from virtualgpu.host.budget import host_budget
+from virtualgpu.processes.ledger import Ledger
+from virtualgpu.processes.loans import Limbo, Loan
 from virtualgpu.profiles import Profile
 from virtualgpu.selected import Selected
-from virtualgpu.sync_debug import SyncDebug
-from virtualgpu.turns import Turns
+from virtualgpu.streams.sync_debug import SyncDebug
+from virtualgpu.threads.turns import Turns
 
 if TYPE_CHECKING:
-    from virtualgpu.accesses import Place
-    from virtualgpu.faults import Fault
-    from virtualgpu.order import Order
+    from virtualgpu.ops.faults import Fault
+    from virtualgpu.streams.accesses import Place
+    from virtualgpu.streams.order import Order
 
 NUMBER_BYTES = 8  # of one number: kept even with values=False, so that a script can read what it counts
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
@@ -45,7 +46,7 @@ class Memory:
         self.kept = kept
         self.loan: Loan | None = None  # to other processes
         self.storage: weakref.ref[torch.UntypedStorage] | None = None  # where the garbage collector does not tell of it
-        self.place: Place | None = None  # who has touched it, once that is watched (virtualgpu.order)
+        self.place: Place | None = None  # who has touched it, once that is watched (virtualgpu.streams.order)
         # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
         self.written = gpu.default_stream.count + 1 if watcher is None else 0
         gpu.machine.keep(kept)
@@ -111,7 +112,7 @@ class Gpu:
         self.passed_on: bool | None = None  # in a broadcast: have the bytes been sent once?
         self.fault: Fault | None = None  # the device-side assert that stopped it
         self.generator: Any = None  # set by virtualgpu.install
-        self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (virtualgpu.footprint)
+        self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (virtualgpu.ops.registry)
 
     @property
     def stream(self) -> StreamTime:
@@ -277,8 +278,8 @@ class Machine:
         self.hollow = 0  # storages without values that are alive
         self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
         self.gpus = [Gpu(self, index) for index in range(count)]
-        self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place: see virtualgpu.host
-        self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see virtualgpu.backward
+        self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
+        self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see `streams.backward`
 
     def handing_over(self) -> float:
         """Host seconds until this thread has the interpreter's lock, if another one launched last.
@@ -296,7 +297,7 @@ class Machine:
     @cached_property
     def order(self) -> "Order":
         """Who finds races."""
-        from virtualgpu.order import Order  # it needs tensors, which need this module
+        from virtualgpu.streams.order import Order  # it needs tensors, which need this module
 
         return Order(self)
 

@@ -25,28 +25,14 @@ import torch.utils.data
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing import reductions
 
-from virtualgpu import (
-    autocast,
-    backward,
-    comm,
-    driver,
-    errors,
-    factories,
-    footprint,
-    generators,
-    hardware,
-    inheritance,
-    ledger,
-    moves,
-    nvml,
-    python_costs,
-    sharing,
-    smi,
-    streams,
-    torchscript,
-)
+from virtualgpu import autocast, comm, errors, factories, generators, hardware, moves, torchscript
+from virtualgpu.driver import driver, nvml, smi
 from virtualgpu.hardware import Machine
-from virtualgpu.host import HostOperators
+from virtualgpu.host import python_costs
+from virtualgpu.host.cpu_operators import HostOperators
+from virtualgpu.ops import dispatch, recurrent, registry
+from virtualgpu.processes import inheritance, ledger, sharing
+from virtualgpu.streams import backward, streams
 from virtualgpu.tensor import VirtualStorage, VirtualTensor, place, tensors, unsupported
 
 _ABSENT = object()
@@ -265,8 +251,8 @@ class Installation:
             module = importlib.import_module(name)  # torch.optim hides its submodule
             if types := getattr(module, "_foreach_supported_types", None):
                 self._replace(module, _foreach_supported_types=[*types, VirtualTensor])
-        registry = torch.serialization._package_registry
-        self._replace(torch.serialization, _package_registry=[(0, lambda storage: None, restore), *registry])
+        restorers = torch.serialization._package_registry
+        self._replace(torch.serialization, _package_registry=[(0, lambda storage: None, restore), *restorers])
         self._replace(torch, is_storage=partial(_is_storage, torch.is_storage))
         self._replace(
             torch.backends.cudnn,
@@ -283,7 +269,7 @@ class Installation:
         self._replace(profile, __init__=_profile_of_the_cpu(profile.__init__))
         self._replace(torch.autograd, _supported_activities=lambda: {torch.profiler.ProfilerActivity.CPU})
         self._replace(torch, _use_cudnn_rnn_flatten_weight=lambda: True)
-        self._replace(torch.backends.cudnn.rnn, get_cudnn_mode=footprint.recurrent.MODES.__getitem__)
+        self._replace(torch.backends.cudnn.rnn, get_cudnn_mode=recurrent.MODES.__getitem__)
 
     def _script_as_builtins(self, makers: dict[str, Any]) -> None:
         """In a script, and PyTorch scripts some functions of its own for forward derivatives, these must still name its operators."""
@@ -313,8 +299,8 @@ class Installation:
             self._library.impl("empty.memory_format", factories.cuda_empty, "CUDA")
             self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
             autocast.register(self._library)
-            for name in errors.CHECKS.keys() | footprint.COMPOSITES.keys():
-                kernel = _above_autograd(name, footprint.COMPOSITES.get(name))
+            for name in errors.CHECKS.keys() | dispatch.registry.COMPOSITES.keys():
+                kernel = _above_autograd(name, dispatch.registry.COMPOSITES.get(name))
                 for key in ("AutogradCPU", "CPU"):
                     self._library.impl(name, kernel, key)
 
@@ -331,7 +317,7 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
                 check(args, kwargs)
             if function is not None:
                 return function(*args, **kwargs)
-        return footprint.made_of(operator, *args, **kwargs)
+        return registry.made_of(operator, *args, **kwargs)
 
     return kernel
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from virtualgpu import front_end, profiles
 
 if TYPE_CHECKING:
-    from virtualgpu.race_reports import Race
+    from virtualgpu.streams.race_reports import Race
 
 MAXIMUM = 16  # GPUs of one machine
 LEAST_MEMORY = 1 << 30  # bytes of a virtual GPU
@@ -39,9 +39,10 @@ class VirtualGPUs:
     """The virtual GPUs in use. Also a context manager: at the end of a `with` block they are taken away."""
 
     def __init__(self, request: Request) -> None:
-        """Where the environment names a virtual machine of another process that is alike, the GPUs are the same (virtualgpu.ledger)."""
-        from virtualgpu import hardware, ledger
+        """Where the environment names a virtual machine of another process that is alike, the GPUs are the same (`processes.ledger`)."""
+        from virtualgpu import hardware
         from virtualgpu.install import Installation
+        from virtualgpu.processes import ledger
 
         self.request = request
         self.profile = profiles.load(request.like or DEFAULT_MODEL)

@@ -9,11 +9,12 @@ import torch
 from torch._C import _DisableTorchDispatch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from virtualgpu import costs, hardware
-from virtualgpu.copies import move
+from virtualgpu import hardware
+from virtualgpu.clock import costs
 from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
-from virtualgpu.pinned import is_pinned, pinned
+from virtualgpu.host.pinned import is_pinned, pinned
+from virtualgpu.ops.copies import move
 from virtualgpu.tensor import VirtualStorage, VirtualTensor, hollow
 
 _to = torch.Tensor.to

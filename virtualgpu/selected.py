@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from virtualgpu.clock import StreamTime
+from virtualgpu.clock.clock import StreamTime
 
 if TYPE_CHECKING:
     from virtualgpu.hardware import Gpu, Memory
@@ -17,7 +17,7 @@ class Selected(threading.local):
         self.device = 0
         self.streams: dict[int, StreamTime] = {}
         self.gpu: Gpu | None = None  # where the last operator on a device tensor ran,
-        self.call: tuple | None = None  # and which call it belonged to: see virtualgpu.host
+        self.call: tuple | None = None  # and which call it belonged to: see virtualgpu.host.cpu_operators
         self.waiting: tuple | None = None  # the call for which C++ made tensors on the CPU
         self.task = -1  # the backward under way,
         self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU

@@ -81,7 +81,7 @@ class VirtualTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         handler = HANDLERS.get(func)
         if handler is None:
-            from virtualgpu import dispatch  # it needs this module, and is needed from the first operator on
+            from virtualgpu.ops import dispatch  # it needs this module, and is needed from the first operator on
 
             handler = HANDLERS[func] = dispatch.handler(func)
         try:
@@ -89,7 +89,7 @@ class VirtualTensor(torch.Tensor):
                 return hardware.watcher.run(handler, func, args, kwargs or {})
             return handler(func, args, kwargs or {})
         except (IndexError, RuntimeError) as error:
-            from virtualgpu import faults
+            from virtualgpu.ops import faults
 
             return faults.survive(func, args, kwargs or {}, error)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 
 from virtualgpu import profiles
-from virtualgpu.costs import STAGING_BYTES, TILES
+from virtualgpu.clock.costs import STAGING_BYTES, TILES
 
 HERE = Path(__file__).parent
 HOST_COSTS = HERE.parent / "fidelity" / "h200" / "host_costs.json"

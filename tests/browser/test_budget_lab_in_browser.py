@@ -11,7 +11,7 @@ pytestmark = pytest.mark.browser
 CELLS = (
     "import labkit\nlabkit.use(gpus=1)",
     ENDLESS,
-    "lab = labkit.widgets.BudgetLab(labkit.experiments.MLP(width=256, depth=2), batch=512)\nendless(lab)\nlab",
+    "lab = labkit.labs.BudgetLab(labkit.labs.MLP(width=256, depth=2), batch=512)\nendless(lab)\nlab",
 )
 
 

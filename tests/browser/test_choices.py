@@ -2,11 +2,11 @@
 
 import pytest
 
-from labkit import widgets
+from labkit import labs
 
 pytestmark = pytest.mark.browser
 
-LABS = [name for name in vars(widgets) if name.endswith(("Lab", "Panel")) and name not in ("Lab", "MemoryPanel")]  # the panel asks nothing
+LABS = [name for name in labs.__all__ if name.endswith(("Lab", "Panel")) and name not in ("Lab", "MemoryPanel")]  # the panel asks nothing
 SET_UP = "import labkit\n\nlabkit.use(gpus=4, virtual=True)"
 # The choices on which other fields depend: what each option needs of them. All other fields are always there.
 NEEDS = {
@@ -31,7 +31,7 @@ TEXTS = "options => options.map(option => option.text.replaceAll('\\u00a0', ' ')
 
 @pytest.fixture(scope="module")
 def page(open_cells_once, front_end):
-    page = open_cells_once("choices", (SET_UP, *(f"labkit.widgets.{name}()" for name in LABS)))
+    page = open_cells_once("choices", (SET_UP, *(f"labkit.labs.{name}()" for name in LABS)))
     front_end.show_whole(page)
     return page
 

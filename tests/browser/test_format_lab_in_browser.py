@@ -6,7 +6,7 @@ from labs import Lab
 
 pytestmark = pytest.mark.browser
 
-CELLS = ("import labkit", ENDLESS, "lab = labkit.widgets.FormatLab()\nendless(lab)\nlab")
+CELLS = ("import labkit", ENDLESS, "lab = labkit.labs.FormatLab()\nendless(lab)\nlab")
 
 
 def test_a_learner_predicts_stops_half_way_and_types_other_computations(open_cells, look):

@@ -16,14 +16,14 @@ LABS = {
     "LeakLab": "LeakLab()",
     "SharingLab": "SharingLab()",
     "FormatLab": "FormatLab()",
-    "BudgetLab": "BudgetLab(labkit.experiments.MLP(width=256, depth=2), batch=512)",
+    "BudgetLab": "BudgetLab(labkit.labs.MLP(width=256, depth=2), batch=512)",
 }
 PANELS = ("AllocatorLab", "StreamsLab", "ClaimsPanel", "MemoryPanel")
 SET_UP = ("import labkit\n\nlabkit.use(gpus=4)", ENDLESS)
 CELLS = (
     *SET_UP,
-    *(f"lab = labkit.widgets.{made}\nendless(lab)\nlab" for made in LABS.values()),
-    *(f"labkit.widgets.{name}()" for name in PANELS),
+    *(f"lab = labkit.labs.{made}\nendless(lab)\nlab" for made in LABS.values()),
+    *(f"labkit.labs.{name}()" for name in PANELS),
 )
 
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.browser
 CELLS = (
     "import gc\n\nimport torch\n\nimport labkit\n\nlabkit.use(gpus=1)\ngc.freeze()",
     ENDLESS,
-    "lab = labkit.widgets.LeakLab()\nendless(lab)\nlab",
+    "lab = labkit.labs.LeakLab()\nendless(lab)\nlab",
 )
 
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.browser
 CELLS = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=4)",
     ENDLESS,
-    "lab = labkit.widgets.DataParallelLab()\nendless(lab)\nlab",
+    "lab = labkit.labs.DataParallelLab()\nendless(lab)\nlab",
 )
 
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.browser
 CELLS = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=1)",
     ENDLESS,
-    "lab = labkit.widgets.SharingLab()\nendless(lab)\nlab",
+    "lab = labkit.labs.SharingLab()\nendless(lab)\nlab",
 )
 
 

@@ -5,14 +5,13 @@ import re
 import pytest
 from labs import button, message, picture
 
-from labkit.experiments.stream_program import ORDERED, RACE, STALE
-from labkit.widgets.streams import MEANS
+from labkit.labs.stream_program import MEANS, ORDERED, RACE, STALE
 
 pytestmark = pytest.mark.browser
 
 CELLS = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=1, virtual=True)",
-    "lab = labkit.widgets.StreamsLab()\nlab",
+    "lab = labkit.labs.StreamsLab()\nlab",
 )
 
 

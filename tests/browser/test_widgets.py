@@ -10,10 +10,10 @@ pytestmark = pytest.mark.browser
 
 CELLS = (
     "import torch\n\nimport labkit\n\nlabkit.use(gpus=1)",
-    "lab = labkit.widgets.CopySpeedLab(sizes=[1 << n for n in range(12, 25, 2)])\nlab",
+    "lab = labkit.labs.CopySpeedLab(sizes=[1 << n for n in range(12, 25, 2)])\nlab",
     "lab.figure()",
     f"{ENDLESS}\n\nendless(lab)",
-    "panel = labkit.widgets.MemoryPanel()\npanel",
+    "panel = labkit.labs.MemoryPanel()\npanel",
     "tensors = [torch.ones(5 << 20, device='cuda') for _ in range(4)]\ndel tensors[1:]",
 )
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import labkit
-from gputrace.clock_source import EARLIER
+from gputrace.sources.clock import EARLIER
 from gputrace.spans import COPIES, H2D, HOST, KERNEL, KINDS, LAUNCH, WAIT, Spans, seconds_of, seconds_of_both
 from virtualgpu import hardware
-from virtualgpu.race_reports import RaceWarning
+from virtualgpu.streams.race_reports import RaceWarning
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 
 import labkit
 from labcourse.integrity import Originals
-from labkit.lessons import checks
+from labkit.checks import checking
 
 
 def of_a_cell(source: str):
@@ -23,14 +23,14 @@ def test_a_function_that_was_replaced_is_named(monkeypatch):
     assert originals.changed() == []
     monkeypatch.setattr(torch, "allclose", of_a_cell(FORGED))
     monkeypatch.setattr(torch.Tensor, "item", of_a_cell(FORGED))
-    monkeypatch.setattr(checks, "observe", of_a_cell(FORGED))
-    assert originals.changed() == ["labkit.lessons.checks.observe", "torch.Tensor.item", "torch.allclose"]
+    monkeypatch.setattr(checking, "observe", of_a_cell(FORGED))
+    assert originals.changed() == ["labkit.checks.checking.observe", "torch.Tensor.item", "torch.allclose"]
 
 
 def test_code_that_was_exchanged_is_named(monkeypatch):
     originals = Originals()
-    monkeypatch.setattr(checks.describe, "__code__", of_a_cell("def forged(value): return {}").__code__)
-    assert "labkit.lessons.checks.describe" in originals.changed()
+    monkeypatch.setattr(checking.describe, "__code__", of_a_cell("def forged(value): return {}").__code__)
+    assert "labkit.checks.checking.describe" in originals.changed()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from labcourse import open_lessons
-from labkit import lessons
+from labkit import checks
 
 
 def bodies(text: str) -> dict[str, str]:
@@ -17,7 +17,7 @@ def bodies(text: str) -> dict[str, str]:
 def test_no_judge_and_no_draw_is_left_and_every_observe_is():
     sources = open_lessons.sources()
     assert "controls.py" not in sources and "lesson_01.py" in sources
-    for check in lessons.exercises().values():
+    for check in checks.exercises().values():
         found = bodies(sources[f"lesson_{check.number[:2]}.py"])
         for function, kept in ((check.judge, False), (check.draw, False), (check.observe, True)):
             name = open_lessons._plain(function).__name__

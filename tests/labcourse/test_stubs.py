@@ -8,9 +8,9 @@ import pytest
 from handed_in import NOTEBOOKS, solution
 
 from labcourse import assignment, release
-from labkit import lesson_copies, lessons
+from labkit import checks, lesson_copies
 
-EXERCISES = list(lessons.exercises())
+EXERCISES = list(checks.exercises())
 
 
 def described(tmp_path, number, notebooks=""):

@@ -15,9 +15,9 @@ import torch
 
 import labkit
 from labcourse.session import answer_in
-from labkit import lessons
-from labkit.lessons import checks
-from labkit.lessons.controls import control
+from labkit import checks
+from labkit.checks import checking
+from labkit.checks.controls import control
 
 # On real GPUs, of a model and its copy on another: PyTorch says it once in a process.
 pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
@@ -85,7 +85,7 @@ def memory() -> tuple[list[int], list[int]]:
 
 
 def test_notebooks_and_checks_have_the_same_exercises():
-    assert list(EXERCISES) == list(lessons.exercises())
+    assert list(EXERCISES) == list(checks.exercises())
     assert list(WRONG) == list(EXERCISES)
     assert all(len(answers) >= 4 for answers in WRONG.values())  # three, and the control
 
@@ -107,12 +107,12 @@ def test_the_solution_passes(number):
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("number", EXERCISES)
 def test_observations_are_plain_data_that_can_be_judged_elsewhere(number):
-    check = lessons.find(number)
+    check = checks.find(number)
     inputs = check.draw(random.Random(1))
-    observation = checks.observe(check, answer(EXERCISES[number][1]), inputs)
+    observation = checking.observe(check, answer(EXERCISES[number][1]), inputs)
     carried = json.loads(json.dumps(observation))
     assert json.dumps(carried) == json.dumps(observation)  # as text, for a number may be nan
-    assert checks.judge(check, carried, inputs).passed
+    assert checking.judge(check, carried, inputs).passed
 
 
 def with_nan(observed: Any) -> Any:
@@ -127,11 +127,11 @@ def with_nan(observed: Any) -> Any:
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("number", EXERCISES)
 def test_what_is_not_a_number_is_not_right(number):
-    check = lessons.find(number)
+    check = checks.find(number)
     inputs = check.draw(random.Random(1))
-    observation = checks.observe(check, answer(EXERCISES[number][1]), inputs)
+    observation = checking.observe(check, answer(EXERCISES[number][1]), inputs)
     if json.dumps(with_nan(observation)) != json.dumps(observation):
-        assert not checks.judge(check, with_nan(observation), inputs).passed
+        assert not checking.judge(check, with_nan(observation), inputs).passed
 
 
 @pytest.mark.sample(60)

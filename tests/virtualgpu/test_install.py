@@ -17,7 +17,7 @@ import torch.cuda.nccl
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import labkit
-from virtualgpu import driver
+from virtualgpu.driver import driver
 
 WATCHED = (
     torch,
@@ -172,7 +172,7 @@ def test_plain_tensors_and_threads_work_after_it():
 
 _FORKED = """
 import os, torch, labkit
-from virtualgpu.footprint import gradients
+from virtualgpu.ops import gradients
 labkit.use(virtual=True, quiet=True)
 torch.ones(3, device="cuda").sin()
 assert not gradients._ALONE  # found out by a backward

@@ -3,8 +3,8 @@
 import pytest
 from matplotlib.text import Text
 
+from gputrace import figures as plots
 from gputrace.events import ACTIVATIONS, PARAMETERS
-from labkit import plots
 
 MIB = 1 << 20
 SIDE = 0x7F3A5C00  # a stream's handle, which is an address

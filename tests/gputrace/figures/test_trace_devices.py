@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit import plots
+from gputrace import figures as plots
 
 
 def replicas(trace_of, sizes):

@@ -4,11 +4,11 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
+from gputrace import figures as plots
 from gputrace.events import ACTIVATIONS, OPTIMIZER_STATE, OTHER, PARAMETERS, SourceLine
 from gputrace.figures.figure import CATEGORY_COLOURS
 from gputrace.figures.memory import LINE_GREY
 from gputrace.phases import Phase
-from labkit import plots
 
 MIB = 1 << 20
 

@@ -3,7 +3,7 @@
 import inspect
 from types import FunctionType
 
-from labkit.lessons import leaky_scripts as scripts
+from labkit.checks import leaky_scripts as scripts
 
 
 def source(script: FunctionType) -> str:

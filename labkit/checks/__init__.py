@@ -1,0 +1,52 @@
+"""Feedback on the exercises of the lessons: `labkit.check("01.2", answer)`."""
+
+import pkgutil
+import random
+from importlib import import_module
+from typing import Any
+
+from labkit.checks import attempts, checking
+from labkit.checks.attempts import Progress
+from labkit.checks.checking import Check, Verdict
+
+__all__ = ["Check", "Progress", "Verdict", "check", "exercises", "find", "progress"]
+
+
+def check(number: str, answer: Any) -> Verdict:
+    """Try `answer`, the learner's answer to the exercise `number` (such as "01.2"), on fresh inputs and say what happened.
+
+    Raises:
+        ValueError: there is no such exercise; the message names those that there are.
+        RuntimeError: too few GPUs are in use.
+    """
+    known = find(number)
+    inputs = known.draw(random.Random())
+    return attempts.note(known, checking.judge(known, checking.observe(known, answer, inputs), inputs), inputs)
+
+
+def progress(lesson: str | None = None) -> Progress:
+    """Which exercises are right so far: of one lesson, such as "01", or of those that have been tried since this kernel started.
+
+    Raises ValueError, naming those that there are, for a lesson without exercises.
+    """
+    chosen = attempts.tried() if lesson is None else {lesson}
+    numbers = [number for number in exercises() if number[:2] in chosen]
+    if lesson is not None and not numbers:
+        raise ValueError(
+            f"there is no lesson {lesson!r} with exercises; there are {', '.join(sorted({known[:2] for known in exercises()}))}"
+        )
+    return Progress(numbers)
+
+
+def find(number: str) -> Check:
+    """The check of one exercise. Raises ValueError, naming the choices, when there is none."""
+    there = exercises()
+    if number not in there:
+        raise ValueError(f"there is no exercise {number!r}; there are {', '.join(there)}")
+    return there[number]
+
+
+def exercises() -> dict[str, Check]:
+    """The checks of all lessons by number, in reading order."""
+    lessons = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("lesson_"))
+    return {check.number: check for name in lessons for check in import_module(f"{__name__}.{name}").CHECKS}

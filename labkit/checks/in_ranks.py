@@ -1,0 +1,107 @@
+"""A function in ranks, for the checks: a process each, which meet through a file and exchange tensors of the CPU by gloo.
+
+It takes tenths of a second where torchrun, with which the lessons start ranks, takes one or more: there is no agent, and no rendezvous.
+"""
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing import connection
+from typing import Any
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from labkit import machine
+from labkit.checks.checking import Plain
+from labkit.processes import children, context
+
+SECONDS = 60.0  # until all ranks must have come back
+PATIENCE = 10.0  # seconds for the others when one is back, and for a rank to wait in a collective
+MOMENT = 0.5  # seconds for ranks that fail in the same way to say so
+
+RETURNED, RAISED, WAITED, GONE = "returned", "raised", "waited", "gone"
+
+
+class RankError(RuntimeError):
+    """Ranks waited for one another in vain, or one is gone."""
+
+
+def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequence[Plain]) -> list[Plain]:
+    """What `program(answer, inputs[rank])` returns in each of as many ranks as there are inputs.
+
+    `answer` is the learner's function, sent as it is defined; `program` is found by its module's name. No rank has virtual GPUs, and no
+    process is left in any case.
+
+    Raises:
+        RankError: ranks waited for one another in vain, or one ended its process.
+        Exception: what the lowest rank that failed by itself raised, with a note that names the rank.
+    """
+    call = cloudpickle.dumps((program, answer))
+    with tempfile.TemporaryDirectory(prefix="labkit-") as folder, contextlib.ExitStack() as stack:
+        pipes = [context().Pipe(duplex=False) for _ in inputs]
+        ours, theirs = ([stack.enter_context(end) for end in ends] for ends in zip(*pipes, strict=True))
+        store = os.path.join(folder, "store")
+        ranks = [(rank, len(inputs), store, call, given, line) for rank, (given, line) in enumerate(zip(inputs, theirs, strict=True))]
+        with children(_rank, ranks) as started:
+            told = _collected(ours, [process.sentinel for process in started])
+            for process in started:
+                process.kill()
+    return _values(told, len(inputs))
+
+
+def _collected(lines: Sequence[connection.Connection], ends: Sequence[int]) -> dict[int, tuple[str, Any]]:
+    """What came down each rank's line, in time. When one is back, the others cannot be far: they share their collectives."""
+    told: dict[int, tuple[str, Any]] = {}
+    deadline = time.monotonic() + SECONDS
+    while len(told) < len(lines) and (remaining := deadline - time.monotonic()) > 0:
+        waiting = [rank for rank in range(len(lines)) if rank not in told]
+        ready = connection.wait([signal for rank in waiting for signal in (lines[rank], ends[rank])], remaining)
+        for rank in waiting:
+            if lines[rank] in ready:
+                told[rank] = lines[rank].recv()
+            elif ends[rank] in ready:
+                told[rank] = GONE, None
+        failed_by_itself = any(kind in (RAISED, GONE) for kind, _ in told.values())
+        deadline = min(deadline, time.monotonic() + (MOMENT if failed_by_itself else PATIENCE))
+    return told
+
+
+def _values(told: dict[int, tuple[str, Any]], ranks: int) -> list[Plain]:
+    for rank, (kind, what) in sorted(told.items()):
+        if kind == RAISED:
+            error = cloudpickle.loads(what)
+            error.add_note(f"rank {rank} of {ranks}")
+            raise error
+    if gone := [rank for rank, (kind, _) in sorted(told.items()) if kind == GONE]:
+        raise RankError(f"rank {gone[0]} of {ranks} ended its process without a word")
+    if [kind for kind, _ in told.values()] != [RETURNED] * ranks:
+        raise RankError("the ranks waited for one another in vain: does every rank call the same collectives, in the same order?")
+    return [told[rank][1] for rank in range(ranks)]
+
+
+def _rank(rank: int, ranks: int, store: str, call: bytes, given: Plain, line: connection.Connection) -> None:
+    machine.use(None)  # a child has its parent's
+    torch.set_num_threads(1)
+    try:
+        program, answer = cloudpickle.loads(call)
+        meeting = {"init_method": f"file://{store}", "rank": rank, "world_size": ranks}
+        dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE), **meeting)
+        line.send((RETURNED, program(answer, given)))
+    except BaseException as error:
+        line.send(_failure(error))
+    time.sleep(SECONDS)  # until it is killed: a rank that leaves breaks the connections that others may still use
+
+
+def _failure(error: BaseException) -> tuple[str, Any]:
+    """Gloo's own complaints are about another rank, which is gone or elsewhere."""
+    if "gloo" in str(error).lower():
+        return WAITED, None
+    try:
+        return RAISED, cloudpickle.dumps(error)
+    except Exception:
+        return RAISED, cloudpickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))

@@ -1,0 +1,29 @@
+"""Checks of lesson 00, start here."""
+
+import random
+from typing import Any
+
+from labkit.checks.checking import Check, Plain, Verdict, describe, not_yet, right
+
+
+def draw(generator: random.Random) -> Plain:
+    return [generator.randint(-50, 50) / 4 for _ in range(generator.randint(3, 9))]
+
+
+def observe(on_gpu: Any, numbers: Plain) -> Plain:
+    return describe(on_gpu(list(numbers)))
+
+
+def judge(tensor: Plain, numbers: Plain) -> Verdict:
+    if tensor["type"] != "Tensor":
+        return not_yet(f"your function returned {tensor['type']}, not a tensor.")
+    if not tensor["device"].startswith("cuda"):
+        return not_yet(f"your tensor is on {tensor['device']}. Which argument of torch.tensor says where?")
+    if tensor["dtype"] != "torch.float32":
+        return not_yet(f"your tensor holds {tensor['dtype']}; PyTorch makes torch.float32 of Python's floats by itself.")
+    if tensor["shape"] != [len(numbers)] or tensor["values"] != numbers:
+        return not_yet(f"for {numbers} your tensor holds {tensor['values']}.")
+    return right()
+
+
+CHECKS = [Check("00.1", draw, observe, judge)]

@@ -1,0 +1,286 @@
+"""Checks of lesson 05, the caching allocator."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gputrace.units import byte_text
+from labkit import machine
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, quote, right
+from labkit.labs.allocator import unused_stream
+
+KIB, MIB = 1 << 10, 1 << 20
+SEGMENT = 20 * MIB  # what requests of more than 1 MiB and less than 10 MiB share
+
+
+def _empty(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+
+@contextmanager
+def _tidy() -> Iterator[None]:
+    """An empty cache and a stream of its own: what lies free in the notebook's own segments changes nothing in the block."""
+    with torch.cuda.stream(unused_stream()):
+        yield
+    torch.cuda.empty_cache()
+
+
+# 05.1: what a request makes PyTorch reserve
+
+
+def draw_requests(generator: random.Random) -> Plain:
+    """Sizes on both sides of each of the allocator's limits."""
+    sizes = [
+        generator.randint(1, 900 * KIB),
+        MIB,
+        MIB + generator.randint(1, 400),
+        generator.randint(2 * MIB, 9 * MIB),
+        10 * MIB - generator.randint(1, 400),  # its block is 10 MiB large
+        10 * MIB,
+        10 * MIB + generator.randint(1, MIB),
+        generator.randint(11, 20) * 2 * MIB,
+        generator.randint(25 * MIB, 60 * MIB),
+    ]
+    generator.shuffle(sizes)
+    return sizes
+
+
+def observe_requests(reserved_for: Any, sizes: Plain) -> Plain:
+    """For each size, what the answer says and what the allocator did."""
+    observed = []
+    for size in sizes:
+        with during(f"{size} bytes"):
+            answer = reserved_for(size)
+        with _tidy():
+            before = torch.cuda.memory_reserved()
+            tensor = _empty(size)
+            observed.append([answer if isinstance(answer, int | float) else type(answer).__name__, torch.cuda.memory_reserved() - before])
+            del tensor
+    return observed
+
+
+def judge_requests(observed: Plain, sizes: Plain) -> Verdict:
+    for (answer, measured), size in zip(observed, sizes, strict=True):
+        if isinstance(answer, str):
+            return not_yet(f"your function returned {answer}, not a number of bytes.")
+        if answer != measured:
+            said = byte_text(answer) if answer >= 0 else f"{answer} bytes"
+            return not_yet(f"for {size} bytes ({byte_text(size)}) PyTorch reserved {byte_text(measured)}; you said {said}.")
+    return right(f"{len(sizes)} requests were tried.")
+
+
+# 05.2: a part that does not keep the whole
+
+
+def draw_batches(generator: random.Random) -> Plain:
+    return {
+        "rows": [generator.randint(40, 80) for _ in range(3)],
+        "columns": 8192 + 512 * generator.randint(0, 8),
+        "count": generator.randint(2, 9),
+    }
+
+
+def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
+    """What the answer returns, and the bytes that stay allocated for it when the batches are gone."""
+    columns, count = inputs["columns"], inputs["count"]
+    before = torch.cuda.memory_allocated()
+    batches = [
+        torch.arange(rows, device="cuda", dtype=torch.float32).repeat_interleave(columns).view(rows, columns) for rows in inputs["rows"]
+    ]
+    with during(f"{len(batches)} batches and {count} rows"):
+        kept = first_rows(batches, count)
+    del batches
+    held = torch.cuda.memory_allocated() - before
+    if not isinstance(kept, list):
+        return {"type": type(kept).__name__}
+    parts = [describe(part[:, 0] if isinstance(part, torch.Tensor) and part.dim() == 2 else part) for part in kept]
+    return {"type": "list", "held": held, "parts": parts}
+
+
+def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
+    if observed["type"] != "list":
+        return not_yet(f"your function returned {observed['type']}, not a list of tensors.")
+    count = inputs["count"]
+    wanted = [float(row) for row in range(count)]
+    if len(observed["parts"]) != len(inputs["rows"]) or any(part.get("values") != wanted for part in observed["parts"]):
+        return not_yet(f"the first {count} rows of each of {len(inputs['rows'])} batches were due; yours are others.")
+    if not all(part["device"].startswith("cuda") for part in observed["parts"]):
+        return not_yet("the rows were to stay on the GPU; yours are on the CPU.")
+    needed = len(inputs["rows"]) * 4 * count * inputs["columns"]
+    if observed["held"] > needed + 512 * len(inputs["rows"]):
+        return not_yet(
+            f"the rows take {byte_text(needed)}, and {byte_text(observed['held'])} stay allocated. Whose storage do your rows use?"
+        )
+    return right(f"{byte_text(observed['held'])} stay allocated, no more than the rows take.")
+
+
+# 05.3: the largest free block
+
+
+def draw_holes(generator: random.Random) -> Plain:
+    return {"sizes": [generator.randint(10, 18) * 256 * KIB for _ in range(12)], "larger": generator.randint(30, 40) * MIB}
+
+
+def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
+    """What the answer says, and the free blocks of the current GPU; a larger one lies on another GPU, where there is another."""
+    here = torch.cuda.current_device()
+    with _tidy():
+        tensors = [_empty(size) for size in inputs["sizes"]]
+        del tensors[1::2]
+        tensors.append(_empty(inputs["larger"]))  # larger than any free block, and in use
+        others = [index for index in range(machine.in_use().count) if index != here]
+        if others:
+            with torch.cuda.device(others[0]):
+                _empty(inputs["larger"])
+        answer = largest_free_block()
+        blocks = [block for segment in torch.cuda.memory_snapshot() if segment["device"] == here for block in segment["blocks"]]
+        free = [block["size"] for block in blocks if block["state"] == "inactive"]
+        tensors.clear()
+    return {"answer": answer if isinstance(answer, int) else type(answer).__name__, "free": free}
+
+
+def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
+    answer, free = observed["answer"], observed["free"]
+    if isinstance(answer, str):
+        return not_yet(f"your function returned {answer}, not a whole number of bytes.")
+    largest = f"the largest free block here has {byte_text(max(free))}"
+    if answer == sum(free) != max(free):
+        return not_yet(f"{largest}; {byte_text(answer)} are all free blocks together, and no request gets them as one.")
+    if answer != max(free):
+        return not_yet(f"{largest}; you found {byte_text(answer)}. Which blocks are free, and on which GPU?")
+    return right(f"{len(free)} blocks are free, {byte_text(sum(free))} in all, and {largest}.")
+
+
+# 05.4: a batch in as few pieces as fit
+
+SCRATCH = 4 * MIB  # that the work holds when it fails
+MOST_TRIES = 200
+
+
+def draw_work(generator: random.Random) -> Plain:
+    cases = [{"rows": generator.randint(20, 60), "fits": generator.randint(4, 12), "fails": False} for _ in range(2)]
+    cases.append({"rows": generator.randint(3, 9), "fits": 0, "fails": False})
+    cases.append({"rows": generator.randint(3, 9), "fits": 1, "fails": True})
+    return cases
+
+
+def observe_work(in_pieces: Any, cases: Plain) -> Plain:
+    """The result or the error of each case, the pieces that were tried, and the bytes that were allocated as each try began."""
+    observations = []
+    for case in cases:
+        batch = torch.arange(case["rows"], device="cuda", dtype=torch.float32)
+        tries: list[list[int]] = []
+        observed: dict[str, Any] = {"result": None, "raised": None}
+        try:
+            observed["result"] = describe(in_pieces(_work(case, tries, torch.cuda.memory_allocated()), batch))
+        except (torch.OutOfMemoryError, UnrelatedError, EndlessError) as error:
+            observed["raised"] = quote(error)
+        observations.append({**observed, "tries": tries})
+    return observations
+
+
+class UnrelatedError(RuntimeError):
+    """What some of the work raises that has nothing to do with memory."""
+
+
+class EndlessError(Exception):
+    """Raised when the work is tried again and again."""
+
+
+def _work(case: Plain, tries: list[list[int]], before: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Doubles a batch; runs out of memory above so many rows, while it holds memory of its own."""
+
+    def work(batch: torch.Tensor) -> torch.Tensor:
+        if len(tries) == MOST_TRIES:
+            raise EndlessError(f"{MOST_TRIES} tries")
+        tries.append([len(batch), torch.cuda.memory_allocated() - before])
+        scratch = _empty(SCRATCH)
+        if case["fails"]:
+            raise UnrelatedError("mat1 and mat2 shapes cannot be multiplied")
+        if len(batch) > case["fits"]:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {len(batch)} rows do not fit")
+        del scratch
+        return 2 * batch
+
+    return work
+
+
+def judge_work(observations: Plain, cases: Plain) -> Verdict:
+    for observed, case in zip(observations, cases, strict=True):
+        sizes = [size for size, _ in observed["tries"]]
+        rows, raised = case["rows"], observed["raised"]
+        if not sizes or sizes[0] != rows:
+            return not_yet(f"try the whole batch of {rows} rows first; your first try had {sizes[0] if sizes else 'no'} rows.")
+        if case["fails"]:
+            if raised is None or not raised.startswith("UnrelatedError") or len(sizes) > 1:
+                return not_yet("work raised an error that was not about memory: let it go up to the caller at once.")
+            continue
+        if max(held for _, held in observed["tries"]) > SCRATCH // 2:
+            return not_yet(
+                f"as a piece was tried again, {byte_text(max(held for _, held in observed['tries']))} of the try that failed were still "
+                "allocated: inside `except`, the error holds its traceback, and that holds the variables of the work."
+            )
+        if case["fits"] == 0:
+            if raised is None or not raised.startswith("OutOfMemoryError"):
+                return not_yet(f"not even one row fitted: the OutOfMemoryError was due; there was {raised or 'a result'}.")
+            continue
+        if raised is not None:
+            return not_yet(f"pieces of {case['fits']} rows fit, and your function raised {raised}.")
+        if observed["result"].get("values") != [2.0 * row for row in range(rows)]:
+            return not_yet("the results of the pieces were to be joined in order.")
+        fitting = [size for size in sizes if size <= case["fits"]]
+        if len(fitting) > 2 * (-(-rows // case["fits"])):
+            return not_yet(f"{rows} rows, of which {case['fits']} fit at once, took {len(fitting)} pieces: halve, and no more.")
+    return right("Each piece was as large as the memory allows, but for the halving.")
+
+
+# 05.5: a few tensors that keep many segments
+
+
+def draw_scattered(generator: random.Random) -> Plain:
+    return {"size": generator.randint(4300, 4900) * KIB, "values": generator.sample(range(1, 250), k=4)}
+
+
+def observe_scattered(compact: Any, inputs: Plain) -> Plain:
+    """The values afterwards, where they are, and what is reserved for the tensors before and after."""
+    size, values = inputs["size"], inputs["values"]
+    with _tidy():
+        base = torch.cuda.memory_reserved()
+        blocks = [_empty(size) for _ in range(4 * len(values))]  # four lie in a segment
+        kept = [block.fill_(value) for block, value in zip(blocks[::4], values, strict=True)]
+        del blocks
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved() - base
+        with during(f"{len(kept)} tensors of {byte_text(size)}"):
+            compact(kept)
+        after = torch.cuda.memory_reserved() - base
+        whole = [isinstance(t, torch.Tensor) and t.numel() == size and int(t.min()) == int(t.max()) for t in kept]
+        found = [[str(t.device), int(t[0])] if fine else None for t, fine in zip(kept, whole, strict=True)]
+        kept.clear()
+    return {"before": before, "after": after, "found": found}
+
+
+def judge_scattered(observed: Plain, inputs: Plain) -> Verdict:
+    found = observed["found"]
+    if None in found or [value for _, value in found] != inputs["values"]:
+        return not_yet("the list was to hold the same values afterwards, in the same order.")
+    if not all(device.startswith("cuda") for device, _ in found):
+        return not_yet("the tensors were to be on the GPU again; some are on the CPU.")
+    if observed["after"] > SEGMENT:
+        return not_yet(
+            f"{byte_text(observed['before'])} were reserved before and {byte_text(observed['after'])} afterwards; {byte_text(SEGMENT)} are "
+            "enough. A copy made on the GPU lands in the free blocks of the very segments that you want to give back."
+        )
+    return right(f"{byte_text(observed['before'])} were reserved before, {byte_text(observed['after'])} afterwards.")
+
+
+CHECKS = [
+    Check("05.1", draw_requests, observe_requests, judge_requests),
+    Check("05.2", draw_batches, observe_batches, judge_batches),
+    Check("05.3", draw_holes, observe_holes, judge_holes),
+    Check("05.4", draw_work, observe_work, judge_work),
+    Check("05.5", draw_scattered, observe_scattered, judge_scattered),
+]

@@ -1,0 +1,159 @@
+"""Checks of lesson 06, memory leaks: five scripts to mend.
+
+A script is run beside the answer, on models and batches that are the same: the answer must return and train the same, and no step of it
+may leave anything on the GPU.
+"""
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import isclose
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from gputrace import units
+from labkit.checks import leaky_scripts as scripts
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
+
+STEPS = 12
+MAY_BE_BAD = range(4, 9)  # batches, so that memory before and after them can be compared
+EARLY, LATE = slice(2, 5), slice(-3, None)  # looks at the memory, of which there is one before each step and one after the last
+RELATIVE, ABSOLUTE = 1e-3, 1e-5  # how close numbers must be
+
+
+def draw(generator: random.Random, bad: int = 0) -> Plain:
+    """A model's sizes, and batches of which some are `bad`: their targets are no numbers."""
+    return {
+        "seed": generator.randrange(2**31),
+        "rows": 64 * generator.randint(2, 6),
+        "width": 16 * generator.randint(2, 5),
+        "outputs": generator.randint(4, 8),
+        "bad": sorted(generator.sample(MAY_BE_BAD, k=bad)),
+    }
+
+
+def observe(answer: Any, inputs: Plain, script: FunctionType) -> Plain:
+    """What script and answer return, what became of their models, and what they held on the GPU."""
+    with _without_collector():
+        expected = _run(script, inputs)
+        with during(f"a model of width {inputs['width']} and {STEPS} batches"):
+            return {"expected": expected, "answer": _run(answer, inputs)}
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Python's garbage collector, which comes by chance, stays away: what it would free counts as held."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _run(train: Any, inputs: Plain) -> Plain:
+    generator = torch.Generator().manual_seed(inputs["seed"])
+    model = nn.Sequential(nn.Linear(inputs["width"], inputs["width"]), nn.Tanh(), nn.Linear(inputs["width"], inputs["outputs"]))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / inputs["width"] ** 0.5)
+    model.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model(torch.ones(inputs["rows"], inputs["width"], device="cuda")).mean().backward()  # gradients are there, and workspaces
+    held: list[int] = []
+    before = torch.cuda.memory_allocated()
+    returned = train(model, optimizer, _batches(inputs, generator, held))
+    return {
+        "returned": _plain(returned),
+        "model": [describe(parameter)["values"] for parameter in model.parameters()],
+        "held": held,
+        "left": torch.cuda.memory_allocated() - before,
+        "hooks": sum(len(hooks) for module in model.modules() for name, hooks in vars(module).items() if name.endswith("_hooks")),
+    }
+
+
+def _batches(inputs: Plain, generator: torch.Generator, held: list[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Fresh batches; `held` gets the bytes allocated whenever one is asked for."""
+    for number in range(STEPS):
+        held.append(torch.cuda.memory_allocated())
+        yield _batch(inputs, generator, number in inputs["bad"])  # kept by nobody here
+    held.append(torch.cuda.memory_allocated())
+
+
+def _batch(inputs: Plain, generator: torch.Generator, bad: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(inputs["rows"], inputs["width"], generator=generator)
+    y = x[:, : inputs["outputs"]].sin()
+    return x.cuda(), (y * float("nan") if bad else y).cuda()
+
+
+def _plain(value: Any) -> Plain:
+    if isinstance(value, list | tuple):
+        return [_plain(element) for element in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else describe(value)
+
+
+def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
+    answer, expected = observed["answer"], observed["expected"]
+    if len(answer["held"]) != STEPS + 1:
+        return not_yet(f"your function took {len(answer['held'])} of {STEPS} batches, and did not ask for more. What of the others?")
+    if not _same(answer["returned"], expected["returned"]):
+        got, due = _short(answer["returned"]), _short(expected["returned"])
+        return not_yet(f"your function must return what the script returned, {due}; yours returned {got}.")
+    if not _same(answer["model"], expected["model"]):
+        return not_yet("the model has not learned what it learns from the script.")
+    grown = _grown(answer["held"])
+    if grown > 0:
+        steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)
+        leaked = f"{units.byte_text(grown)} more after {steps} more steps; the script, {units.byte_text(_grown(expected['held']))}"
+        return not_yet(f"the GPU still held {leaked}. {hint}")
+    if answer["left"] > 0:
+        return not_yet(f"{units.byte_text(answer['left'])} were still held when your function had returned. {hint}")
+    if answer["hooks"]:
+        return not_yet(f"your function left {answer['hooks']} hook(s) on the model. What does register_forward_hook return?")
+    return right(f"The script kept {units.byte_text(_grown(expected['held']))} in the steps compared, yours nothing.")
+
+
+def _grown(held: list[int]) -> int:
+    """Bytes by which even the least of the last looks is above the most of the early ones."""
+    return min(held[LATE]) - max(held[EARLY])
+
+
+def _same(answer: Plain, expected: Plain) -> bool:
+    if isinstance(expected, list):
+        return isinstance(answer, list) and len(answer) == len(expected) and all(map(_same, answer, expected))
+    if isinstance(expected, dict):
+        return isinstance(answer, dict) and answer.keys() == expected.keys() and all(_same(answer[key], expected[key]) for key in expected)
+    if isinstance(expected, float):
+        return isinstance(answer, float) and isclose(answer, expected, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    return answer == expected
+
+
+def _short(value: Plain) -> str:
+    """A returned value in a few words."""
+    if isinstance(value, dict):
+        return f"a tensor of shape {value['shape']} on {value['device']}" if "shape" in value else value["type"]
+    if isinstance(value, list):
+        more = ", …" if len(value) > 2 else ""
+        return f"[{', '.join(map(_short, value[:2]))}{more}] ({len(value)} entries)"
+    return f"{value:.5g}" if isinstance(value, float) else repr(value)
+
+
+def _mend(number: str, script: FunctionType, hint: str, bad: int = 0) -> Check:
+    """The check of an exercise that hands out `script`."""
+    draws: Callable[[random.Random], Plain] = partial(draw, bad=bad)
+    return Check(number, draws, partial(observe, script=script), partial(judge, hint=hint), script=script)
+
+
+CHECKS = [
+    _mend("06.1", scripts.train_and_validate, "Who holds the graphs that nobody calls backward on?"),
+    _mend("06.2", scripts.train_and_collect, "Where are the tensors in your list?"),
+    _mend("06.3", scripts.train_smoothed, "What does the average remember besides its value?"),
+    _mend("06.4", scripts.train_watched, "What does the hook keep, and how many hooks are there?"),
+    _mend("06.5", scripts.train_robustly, "What does an exception know besides its message?", bad=3),
+]

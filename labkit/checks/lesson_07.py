@@ -1,0 +1,343 @@
+"""Checks of lesson 07, half precision."""
+
+import math
+import random
+from typing import Any
+
+import torch
+from torch import nn
+
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
+
+DEVICE = "cuda:0"
+
+# 07.1: the value of a string of bits
+
+WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2))  # bits of exponent and fraction: float16, bfloat16, float32, float8 e5m2
+
+
+def draw_bits(generator: random.Random) -> Plain:
+    """For several formats, each kind of number, with random digits."""
+    formats = [*WIDTHS, (generator.randint(2, 7), generator.randint(2, 12))]
+    cases = []
+    for exponent_bits, fraction_bits in formats:
+        ones = 2**exponent_bits - 1
+        some = generator.randint(1, 2**fraction_bits - 1)
+        for exponent, fraction in [(generator.randint(1, ones - 1), some), (0, some), (0, 0), (ones, 0), (ones, some)]:
+            bits = f"{generator.randint(0, 1)}{exponent:0{exponent_bits}b}{fraction:0{fraction_bits}b}"
+            cases.append({"bits": bits, "exponent_bits": exponent_bits})
+    generator.shuffle(cases)
+    return cases
+
+
+def observe_bits(decode: Any, cases: Plain) -> Plain:
+    answers = []
+    for case in cases:
+        with during(f'"{case["bits"]}" with {case["exponent_bits"]} bits of exponent'):
+            answer = decode(case["bits"], case["exponent_bits"])
+            answers.append(float(answer) if isinstance(answer, int | float) else type(answer).__name__)
+    return answers
+
+
+def meaning(bits: str, exponent_bits: int) -> float:
+    """What the bits stand for, by IEEE 754."""
+    fraction_bits = len(bits) - 1 - exponent_bits
+    exponent, fraction = divmod(int(bits[1:], 2), 2**fraction_bits)
+    bias = 2 ** (exponent_bits - 1) - 1
+    if exponent == 2**exponent_bits - 1:
+        size = math.nan if fraction else math.inf
+    else:
+        size = math.ldexp(fraction + (2**fraction_bits if exponent else 0), max(exponent, 1) - bias - fraction_bits)
+    return math.copysign(size, -1 if bits[0] == "1" else 1)
+
+
+def judge_bits(answers: Plain, cases: Plain) -> Verdict:
+    for answer, case in zip(answers, cases, strict=True):
+        bits, exponent_bits = case["bits"], case["exponent_bits"]
+        expected = meaning(bits, exponent_bits)
+        parts = f"{bits[0]} {bits[1 : 1 + exponent_bits]} {bits[1 + exponent_bits :]}"
+        if isinstance(answer, str):
+            return not_yet(f"your function returned {answer} for {parts}, not a number.")
+        if answer != expected and not (math.isnan(answer) and math.isnan(expected)):
+            return not_yet(f"{parts} stands for {expected:.9g}; you said {answer:.9g}. {_kind(parts)}")
+    return right("One rule reads every format.")
+
+
+def _kind(parts: str) -> str:
+    _, exponent, fraction = parts.split()
+    if "1" not in exponent:
+        return "What does an exponent of zeros mean?" if "1" in fraction else "All zeros are 0."
+    if "0" not in exponent:
+        return "What does an exponent of ones mean?"
+    return "The exponent is stored with a bias of 2 ** (exponent_bits - 1) - 1, and the leading 1 is not stored."
+
+
+# 07.2: the overlap of boxes whose areas no float16 holds
+
+PAIRS = 12
+NEAR = 1e-3
+
+
+def draw_boxes(generator: random.Random) -> Plain:
+    """Pairs of large boxes, small ones, boxes that do not touch; whole even numbers, which float16 holds exactly up to 4096."""
+
+    def box(least: int, most: int) -> list[int]:
+        width, height = (2 * generator.randint(least // 2, most // 2) for _ in range(2))
+        left, top = 2 * generator.randint(0, (4000 - width) // 2), 2 * generator.randint(0, (4000 - height) // 2)
+        return [left, top, left + width, top + height]
+
+    pairs = [[box(2000, 3800), box(2000, 3800)] for _ in range(PAIRS - 4)]  # such large ones always touch
+    small = box(10, 100)
+    pairs.append([small, [small[0] + 4, small[1], small[2] + 4, small[3]]])
+    pairs.append([[0, 0, 600, 800], [1000, 1200, 1600, 1800]])  # apart both ways: two negative sides make a positive area
+    pairs.append([[0, 0, 1000, 1000], [1200, 0, 2200, 1000]])
+    same = box(500, 3000)
+    pairs.append([same, same])
+    generator.shuffle(pairs)
+    return pairs
+
+
+def observe_boxes(iou: Any, pairs: Plain) -> Plain:
+    a, b = (torch.tensor([pair[side] for pair in pairs], device=DEVICE).half() for side in range(2))
+    with torch.cuda.device(DEVICE):
+        return describe(iou(a, b))
+
+
+def overlap(a: list[int], b: list[int]) -> float:
+    sides = [max(0, min(a[i + 2], b[i + 2]) - max(a[i], b[i])) for i in range(2)]
+    shared = sides[0] * sides[1]
+    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
+
+
+def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
+    if found["type"] != "Tensor":
+        return not_yet(f"your function returned {found['type']}, not a tensor.")
+    if found["shape"] != [len(pairs)] or found["dtype"] != "torch.float16":
+        return not_yet(f"a tensor of torch.float16 and shape [{len(pairs)}] was due; yours is {found['dtype']}, {found['shape']}.")
+    for value, (a, b) in zip(found["values"], pairs, strict=True):
+        expected = overlap(a, b)
+        if not abs(value - expected) <= NEAR:  # so that nan fails
+            hint = (
+                "Do they touch at all?" if expected == 0 else "Which of your numbers are larger than 65504, or have more than three digits?"
+            )
+            return not_yet(f"boxes {a} and {b} overlap by {expected:.4f}; you said {value:.4f}. {hint}")
+    return right("The boxes and the overlaps fit float16; the areas do not.")
+
+
+# 07.3: a model in float16, its BatchNorm layers untouched
+
+
+class Scaled(nn.Module):
+    """A module that has a parameter of its own beside a child."""
+
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.child = child
+        self.scale = nn.Parameter(torch.ones(3))
+
+
+NORMS = {"1d": nn.BatchNorm1d, "2d": nn.BatchNorm2d, "3d": nn.BatchNorm3d}
+
+
+def draw_model(generator: random.Random) -> Plain:
+    """Each kind of BatchNorm, at a random depth, among layers that are to be converted."""
+    norms = [{"norm": kind, "depth": depth} for kind, depth in zip(generator.sample(list(NORMS), k=3), (0, 1, 2), strict=True)]
+    generator.shuffle(norms)
+    return {"norms": norms, "features": generator.randint(2, 6), "seed": generator.randrange(1 << 30)}
+
+
+def build(model: Plain) -> nn.Sequential:
+    size = model["features"]
+    layers: list[nn.Module] = [nn.Linear(size, size), nn.GroupNorm(1, size)]
+    for item in model["norms"]:
+        layer: nn.Module = NORMS[item["norm"]](size)
+        for _ in range(item["depth"]):
+            layer = Scaled(nn.Sequential(nn.Conv2d(size, size, 1), layer))
+        layers.append(layer)
+    built = nn.Sequential(*layers).to(DEVICE)
+    draws = torch.Generator().manual_seed(model["seed"])
+    with torch.no_grad():
+        for tensor in [*built.parameters(), *built.buffers()]:
+            if tensor.is_floating_point():
+                tensor.copy_(torch.rand(tensor.shape, generator=draws) + 1e-5)
+        for layer in built.modules():
+            if isinstance(layer, tuple(NORMS.values())):
+                layer.running_var.mul_(1e6)  # of large inputs: no float16 holds it
+    return built
+
+
+def observe_model(half_but_norms: Any, model: Plain) -> Plain:
+    """The dtype of each tensor of the model afterwards, how far its values have moved, and whether the model itself came back."""
+    built = build(model)
+    before = {name: tensor.detach().cpu().clone() for name, tensor in built.state_dict().items()}
+    with torch.cuda.device(DEVICE):
+        answer = half_but_norms(built)
+    if not isinstance(answer, nn.Module):
+        return {"type": type(answer).__name__}
+    tensors = {}
+    for name, tensor in answer.state_dict().items():
+        off = (tensor.detach().cpu().double() - before[name].double()).abs().max().item() if name in before else math.nan
+        tensors[name] = {"dtype": str(tensor.dtype), "off": off}
+    return {"type": "Module", "same": answer is built, "names": list(before) == list(tensors), "tensors": tensors}
+
+
+def judge_model(found: Plain, model: Plain) -> Verdict:
+    if found["type"] != "Module":
+        return not_yet(f"your function returned {found['type']}, not the model.")
+    if not found["same"] or not found["names"]:
+        return not_yet("the model that came back is not the one you were given, with all its parts. Convert it in place.")
+    norm_layers = {name.rsplit(".", 1)[0] for name in found["tensors"] if name.endswith("running_var")}
+    for name, tensor in found["tensors"].items():
+        in_norm, dtype = name.rsplit(".", 1)[0] in norm_layers, tensor["dtype"]
+        if name.endswith("num_batches_tracked"):
+            continue
+        if in_norm and dtype != "torch.float32":
+            return not_yet(f"{name}, of a BatchNorm layer, is {dtype}. Does your function find all three kinds, at any depth?")
+        if in_norm and tensor["off"] != 0:
+            return not_yet(f"{name} has other values than before: it has been float16 in between.")
+        if not in_norm and dtype != "torch.float16":
+            return not_yet(f"{name} is {dtype}; only BatchNorm stays in float32.")
+        if not in_norm and not tensor["off"] < 1e-2:
+            return not_yet(f"{name} has other values than before, by more than rounding.")
+    return right("Nothing of a BatchNorm layer was rounded.")
+
+
+# 07.4: the largest scale that keeps gradients finite
+
+OVERFLOW = 65520  # from here on, numbers are rounded to infinity in float16
+
+
+def draw_gradients(generator: random.Random) -> Plain:
+    """Lists of tensors: tiny gradients, huge ones, the largest in the first, the middle or the last, positive or negative."""
+    cases = []
+    for exponent in (generator.randint(-26, -12), generator.randint(-8, 4), generator.randint(17, 24)):
+        for sign in (1, -1):
+            largest = sign * 2.0**exponent * generator.uniform(1.0, 1.9)
+            tensors = [[largest * generator.uniform(-0.2, 0.2) for _ in range(3)] for _ in range(3)]
+            place = generator.randrange(3) if sign == 1 else 2
+            tensors[place][generator.randrange(3)] = largest
+            cases.append(tensors)
+    cases.append([[65510 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65504, once scaled
+    generator.shuffle(cases)
+    return cases
+
+
+def observe_gradients(best_scale: Any, cases: Plain) -> Plain:
+    answers = []
+    for case in cases:
+        answer = best_scale([torch.tensor(values, device=DEVICE) for values in case])
+        answers.append(float(answer) if isinstance(answer, int | float) else type(answer).__name__)
+    return answers
+
+
+def judge_gradients(answers: Plain, cases: Plain) -> Verdict:
+    for scale, case in zip(answers, cases, strict=True):
+        if isinstance(scale, str):
+            return not_yet(f"your function returned {scale}, not a number.")
+        if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):
+            return not_yet(f"{scale:.9g} is no power of two.")
+        largest = max(abs(value) for values in case for value in values)
+        if largest * scale >= OVERFLOW:
+            return not_yet(
+                f"the largest gradient is {largest:.4g} in size; times {scale:g} it is infinite in float16. Look at all tensors and signs."
+            )
+        if largest * scale * 2 < OVERFLOW:
+            return not_yet(f"the largest gradient is {largest:.4g} in size; {scale:g} is not the largest scale, {2 * scale:g} works too.")
+    return right("This is what GradScaler searches for by trial and error.")
+
+
+# 07.5: a step of mixed-precision training
+#
+# The model is one linear layer with one output, so that its gradients can be worked out by hand: for n rows, errors e and inputs x
+# they are 2/n Σ e x for the weight and 2/n Σ e for the bias.
+
+ROWS = 64
+CASES = {"large": 2.0**8, "small": 2.0**16, "overflowing": 2.0**16}  # what a case's gradients are, and the scale at first
+
+
+def draw_step(generator: random.Random) -> Plain:
+    features = generator.randint(3, 6)
+
+    def numbers(count: int) -> list[float]:
+        return [generator.choice((-1, 1)) * generator.randint(4, 16) / 16 for _ in range(count)]  # float16 holds them exactly
+
+    cases = []
+    for kind, scale in CASES.items():
+        small = kind == "small"
+        weight = [0.0] * features if small else numbers(features)
+        targets = [(1e-6 if small else 64.0) * generator.uniform(1, 2) for _ in range(ROWS)]
+        inputs = [numbers(features) for _ in range(ROWS)]
+        rate = generator.choice((0.25, 0.5)) * (1e3 if small else 1)
+        cases.append({"kind": kind, "weight": weight, "inputs": inputs, "targets": targets, "rate": rate, "scale": scale})
+    generator.shuffle(cases)
+    return cases
+
+
+def observe_step(training_step: Any, cases: Plain) -> Plain:
+    """By case: weight and bias after a step, the scale, the loss that was returned, and the dtypes in which the layer computed."""
+    found = []
+    for case in cases:
+        dtypes: list[str] = []
+        model = nn.Linear(len(case["weight"]), 1).to(DEVICE)
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([case["weight"]]))
+            model.bias.zero_()
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)  # of an earlier step
+        model.register_forward_hook(lambda module, inputs, output, dtypes=dtypes: dtypes.append(str(output.dtype)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=case["rate"])
+        scaler = torch.amp.GradScaler("cuda", init_scale=case["scale"])
+        x, y = (torch.tensor(values, device=DEVICE) for values in (case["inputs"], [[target] for target in case["targets"]]))
+        with torch.cuda.device(DEVICE), during(f"{case['kind']} gradients"):
+            loss = training_step(model, optimizer, scaler, x, y)
+        after = [*model.weight.detach().cpu().flatten().tolist(), model.bias.item()]
+        loss = loss if isinstance(loss, float) else type(loss).__name__
+        found.append({"after": after, "scale": scaler.get_scale(), "loss": loss, "dtypes": dtypes})
+    return found
+
+
+def expected_step(case: Plain) -> tuple[list[float], float]:
+    """Weight and bias after the step, and the loss before it."""
+    start = [*case["weight"], 0.0]
+    rows = [[*row, 1.0] for row in case["inputs"]]
+    errors = [sum(a * b for a, b in zip(start, row, strict=True)) - target for row, target in zip(rows, case["targets"], strict=True)]
+    gradient = [2 / ROWS * sum(error * row[i] for error, row in zip(errors, rows, strict=True)) for i in range(len(start))]
+    clip = min(1.0, 1 / math.hypot(*gradient))
+    if case["kind"] == "overflowing":
+        clip = 0.0  # the step is skipped
+    after = [value - case["rate"] * clip * slope for value, slope in zip(start, gradient, strict=True)]
+    return after, sum(error**2 for error in errors) / ROWS
+
+
+def judge_step(found: Plain, cases: Plain) -> Verdict:
+    for step, case in zip(found, cases, strict=True):
+        kind = case["kind"]
+        if step["dtypes"] != ["torch.float16"]:
+            ran = f"in {step['dtypes'][0]}" if len(step["dtypes"]) == 1 else f"{len(step['dtypes'])} times"
+            return not_yet(f"the model was to run once, under autocast in torch.float16; it ran {ran}.")
+        after, loss = expected_step(case)
+        if isinstance(step["loss"], str) or not math.isclose(step["loss"], loss, rel_tol=0.02):
+            return not_yet(f"the loss was {loss:.4g}; your function returned {step['loss']}. Return the true loss, as a number.")
+        moved = math.dist(after, [*case["weight"], 0.0])
+        if not math.dist(step["after"], after) <= 0.03 * moved:
+            return not_yet(f"with {kind} gradients, the parameters moved otherwise than they should. {_STEP_HINTS[kind]}")
+        halved = kind == "overflowing"
+        if step["scale"] != case["scale"] * (0.5 if halved else 1):
+            return not_yet(f"with {kind} gradients, the scale was {case['scale']:g} before and {step['scale']:g} after. Who changes it?")
+    return right("Clipped, scaled, and skipped where it had to be.")
+
+
+_STEP_HINTS = {
+    "large": "Were old gradients cleared, and the true ones clipped: after unscale_, before the step?",
+    "small": "Do they survive float16? What multiplies the loss?",
+    "overflowing": "Who leaves out the step when a gradient is infinite?",
+}
+
+
+CHECKS = [
+    Check("07.1", draw_bits, observe_bits, judge_bits),
+    Check("07.2", draw_boxes, observe_boxes, judge_boxes),
+    Check("07.3", draw_model, observe_model, judge_model),
+    Check("07.4", draw_gradients, observe_gradients, judge_gradients),
+    Check("07.5", draw_step, observe_step, judge_step),
+]

@@ -1,0 +1,397 @@
+"""The checks of lesson 08: memory that processes share, who keeps it alive, and what each of them holds."""
+
+import random
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import nn
+
+from gputrace import units
+from labkit import processes
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, quote, right
+
+DEVICE = "cuda:0"
+MIB = 1 << 20
+
+# 08.1: a copy that other processes can use
+
+DTYPES = ("float64", "int32", "float16")
+
+
+def draw_tensors(generator: random.Random) -> Plain:
+    """Matrices of some dtype: whole, transposed, and a few rows of a larger one."""
+    shape = {"rows": generator.randint(2, 6), "columns": generator.randint(2, 6)}
+    return [{"dtype": generator.choice(DTYPES), "kind": kind, **shape} for kind in generator.sample(("whole", "transposed", "rows"), k=3)]
+
+
+def matrix(case: Plain) -> torch.Tensor:
+    rows, columns = case["rows"], case["columns"]
+    whole = torch.arange(rows * columns).to(getattr(torch, case["dtype"])).reshape(rows, columns)
+    return {"whole": whole, "transposed": whole.t(), "rows": whole[1:]}[case["kind"]]
+
+
+def observe_copies(shared_copy: Any, cases: Plain) -> Plain:
+    found = []
+    for case in cases:
+        x = matrix(case)
+        with during(f"a {case['kind']} matrix of {x.dtype}"):
+            answer = shared_copy(x)
+        told = {"answer": describe(answer), "private": not x.is_shared(), "unchanged": describe(x) == describe(matrix(case))}
+        if isinstance(answer, torch.Tensor):
+            told["shared"] = answer.is_shared()
+        found.append(told)
+    return found
+
+
+def judge_copies(found: Plain, cases: Plain) -> Verdict:
+    for told, case in zip(found, cases, strict=True):
+        expected, answer = describe(matrix(case)), told["answer"]
+        if answer != expected:
+            return not_yet(f"from {_short(expected)} you made {_short(answer)}: it was to have the same values, dtype and device.")
+        if not told["shared"]:
+            return not_yet("what you returned lies in memory of this process alone: a forked child would write to its own copy.")
+        if not told["private"]:
+            return not_yet("now x itself lies in shared memory. It was to stay private.")
+        if not told["unchanged"]:
+            return not_yet("x has other values than before.")
+    return right("Every process that gets this tensor sees the same memory.")
+
+
+def _short(told: Plain) -> str:
+    return told["type"] if told["type"] != "Tensor" else f"{told['values'][:4]}… of {told['dtype']} on {told['device']}"
+
+
+# 08.2: a step that the other processes see
+
+
+def draw_parameters(generator: random.Random) -> Plain:
+    def numbers(count: int) -> list[float]:
+        return [generator.randint(-32, 32) / 16 for _ in range(count)]
+
+    sizes = [generator.randint(1, 5) for _ in range(3)]
+    tensors = [{"values": numbers(size), "gradient": numbers(size)} for size in sizes]
+    tensors.insert(generator.randrange(4), {"values": numbers(2), "gradient": None})  # a parameter that the loss does not depend on
+    return {"tensors": tensors, "rate": generator.choice((0.25, 0.5, 2.0))}
+
+
+def observe_update(sgd_step: Any, inputs: Plain) -> Plain:
+    """By parameter: its values as its owner sees them afterwards, and as who shares its memory does."""
+    parameters = []
+    for tensor in inputs["tensors"]:
+        parameter = nn.Parameter(torch.tensor(tensor["values"])).share_memory_()
+        if tensor["gradient"] is not None:
+            parameter.grad = torch.tensor(tensor["gradient"])
+        parameters.append(parameter)
+    others = [parameter.detach() for parameter in parameters]  # the same memory under another name, as another process has it
+    sgd_step(parameters, inputs["rate"])
+    return [
+        {"own": own.detach().tolist(), "shared": other.tolist(), "trainable": own.requires_grad}
+        for own, other in zip(parameters, others, strict=True)
+    ]
+
+
+def judge_update(found: Plain, inputs: Plain) -> Verdict:
+    for told, tensor in zip(found, inputs["tensors"], strict=True):
+        gradient = tensor["gradient"] or [0.0] * len(tensor["values"])
+        expected = [value - inputs["rate"] * slope for value, slope in zip(tensor["values"], gradient, strict=True)]
+        text = f"parameter {tensor['values']}, gradient {tensor['gradient']}, rate {inputs['rate']}"
+        if told["own"] == expected != told["shared"]:
+            return not_yet(f"{text}: this process sees the new values, the others the old ones. Write into the memory that is there.")
+        if told["shared"] != expected:
+            return not_yet(f"{text}: {expected} was due, and the others see {told['shared']}.")
+        if not told["trainable"]:
+            return not_yet("a parameter requires no gradient any more.")
+    return right("Written in place: every process sees the step.")
+
+
+# 08.3: what the others hold of a GPU
+
+
+def draw_held(generator: random.Random) -> Plain:
+    """MiB that this process keeps, that it gives back to its cache, and that another process keeps."""
+    return {name: generator.randint(30, 90) for name in ("kept", "cached", "other")}
+
+
+def observe_held(held_by_others: Any, inputs: Plain) -> Plain:
+    """The answer and the truth: at first, with memory of this process's own, and beside another process."""
+    found = [_asked(held_by_others)]
+    kept = torch.empty(inputs["kept"] * MIB, dtype=torch.uint8, device=DEVICE)
+    torch.empty(inputs["cached"] * MIB, dtype=torch.uint8, device=DEVICE)
+    found.append(_asked(held_by_others))
+    ours, theirs = processes.context().Pipe()
+    with processes.children(_hold, [(theirs, inputs["other"] * MIB)]):
+        theirs.close()
+        ours.recv()
+        found.append(_asked(held_by_others))
+        ours.close()  # the child ends
+    del kept
+    return found
+
+
+def _hold(line: Connection, nbytes: int) -> None:
+    """In another process: hold memory of the GPU until nobody listens any more."""
+    held = torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
+    line.send(held.nbytes)
+    line.poll(None)
+
+
+def _asked(held_by_others: Any) -> Plain:
+    answer = held_by_others(DEVICE)
+    free, total = torch.cuda.mem_get_info(DEVICE)
+    own = {"reserved": torch.cuda.memory_reserved(DEVICE), "allocated": torch.cuda.memory_allocated(DEVICE)}
+    return {"answer": answer if isinstance(answer, int | float) else type(answer).__name__, "used": total - free, **own}
+
+
+def judge_held(found: Plain, inputs: Plain) -> Verdict:
+    for told in found:
+        answer, truth = told["answer"], told["used"] - told["reserved"]
+        if isinstance(answer, str):
+            return not_yet(f"your function returned {answer}, not a number of bytes.")
+        if not abs(answer - truth) <= MIB:  # so that nan fails
+            known = f"{units.byte_text(told['used'])} of the GPU are in use, of which this process has reserved "
+            known += f"{units.byte_text(told['reserved'])} and allocated {units.byte_text(told['allocated'])}"
+            return not_yet(f"{known}; you said {units.byte_text(max(answer, 0))}. Whose is the cache?")
+    return right("The contexts, this process's own among them, and all that other processes hold.")
+
+
+# 08.4: a limit with which several processes fit
+
+
+def draw_limits(generator: random.Random) -> Plain:
+    return [{"processes": count, "context": generator.randint(100, 600) * MIB} for count in generator.sample(range(2, 9), k=3)]
+
+
+def observe_limits(share_fairly: Any, cases: Plain) -> Plain:
+    """By case, the share of the GPU's memory that this process's cache may take afterwards."""
+    before = torch.cuda.get_per_process_memory_fraction(DEVICE)
+    found = []
+    try:
+        for case in cases:
+            torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+            with torch.cuda.device(DEVICE):
+                share_fairly(case["processes"], case["context"])
+            total = torch.cuda.get_device_properties(DEVICE).total_memory
+            found.append({"fraction": torch.cuda.get_per_process_memory_fraction(DEVICE), "total": total})
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, DEVICE)
+    return found
+
+
+NEAR = 1e-3  # of the whole GPU
+
+
+def judge_limits(found: Plain, cases: Plain) -> Verdict:
+    for told, case in zip(found, cases, strict=True):
+        if told["fraction"] == 1.0:
+            return not_yet("this process has no limit: torch.cuda.set_per_process_memory_fraction sets one.")
+        all_of_them = case["processes"] * (told["fraction"] * told["total"] + case["context"])
+        each = f"{case['processes']} processes, each with a limit of {units.byte_text(told['fraction'] * told['total'])}"
+        each += f" and a context of {units.byte_text(case['context'])}, take {units.byte_text(all_of_them)}"
+        if not all_of_them <= told["total"] * (1 + NEAR):  # so that nan fails
+            return not_yet(f"{each}; the GPU has {units.byte_text(told['total'])}. What does the limit count?")
+        if all_of_them < told["total"] * (1 - NEAR):
+            return not_yet(f"{each}, and the GPU has {units.byte_text(told['total'])}: the rest lies idle.")
+    return right("The limit counts what PyTorch reserves, not the context.")
+
+
+# 08.5: a producer that stays as long as it is needed. The script as it is handed out:
+
+
+def produce(queue: Any, done: Any, sizes: Any) -> None:
+    """Send so many ones for each size."""
+    for size in sizes:
+        queue.put(torch.ones(size, device="cuda"))
+
+
+class Watched:
+    """An event of which is known whether the other process waits for it (`awaited`), and whether it has `seen` it set.
+
+    Who looks once, or waits for a limited time, goes on whether it is set or not: that is no waiting, unless it comes again.
+    """
+
+    def __init__(self) -> None:
+        make = processes.context()
+        self._event, self.awaited, self.seen = make.Event(), make.Event(), make.Event()
+        self._looked = False
+
+    def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self.wait(0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is None or self._looked:
+            self.awaited.set()
+        self._looked = True
+        happened = self._event.wait(timeout)
+        if happened:
+            self.seen.set()
+        return happened
+
+
+COMING, ENDING = 60.0, 20.0  # seconds for the producer to come so far that it waits, and then to end
+LOOK = 0.01  # seconds between two looks into the queue
+
+
+def draw_sizes(generator: random.Random) -> Plain:
+    return [generator.randint(1, 1000) for _ in range(generator.randint(2, 4))]
+
+
+def observe_producer(answer: Any, sizes: Plain) -> Plain:
+    """What came through the queue, whether the producer waited for `done`, and whether it ended when that was set."""
+    make = processes.context()
+    queue, done = make.SimpleQueue(), Watched()
+    ours, theirs = make.Pipe()
+    with processes.children(_produce, [(theirs, cloudpickle.dumps(answer), queue, done, sizes)]) as (producer,):
+        theirs.close()
+        try:
+            came, lost = _consumed(queue, done, producer, len(sizes)), ""
+        except Exception as error:  # what has gone with its process cannot be opened, nor read
+            came, lost = [], quote(error)
+        _until(lambda: producer.exitcode is not None or done.awaited.is_set())
+        done.set()
+        producer.join(ENDING)
+        ended = producer.exitcode is not None
+        if not ended:
+            producer.kill()
+    return {"came": came, "lost": lost, "waited": done.seen.is_set(), "ended": ended, "raised": ours.recv() if ended else ""}
+
+
+def _produce(line: Connection, answer: bytes, queue: Any, done: Watched, sizes: list[int]) -> None:
+    """In another process: run the learner's producer, and send home what it raises, or nothing."""
+    try:
+        cloudpickle.loads(answer)(queue, done, sizes)
+        line.send("")
+    except BaseException as error:  # sys.exit too
+        line.send(quote(error))
+
+
+def _consumed(queue: Any, done: Watched, producer: Any, count: int) -> Plain:
+    """Hold all tensors that come, until it is clear that no more will, and tell what they are."""
+    received: list[Any] = []
+
+    def nothing_more() -> bool:
+        over = producer.exitcode is not None or done.awaited.is_set()  # what was put before is in the queue
+        while not queue.empty() and len(received) < count:
+            received.append(queue.get())
+        return over or len(received) == count
+
+    _until(nothing_more)
+    return [describe(tensor) for tensor in received]
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + COMING
+    while not condition() and time.monotonic() < end:
+        time.sleep(LOOK)
+
+
+def judge_producer(found: Plain, sizes: Plain) -> Verdict:
+    if found["raised"]:
+        return not_yet(f"in its process, your function raised {found['raised']}")
+    if found["lost"] or (len(found["came"]) == len(sizes) and not found["waited"] and found["ended"]):
+        return not_yet("your producer did not wait until the consumer was done: what it sent was gone, or might have been.")
+    if len(found["came"]) < len(sizes):
+        return not_yet(f"of {len(sizes)} tensors, {len(found['came'])} came. Who waits for whom?")
+    for tensor, size in zip(found["came"], sizes, strict=True):
+        if tensor["type"] != "Tensor" or tensor["values"] != [1.0] * size:
+            return not_yet(f"{size} ones were due; {_short(tensor)} came.")
+        if not tensor["device"].startswith("cuda"):
+            return not_yet(f"the tensors came on {tensor['device']}. They were to stay on the GPU, uncopied.")
+    if not found["ended"]:
+        return not_yet(f"{ENDING:g} s after the consumer was done, your producer still ran.")
+    return right("It stayed until nobody needed its memory.")
+
+
+# 08.6: one process with the model, for many
+
+
+class Requests:
+    """A queue of requests that are there already: its end is None. Notes what the server has done whenever it asks for the next."""
+
+    def __init__(self, requests: list[tuple[int, torch.Tensor]], replies: SimpleQueue) -> None:
+        self._requests, self._replies = iter([*requests, None]), replies
+        self.looks: list[dict[str, int]] = []
+
+    def get(self) -> tuple[int, torch.Tensor] | None:
+        self.looks.append({"replies": self._replies.qsize(), "allocated": torch.cuda.memory_allocated(DEVICE)})
+        try:
+            return next(self._requests)
+        except StopIteration:
+            raise RuntimeError("after None there are no more requests") from None
+
+
+EARLY = 2  # looks after which nothing may be added: cuBLAS has its workspace, and the last request's tensors are there
+
+
+def draw_requests(generator: random.Random) -> Plain:
+    """Who asks, and a row of numbers; the model's weight."""
+    clients = [generator.randrange(10) for _ in range(generator.randint(6, 9))]
+
+    def numbers() -> list[float]:
+        return [float(generator.randint(-9, 9)) for _ in range(3)]
+
+    return {"requests": [{"client": client, "row": numbers()} for client in clients], "weight": [numbers(), numbers()]}
+
+
+def observe_server(serve: Any, inputs: Plain) -> Plain:
+    model = nn.Linear(3, 2, bias=False).to(DEVICE)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor(inputs["weight"]))
+    replies: SimpleQueue = SimpleQueue()
+    requests = Requests([(request["client"], torch.tensor([request["row"]])) for request in inputs["requests"]], replies)
+    with torch.cuda.device(DEVICE):
+        serve(model, requests, replies)
+    return {"looks": requests.looks, "replies": [_reply(replies.get()) for _ in range(replies.qsize())]}
+
+
+def _reply(reply: Any) -> Plain:
+    if not (isinstance(reply, tuple | list) and len(reply) == 2):
+        return {"client": None, "answer": {"type": type(reply).__name__}, "graph": False}
+    client, answer = reply
+    graph = isinstance(answer, torch.Tensor) and answer.requires_grad
+    return {"client": client if isinstance(client, int) else type(client).__name__, "answer": describe(answer), "graph": graph}
+
+
+def judge_server(found: Plain, inputs: Plain) -> Verdict:
+    looks, replies, requests = found["looks"], found["replies"], inputs["requests"]
+    for number, look in enumerate(looks):
+        if look["replies"] < number:
+            return not_yet(f"you asked for request {number + 1} when client {requests[number - 1]['client']} still had no reply.")
+    if len(looks) <= len(requests):
+        return not_yet(f"you answered {len(looks)} of {len(requests)} requests; go on until None comes.")
+    for reply, request in zip(replies, requests, strict=False):
+        answer = reply["answer"]
+        if answer["type"] != "Tensor" or reply["client"] != request["client"]:
+            return not_yet(f"a reply is a pair of the client, here {request['client']}, and a tensor; yours: {reply['client']}, {answer}.")
+        if answer["device"] != "cpu":
+            return not_yet(
+                f"a reply came on {answer['device']}: then every client needs a context, and you must outlive them. Send .cpu()."
+            )
+        if reply["graph"]:
+            return not_yet("a reply requires a gradient, and no queue takes it. The server does not train.")
+        expected = [sum(a * b for a, b in zip(row, request["row"], strict=True)) for row in inputs["weight"]]
+        if not all(abs(a - b) <= 1e-3 for a, b in zip(answer["values"], expected, strict=True)):
+            return not_yet(f"to {request['row']} the model answers {expected}; your reply was {answer['values']}.")
+    grown = looks[-1]["allocated"] - looks[EARLY]["allocated"]
+    if grown > 0:
+        return not_yet(
+            f"{len(looks) - 1 - EARLY} requests later you held {units.byte_text(grown)} more on the GPU. A server runs for months."
+        )
+    return right("One model, one context, any number of clients.")
+
+
+CHECKS = [
+    Check("08.1", draw_tensors, observe_copies, judge_copies),
+    Check("08.2", draw_parameters, observe_update, judge_update),
+    Check("08.3", draw_held, observe_held, judge_held),
+    Check("08.4", draw_limits, observe_limits, judge_limits),
+    Check("08.5", draw_sizes, observe_producer, judge_producer, script=produce),
+    Check("08.6", draw_requests, observe_server, judge_server),
+]

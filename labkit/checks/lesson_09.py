@@ -1,0 +1,339 @@
+"""Checks of lesson 09, fitting in memory."""
+
+import random
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gputrace import units
+from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, right
+
+DEVICE = "cuda:0"
+RELATIVE, ABSOLUTE = 1e-3, 1e-5  # how close numbers must be
+
+# 09.1: what is there besides activations
+
+OPTIMIZERS = {"SGD": {}, "momentum": {"momentum": 0.9}, "Adam": {}}
+
+
+def draw_models(generator: random.Random) -> Plain:
+    """For each optimizer a model with a frozen layer, a layer in half precision, and buffers."""
+    return [{"optimizer": name, "sizes": [generator.randint(3, 40) for _ in range(4)]} for name in OPTIMIZERS]
+
+
+def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
+    found = []
+    for item in models:
+        model = _mixed_model(item["sizes"])
+        with during(f"a model and {item['optimizer']!r}"):
+            answer = training_bytes(model, item["optimizer"])
+        if isinstance(answer, bool) or not isinstance(answer, int | float):
+            return {"type": type(answer).__name__}
+        found.append({"answer": float(answer), "due": _bytes_of_training(model, item["optimizer"])})
+    return {"found": found}
+
+
+def _mixed_model(sizes: list[int]) -> nn.Sequential:
+    first, second, third, fourth = sizes
+    layers = [nn.Linear(first, second), nn.BatchNorm1d(second), nn.Linear(second, third), nn.Linear(third, fourth).half()]
+    model = nn.Sequential(*layers).to(DEVICE)
+    model[2].requires_grad_(False)
+    return model
+
+
+def _bytes_of_training(model: nn.Sequential, optimizer: str) -> dict[str, int]:
+    """What is really there after a step: bytes of parameters and buffers, of gradients, of the state on the GPU."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    chosen = (torch.optim.Adam if optimizer == "Adam" else torch.optim.SGD)(trained, lr=0.1, **OPTIMIZERS[optimizer])
+    chosen.step()
+    slots = [value for slot in chosen.state.values() for value in slot.values() if isinstance(value, torch.Tensor) and value.is_cuda]
+    kept = [*model.parameters(), *model.buffers()]
+    parts = {"parameters and buffers": kept, "gradients": [p.grad for p in trained], "optimizer state": slots}
+    return {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in parts.items()}
+
+
+def judge_bytes(observed: Plain, models: Plain) -> Verdict:
+    if "type" in observed:
+        return not_yet(f"your function returned {observed['type']}, not a number.")
+    for found, item in zip(observed["found"], models, strict=True):
+        due = sum(found["due"].values())
+        if found["answer"] != due:
+            parts = ", ".join(f"{name} {nbytes} B" for name, nbytes in found["due"].items())
+            hint = "One layer is frozen, one is in half precision, and BatchNorm has buffers."
+            return not_yet(f"with {item['optimizer']} there are {due} B: {parts}. You said {found['answer']:.0f} B. {hint}")
+    return right("All that is left to know are the activations.")
+
+
+# 09.2: micro-batches
+
+
+def draw_batch(generator: random.Random) -> Plain:
+    """A batch that the micro-batches do not divide, and weights of classes that are far from equal in number."""
+    rows = generator.randint(20, 40)
+    return {
+        "seed": generator.randrange(1 << 30),
+        "rows": rows,
+        "batch": 5 * rows + generator.randint(1, rows // 3),
+        "old": generator.random(),
+    }
+
+
+def observe_accumulate(accumulate: Any, inputs: Plain) -> Plain:
+    draws = torch.Generator().manual_seed(inputs["seed"])
+    x = torch.randn(inputs["batch"], 16, generator=draws)
+    y = (x[:, 0] + torch.linspace(-2, 2, inputs["batch"]) > 0).long()  # the last part is not like the others
+    x, y = x.to(DEVICE), y.to(DEVICE)
+    model = _small_model(draws)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, inputs["old"])
+    F.cross_entropy(model(x), y).backward()
+    due = [_values(parameter.grad) for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad.fill_(inputs["old"])
+    seen: list[int] = []
+    waiting: list[int] = []
+    handles = [model.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))]
+    handles.append(model[0].weight.register_hook(lambda gradient: waiting.append(len(seen))))
+    try:
+        accumulate(model, x, y, inputs["rows"])
+    finally:
+        for handle in handles:
+            handle.remove()
+    got = [_values(parameter.grad) for parameter in model.parameters()]
+    return {"due": due, "got": got, "seen": seen, "backwards": waiting}
+
+
+def judge_accumulate(observed: Plain, inputs: Plain) -> Verdict:
+    seen = observed["seen"]
+    if not seen or max(seen) > inputs["rows"]:
+        return not_yet(f"the model met {max(seen, default=0)} rows at once; at most {inputs['rows']} were allowed.")
+    if sum(seen) != inputs["batch"]:
+        return not_yet(f"the model met {sum(seen)} of {inputs['batch']} rows.")
+    if observed["backwards"] != list(range(1, len(seen) + 1)):
+        return not_yet("all graphs were alive at once: let each micro-batch have its backward before the next forward.")
+    if not _close(observed["got"], observed["due"]):
+        hint = f"The parts have {seen[0]} rows, and the last {seen[-1]}. What was in .grad before stays in the sum."
+        return not_yet(f"these are not the gradients of the whole batch. {hint}")
+    return right(f"{len(seen)} micro-batches, the gradients of one batch.")
+
+
+def _small_model(draws: torch.Generator) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draws) / 4)
+    return model.to(DEVICE)
+
+
+def _values(tensor: torch.Tensor | None) -> Plain:
+    return None if tensor is None else tensor.detach().float().cpu().flatten().tolist()
+
+
+def _close(got: Plain, due: Plain) -> bool:
+    if isinstance(due, list):
+        return isinstance(got, list) and len(got) == len(due) and all(map(_close, got, due))
+    return got == due or (isinstance(got, float) and abs(got - due) <= ABSOLUTE + RELATIVE * abs(due))
+
+
+# 09.3: a prediction that keeps nothing
+
+
+def draw_prediction(generator: random.Random) -> Plain:
+    """A model in each mode, in either order. No rest of one row: in training mode BatchNorm would refuse it."""
+    rows = generator.randint(100, 200)
+    modes = generator.sample([True, False], k=2)
+    return [
+        {"seed": generator.randrange(1 << 30), "rows": rows, "batch": 8 * rows + generator.randint(2, 50), "training": m} for m in modes
+    ]
+
+
+def observe_predict(predict: Any, tries: Plain) -> Plain:
+    return [_prediction(predict, inputs) for inputs in tries]
+
+
+def _prediction(predict: Any, inputs: Plain) -> Plain:
+    draws = torch.Generator().manual_seed(inputs["seed"])
+    model = nn.Sequential(nn.Linear(32, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 4)).to(DEVICE)
+    x = torch.randn(inputs["batch"], 32, generator=draws).to(DEVICE)
+    statistics = _values(model[1].running_mean)
+    model.eval()
+    with torch.no_grad():
+        due = model(x)
+        model(x[: inputs["rows"]])
+    model.train(inputs["training"])
+    torch.cuda.reset_peak_memory_stats(DEVICE)
+    before = torch.cuda.memory_allocated(DEVICE)
+    result = predict(model, x, inputs["rows"])
+    if not isinstance(result, torch.Tensor):
+        return {"type": type(result).__name__}
+    return {
+        "type": "Tensor",
+        "got": _values(result),
+        "due": _values(due),
+        "peak": torch.cuda.max_memory_allocated(DEVICE) - before,
+        "allowed": 3 * due.nbytes + 3 * inputs["rows"] * 256 * 4,
+        "graph": result.requires_grad,
+        "inference": result.is_inference(),
+        "training": model.training and model[1].training,
+        "statistics": _values(model[1].running_mean) == statistics,
+    }
+
+
+def judge_predict(found: Plain, tries: Plain) -> Verdict:
+    verdicts = [_judge_prediction(observed, inputs) for observed, inputs in zip(found, tries, strict=True)]
+    return next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
+
+
+def _judge_prediction(observed: Plain, inputs: Plain) -> Verdict:
+    if observed["type"] != "Tensor":
+        return not_yet(f"your function returned {observed['type']}, not a tensor.")
+    if not observed["statistics"]:
+        return not_yet("BatchNorm has learned from rows that it was only to predict. In which mode was the model?")
+    if not _close(observed["got"], observed["due"]):
+        return not_yet("these are not the model's predictions in evaluation mode, all of them in order.")
+    if observed["graph"]:
+        return not_yet("the predictions hold a graph, and the graph all activations.")
+    if observed["peak"] > observed["allowed"]:
+        found, allowed = units.byte_text(observed["peak"]), units.byte_text(observed["allowed"])
+        return not_yet(f"at its peak it took {found} more; micro-batches of {inputs['rows']} rows need less than {allowed}.")
+    if observed["inference"]:
+        return not_yet("the predictions are inference tensors, which no later training may use. What is less strict than inference_mode?")
+    if observed["training"] != inputs["training"]:
+        return not_yet(f"the model came in {_mode(inputs['training'])} mode and left in {_mode(observed['training'])} mode.")
+    return right(f"At most {units.byte_text(observed['peak'])} more.")
+
+
+def _mode(training: bool) -> str:
+    return "training" if training else "evaluation"
+
+
+# 09.4: checkpoints
+
+WIDTH, ROWS = 64, 1024
+KEPT = ROWS * WIDTH * 4  # bytes of one block's input
+
+
+def draw_blocks(generator: random.Random) -> Plain:
+    every = generator.randint(2, 4)
+    return {
+        "seed": generator.randrange(1 << 30),
+        "every": every,
+        "blocks": every * generator.randint(2, 4) + generator.randint(1, every - 1),
+    }
+
+
+def observe_checkpoints(run: Any, inputs: Plain) -> Plain:
+    torch.manual_seed(inputs["seed"])
+    torch.cuda.manual_seed_all(inputs["seed"])
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.GELU(), nn.Dropout(0.3), nn.Tanh()) for _ in range(inputs["blocks"])]
+    for block in blocks:
+        nn.init.normal_(block[0].weight, std=2 / WIDTH**0.5)  # so that many blocks leave something of x
+    x = torch.randn(ROWS, WIDTH)
+    model, x = nn.ModuleList(blocks).to(DEVICE), x.to(DEVICE).requires_grad_()
+    expected = _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), model, x, inputs)
+    return {"expected": expected, "answer": _pass(run, model, x, inputs)}
+
+
+def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Plain:
+    """What a forward returns and keeps, how often blocks run, and the gradients that come of it."""
+    calls: list[int] = []
+    handles = [block.register_forward_pre_hook(lambda *_: calls.append(1)) for block in model]
+    torch.cuda.manual_seed_all(inputs["seed"])
+    before = torch.cuda.memory_allocated(DEVICE)
+    try:
+        result = run(list(model), x, inputs["every"])
+        if not isinstance(result, torch.Tensor):
+            return {"type": type(result).__name__}
+        kept, forward = torch.cuda.memory_allocated(DEVICE) - before, len(calls)
+        if not result.requires_grad:
+            return {"type": "Tensor", "result": _values(result), "gradients": None}
+        result.sum().backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    told = {"type": "Tensor", "result": _values(result), "kept": kept, "forward": forward, "again": len(calls) - forward}
+    leaves = [x, *model.parameters()]
+    told["gradients"] = [_values(leaf.grad) for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return told
+
+
+def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
+    answer, expected = observed["answer"], observed["expected"]
+    if answer["type"] != "Tensor":
+        return not_yet(f"your function returned {answer['type']}, not a tensor.")
+    if not _close(answer["result"], expected["result"]):
+        return not_yet("this is not what the blocks make of x, one after the other.")
+    if answer["gradients"] is None or not _close(answer["gradients"], expected["gradients"]):
+        return not_yet("the gradients are not those of the blocks without checkpoints.")
+    parts = -(-inputs["blocks"] // inputs["every"])
+    allowed = (parts + 1) * KEPT  # inputs of the parts but the first, the result, and a little
+    if answer["kept"] > allowed:
+        kept = f"{units.byte_text(answer['kept'])} were kept (without checkpoints {units.byte_text(expected['kept'])})"
+        return not_yet(f"{kept}; {parts} checkpoints need less than {units.byte_text(allowed)}.")
+    if answer["kept"] < (parts - 0.5) * KEPT:
+        many = f"{inputs['blocks']} blocks with a checkpoint for every {inputs['every']} make {parts}"
+        return not_yet(f"too little was kept, {units.byte_text(answer['kept'])}: {many}. The longest part decides about the peak.")
+    return right(f"{units.byte_text(answer['kept'])} kept instead of {units.byte_text(expected['kept'])}.")
+
+
+# 09.5: the largest batch
+
+CALLS = 3
+
+
+def draw_steps(generator: random.Random) -> Plain:
+    """Fixed bytes, bytes a row, and a limit, several times: once so low that not even one row fits."""
+    cases = []
+    for place in range(5):
+        fixed, row = generator.randint(1, 1 << 32), generator.randint(1 << 10, 1 << 24)
+        rows = generator.randint(1, 5000)
+        limit = fixed + row * rows + generator.randrange(row)
+        cases.append({"fixed": fixed, "row": row, "limit": fixed + row // 2 if place == 3 else limit})
+    return cases
+
+
+def observe_largest(most_rows: Any, cases: Plain) -> Plain:
+    found = []
+    for case in cases:
+        asked: list[int] = []
+
+        def peak(rows: int, case: Plain = case, asked: list[int] = asked) -> int:
+            asked.append(rows)
+            return case["fixed"] + case["row"] * rows
+
+        with during(f"a limit of {case['limit']} bytes"):
+            answer = most_rows(peak, case["limit"])
+        exact = isinstance(answer, int) and not isinstance(answer, bool)
+        found.append({"answer": answer if exact else type(answer).__name__, "asked": asked})
+    return found
+
+
+def judge_largest(found: Plain, cases: Plain) -> Verdict:
+    for got, case in zip(found, cases, strict=True):
+        if isinstance(got["answer"], str):
+            return not_yet(f"your function returned {got['answer']}, not a whole number.")
+        due = max(0, (case["limit"] - case["fixed"]) // case["row"])
+        line = f"a step takes {case['fixed']} B and {case['row']} B a row, the limit is {case['limit']} B"
+        if len(got["asked"]) > CALLS:
+            return not_yet(f"you measured {len(got['asked'])} times; a straight line needs fewer than that ({CALLS} are allowed).")
+        if any(rows < 1 for rows in got["asked"]):
+            return not_yet("a step with no row at all cannot be measured.")
+        if got["answer"] != due:
+            hint = "What does a step take that does not grow with the rows?" if due else "Not even one row fits."
+            return not_yet(f"{line}: {due} rows fit, you said {got['answer']}. {hint}")
+    return right("Two points make a line.")
+
+
+CHECKS = [
+    Check("09.1", draw_models, observe_bytes, judge_bytes),
+    Check("09.2", draw_batch, observe_accumulate, judge_accumulate),
+    Check("09.3", draw_prediction, observe_predict, judge_predict),
+    Check("09.4", draw_blocks, observe_checkpoints, judge_checkpoints),
+    Check("09.5", draw_steps, observe_largest, judge_largest),
+]

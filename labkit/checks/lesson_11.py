@@ -1,0 +1,320 @@
+"""Checks of lesson 11, the articles on trial."""
+
+import random
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
+
+# 11.1: a tensor like another
+
+DTYPES = {"torch.float32": torch.float32, "torch.float16": torch.float16, "torch.int64": torch.int64}
+PLACES = ("cuda:0", "cuda:1", "cpu")
+
+
+def draw_tensors(generator: random.Random) -> Plain:
+    """Tensors of each place, of several types and shapes; one has no dimensions."""
+    places = [*PLACES, generator.choice(PLACES)]
+    dtypes = [*generator.sample(list(DTYPES), len(DTYPES)), generator.choice(list(DTYPES))]
+    shapes = [[generator.randint(2, 9) for _ in range(dimensions)] for dimensions in generator.sample(range(4), 4)]
+    return [{"device": d, "dtype": t, "shape": s} for d, t, s in zip(places, dtypes, shapes, strict=True)]
+
+
+def observe_zeros(zeros_beside: Any, cases: Plain) -> Plain:
+    """What the function made beside each tensor, and whether that still holds its ones."""
+    observations = []
+    for case in cases:
+        t = torch.ones(case["shape"], dtype=DTYPES[case["dtype"]], device=case["device"])
+        with torch.cuda.device(_elsewhere(case)), during(f"a tensor of {case['dtype']}, shape {case['shape']}, on {case['device']}"):
+            made = zeros_beside(t)
+        observations.append({"made": describe(made), "kept": bool((t == 1).all())})
+    return observations
+
+
+def _elsewhere(case: Plain) -> int:
+    """The current device while the function runs: not the tensor's own."""
+    return 0 if case["device"] == "cuda:1" else 1
+
+
+def judge_zeros(observations: Plain, cases: Plain) -> Verdict:
+    for observed, case in zip(observations, cases, strict=True):
+        made = observed["made"]
+        if made["type"] != "Tensor":
+            return not_yet(f"your function returned {made['type']}, not a tensor.")
+        if not observed["kept"]:
+            return not_yet("the tensor that you were given has changed. Make a new one beside it.")
+        for what in ("device", "dtype", "shape"):
+            if made[what] != case[what]:
+                return not_yet(f"beside a tensor with {what} {case[what]} you made one with {what} {made[what]}.")
+        if any(made["values"]):
+            return not_yet("not all of its numbers are 0.")
+    return right("A tensor tells its own device, type and shape.")
+
+
+# 11.2: memory, by today's names
+
+MIB = 1 << 20
+FIGURES = ("allocated", "reserved", "max_allocated", "max_reserved")
+
+
+def memory_report(device):  # what the exercise hands out; without types, as in a notebook
+    """Bytes of a device's memory: allocated and reserved, now and at most."""
+    return {
+        "allocated": torch.cuda.memory_allocated(),
+        "reserved": torch.cuda.memory_cached(),
+        "max_allocated": torch.cuda.max_memory_allocated(),
+        "max_reserved": torch.cuda.max_memory_cached(),
+    }
+
+
+def draw_sizes(generator: random.Random) -> Plain:
+    """For each device, MiB that stay allocated, that are cached, and that were given back."""
+    return [[generator.randint(3, 9) * 2, generator.randint(10, 19) * 2, generator.randint(20, 29) * 2] for _ in range(2)]
+
+
+def observe_report(report: Any, sizes: Plain) -> Plain:
+    """For each device what the function said, what is so, and the warnings."""
+    held = [_fill(device, *mebibytes) for device, mebibytes in enumerate(sizes)]
+    for device, (_, cached, _) in enumerate(sizes):
+        _take(device, cached)  # and let go of it at once
+    truths = [_truth(device) for device in range(len(sizes))]
+    observations = []
+    for device, truth in enumerate(truths):
+        with torch.cuda.device(1 - device), warnings.catch_warnings(record=True) as warned, during(f"device {device}"):
+            warnings.simplefilter("always")
+            said = report(torch.device("cuda", device))
+        said = {str(name): value for name, value in said.items() if type(value) is int} if isinstance(said, dict) else type(said).__name__
+        observations.append({"said": said, "truth": truth, "warned": [str(warning.message).splitlines()[0] for warning in warned]})
+    del held
+    return observations
+
+
+def _fill(device: int, kept: int, cached: int, returned: int) -> torch.Tensor:
+    """Take MiB that stay, and before, some that do not, so that no two of a device's four figures are the same."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    stays = _take(device, kept)
+    _take(device, cached)
+    _take(device, returned)  # larger than what is cached, so it is taken from the device
+    torch.cuda.empty_cache()
+    return stays
+
+
+def _take(device: int, mebibytes: int) -> torch.Tensor:
+    return torch.empty(mebibytes * MIB, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def _truth(device: int) -> dict[str, int]:
+    statistics = torch.cuda.memory_stats(device)
+    return {
+        "allocated": statistics["allocated_bytes.all.current"],
+        "reserved": statistics["reserved_bytes.all.current"],
+        "max_allocated": statistics["allocated_bytes.all.peak"],
+        "max_reserved": statistics["reserved_bytes.all.peak"],
+    }
+
+
+def judge_report(observations: Plain, sizes: Plain) -> Verdict:
+    for device, observed in enumerate(observations):
+        said, truth = observed["said"], observed["truth"]
+        if isinstance(said, str):
+            return not_yet(f"your function returned {said}, not a dict.")
+        if observed["warned"]:
+            return not_yet(f"PyTorch warns: {observed['warned'][0]}.")
+        if set(said) != set(FIGURES):
+            return not_yet(f"whole numbers of bytes were due for {', '.join(FIGURES)}; yours are for {', '.join(said) or 'nothing'}.")
+        for name in FIGURES:
+            if said[name] != truth[name]:
+                return not_yet(f"of cuda:{device}, {name} is {truth[name] / MIB:g} MiB; you said {said[name] / MIB:g} MiB.")
+    return right("Of the device that was asked for, and without a warning.")
+
+
+# 11.3: the article's training, mended
+
+
+def train(model, batches):  # what the exercise hands out
+    """Train a model from the CPU on the GPU, a step a batch of CPU tensors; returns the mean loss as a number."""
+    criterion = nn.MSELoss().to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01).to("cuda")
+    model.to("cuda")
+    total_loss = 0
+    for x, y in batches:
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total_loss += loss
+    return total_loss / len(batches)
+
+
+def draw_training(generator: random.Random) -> Plain:
+    return {"seed": generator.randrange(1 << 30), "batches": generator.randint(4, 8), "features": generator.randint(3, 8)}
+
+
+def observe_training(answer: Any, inputs: Plain) -> Plain:
+    """The mean loss and the parameters that the answer came to, and those that are due."""
+    maker = torch.Generator().manual_seed(inputs["seed"])
+    features = inputs["features"]
+    weight, bias = torch.randn(1, features, generator=maker), torch.randn(1, generator=maker)
+    # The targets grow, so that no single loss is near the mean of all.
+    scales = range(1, 1 + inputs["batches"])
+    batches = [(torch.randn(16, features, generator=maker), scale * torch.randn(16, 1, generator=maker)) for scale in scales]
+    due_model, model = nn.Linear(features, 1), nn.Linear(features, 1)
+    for linear in (due_model, model):
+        with torch.no_grad():
+            linear.weight.copy_(weight)
+            linear.bias.copy_(bias)
+    due = _trained(due_model, batches)
+    with during(f"{len(batches)} batches of 16 rows"):
+        loss = answer(model, batches)
+    said = float(loss) if isinstance(loss, int | float) else type(loss).__name__
+    return {
+        "loss": said,
+        "due": due,
+        "parameters": _numbers(model),
+        "due_parameters": _numbers(due_model),
+        "device": str(model.weight.device),
+    }
+
+
+def _trained(model: nn.Module, batches: list) -> float:
+    """The same training on the CPU."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
+    for x, y in batches:
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+def _numbers(model: nn.Module) -> list[float]:
+    return [number for parameter in model.parameters() for number in parameter.detach().cpu().flatten().tolist()]
+
+
+def judge_training(observed: Plain, inputs: Plain) -> Verdict:
+    if isinstance(observed["loss"], str):
+        return not_yet(f"a number was due; your function returned {observed['loss']}.")
+    if not observed["device"].startswith("cuda"):
+        return not_yet("the model that you were given is still on the CPU.")
+    off = max(abs(a - b) for a, b in zip(observed["parameters"], observed["due_parameters"], strict=True))
+    if not off < 1e-3:
+        return not_yet(f"the model's parameters are off by up to {off:.3g}. What do gradients do from one step to the next?")
+    if not abs(observed["loss"] - observed["due"]) < 1e-3 * observed["due"]:
+        return not_yet(f"the mean loss is {observed['due']:.5g}; you said {observed['loss']:.5g}.")
+    return right("The model first, then its optimizer; and a number for a loss.")
+
+
+# 11.4: a trial of one's own
+
+SNIPPETS = {
+    "x = 3": "ok",
+    "y = x + 1": "NameError",  # unless a snippet before has left its x
+    "for i in range(3) print(i)": "SyntaxError",
+    "torch.cuda.empy_cache()": "AttributeError",
+    "torch.ones(2, device='cuda') + torch.ones(2)": "RuntimeError",
+    "torch.ones(2, device='cuda').numpy()": "TypeError",
+    "nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda())": "ok",
+    "def half(n):\n    return n / 2\n\ndef quarter(n):\n    return half(half(n))\n\nquarter(8)": "ok",  # a function that uses another
+    "{}['a']": "KeyError",
+}
+
+
+def draw_snippets(generator: random.Random) -> Plain:
+    """All of them; the one that needs an x after the one that leaves it."""
+    chosen = generator.sample(list(SNIPPETS), len(SNIPPETS))
+    first, second = chosen.index("x = 3"), chosen.index("y = x + 1")
+    if first > second:
+        chosen[first], chosen[second] = chosen[second], chosen[first]
+    return chosen
+
+
+def observe_outcomes(outcomes: Any, snippets: Plain) -> Plain:
+    found = outcomes(list(snippets))
+    return [str(outcome) for outcome in found] if isinstance(found, list | tuple) else type(found).__name__
+
+
+def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
+    if isinstance(found, str):
+        return not_yet(f"your function returned {found}, not a list.")
+    if len(found) != len(snippets):
+        return not_yet(f"of {len(snippets)} snippets you gave the outcomes of {len(found)}.")
+    for outcome, snippet in zip(found, snippets, strict=True):
+        if outcome != SNIPPETS[snippet]:
+            first = snippet.splitlines()[0]
+            hint = "Whose names does it see?" if "NameError" in (outcome, SNIPPETS[snippet]) else "The class's name is asked for."
+            return not_yet(f"the snippet that begins with `{first}` comes to {SNIPPETS[snippet]!r}; you said {outcome!r}. {hint}")
+    return right("Every snippet in a world of its own, and none that stops the trial.")
+
+
+# 11.5: a network on two GPUs
+
+HALVES = ["cuda:0"] * 2 + ["cuda:1"] * 2  # where weight and bias of both layers belong
+
+
+def draw_halves(generator: random.Random) -> Plain:
+    return {"seed": generator.randrange(1 << 30), "sizes": [generator.randint(2, 9) for _ in range(3)], "inputs": list(PLACES)}
+
+
+def observe_halves(two_halves: Any, inputs: Plain) -> Plain:
+    """Where parameters, outputs and gradients lie, and the outputs and gradients beside those due."""
+    torch.manual_seed(inputs["seed"])
+    a, b, c = inputs["sizes"]
+    first, second = nn.Linear(a, b), nn.Linear(b, c)
+    x = torch.randn(5, a)
+    due = second(first(x))
+    due.square().sum().backward()
+    due_gradients = [parameter.grad.flatten().tolist() for half in (first, second) for parameter in half.parameters()]
+    first.zero_grad()
+    second.zero_grad()
+    with during("two linear layers on the CPU"):
+        network = two_halves(first, second)
+    if not isinstance(network, nn.Module):
+        return {"type": type(network).__name__}
+    places = [str(parameter.device) for parameter in network.parameters()]
+    runs = []
+    for place in inputs["inputs"] if places == HALVES else []:
+        network.zero_grad()
+        with during(f"an input on {place}"):
+            y = network(x.to(place))
+            if isinstance(y, torch.Tensor) and y.requires_grad:
+                y.square().sum().backward()
+        gradients = [None if p.grad is None else p.grad.cpu().flatten().tolist() for p in network.parameters()]
+        runs.append({"output": describe(y), "gradients": gradients})
+    return {"type": "Module", "places": places, "runs": runs, "due": due.flatten().tolist(), "due_gradients": due_gradients}
+
+
+def judge_halves(observed: Plain, inputs: Plain) -> Verdict:
+    if observed["type"] != "Module":
+        return not_yet(f"your function returned {observed['type']}, not a module: an optimizer must find the parameters.")
+    if observed["places"] != HALVES:
+        return not_yet(f"the parameters belong on cuda:0, cuda:0, cuda:1, cuda:1; yours: {', '.join(observed['places']) or 'none'}.")
+    for run, place in zip(observed["runs"], inputs["inputs"], strict=True):
+        output = run["output"]
+        if output["type"] != "Tensor" or output["device"] != "cuda:1":
+            return not_yet(f"for an input on {place} the output belongs on cuda:1; yours is on {output.get('device', output['type'])}.")
+        if not _close(output["values"], observed["due"]):
+            return not_yet(f"for an input on {place} the output is not what both halves make of it, one after the other.")
+        for gradient, due in zip(run["gradients"], observed["due_gradients"], strict=True):
+            if gradient is None or not _close(gradient, due):
+                return not_yet(
+                    f"for an input on {place} a parameter has {'no' if gradient is None else 'another'} gradient. Who cut the graph?"
+                )
+    return right("Copies between GPUs have gradients.")
+
+
+def _close(some: list[float], due: list[float]) -> bool:
+    return len(some) == len(due) and all(abs(a - b) < 1e-2 * (1 + abs(b)) for a, b in zip(some, due, strict=True))
+
+
+CHECKS = [
+    Check("11.1", draw_tensors, observe_zeros, judge_zeros, gpus=2),
+    Check("11.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report),
+    Check("11.3", draw_training, observe_training, judge_training, script=train),
+    Check("11.4", draw_snippets, observe_outcomes, judge_outcomes),
+    Check("11.5", draw_halves, observe_halves, judge_halves, gpus=2),
+]

@@ -1,0 +1,48 @@
+"""What the labs' figures share.
+
+Solid lines are this machine's (measured or virtual), dashed ones are recordings, hollow markers are predictions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from gputrace.figures.figure import BLUE, STYLE, VERMILLION, Figure, add_badge, words
+from labkit.lab_parts.result import Result
+
+MARKERS = {BLUE: "o", VERMILLION: "s"}
+SAME = 1.05  # factors closer to 1 than this are called equal
+
+in_style = matplotlib.rc_context(STYLE)  # a decorator: the function draws in the style of all figures
+
+
+def sources(result: Result, recorded: Result | None) -> list[tuple[Result, str]]:
+    """The results to draw and their line styles."""
+    return [(result, "-")] if recorded is None else [(recorded, "--"), (result, "-")]
+
+
+def add_line(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, dashes: str, label: str) -> list[tuple]:
+    """Draw a line; returns its end with the label, as `label_ends` takes it, or nothing where there are no points."""
+    if not x:
+        return []
+    axes.plot(x, y, dashes, color=colour, marker=MARKERS[colour], linewidth=2 if dashes == "-" else 1.4)
+    return [(x[-1], y[-1], label, colour)]
+
+
+def hollow(colour: str, size: float = 11) -> dict[str, Any]:
+    """The look of a predicted point."""
+    return {"linestyle": "", "markersize": size, "markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 2}
+
+
+def in_words(result: Result, numbers: str) -> str:
+    """The numbers as a sentence; a recording says that it is one."""
+    return f"{result.badge[0].upper()}{result.badge[1:]}: {numbers}" if result.origin else f"{numbers[0].upper()}{numbers[1:]}"
+
+
+def finished(canvas: Canvas, result: Result, recorded: Result | None, *sentences: str) -> Figure:
+    """The figure with its badges. `sentences` follow its title in the words for who cannot see it."""
+    add_badge(canvas, result.badge if recorded is None else f"{result.badge}  ·  dashed: {recorded.badge}")
+    return Figure(canvas, words(canvas, *sentences, result.badge))

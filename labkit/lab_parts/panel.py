@@ -1,0 +1,287 @@
+"""What all labs share: first a prediction, then a run that can be stopped, then both in one figure.
+
+Works with ipywidgets 7.7 and 8. Values are shown by HTML widgets only: Output widgets leave no stable text in a stored notebook.
+"""
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from html import escape
+from math import isfinite
+from typing import Any
+
+import ipywidgets as widgets
+
+from gputrace.figures.figure import BLUE, Figure
+from labkit.lab_parts.result import Result, Run, collect
+
+LARGEST_PREDICTION = 1000.0
+WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each box makes one of its own of it
+
+# What a panel brings to the page that shows it, hidden: what ipywidgets leaves unseen is seen, and a list keeps its keys. Seen are links,
+# the arrows of lists in a dark theme, and which control has the keyboard's place: ipywidgets' own sign of it is a line of one pixel that
+# changes from grey to light blue. JupyterLab takes the arrows and letters that are typed in a list for its own shortcuts, which go to
+# another cell or delete this one (https://github.com/jupyter-widgets/ipywidgets/issues/3912), unless the list's element says otherwise. No
+# widget can set an element's attribute from Python: an empty picture does when the browser has read it.
+PANEL = "labkit-panel"  # the class of the panel's element
+_ARROW = "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E%3Cpath d='M5 7l4 4 4-4' fill='none' stroke='white'/%3E%3C/svg%3E"
+_STYLE = (
+    """<style>
+.PANEL :is(button, input, select, [tabindex]):focus-visible { outline: 2px solid var(--jp-brand-color1, BLUE); outline-offset: -2px }
+.PANEL input[type=checkbox]:focus-visible { outline-offset: 1px }
+.PANEL .widget-checkbox { padding-left: 4px }
+.PANEL a { color: var(--jp-content-link-color, BLUE); text-decoration: underline }
+[data-jp-theme-light=false] .PANEL { --jp-widgets-dropdown-arrow: url("data:image/svg+xml,ARROW") }
+</style>""".replace("PANEL", PANEL)
+    .replace("BLUE", BLUE)
+    .replace("ARROW", _ARROW)
+)
+_KEYS = (
+    f"this.closest('.{PANEL}')?.addEventListener('focusin', event => {{"
+    " if (event.target.matches('select')) event.target.dataset.lmSuppressShortcuts = 'true' })"
+)
+_EMPTY = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
+_HIDDEN = f'{_STYLE}<img alt="" src="{_EMPTY}" onload="{_KEYS}">'
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of the kernel that runs this cell; None outside a notebook."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class Panel(widgets.VBox):
+    """A box of widgets whose text in a stored notebook is always the same.
+
+    Its buttons' actions run on the kernel's event loop, in the main thread: JupyterLab hands clicks to another thread, and Colab
+    drops what other threads draw.
+    """
+
+    message: widgets.HTML  # of a panel that says something
+
+    children: Any  # a tuple of widgets
+
+    def __init__(self, children: list[widgets.Widget]) -> None:
+        self._loop = running_loop()
+        super().__init__(children=[*children, widgets.HTML(_HIDDEN, layout=widgets.Layout(display="none"))])
+        self.add_class(PANEL)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def _when_clicked(self, button: widgets.Button, action: Callable[[], None]) -> None:
+        button.on_click(lambda _: self._on_main_thread(action))
+
+    def _on_main_thread(self, action: Callable[[], None]) -> None:
+        """Outside a notebook, where no loop runs, the action is done at once."""
+        if self._loop is None or not self._loop.is_running():
+            action()
+        else:
+            self._loop.call_soon_threadsafe(action)
+
+    def _keyboard_goes_to(self, button: widgets.Button) -> None:
+        """Called before the button in use is disabled, which would lose the keyboard's place. Needs ipywidgets 8."""
+        if hasattr(button, "focus"):
+            button.focus()
+
+    def _say(self, text: str, alert: bool = False) -> None:
+        """Show a message, which a screen reader reads out."""
+        self.message.value = f'<p role="{"alert" if alert else "status"}">{"⚠ " * alert}{escape(text)}</p>'
+
+
+class Lab(Panel):
+    """An experiment with a question. A subclass gives `question`, `unit` and the four methods below."""
+
+    question: str
+    unit: str
+    zero_is_possible = False  # as a prediction
+
+    def experiment(self) -> Run:
+        """The experiment, not yet begun."""
+        raise NotImplementedError
+
+    def point(self, row: dict[str, Any]) -> str:
+        """The point just measured, in a few words."""
+        raise NotImplementedError
+
+    def draw(self, result: Result, prediction: float | None) -> Figure:
+        """Result, recording and prediction in one figure."""
+        raise NotImplementedError
+
+    def verdict(self, result: Result, prediction: float) -> str:
+        """How far the prediction was off, in a sentence."""
+        raise NotImplementedError
+
+    def __init__(self, *choices: Sequence[widgets.ValueWidget]) -> None:
+        """`choices` stand under the question, row by row; they are read by `experiment`, which may refuse them with a ValueError."""
+        self._choices = [choice for row in choices for choice in row]
+        self.prediction: float | None = None
+        self.result: Result | None = None
+        self.task: asyncio.Task | None = None
+        self.running = self._stopping = False
+        self.answer = widgets.Text(
+            description="Your prediction:",
+            placeholder="a number",
+            style={"description_width": "initial"},
+            layout=widgets.Layout(width="16em"),
+        )
+        self.predict_button = widgets.Button(description="Predict", icon="check", tooltip="Take the number as your prediction")
+        self.run_button = widgets.Button(description="Run", icon="play", tooltip="Run the experiment", disabled=True)
+        self.stop_button = widgets.Button(description="Stop", icon="stop", tooltip="Stop the experiment", disabled=True)
+        self.progress = widgets.IntProgress(min=0, max=1, layout=widgets.Layout(width="16em"))
+        self.message = widgets.HTML()
+        self.picture = widgets.HTML()
+        self._when_clicked(self.predict_button, self._predict)
+        self._when_clicked(self.run_button, self._start)
+        self._when_clicked(self.stop_button, self._stop)
+        self.answer.on_msg(self._on_answer_message)
+        super().__init__(
+            [
+                widgets.HTML(f"<p><b>{escape(self.question)}</b></p>"),
+                *(widgets.HBox(list(row), layout=widgets.Layout(flex_flow="row wrap")) for row in choices),
+                widgets.HBox([self.answer, widgets.Label(self.unit), self.predict_button], layout=WRAP),
+                widgets.HBox([self.run_button, self.stop_button, self.progress], layout=WRAP),
+                self.message,
+                self.picture,
+            ]
+        )
+        for choice in self._choices:
+            choice.observe(lambda _: self._on_main_thread(self._chosen), "value")
+        self._ask()
+
+    def figure(self) -> Figure:
+        """The figure of the last run; before the first, that of a whole run made now, without a prediction."""
+        if self.result is not None:
+            return self.draw(self.result, self.prediction)
+        return self.draw(collect(self.experiment()), None)
+
+    def _ask(self) -> None:
+        self.prediction = None
+        self._say("First predict, then run.")
+        self._set_buttons(running=False)
+
+    def _chosen(self) -> None:
+        """Another choice needs another prediction."""
+        if not self.running:
+            self._ask()
+
+    def _on_answer_message(self, _: widgets.Widget, content: Any, buffers: Any) -> None:
+        if isinstance(content, dict) and content.get("event") == "submit":  # the Enter key
+            self._on_main_thread(self._predict)
+
+    def _predict(self) -> None:
+        if self.running:
+            return
+        try:
+            self.prediction = parse_prediction(self.answer.value, self.zero_is_possible)
+        except ValueError as error:
+            self.prediction = None
+            self._say(str(error), alert=True)
+        else:
+            self._say(f"You predict: {self.prediction:g} {self.unit}. Now press Run.")
+        self._set_buttons(running=False)
+
+    def _start(self) -> None:
+        if self.running or self.prediction is None:
+            return
+        self._stopping = False
+        try:
+            run = self.experiment()
+        except Exception as error:  # whatever it is, the learner must see it
+            self._fail(error)
+            return
+        self.picture.value = ""
+        self.progress.value, self.progress.max = 0, run.total
+        self._set_buttons(running=True)
+        if self._loop is None or not self._loop.is_running():
+            for _ in self._steps(run):
+                pass
+        else:
+            self.task = self._loop.create_task(self._run(run))
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._keyboard_goes_to(self.run_button)
+
+    async def _run(self, run: Run) -> None:
+        """Step the experiment on the event loop, which hears of clicks between two points."""
+        with closing(self._steps(run)) as steps:
+            for _ in steps:
+                await asyncio.sleep(0)
+
+    def _steps(self, run: Run) -> Generator[None, None, None]:
+        """Measure point by point, yielding after each, and show what came of it."""
+        try:
+            with closing(run):
+                for row in run:
+                    self.progress.value = len(run.rows)
+                    self._say(f"Point {len(run.rows)} of {run.total}: {self.point(row)}")
+                    yield
+                    if self._stopping:
+                        break
+            self._show(run)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._set_buttons(running=False)
+
+    def _show(self, run: Run) -> None:
+        assert self.prediction is not None  # Run does nothing without one
+        self.result = run.result()
+        self.picture.value = self.draw(self.result, self.prediction).html
+        stopped = f"Stopped after {len(run.rows)} of {run.total} points. " if len(run.rows) < run.total else ""
+        self._say(stopped + self.verdict(self.result, self.prediction))
+
+    def _fail(self, error: Exception) -> None:
+        self.picture.value = ""
+        refused = self._choices and isinstance(error, ValueError)
+        self._say(str(error) if refused else f"The experiment failed. {type(error).__name__}: {error}", alert=True)
+
+    def _set_buttons(self, running: bool) -> None:
+        """While the experiment runs, only Stop does something. Run stays as it is: a disabled button loses the keyboard's place."""
+        self.running = running
+        for widget in (self.predict_button, self.answer, *self._choices):
+            widget.disabled = running
+        self.run_button.disabled = self.prediction is None
+        self.run_button.description = "Running…" if running else "Run"
+        self.stop_button.disabled = not running
+
+
+def choice(description: str, options: Sequence[Any], value: Any, width: str) -> widgets.Dropdown:
+    """A list to choose from: also for numbers, because the handle of an ipywidgets slider has no name that a screen reader could say.
+
+    Raises ValueError for a value that is not among the options.
+    """
+    layout = widgets.Layout(width=width, margin="2px 10px 2px 2px")
+    style = {"description_width": "initial"}
+    return widgets.Dropdown(options=options, value=one_of(value, options), description=description, style=style, layout=layout)
+
+
+def switches(on: Sequence[str], names: Iterable[str], width: str) -> dict[str, widgets.Checkbox]:
+    """A box to tick for each name, ticked where the name is among `on`. Raises ValueError for a name that there is not."""
+    names = list(names)
+    for name in on:
+        one_of(name, names)
+    return {name: widgets.Checkbox(value=name in on, description=name, indent=False, layout={"width": width}) for name in names}
+
+
+def one_of(value: Any, allowed: Iterable[Any]) -> Any:
+    """The value. Raises ValueError, which names the choices, for one that is none of them."""
+    if value not in (choices := list(allowed)):
+        raise ValueError(f"{value!r} is no choice here: there are {', '.join(map(repr, choices))}")
+    return value
+
+
+def parse_prediction(text: str, zero_is_possible: bool = False) -> float:
+    """The number that a learner typed. Raises ValueError saying what is allowed."""
+    try:
+        number = float(text.strip())
+    except ValueError:
+        number = float("nan")
+    if not isfinite(number) or not 0 <= number <= LARGEST_PREDICTION or (number == 0 and not zero_is_possible):
+        typed = f"“{text.strip()}” is not a prediction" if text.strip() else "There is no prediction yet"
+        allowed = f"from 0 to {LARGEST_PREDICTION:g}" if zero_is_possible else f"greater than 0 and up to {LARGEST_PREDICTION:g}"
+        raise ValueError(f"{typed}: type a number {allowed}, such as 1.5, and press Predict.")
+    return number

@@ -1,0 +1,36 @@
+"""Programs for several ranks, in plain torch: torchrun calls each once for every rank. What is to be read, a rank leaves in `result`."""
+
+from pathlib import Path
+from typing import Any
+
+from labkit import machine
+
+_FOLDER = Path(__file__).parent
+
+
+def rank_program(name: str) -> Path:
+    """Where the program of this name lies, such as "collectives". Raises ValueError naming those there are."""
+    there = sorted(path.stem for path in _FOLDER.glob("[a-z]*.py") if path.stem != "rendezvous")
+    if name not in there:
+        raise ValueError(f"there is no program {name!r} for ranks; there are {', '.join(there)}")
+    return _FOLDER / f"{name}.py"
+
+
+def on_gpus(ranks: int) -> bool:
+    """Whether so many ranks get a real GPU each: of the machine in use, if it is not a virtual one."""
+    used = machine.current()
+    return used is not None and not used.virtual and used.count >= ranks
+
+
+def badge(ranks: int) -> str:
+    """Where the numbers of so many ranks come from."""
+    where = f"{machine.in_use().name}, NCCL" if on_gpus(ranks) else "the CPU, gloo"
+    return f"measured in {ranks} ranks on {where}"
+
+
+def results(name: str, ranks: int, *arguments: Any) -> list[Any]:
+    """What each rank of a program leaves in `result`, that of rank 0 first. Raises as labkit.torchrun does."""
+    from labkit.ranks import torchrun
+
+    devices = "cuda" if on_gpus(ranks) else "cpu"
+    return torchrun(rank_program(name), *arguments, ranks=ranks, devices=devices, timeout=300, quiet=True).results

@@ -1,0 +1,414 @@
+"""Articles on trial: run the code of a claim as it stands, and compare what happens with what is expected."""
+
+import contextlib
+import gc
+import io
+import os
+import re
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from html import escape
+from typing import Any
+
+import ipywidgets as widgets
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from torch import nn
+
+from gputrace import Table
+from gputrace.figures.figure import (
+    BLACK,
+    BLUE,
+    ORANGE,
+    SIZE,
+    TEXT_POINTS,
+    VERMILLION,
+    Figure,
+    add_badge,
+    add_title,
+    darker,
+    shortened,
+    words,
+)
+from labkit import articles, machine
+from labkit.articles import VERDICTS, Claim, Expected
+from labkit.lab_parts.figures import in_style
+from labkit.lab_parts.panel import WRAP, Panel
+from labkit.lab_parts.result import Result, Row, Run, badge
+
+COLUMNS = {"claim": "", "article": "", "verdict": "", "outcome": "", "as_expected": "", "peak": "bytes"}
+UNTRIED, _RACE = "not tried", "RaceWarning"
+# Warnings that PyTorch gives once in a process, of how its threads came to a GPU: whichever claim is the first gets them.
+_ONCE = ("there was no current CUDA context", "The AccumulateGrad node's stream does not match")
+PATIENCE = 240  # seconds for the claims that run in a process of their own, together: a busy machine takes long to start processes
+_LONGEST = 90  # characters of an outcome in a table
+
+
+@dataclass(frozen=True)
+class ClaimOutcome:
+    """What running a claim came to.
+
+    Attributes:
+        raised, message: the class and the text of the exception, "" if there was none.
+        printed: all that was printed.
+        warned: the warnings, each as its class and its text.
+        peak: bytes on the first GPU, at most, beyond those allocated before.
+        untried: why it was not run, or "".
+    """
+
+    raised: str = ""
+    message: str = ""
+    printed: str = ""
+    warned: tuple[str, ...] = ()
+    peak: int = 0
+    untried: str = ""
+
+    def fits(self, expected: Expected) -> bool:
+        """Is this what was expected? A race that a virtual GPU reports is no warning: a real one cannot see it."""
+        printed = self.printed.strip()
+        told = [warning for warning in self.warned if warning != _RACE and not (expected.may_warn and expected.may_warn in warning)]
+        return (
+            self.raised in expected.raises.split(" or ")
+            and expected.message in self.message
+            and (bool(expected.like) or printed == expected.prints)
+            and re.search(expected.like, printed) is not None
+            and (any(expected.warns in warning for warning in told) if expected.warns else not told)
+        )
+
+    def __repr__(self) -> str:
+        if self.untried:
+            return f"{UNTRIED}: {self.untried}"
+        said = f"{self.raised}: {self.message}".splitlines()[0] if self.raised else ""
+        parts = [said, " | ".join(self.printed.split("\n")).strip(" |"), *(warning for warning in self.warned)]
+        return "; ".join(part for part in parts if part) or "ran, and said nothing"
+
+    @property
+    def short(self) -> str:
+        """In one line, for a table."""
+        text = repr(self)
+        return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def try_claim(name: str) -> ClaimOutcome:
+    """Run the claim of this name, as it stands in its article, on the GPUs in use.
+
+    A claim that starts processes, or changes what the whole process shares, runs in a process of its own.
+
+    Raises ValueError when there is no such claim, RuntimeError when too few GPUs are in use.
+    """
+    claim = articles.find(name)
+    return _outcomes([claim])[claim.name]
+
+
+def try_code(claim: Claim, code: str) -> ClaimOutcome:
+    """Run other code in the place of a claim's own, such as `claim.today`: after its `before`, in a fresh namespace, here."""
+    return _run("\n".join([claim.before, code]), claim.values)
+
+
+def claims_table(article: str | None = None, verdict: str | None = None) -> Table:
+    """The claims of one article and with one verdict, or all: what each says, and why the verdict. Prints as text and as HTML.
+
+    Raises ValueError, naming the choices, for an article or a verdict that there is not.
+    """
+    chosen = articles.claims(article, verdict)
+    rows = tuple((claim.name, claim.says, claim.verdict, claim.changed, claim.why) for claim in chosen)
+    return Table(("claim", "says", "verdict", "changed in", "why"), rows, f"{len(chosen)} claims")
+
+
+def articles_on_trial(names: Sequence[str] | None = None) -> Run:
+    """Runs claims, by default all that need no more GPUs than are in use, and compares each with what is expected. One row a claim.
+
+    `names` are some of `labkit.articles.claims()`. `as_expected` is "yes", "no" or, for one that cannot be run, "not tried"; `peak` is in
+    bytes, on the first GPU. The claims that need a process of their own share one, at the end.
+
+    Raises ValueError for a name that there is not, RuntimeError when too few GPUs are in use.
+    """
+    told, used = badge(), machine.in_use()
+    chosen = [articles.find(name) for name in names] if names is not None else _within(articles.claims(), used.count)
+    for claim in chosen:
+        _require(claim)
+    parameters = {"names": [claim.name for claim in chosen]}
+    return Run("articles_on_trial", parameters, COLUMNS, told, len(chosen), _points(chosen, used.virtual))
+
+
+def _within(claims: list[Claim], gpus: int) -> list[Claim]:
+    return [claim for claim in claims if claim.gpus <= gpus]
+
+
+def _points(claims: list[Claim], virtual: bool) -> Iterator[Row]:
+    here = [claim for claim in claims if not claim.alone]
+    for claim in here:
+        yield _row(claim, _run_claim(claim), virtual)
+    alone = [claim for claim in claims if claim.alone]
+    outcomes = _outcomes(alone)
+    for claim in alone:
+        yield _row(claim, outcomes[claim.name], virtual)
+
+
+def _row(claim: Claim, outcome: ClaimOutcome, virtual: bool) -> Row:
+    fits = UNTRIED if outcome.untried else "yes" if outcome.fits(claim.expected(virtual)) else "no"
+    row = {"claim": claim.name, "article": claim.article.name, "verdict": claim.verdict}
+    return row | {"outcome": outcome.short, "as_expected": fits, "peak": outcome.peak}
+
+
+def _outcomes(claims: list[Claim]) -> dict[str, ClaimOutcome]:
+    """Of each claim by name; those that must be alone run in one process of their own."""
+    for claim in claims:
+        _require(claim)
+    found = {claim.name: _run_claim(claim) for claim in claims if not claim.alone}
+    alone = [claim.name for claim in claims if claim.alone]
+    if alone:
+        from labkit.isolation import isolated
+
+        run = isolated(_run_alone, alone, timeout=PATIENCE)
+        found |= {name: ClaimOutcome(**{**told, "warned": tuple(told["warned"])}) for name, told in run.value.items()}
+    return found
+
+
+def _run_alone(names: list[str]) -> dict[str, dict[str, Any]]:
+    """In the process of its own: what each came to, as plain data."""
+    return {name: asdict(_run_claim(articles.find(name))) for name in names}
+
+
+def _require(claim: Claim) -> None:
+    used = machine.current()
+    if used is None or used.count < claim.gpus:
+        raise RuntimeError(
+            f"the claim {claim.name!r} needs {claim.gpus} GPU(s), and {used.count if used else 0} are in use: labkit.use(gpus={claim.gpus})"
+        )
+
+
+def _run_claim(claim: Claim) -> ClaimOutcome:
+    return ClaimOutcome(untried=claim.untried) if claim.untried else _run(claim.program, claim.values)
+
+
+def _run(program: str, values: bool) -> ClaimOutcome:
+    """Run a program in a namespace of its own, and put back what it changed."""
+    printed, raised, message = io.StringIO(), "", ""
+    with _put_back(), contextlib.nullcontext() if values else machine.in_use().without_values():
+        torch.cuda.reset_peak_memory_stats(0)
+        before = torch.cuda.memory_allocated(0)
+        with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(printed):
+            warnings.simplefilter("always")
+            warnings.simplefilter("ignore", DeprecationWarning)  # which Python keeps from users, too
+            names: dict[str, Any] = {"torch": torch, "nn": nn, "__name__": "claim"}
+            try:
+                exec(compile(program, "<claim>", "exec"), names)
+            except Exception as error:
+                raised, message = type(error).__name__, str(error)
+                traceback.clear_frames(error.__traceback__)  # they would hold the tensors
+            names.clear()
+            torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated(0) - before
+    told = (_told(warning) for warning in warned if not any(words in str(warning.message) for words in _ONCE))
+    return ClaimOutcome(raised, message, printed.getvalue(), tuple(dict.fromkeys(told)), max(0, peak))
+
+
+def _told(warning: warnings.WarningMessage) -> str:
+    """Class and first line; of a race its class alone, for the rest names streams and lines of the moment."""
+    name = warning.category.__name__
+    return name if name == _RACE else f"{name}: {str(warning.message).splitlines()[0]}"
+
+
+@contextlib.contextmanager
+def _put_back() -> Iterator[None]:
+    """What a snippet may change for the whole process: the current device, cuDNN's switches, the environment, the memory."""
+    device, cudnn = torch.cuda.current_device(), (torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled)
+    environment, state = dict(os.environ), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled = cudnn
+        os.environ.clear()
+        os.environ.update(environment)
+        torch.set_rng_state(state)
+        gc.collect(1)
+        torch.cuda.empty_cache()
+
+
+# The figure
+
+
+LOOKS = {"holds": (BLUE, "white", ""), "held once": (ORANGE, BLACK, "...."), "never held": (VERMILLION, BLACK, "")}  # fill, digits, hatch
+NAMES = 188  # points that an article's title may take
+
+
+@in_style
+def plot_articles_on_trial(result: Result, recorded: Result | None = None) -> Figure:
+    """The verdicts on the claims of a trial, article by article; the badges say how many came to what was expected, and where."""
+    there = [article for article in articles.articles() if article.name in result.column("article")]
+    counts = {article.name: Counter(result.column("verdict", article=article.name)) for article in there}
+    canvas = Canvas(figsize=SIZE, facecolor="white")
+    axes = canvas.add_axes((0.4, 0.22, 0.56, 0.62))
+    add_title(canvas, _finding(result))
+    for row, article in enumerate(there):
+        _bar(axes, row, counts[article.name], first=row == 0)
+    titles = [f"{shortened(article.title, NAMES)}\n{article.date[:4] or 'no date'}" for article in there]
+    axes.set_yticks(range(len(there)), titles, fontsize=TEXT_POINTS)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("claims")
+    told = [_agreement(some) for some in (result, recorded) if some is not None]
+    add_badge(canvas, "\n".join(told))
+    return Figure(canvas, words(canvas, *(_spoken(article.title, counts[article.name]) for article in there), *told))
+
+
+def _finding(result: Result) -> str:
+    if not result.rows:
+        return "Not tried yet: not even one claim"
+    found = Counter(result.column("verdict"))
+    return f"Of {len(result.rows)} claims {found['holds']} hold, {found['held once']} held once, {found['never held']} never did"
+
+
+def _bar(axes: Axes, row: int, counts: Counter, first: bool) -> None:
+    left = 0
+    for verdict in VERDICTS:
+        count = counts[verdict]
+        fill, ink, hatch = LOOKS[verdict]
+        axes.barh(row, count, left=left, height=0.6, color=fill, hatch=hatch, edgecolor="white", linewidth=1)
+        if count:
+            look = {"boxstyle": "round,pad=0.15", "facecolor": fill, "edgecolor": "none"}
+            axes.text(left + count / 2, row, str(count), ha="center", va="center", color=ink, fontweight="bold", bbox=look)
+        left += count
+    if first:
+        for place, verdict in zip((0.0, 0.19, 0.46), VERDICTS, strict=True):
+            colour = darker(LOOKS[verdict][0])
+            axes.text(place, 1.04, f"■ {verdict}", transform=axes.transAxes, color=colour, fontweight="bold", fontsize=TEXT_POINTS + 1)
+
+
+def _agreement(result: Result) -> str:
+    """Where the claims were tried, and how many of them came to what was expected."""
+    expected = Counter(result.column("as_expected"))
+    return f"{expected['yes']} as expected, {expected['no']} not: {result.badge}"
+
+
+def _spoken(title: str, counts: Counter) -> str:
+    return f"{title}: {', '.join(f'{counts[verdict]} {verdict}' for verdict in VERDICTS)}"
+
+
+# The widget
+
+
+ANY = "any"
+SHOWN = 1500  # characters of an outcome
+
+
+class ClaimsPanel(Panel):
+    """The claims of four articles, to be filtered by article and verdict. Your guess runs the claim that is chosen, on the GPUs in use.
+
+    `name` is the claim chosen at first. `outcome` is what the last one came to. There is no Stop button: a guess runs one claim, which
+    takes a moment or, in a process of its own, some seconds, and is ended when it takes longer than it may.
+    """
+
+    def __init__(self, name: str = "_get_shared_mem") -> None:
+        claim = articles.find(name)
+        self.outcome: ClaimOutcome | None = None
+        described = {"style": {"description_width": "5em"}}
+        titles = [("all four", ANY), *((article.title, article.name) for article in articles.articles())]
+        self.article = widgets.Dropdown(options=titles, value=ANY, description="Article:", **described)
+        self.verdict = widgets.Dropdown(options=[ANY, *VERDICTS], value=ANY, description="Verdict:", **described)
+        self.choice = widgets.Select(description="Claim:", rows=8, layout=widgets.Layout(width="34em", max_width="100%"), **described)
+        self.source = widgets.HTML()
+        self.guesses = {verdict: widgets.Button(description=f"It {verdict}", tooltip="Guess, and run it") for verdict in VERDICTS}
+        self.message = widgets.HTML()
+        self.told = widgets.HTML()
+        super().__init__(
+            [
+                widgets.HTML("<p><b>Does this claim hold?</b></p>"),
+                widgets.HBox([self.article, self.verdict], layout=WRAP),
+                self.choice,
+                self.source,
+                widgets.HBox(list(self.guesses.values()), layout=WRAP),
+                self.message,
+                self.told,
+            ]
+        )
+        self._filter()
+        self.choice.value = claim.name
+        self._show_claim()
+        for filtered in (self.article, self.verdict):
+            filtered.observe(lambda _: self._on_main_thread(self._filter), "value")
+        self.choice.observe(lambda _: self._on_main_thread(self._show_claim), "value")
+        for verdict, button in self.guesses.items():
+            self._when_clicked(button, partial(self._guess, verdict))
+
+    @property
+    def claim(self) -> Claim | None:
+        """The one that is chosen; None where no claim passes the filters."""
+        return articles.find(self.choice.value) if self.choice.value else None
+
+    def _filter(self) -> None:
+        """Offer the claims that both filters let pass; the one chosen stays so if it is among them."""
+        chosen = [None if filtered.value == ANY else filtered.value for filtered in (self.article, self.verdict)]
+        names, before = [claim.name for claim in articles.claims(*chosen)], self.choice.value
+        self.choice.options = names
+        self.choice.value = before if before in names else next(iter(names), None)
+        self._show_claim()
+
+    def _show_claim(self) -> None:
+        claim = self.claim
+        self.told.value = ""
+        if claim is None:
+            self.source.value = ""
+            self._say("No claim of this article has this verdict: choose another.")
+        else:
+            self.source.value = _told_claim(claim)
+            self._say("First guess: does it hold? Your guess runs it.")
+        for button in self.guesses.values():
+            button.disabled = claim is None
+
+    def _guess(self, verdict: str) -> None:
+        claim = self.claim
+        if claim is None:
+            return
+        self._say(f"“{claim.name}” runs…")
+        if claim.alone and self._loop is not None and self._loop.is_running():
+            self._loop.call_later(0.1, self._run, claim, verdict)  # some seconds: let the page say so first
+        else:
+            self._run(claim, verdict)
+
+    def _run(self, claim: Claim, verdict: str) -> None:
+        try:
+            self.outcome = try_claim(claim.name)
+        except Exception as error:  # whatever it is, the learner must see it
+            self.outcome, self.told.value = None, ""
+            self._say(f"It could not be tried. {error}", alert=True)
+            return
+        right = "Right" if verdict == claim.verdict else "No"
+        self._say(f"{right}: it {claim.verdict}. {claim.why}")
+        self.told.value = _told_outcome(claim, self.outcome)
+
+
+def _told_claim(claim: Claim) -> str:
+    """What the article says, where, and the code that puts it to the test."""
+    by = f", {claim.article.author}" if claim.article.author else ""
+    told = f"<p>“{escape(claim.article.title)}”{escape(by)}, section “{escape(claim.section)}”: <b>{escape(claim.says)}</b>.</p>"
+    parts = {"Before it runs": claim.before, _whose(claim): claim.code, "What we look at": claim.after}
+    return told + "".join(f"<p>{name}:</p>{_code(code)}" for name, code in parts.items() if code)
+
+
+def _whose(claim: Claim) -> str:
+    return "The article's code" if claim.snippet else "Our code for it"
+
+
+def _told_outcome(claim: Claim, outcome: ClaimOutcome) -> str:
+    text = repr(outcome)
+    parts = [f"<p>Here: {_code(text if len(text) <= SHOWN else text[:SHOWN] + '…')}</p>"]
+    if claim.today:
+        parts.append(f"<p>Today you write:</p>{_code(claim.today)}")
+    if claim.changed:
+        parts.append(f"<p>Changed in {escape(claim.changed)}.</p>")
+    if claim.source:
+        parts.append(f'<p>Source: <a href="{escape(claim.source)}" target="_blank">{escape(claim.source)}</a></p>')
+    return "".join(parts)
+
+
+def _code(text: str) -> str:
+    return f"<pre style='line-height: 1.3; white-space: pre-wrap'>{escape(text.strip())}</pre>"

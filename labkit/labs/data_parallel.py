@@ -1,0 +1,296 @@
+"""What nn.DataParallel costs and gains: a training step of a small and of a large network, by the number of GPUs, and what each did."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import mean, median
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+from torch import nn
+
+from gputrace import Trace, record, units
+from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
+from labkit import machine
+from labkit.lab_parts.figures import SAME, add_line, finished, in_style, in_words, sources
+from labkit.lab_parts.panel import Lab
+from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
+
+MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # width in neurons, rows of a batch
+LAYERS = 8
+LARGEST = 1 << 16
+COLUMNS = {"gpus": "GPUs", "model": "", "width": "neurons", "batch": "rows", "seconds": "seconds"}
+WORK_COLUMNS = {"model": "", "gpu": "", "computing": "seconds", "seconds": "seconds"}
+
+
+def data_parallel_step(gpus: Sequence[int] = (1, 2, 4), models: Mapping[str, Sequence[int]] = MODELS, repeats: int = 3) -> Run:
+    """Seconds of one training step of each of the `models` under `nn.DataParallel`, on each number of `gpus`.
+
+    A model is given as (width, batch): eight linear layers of that width with ReLU between them, on a batch of so many rows, which
+    lies on the first GPU. A step is forward, backward and SGD; the median of `repeats`, after two that do not count. On one GPU,
+    DataParallel calls the model itself. Virtual GPUs compute no values meanwhile: only memory, order and time are asked for.
+
+    Raises ValueError for more GPUs than are in use, and for models outside 1 to 65536, RuntimeError when no GPU is in use.
+    """
+    name = badge()
+    gpus = checked_sizes("gpus", gpus, machine.in_use().count)
+    repeats = checked_count("repeats", repeats)
+    if not models:
+        raise ValueError("models={}: give at least one model as name: (width, batch)")
+    sizes = {model: _checked_model(model, size) for model, size in models.items()}
+    parameters = {"gpus": gpus, "models": sizes, "repeats": repeats}
+    return Run("data_parallel_step", parameters, COLUMNS, name, len(gpus) * len(sizes), _points(gpus, sizes, repeats))
+
+
+def data_parallel_work(gpus: int = 4, models: Mapping[str, Sequence[int]] = MODELS) -> Run:
+    """Seconds for which each GPU computes in one training step of each of the `models`, and the seconds of the step.
+
+    The models and the step are those of `data_parallel_step`; recorded is the step after two that are not. Raises as it does.
+    """
+    name = badge()
+    [gpus] = checked_sizes("gpus", [gpus], machine.in_use().count)
+    sizes = {model: _checked_model(model, size) for model, size in models.items()}
+    parameters = {"gpus": gpus, "models": sizes}
+    return Run("data_parallel_work", parameters, WORK_COLUMNS, name, gpus * len(sizes), _work_points(gpus, sizes))
+
+
+def _work_points(gpus: int, models: Mapping[str, Sequence[int]]) -> Iterator[Row]:
+    for model, (width, batch) in models.items():
+        trace = traced_step(width, batch, gpus)
+        for gpu in range(gpus):
+            yield {"model": model, "gpu": gpu, "computing": trace.busy(gpu, "kernel"), "seconds": trace.end}
+
+
+def traced_step(width: int, batch: int, gpus: int = 4) -> Trace:
+    """What runs when in one training step of a network of this width, on a batch of so many rows, under DataParallel on `gpus` GPUs.
+
+    Virtual GPUs compute no values meanwhile. Raises ValueError for more GPUs than are in use and for sizes outside 1 to 65536,
+    RuntimeError when no GPU is in use.
+    """
+    badge()  # raises where no GPU is in use
+    checked_sizes("gpus", [gpus], machine.in_use().count)
+    width, batch = _checked_model("asked for", [width, batch])
+    with machine.in_use().without_values():
+        step = _prepared(width, batch, gpus)
+        _synchronize(gpus)
+        with record(timeline=True) as trace:
+            step()
+            _synchronize(gpus)
+        del step  # what it holds has no values
+    return trace
+
+
+def parallel_gain(result: Result, model: str) -> dict[int, float]:
+    """How many times faster the model's step is than on one GPU, by the number of GPUs; less than 1 where it is slower."""
+    seconds = dict(zip(result.column("gpus", model=model), result.column("seconds", model=model), strict=True))
+    return {gpus: seconds[1] / value for gpus, value in seconds.items() if gpus > 1 and 1 in seconds}
+
+
+def computing_shares(result: Result, model: str) -> dict[int, float]:
+    """The share of the model's step for which each GPU computes, from a result of `data_parallel_work`."""
+    columns = (result.column(name, model=model) for name in ("gpu", "computing", "seconds"))
+    return {gpu: computing / seconds for gpu, computing, seconds in zip(*columns, strict=True)}
+
+
+def _checked_model(model: str, size: Sequence[int]) -> list[int]:
+    if not isinstance(size, list | tuple) or len(size) != 2 or not all(type(n) is int and 1 <= n <= LARGEST for n in size):
+        raise ValueError(f"model {model!r} has the size {size!r}: give its width and batch, whole numbers from 1 to {LARGEST}")
+    return list(size)
+
+
+def _points(gpus: Sequence[int], models: Mapping[str, Sequence[int]], repeats: int) -> Iterator[Row]:
+    for model, (width, batch) in models.items():
+        for count in gpus:
+            with machine.in_use().without_values():
+                seconds = _step_seconds(width, batch, count, repeats)
+            yield {"gpus": count, "model": model, "width": width, "batch": batch, "seconds": seconds}
+
+
+def _step_seconds(width: int, batch: int, gpus: int, repeats: int) -> float:
+    step = _prepared(width, batch, gpus)
+    return median(_seconds(step, gpus) for _ in range(repeats))
+
+
+def _prepared(width: int, batch: int, gpus: int) -> Callable[[], None]:
+    """A training step that has run twice: the first loads libraries, and both fill caches."""
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(width, width, device="cuda:0"), nn.ReLU())]
+    parallel = nn.DataParallel(nn.Sequential(*layers), device_ids=list(range(gpus)))
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
+    inputs = torch.ones(batch, width, device="cuda:0")
+
+    def step() -> None:
+        loss = parallel(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    step()
+    step()
+    return step
+
+
+def _seconds(work: Callable[[], None], gpus: int) -> float:
+    _synchronize(gpus)
+    start = machine.host_time()
+    work()
+    _synchronize(gpus)
+    return machine.host_time() - start
+
+
+def _synchronize(gpus: int) -> None:
+    for index in range(gpus):
+        torch.cuda.synchronize(index)
+
+
+# The figure
+
+
+COLOURS = (BLUE, VERMILLION)
+
+
+@in_style
+def plot_data_parallel_step(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
+    """Seconds of one training step by the number of GPUs, a line for each model (two at most).
+
+    `prediction` says how many times faster than on one GPU the last model's step is on the most GPUs.
+    """
+    models = list(result.parameters["models"])
+    canvas, axes = new_canvas(_finding(result, models))
+    labels = []
+    for source, dashes in sources(result, recorded):
+        for model, colour in zip(models, COLOURS, strict=False):
+            gpus, seconds = source.column("gpus", model=model), source.column("seconds", model=model)
+            labels += add_line(axes, gpus, seconds, colour, dashes, model if source is result else f"{model}, recorded")
+    sentence = _predicted(axes, result, models[-1], prediction)
+    binary_scale(axes, "GPUs that share a batch", lambda gpus: f"{gpus:g}", most=5)
+    decimal_scale(axes, "time of one training step", units.time_text)
+    label_ends(axes, labels)
+    return finished(canvas, result, recorded, _proof(result), sentence, _proof(recorded))
+
+
+@in_style
+def plot_data_parallel_work(result: Result, recorded: Result | None = None) -> Figure:
+    """The share of a training step for which each GPU computes, a bar for each, in a panel for each model; a diamond where recorded."""
+    models = list(result.parameters["models"])
+    canvas, *panels = new_canvas(_work_finding(result, models), rows=len(models))
+    for axes, model, colour in zip(panels, models, COLOURS, strict=False):
+        shares = computing_shares(result, model)
+        axes.barh(list(shares), list(shares.values()), color=colour, height=0.6)
+        if recorded is not None:
+            there = computing_shares(recorded, model)
+            axes.plot(list(there.values()), list(there), "D", markerfacecolor="white", markeredgecolor="black", label="recorded")
+        axes.set(xlim=(0, 1), yticks=range(result.parameters["gpus"]))
+        axes.set_yticklabels([f"GPU {gpu}" for gpu in range(result.parameters["gpus"])])
+        axes.invert_yaxis()
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.text(1.02, 0.5, f"{model} model", transform=axes.transAxes, va="center", color=darker(colour))
+    panels[-1].set_xlabel("share of the step for which it computes")
+    if recorded is not None:
+        panels[0].legend(frameon=False, loc="center right")
+    return finished(canvas, result, recorded, _work_proof(result, models), _work_proof(recorded, models))
+
+
+def _work_finding(result: Result, models: list[str]) -> str:
+    parts = []
+    for model in models:
+        if shares := computing_shares(result, model):
+            parts.append(f"{mean(shares.values()):.0%} of the {model} model's step")
+    return f"GPUs compute for {', '.join(parts)}" if parts else "Not measured yet: for how much of a step each GPU computes"
+
+
+def _work_proof(result: Result | None, models: list[str]) -> str:
+    if result is None or not result.rows:
+        return ""
+    parts = []
+    for model in models:
+        shares = computing_shares(result, model)
+        if shares:
+            parts.append(f"{model} model, {', '.join(f'GPU {gpu} {share:.0%}' for gpu, share in shares.items())}")
+    return in_words(result, f"{'; '.join(parts)}.")
+
+
+def _finding(result: Result, models: list[str]) -> str:
+    gains = {model: gain for model in models if (gain := parallel_gain(result, model))}
+    if not gains:
+        return "Not measured yet: a model on one GPU and on several"
+    most = max(max(gain) for gain in gains.values())
+    parts = [f"the {model} model {_compared(gain[most])}" for model, gain in gains.items() if most in gain]
+    return f"{most} GPUs: {', '.join(parts)}"
+
+
+def _compared(gain: float) -> str:
+    if 1 / SAME < gain < SAME:
+        return "as fast as on one"
+    return f"{gain:.1f} times faster" if gain > 1 else f"{1 / gain:.1f} times slower"
+
+
+def _predicted(axes: Axes, result: Result, model: str, prediction: float | None) -> str:
+    """Draw the predicted time of the model on the most GPUs as a hollow marker, and say it."""
+    most = max(result.parameters["gpus"])
+    alone = result.column("seconds", model=model, gpus=1)
+    if prediction is None or not alone:
+        return ""
+    hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": VERMILLION, "markeredgewidth": 2}
+    seconds = alone[0] / prediction
+    axes.plot([most], [seconds], linestyle="", marker="s", markersize=11, **hollow)
+    axes.annotate(f"predicted: {prediction:g} times", (most, seconds), (-11, 0), **BESIDE, ha="right", color=darker(VERMILLION))
+    return f"Predicted for the {model} model on {most} GPUs: {prediction:g} times faster."
+
+
+def _proof(result: Result | None) -> str:
+    if result is None or not result.rows:
+        return ""
+    parts = []
+    for model in dict.fromkeys(result.column("model")):
+        gpus, seconds = result.column("gpus", model=model), result.column("seconds", model=model)
+        times = ", ".join(f"{units.time_text(value)} on {count}" for count, value in zip(gpus, seconds, strict=True))
+        parts.append(f"a step of the {model} model takes {times}")
+    return in_words(result, f"{'; '.join(parts)}.")
+
+
+# The widget
+
+
+GOOD = 1.25  # a prediction within this factor is called good
+
+
+class DataParallelLab(Lab):
+    """Predict how many times faster a training step of the last of the `models` is under `nn.DataParallel` on all `gpus`; then measure.
+
+    `gpus`, `models` and `repeats` are those of `labkit.labs.data_parallel_step`. Raises ValueError without a number of GPUs or a
+    model.
+    """
+
+    unit = "times"
+
+    def __init__(self, gpus: Sequence[int] = (1, 2, 4), models: Mapping[str, Sequence[int]] = MODELS, repeats: int = 3) -> None:
+        if not gpus or not models:
+            raise ValueError("give at least one number of gpus, such as (1, 2), and one of models, such as {'small': (1024, 512)}")
+        self.gpus, self.models, self.repeats = gpus, models, repeats
+        self.asked, self.most = list(models)[-1], max(gpus)
+        width, batch = models[self.asked]
+        self.question = (
+            f"{LAYERS} linear layers, {width} neurons wide, a batch of {batch} rows: how many times faster is a training step on "
+            f"{self.most} GPUs than on one? (0.5 means twice as slow.)"
+        )
+        super().__init__()
+
+    def experiment(self) -> Run:
+        return data_parallel_step(self.gpus, self.models, self.repeats)
+
+    def point(self, row: dict[str, Any]) -> str:
+        return f"{row['model']} model on {row['gpus']} GPU{'s' * (row['gpus'] > 1)}: {units.time_text(row['seconds'])}"
+
+    def draw(self, result: Result, prediction: float | None) -> Figure:
+        return plot_data_parallel_step(result, result.recorded(), prediction)
+
+    def verdict(self, result: Result, prediction: float) -> str:
+        gain = parallel_gain(result, self.asked).get(self.most)
+        if gain is None:
+            missing = f"The {self.asked} model was not measured on {self.most} GPUs"
+            return f"{missing}, so your prediction of {prediction:g} stays open. Press Run to try again."
+        was = f"The step was {gain:.2g} times as fast on {self.most} GPUs; you predicted {prediction:g}"
+        off = prediction / gain
+        if 1 / GOOD <= off <= GOOD:
+            return f"{was}. A good prediction!"
+        return f"{was}, which is {off:.1f} times too high." if off > 1 else f"{was}, which is {1 / off:.1f} times too low."

@@ -1,0 +1,300 @@
+"""What each number format makes of a computation: every number and every result on the way rounded to it, and the bits of the last."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isinf, isnan
+from typing import Any
+
+import ipywidgets as widgets
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Rectangle
+
+from gputrace.figures.figure import BLACK, BLUE, SKY_BLUE, TEXT_POINTS, TITLE_POINTS, Figure, add_title, darker, shortened
+from labkit.lab_parts.computation import Computation, evaluated, parse
+from labkit.lab_parts.figures import finished, in_style
+from labkit.lab_parts.panel import Lab
+from labkit.lab_parts.result import Result, Row, Run
+
+COLUMNS = {"format": "", "value": "", "exact": "", "sign": "", "exponent": "", "fraction": ""}
+BADGE = "computed bit by bit, each step rounded to the nearest"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format: a sign bit, then the bits of the exponent, then those of the fraction.
+
+    The rules are those of IEEE 754: to the nearest, of two the even one, subnormal numbers, infinities. A format that is not `infinite`
+    has only one pattern for what is no number (and its negative), and keeps its largest number where others turn to infinity, as GPUs
+    convert to float8 e4m3 (Micikevicius et al., "FP8 formats for deep learning", 2022).
+    """
+
+    name: str
+    exponent_bits: int
+    fraction_bits: int
+    infinite: bool = True
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent_bits + self.fraction_bits
+
+    @property
+    def bias(self) -> int:
+        return 2 ** (self.exponent_bits - 1) - 1
+
+    @property
+    def largest(self) -> float:
+        if self.infinite:
+            return (2 - 2.0**-self.fraction_bits) * 2.0**self.bias
+        return (2 - 2.0 ** (1 - self.fraction_bits)) * 2.0 ** (self.bias + 1)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest number above 0: a subnormal one."""
+        return 2.0 ** (1 - self.bias - self.fraction_bits)
+
+    def rounded(self, x: float) -> float:
+        """The number of this format next to `x`."""
+        if x == 0 or not math.isfinite(x):
+            return x if self.infinite or not math.isinf(x) else math.copysign(self.largest, x)
+        step = self._step(x)
+        value = round(x / step) * step  # Python rounds halves to even
+        if abs(value) <= self.largest:
+            return math.copysign(value, x)
+        return math.copysign(math.inf if self.infinite else self.largest, x)
+
+    def _step(self, x: float) -> float:
+        """From `x` to the next number: subnormal numbers are all as far apart as the smallest normal ones."""
+        exponent = max(math.frexp(x)[1] - 1, 1 - self.bias)
+        return 2.0 ** (exponent - self.fraction_bits)
+
+    def pattern(self, x: float) -> tuple[str, str, str]:
+        """Sign, exponent and fraction of `x`, a number of this format, as strings of 0 and 1."""
+        ones = 2**self.exponent_bits - 1
+        if math.isnan(x):
+            exponent, fraction = ones, (2 ** (self.fraction_bits - 1) if self.infinite else 2**self.fraction_bits - 1)
+        elif math.isinf(x):
+            exponent, fraction = ones, 0
+        else:
+            units = round(abs(x) / self._step(x)) if x else 0  # with the leading one, which is not stored
+            normal = units >= 2**self.fraction_bits
+            exponent = math.frexp(x)[1] - 1 + self.bias if normal else 0
+            fraction = units - 2**self.fraction_bits if normal else units
+        sign = "1" if math.copysign(1, x) < 0 and not math.isnan(x) else "0"
+        return sign, f"{exponent:0{self.exponent_bits}b}", f"{fraction:0{self.fraction_bits}b}"
+
+
+FORMATS = (
+    Format("float32", 8, 23),
+    Format("tf32", 8, 10),  # of matrix products' factors only: no tensor has it
+    Format("bfloat16", 8, 7),
+    Format("float16", 5, 10),
+    Format("float8 e5m2", 5, 2),
+    Format("float8 e4m3", 4, 3, infinite=False),
+)
+FLOAT64 = Format("float64", 11, 52)  # Python's own, with which the others are compared
+ASKED = "float16"  # whose result learners predict
+
+
+def number_formats(computation: str) -> Run:
+    """What each format makes of a computation such as "0.1 + 0.2", "300**2" or "sum(0.01, 1000)"; one row a format.
+
+    Each number in it and the result of each operation is rounded to the format. `value` is what comes out, `exact` what float64 makes
+    of the same, `sign`, `exponent` and `fraction` are the bits of `value`. Needs no GPU.
+
+    Raises ValueError, saying what is allowed, for text that is no computation.
+    """
+    parsed = parse(computation)
+    evaluated(parsed, FLOAT64.rounded)  # a mistake shows before the first point
+    return Run("number_formats", {"computation": parsed.text}, COLUMNS, BADGE, len(FORMATS), _points(parsed))
+
+
+def _points(computation: Computation) -> Iterator[Row]:
+    exact = evaluated(computation, FLOAT64.rounded)
+    for form in FORMATS:
+        value = evaluated(computation, form.rounded)
+        sign, exponent, fraction = form.pattern(value)
+        yield {"format": form.name, "value": value, "exact": exact, "sign": sign, "exponent": exponent, "fraction": fraction}
+
+
+# The figure
+
+
+# In points, 72 an inch, from the left edge and the upper one
+WIDTH, TOP, ROW, BOTTOM = 504, 56, 33, 26
+NAMES, BITS, BIT, GAP, BOX = 10, 78, 8.7, 5, 14
+PARTS = {"sign": ("white", BLACK), "exponent": (BLUE, "white"), "fraction": (SKY_BLUE, BLACK)}  # fill, digits: of three lightnesses
+FORM = {form.name: form for form in FORMATS}
+LEAST = 1e-5  # relative errors below this are not told apart
+
+
+@in_style
+def plot_number_formats(result: Result, prediction: float | None = None) -> Figure:
+    """The value and the bits of a computation in each format; `prediction` is what was predicted of float16."""
+    height = TOP + ROW * max(1, len(result.rows)) + BOTTOM
+    canvas = Canvas(figsize=(WIDTH / 72, height / 72), facecolor="white")
+    axes = canvas.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0), frame_on=False, xticks=[], yticks=[])
+    axes.grid(False)
+    add_title(canvas, shortened(_finding(result), WIDTH - 20, TITLE_POINTS, bold=True))
+    for index, row in enumerate(result.rows):
+        _draw(axes, row, TOP + index * ROW, names=index == 0)
+        if prediction is not None and row["format"] == ASKED:
+            right = BITS + FORM[ASKED].bits * BIT + 3 * GAP
+            axes.text(right, TOP + index * ROW + BOX / 2, f"○ you predicted {prediction:.6g}", va="center", color=darker(BLUE))
+    told = "" if prediction is None else f"Predicted for {ASKED}: {prediction:.6g}."
+    return finished(canvas, result, None, *(f"{_spoken(row)}." for row in result.rows), told)
+
+
+def value_text(value: float) -> str:
+    """0.333333343, 65504, infinity, not a number."""
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "infinity" if value > 0 else "−infinity"
+    return f"{value:.9g}"
+
+
+def error_text(row: Row) -> str:
+    """How far a value is from what float64 makes of the same computation."""
+    value, exact = row["value"], row["exact"]
+    if math.isnan(exact):
+        return "" if math.isnan(value) else "a number"
+    if value == exact:
+        return "" if math.isinf(exact) else "as float64"
+    if _too_large(row):
+        return "too large"
+    if math.isinf(exact):
+        return "no number" if math.isnan(value) else "not infinite"
+    if math.isnan(value):
+        return "lost on the way"
+    if value == 0 and abs(exact) < FORM[row["format"]].smallest:
+        return "too small"
+    off = _off(row)
+    return f"off by {100 * off:.2g} %" if off >= LEAST else "off by < 0.001 %"
+
+
+def _finding(result: Result) -> str:
+    computation, rows = result.parameters["computation"], result.rows
+    if not rows:
+        return f"Not computed yet: {computation}"
+    wrong = [row for row in rows if error_text(row) not in ("", "as float64")]
+    large = [row["format"] for row in wrong if _too_large(row)]
+    small = [row["format"] for row in wrong if error_text(row) == "too small"]
+    if not wrong:
+        return f"{computation}: every format says what float64 says"
+    if large:
+        return f"{computation} is too large for {_listed(large)}"
+    if lost := [row["format"] for row in wrong if error_text(row) == "lost on the way"]:
+        return f"{computation} is lost on the way in {_listed(lost)}"
+    if small:
+        return f"{computation} is too small for {_listed(small)}"
+    worst = max(wrong, key=_off)
+    asked = [row for row in wrong if row["format"] == ASKED and row is not worst]
+    first = f"{ASKED} is {error_text(asked[0])}, " if asked else ""
+    return f"{computation}: {first}{worst['format']} {'' if first else 'is '}{error_text(worst)}"
+
+
+def _too_large(row: Row) -> bool:
+    value, exact = row["value"], row["exact"]
+    if not math.isfinite(exact):
+        return False
+    return math.isinf(value) or (abs(exact) > FORM[row["format"]].largest == abs(value))
+
+
+def _off(row: Row) -> float:
+    """The relative error."""
+    return abs(row["value"] - row["exact"]) / abs(row["exact"]) if row["exact"] and math.isfinite(row["exact"]) else math.inf
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) == len(FORMATS):
+        return "every format"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _spoken(row: Row) -> str:
+    error = error_text(row)
+    bits = " ".join(row[part] for part in PARTS)
+    return f"{row['format']}: {value_text(row['value'])}{', ' * bool(error)}{error}, bits {bits}"
+
+
+def _draw(axes: Axes, row: Row, top: float, names: bool) -> None:
+    axes.text(NAMES, top + BOX / 2, row["format"], va="center", fontweight="bold", fontsize=TEXT_POINTS)
+    left = float(BITS)
+    for part, (fill, ink) in PARTS.items():
+        if names:
+            at_end = part == "sign"  # one bit wide: its name stands to the left
+            axes.text(left + BIT * at_end, top - 6, part, ha="right" if at_end else "left", va="bottom")
+        for digit in row[part]:
+            axes.add_patch(Rectangle((left, top), BIT, BOX, facecolor=fill, edgecolor=BLACK, linewidth=0.6))
+            axes.text(left + BIT / 2, top + BOX / 2 + 0.5, digit, ha="center", va="center", color=ink, fontsize=TEXT_POINTS)
+            left += BIT
+        left += GAP
+    right = BITS + max(form.bits for form in FORMATS) * BIT + 3 * GAP
+    axes.text(right, top + BOX / 2, value_text(row["value"]), va="center", fontsize=TEXT_POINTS)
+    axes.text(right, top + BOX + 9, error_text(row), va="center", fontsize=TEXT_POINTS, color="#444444")
+
+
+# The widget
+
+
+GOOD = 1e-3  # a prediction this near, relative to the result, is called good
+
+
+class FormatLab(Lab):
+    """Type a number or a computation, such as 0.1 + 0.2, 300**2, 1/3 or sum(0.01, 1000); predict its result in float16; see every format.
+
+    `computation` is what stands in the field at first. The lab computes bit by bit and needs no GPU.
+    """
+
+    question = f"What does {ASKED} make of this computation?"
+    unit = f"in {ASKED}"
+
+    def __init__(self, computation: str = "0.1 + 0.2") -> None:
+        self.computation = widgets.Text(
+            value=computation,
+            description="Computation:",
+            placeholder="such as sum(0.01, 1000)",
+            style={"description_width": "initial"},
+            layout=widgets.Layout(width="26em"),
+        )
+        super().__init__([self.computation])
+        self.answer.placeholder = "a number, inf or nan"
+
+    def experiment(self) -> Run:
+        return number_formats(self.computation.value)
+
+    def point(self, row: dict[str, Any]) -> str:
+        return f"{row['format']}: {value_text(row['value'])}"
+
+    def draw(self, result: Result, prediction: float | None) -> Figure:
+        return plot_number_formats(result, prediction)
+
+    def verdict(self, result: Result, prediction: float) -> str:
+        value = next(iter(result.column("value", format=ASKED)), None)
+        if value is None:
+            return f"{ASKED} was not reached, so your prediction of {prediction:g} stays open. Press Run to try again."
+        was = f"{ASKED} makes {value_text(value)} of {result.parameters['computation']}; you predicted {prediction:g}"
+        return f"{was}. A good prediction!" if _near(prediction, value) else f"{was}."
+
+    def _predict(self) -> None:
+        """Take any number as a prediction: results may be negative, infinite, or no number."""
+        if self.running:
+            return
+        typed = self.answer.value.strip()
+        try:
+            self.prediction = float(typed)
+        except ValueError:
+            self.prediction = None
+            found = f"“{typed}” is not a prediction" if typed else "There is no prediction yet"
+            self._say(f"{found}: type a number such as 0.3, or inf, or nan, and press Predict.", alert=True)
+        else:
+            self._say(f"You predict: {self.prediction:g} {self.unit}. Now press Run.")
+        self._set_buttons(running=False)
+
+
+def _near(prediction: float, value: float) -> bool:
+    if isnan(value) or isinf(value):
+        return prediction == value or (isnan(prediction) and isnan(value))
+    return abs(prediction - value) <= GOOD * abs(value)

@@ -1,0 +1,218 @@
+"""Free memory that cannot be used: the largest request that still succeeds when blocks were freed between live ones."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from matplotlib.axes import Axes
+
+from gputrace import units
+from gputrace.figures.figure import BLACK, BLUE, GREEN, VERMILLION, Figure, binary_scale, label_ends, new_canvas
+from labkit import machine
+from labkit.lab_parts.figures import finished, in_style, in_words, sources
+from labkit.lab_parts.result import Result, Row, Run, badge, checked_sizes
+from labkit.labs.allocator import unused_stream
+
+MIB = 1 << 20
+BLOCKS = (2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)
+MEMORY = 640 * MIB  # that the experiment may reserve
+STEP = 2 * MIB  # the largest request is found to within this; every segment's size is a multiple of it
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the first that is set counts
+LEAST, MOST_BLOCKS = 64 * 1024, 4096
+# Which of the blocks, in order of their addresses, stay alive.
+PATTERNS = {
+    "every second": lambda index, count: index % 2 == 0,
+    "every fourth": lambda index, count: index % 4 == 0,
+    "the first half": lambda index, count: index < count // 2,
+}
+SETTINGS = {"default": "", "max_split_size_mb:64": "max_split_size_mb:64", "expandable_segments": "expandable_segments:True"}
+COLUMNS = {"block": "bytes", "setting": "", "largest": "bytes", "free": "bytes", "allocated": "bytes", "reserved": "bytes"}
+
+
+def fragmentation(
+    blocks: Sequence[int] = BLOCKS, kept: str = "every second", memory: int = MEMORY, settings: Mapping[str, str] = SETTINGS
+) -> Run:
+    """The largest request that succeeds after a first tensor filled the `memory` (bytes) and went, `blocks` of one size (bytes) filled it
+    again, and only some of them were `kept`: "every second", "every fourth" or "the first half".
+
+    One row a size and setting: `largest` is found by trying, to within 2 MiB; `free` is what no tensor holds of the memory,
+    `allocated` and `reserved` are as the blocks were freed. `settings` are those of PYTORCH_CUDA_ALLOC_CONF, by the name to show.
+
+    The experiment works on a stream of its own under a limit of its own, and puts settings and limit back; it empties the cache.
+    Virtual GPUs keep no values meanwhile.
+
+    Raises ValueError for sizes outside 64 KiB to `memory`, for another pattern, and for memory that is not there; RuntimeError when no
+    GPU is in use.
+    """
+    name = badge()
+    if type(memory) is not int or memory < LEAST or memory % STEP:
+        raise ValueError(f"memory={memory!r}: give a number of bytes that is a multiple of 2 MiB, such as {MEMORY}")
+    if kept not in PATTERNS:
+        raise ValueError(f"kept={kept!r}: choose one of {', '.join(map(repr, PATTERNS))}")
+    sizes = checked_sizes("blocks", blocks, memory)
+    if sizes[0] < max(LEAST, memory // MOST_BLOCKS):
+        raise ValueError(
+            f"blocks={list(blocks)!r}: the smallest that {memory} bytes are filled with is {max(LEAST, memory // MOST_BLOCKS)}"
+        )
+    if not settings:
+        raise ValueError('settings={}: give at least one as name: text, such as {"default": ""}')
+    parameters = {"blocks": sizes, "kept": kept, "memory": memory, "settings": dict(settings)}
+    return Run("fragmentation", parameters, COLUMNS, name, len(sizes) * len(settings), _points(sizes, kept, memory, settings))
+
+
+def largest_share(result: Result, setting: str) -> dict[int, float]:
+    """The largest request that succeeded as a share of what was free, by the size of the blocks."""
+    columns = (result.column(name, setting=setting) for name in ("block", "largest", "free"))
+    return {block: largest / free for block, largest, free in zip(*columns, strict=True)}
+
+
+def _points(blocks: Sequence[int], kept: str, memory: int, settings: Mapping[str, str]) -> Iterator[Row]:
+    for block in blocks:
+        for name, text in settings.items():
+            with machine.in_use().without_values(), _allocator(text, memory), torch.cuda.stream(unused_stream()):
+                row = _point(block, kept, memory)
+            yield {"block": block, "setting": name, **row}
+
+
+def _point(block: int, kept: str, memory: int) -> dict[str, int]:
+    held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    first = _bytes(memory)
+    del first
+    tensors = _fill(block, memory)
+    alive = [tensor for index, tensor in enumerate(tensors) if PATTERNS[kept](index, len(tensors))]
+    del tensors
+    allocated = torch.cuda.memory_allocated() - held
+    row = {"free": memory - allocated, "allocated": allocated, "reserved": torch.cuda.memory_reserved() - reserved}
+    largest = _largest_request(memory - allocated)
+    del alive
+    return {"largest": largest, **row}
+
+
+def _fill(block: int, memory: int) -> list[torch.Tensor]:
+    """As many blocks as the memory holds, in order of their addresses."""
+    tensors: list[torch.Tensor] = []
+    while len(tensors) < memory // block:
+        try:
+            tensors.append(_bytes(block))
+        except torch.OutOfMemoryError:
+            break  # a setting that leaves gaps has no room for the last ones
+    return sorted(tensors, key=torch.Tensor.data_ptr)
+
+
+def _largest_request(free: int) -> int:
+    """The most bytes, in steps of 2 MiB, that one tensor can get: by halving what is not known yet."""
+    least, too_much = 0, free // STEP + 1
+    while too_much - least > 1:
+        middle = (least + too_much) // 2
+        try:
+            _bytes(middle * STEP)
+        except torch.OutOfMemoryError:
+            too_much = middle
+        else:
+            least = middle
+    return least * STEP
+
+
+def _bytes(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.uint8, device="cuda")
+
+
+@contextmanager
+def _allocator(settings: str, memory: int) -> Iterator[None]:
+    """In the block, the allocator has these settings, and may reserve so many bytes more than what it cannot give back now."""
+    device = torch.cuda.current_device()
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    limit = torch.cuda.memory_reserved() + memory
+    if limit > min(before, 1.0) * total:
+        raise ValueError(f"memory={memory}: the GPU has {total} bytes, of which this process may take {int(before * total)}")
+    # A little more than the limit, for a share of the memory is no whole number of bytes; less than the smallest segment more.
+    torch.cuda.set_per_process_memory_fraction(min((limit + MIB) / total, 1.0), device)
+    try:
+        _configure(settings)
+        yield
+    finally:
+        torch.cuda.empty_cache()
+        _configure(next((os.environ[name] for name in VARIABLES if name in os.environ), ""))
+        torch.cuda.set_per_process_memory_fraction(before, device)
+
+
+def _configure(settings: str) -> None:
+    """New settings for later requests. PyTorch keeps the kind of its segments where the text does not name it."""
+    text = settings if "expandable_segments" in settings else ",".join(filter(None, ("expandable_segments:False", settings)))
+    configure = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # until torch 2.8 there is only the other
+    (configure or torch.cuda.memory._set_allocator_settings)(text)
+
+
+# The figure
+
+
+LOOKS = ((VERMILLION, "s"), (BLUE, "o"), (GREEN, "^"))  # a colour and a marker for each setting
+ENOUGH = 0.95  # a request of this share of what is free counts as served whole
+
+
+@in_style
+def plot_fragmentation(result: Result, recorded: Result | None = None) -> Figure:
+    """The largest request by the size of the blocks, a line for each setting (three at most), below what was free."""
+    settings = list(result.parameters["settings"])
+    canvas, axes = new_canvas(_finding(result, settings))
+    labels = []
+    for source, dashes in sources(result, recorded):
+        for setting, (colour, marker) in zip(settings, LOOKS, strict=False):
+            labels += _line(axes, source, setting, colour, marker, dashes, named=source is result)
+    labels += _free(axes, result, settings[0])
+    binary_scale(axes, f"size of the blocks, of which {_kept(result)} stays", units.byte_text, most=8)
+    axes.set_yscale("log", base=2)
+    low, high = axes.get_ylim()
+    ticks = [2.0**power for power in range(20, 40, 2) if low <= 2.0**power <= high]
+    axes.set_yticks(ticks, [units.byte_text(tick) for tick in ticks])
+    axes.set_ylabel("largest request that succeeds")
+    label_ends(axes, labels)
+    return finished(canvas, result, recorded, _proof(result, settings), _proof(recorded, settings))
+
+
+def _kept(result: Result) -> str:
+    return {"every second": "every second one", "every fourth": "every fourth one"}.get(
+        result.parameters["kept"], result.parameters["kept"]
+    )
+
+
+def _finding(result: Result, settings: list[str]) -> str:
+    rows = [row for row in result.rows if row["setting"] == settings[0]]
+    if not rows:
+        return "Not measured yet: the largest request that succeeds"
+    worst = min(rows, key=lambda row: row["largest"] / row["free"])
+    if worst["largest"] / worst["free"] >= ENOUGH:
+        return f"All {units.byte_text(worst['free'])} that are free serve one request"
+    return f"{units.byte_text(worst['free'])} are free, and a request for more than {units.byte_text(worst['largest'])} fails"
+
+
+def _line(axes: Axes, source: Result, setting: str, colour: str, marker: str, dashes: str, named: bool) -> list[tuple]:
+    blocks, largest = source.column("block", setting=setting), source.column("largest", setting=setting)
+    if not blocks:
+        return []
+    axes.plot(blocks, largest, dashes, color=colour, marker=marker, linewidth=2 if dashes == "-" else 1.4)
+    return [(blocks[-1], largest[-1], setting.partition(":")[0], colour)] if named else []
+
+
+def _free(axes: Axes, result: Result, setting: str) -> list[tuple]:
+    """What is free in all, a dotted line above the others."""
+    blocks, free = result.column("block", setting=setting), result.column("free", setting=setting)
+    if not blocks:
+        return []
+    axes.plot(blocks, free, ":", color=BLACK, linewidth=1.2)
+    return [(blocks[-1], free[-1], "free", BLACK)]
+
+
+def _proof(result: Result | None, settings: list[str]) -> str:
+    if result is None or not result.rows:
+        return ""
+    block = result.rows[-1]["block"]
+    parts = [
+        f"{units.byte_text(result.column('largest', setting=setting, block=block)[0])} with {setting} ({share[block]:.0%} of what is free)"
+        for setting in settings
+        if block in (share := largest_share(result, setting))
+    ]
+    return in_words(result, f"between blocks of {units.byte_text(block)} the largest request that succeeds is {', '.join(parts)}.")

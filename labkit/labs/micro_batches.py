@@ -1,0 +1,151 @@
+"""A batch that goes through two GPUs in micro-batches: seconds of a step by their number, and by the order in which two halves launch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+import torch
+from matplotlib.axes import Axes
+from torch import nn
+
+from gputrace import units
+from gputrace.figures.figure import BLUE, VERMILLION, Figure, binary_scale, decimal_scale, label_ends, new_canvas
+from labkit import machine
+from labkit.lab_parts.figures import SAME, add_line, finished, in_style, in_words, sources
+from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
+
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+COMPUTE_FIRST, COPY_FIRST = "compute first", "copy first"
+COLUMNS = {"splits": "", "program": "", "seconds": "seconds"}
+LARGEST = 1 << 16
+
+
+def pipeline_splits(splits: Sequence[int] = SPLITS, repeats: int = 3, layers: int = 16, width: int = 4096, batch: int = 8192) -> Run:
+    """Seconds of forward and backward of a network whose halves lie on two GPUs, by the number of micro-batches.
+
+    The network has `layers` linear layers, each with ReLU, `width` neurons wide. Two programs do the same with plain `.to`, and differ
+    in one thing: "compute first" launches the second half on a micro-batch before the first half and the copy of the next, "copy first"
+    after them. The median of `repeats`, after one that does not count. Virtual GPUs compute no values meanwhile.
+
+    Raises ValueError for what is out of bounds, RuntimeError when fewer than two GPUs are in use.
+    """
+    name = badge()
+    if machine.in_use().count < 2:
+        raise RuntimeError("a network cut in two needs labkit.use(gpus=2)")
+    for parameter, value in (("repeats", repeats), ("layers", layers), ("width", width), ("batch", batch)):
+        if checked_count(parameter, value) > LARGEST:
+            raise ValueError(f"{parameter}={value}: give at most {LARGEST}")
+    if layers % 2:
+        raise ValueError(f"layers={layers}: give an even number, for two equal halves")
+    splits = checked_sizes("splits", splits, batch)
+    parameters = {"splits": splits, "repeats": repeats, "layers": layers, "width": width, "batch": batch}
+    return Run("pipeline_splits", parameters, COLUMNS, name, 2 * len(splits), _points(splits, repeats, layers // 2, width, batch))
+
+
+def split_gain(result: Result, program: str = COMPUTE_FIRST) -> dict[int, float]:
+    """How many times faster a program's step is than with the batch in one piece, by the number of splits."""
+    seconds = dict(zip(result.column("splits", program=program), result.column("seconds", program=program), strict=True))
+    return {splits: seconds[1] / value for splits, value in seconds.items() if splits > 1 and 1 in seconds}
+
+
+def _points(splits: list[int], repeats: int, layers: int, width: int, batch: int) -> Iterator[Row]:
+    for count in splits:
+        for program, work in ((COPY_FIRST, copy_first), (COMPUTE_FIRST, compute_first)):
+            with machine.in_use().without_values():
+                seconds = _step_seconds(work, count, repeats, layers, width, batch)
+            yield {"splits": count, "program": program, "seconds": seconds}
+
+
+def copy_first(first: nn.Module, second: nn.Module, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of the micro-batches. The first half of one, and its copy, are launched before the second half of the one before."""
+    outputs, before = [], None
+    for part in parts:
+        arrived = first(part).to("cuda:1")
+        if before is not None:
+            outputs.append(second(before))
+        before = arrived
+    return [*outputs, second(before)]
+
+
+def compute_first(first: nn.Module, second: nn.Module, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of the micro-batches, each of which is launched as a whole before the next."""
+    return [second(first(part).to("cuda:1")) for part in parts]
+
+
+def _step_seconds(work: Callable, splits: int, repeats: int, layers: int, width: int, batch: int) -> float:
+    first, second = (_half(layers, width, f"cuda:{index}") for index in range(2))
+    parts = torch.ones(batch, width, device="cuda:0").chunk(splits)
+
+    def seconds() -> float:
+        _synchronize()
+        start = machine.host_time()
+        torch.cat(work(first, second, parts)).square().mean().backward()
+        _synchronize()
+        return machine.host_time() - start
+
+    seconds()
+    return median(seconds() for _ in range(repeats))
+
+
+def _half(layers: int, width: int, device: str) -> nn.Module:
+    return nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(width, width, device=device), nn.ReLU())])
+
+
+def _synchronize() -> None:
+    for index in range(2):
+        torch.cuda.synchronize(index)
+
+
+# The figure
+
+
+FORMULA_COLOUR = "#767676"
+
+
+@in_style
+def plot_pipeline_splits(result: Result, recorded: Result | None = None) -> Figure:
+    """Seconds of a step by the number of micro-batches, a line for each order of launching, and what the formula gives."""
+    canvas, axes = new_canvas(_finding(result))
+    labels = []
+    for source, dashes in sources(result, recorded):
+        for program, colour in ((COPY_FIRST, VERMILLION), (COMPUTE_FIRST, BLUE)):
+            splits, seconds = source.column("splits", program=program), source.column("seconds", program=program)
+            labels += add_line(axes, splits, seconds, colour, dashes, program if source is result else f"{program}, recorded")
+    labels += _draw_formula(axes, result)
+    binary_scale(axes, "micro-batches", lambda splits: f"{splits:g}", most=8)
+    decimal_scale(axes, "time of forward and backward", units.time_text)
+    label_ends(axes, labels)
+    return finished(canvas, result, recorded, _proof(result), _proof(recorded))
+
+
+def _finding(result: Result) -> str:
+    gain = {1: 1.0} | split_gain(result)
+    if len(gain) == 1:
+        return "Not measured yet: a batch whole and cut"
+    best = max(gain, key=lambda splits: (gain[splits], -splits))
+    if best == 1:
+        return "The batch in one piece is fastest"
+    most = max(gain)
+    rest = f"; {most} are slower again" if gain[best] > SAME * gain[most] else ""
+    return f"{best} micro-batches are {gain[best]:.1f} times as fast as one{rest}"
+
+
+def _proof(result: Result | None) -> str:
+    if result is None or not result.rows:
+        return ""
+    parts = []
+    for program in dict.fromkeys(result.column("program")):
+        splits, seconds = result.column("splits", program=program), result.column("seconds", program=program)
+        times = ", ".join(f"{units.time_text(value)} with {count}" for count, value in zip(splits, seconds, strict=True))
+        parts.append(f"{program} takes {times}")
+    return in_words(result, f"{'; '.join(parts)}.")
+
+
+def _draw_formula(axes: Axes, result: Result) -> list[tuple]:
+    """What (m + 1) / 2m of the whole batch's time is, the formula's for two stages, from the step in one piece."""
+    whole = result.column("seconds", program=COMPUTE_FIRST, splits=1)
+    splits = sorted(set(result.column("splits")))
+    if not whole or len(splits) < 2:
+        return []
+    seconds = [whole[0] * (count + 1) / (2 * count) for count in splits]
+    axes.plot(splits, seconds, ":", color=FORMULA_COLOUR, linewidth=1.4)
+    return [(splits[-1], seconds[-1], "formula", FORMULA_COLOUR)]

@@ -1,0 +1,404 @@
+"""One training step of a network that is cut into stages, a GPU each: what every GPU does when, and the memory that it takes."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from torch import nn
+
+from gputrace import units
+from gputrace.figures.figure import (
+    BESIDE,
+    BLACK,
+    BLUE,
+    ORANGE,
+    SIZE,
+    TEXT_POINTS,
+    Figure,
+    add_badge,
+    new_canvas,
+    text_width,
+    time_ticks,
+    words,
+)
+from labkit import machine
+from labkit.lab_parts.figures import in_style, in_words
+from labkit.lab_parts.panel import Lab, choice, switches
+from labkit.lab_parts.result import Result, Row, Run, badge, checked_count
+from labkit.labs.schedules import BACKWARD, FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
+
+WIDTH, BATCH = 4096, 16384
+LARGEST = 1 << 16
+WARM_UP = 1  # steps that do not count
+COLUMNS = {"schedule": "", "stage": "", "work": "", "micro_batch": "", "start": "seconds", "seconds": "seconds", "peak": "bytes"}
+
+
+def pipeline_step(
+    layers: Sequence[int] = (2, 2, 2, 2),
+    micro_batches: int = 8,
+    schedules: Sequence[str] = SCHEDULES,
+    link: int = 1,
+    width: int = WIDTH,
+    batch: int = BATCH,
+) -> Run:
+    """What each stage of a pipeline does when, in one step of forward and backward under each of the `schedules`.
+
+    `layers` says how many linear layers, each with ReLU, every stage has: stage i lies on GPU i. The batch is cut into
+    `micro_batches`, but for the schedule "one batch". What is sent from GPU to GPU goes through streams of its own, so that it makes
+    no other work wait; each tensor is sent `link` times, which makes the link so many times slower. The first stage computes the gradient
+    of its input too, as though layers came before it: so equal stages have equal work.
+
+    One row for a forward or backward of a micro-batch on a stage: when its GPU began it and for how long it kept it, in seconds since
+    the step's start; `peak` is the most memory that the step took on that GPU, beyond parameters and gradients. Virtual GPUs compute
+    no values meanwhile. Raises ValueError for what is out of bounds, RuntimeError when no GPU is in use.
+    """
+    name = badge()
+    there = machine.in_use().count
+    if not isinstance(layers, list | tuple) or not 1 <= len(layers) <= there or not all(type(n) is int and 1 <= n <= 64 for n in layers):
+        raise ValueError(f"layers={layers!r}: give the number of layers, 1 to 64, of each of 1 to {there} stages, as there are GPUs in use")
+    if isinstance(schedules, str) or not schedules or not set(schedules) <= set(SCHEDULES):
+        raise ValueError(f"schedules={schedules!r}: give one or more of {', '.join(map(repr, SCHEDULES))}")
+    for parameter, value in (("link", link), ("width", width), ("batch", batch)):
+        if checked_count(parameter, value) > LARGEST:
+            raise ValueError(f"{parameter}={value}: give at most {LARGEST}")
+    if checked_count("micro_batches", micro_batches) > batch:
+        raise ValueError(f"micro_batches={micro_batches}: a batch of {batch} rows cannot be cut into more than {batch}")
+    parameters = {
+        "schedules": list(schedules),
+        "layers": "+".join(map(str, layers)),
+        "micro_batches": micro_batches,
+        "link": link,
+        "width": width,
+        "batch": batch,
+    }
+    total = sum(2 * len(layers) * (1 if schedule == ONE_BATCH else micro_batches) for schedule in schedules)
+    return Run("pipeline_step", parameters, COLUMNS, name, total, _points(list(layers), micro_batches, list(schedules), link, width, batch))
+
+
+def waiting_share(result: Result, schedule: str) -> float | None:
+    """The share of the step, averaged over the stages, in which a GPU waited; None if not one whole step was measured."""
+    starts, seconds = result.column("start", schedule=schedule), result.column("seconds", schedule=schedule)
+    if not is_whole(result, schedule):
+        return None
+    step = max(start + took for start, took in zip(starts, seconds, strict=True)) - min(starts)
+    return 1 - sum(seconds) / (step * stages(result))
+
+
+def stages(result: Result) -> int:
+    """How many stages the pipeline of a `pipeline_step` has."""
+    return len(result.parameters["layers"].split("+"))
+
+
+def is_whole(result: Result, schedule: str) -> bool:
+    """Whether all of the step was measured: a run that was stopped ends in the middle."""
+    count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
+    return len(result.column("stage", schedule=schedule)) == 2 * count * stages(result)
+
+
+def stage_peaks(result: Result, schedule: str) -> dict[int, int]:
+    """The bytes that the step took on each stage's GPU, as far as was measured."""
+    return dict(zip(result.column("stage", schedule=schedule), result.column("peak", schedule=schedule), strict=True))
+
+
+def _points(layers: list[int], micro_batches: int, schedules: list[str], link: int, width: int, batch: int) -> Iterator[Row]:
+    for schedule in schedules:
+        with machine.in_use().without_values():
+            rows = _step(layers, 1 if schedule == ONE_BATCH else micro_batches, schedule, link, width, batch)
+        yield from rows
+
+
+def _step(layers: list[int], micro_batches: int, schedule: str, link: int, width: int, batch: int) -> list[Row]:
+    pipe = Pipe([_stage(count, width, f"cuda:{index}") for index, count in enumerate(layers)], link)
+    inputs = torch.ones(batch, width, device="cuda:0")
+    for _ in range(WARM_UP):
+        pipe.step(inputs, micro_batches, schedule)
+    held = [torch.cuda.memory_allocated(index) for index in range(len(layers))]
+    for index in range(len(layers)):
+        torch.cuda.reset_peak_memory_stats(index)
+    work = pipe.step(inputs, micro_batches, schedule)
+    took = [torch.cuda.max_memory_allocated(index) - held[index] for index in range(len(layers))]
+    rows = [
+        {"schedule": schedule, "stage": stage, "work": what, "micro_batch": index, "start": start, "seconds": seconds, "peak": took[stage]}
+        for stage, what, index, start, seconds in work
+    ]
+    return sorted(rows, key=lambda row: (row["start"], row["stage"]))
+
+
+def _stage(layers: int, width: int, device: str) -> nn.Module:
+    return nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(width, width, device=device), nn.ReLU())])
+
+
+class Pipe:
+    """Stages of a network on GPUs 0, 1, 2 …, and a pair of streams for each direction of the links between neighbours."""
+
+    def __init__(self, stages: list[nn.Module], link: int = 1) -> None:
+        self.stages, self.link = stages, link
+        neighbours = [(i, i + 1) for i in range(len(stages) - 1)]
+        pairs = neighbours + [(there, here) for here, there in neighbours]
+        self.streams = {(i, j): (torch.cuda.Stream(i), torch.cuda.Stream(j)) for i, j in pairs}
+
+    def step(self, inputs: torch.Tensor, micro_batches: int, schedule: str) -> list[tuple[int, str, int, float, float]]:
+        """Forward and backward of the mean square, the gradients added to the parameters'.
+
+        Returns (stage, work, micro-batch, start, seconds) of each piece of work; the GPUs have done all of it.
+        """
+        count = len(self.stages)
+        self.parts = inputs.chunk(micro_batches)
+        self.sent: dict[tuple[int, str, int], tuple[torch.Tensor, torch.cuda.Event]] = {}  # to a stage, for its forward or backward
+        self.kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # input and output of a forward, for its backward
+        for index in range(count):
+            torch.cuda.synchronize(index)
+        begun = [_mark(index) for index in range(count)]
+        timed = []
+        for stage, work, index in launches([order(schedule, stage, count, len(self.parts)) for stage in range(count)]):
+            arrived = self._receive(stage, work, index)
+            before = _mark(stage)
+            result = self._forward(stage, index, arrived) if work == FORWARD else self._backward(stage, index, arrived)
+            timed.append((stage, work, index, before, _mark(stage)))
+            self._send(stage, work, index, result)
+        for index in range(count):
+            torch.cuda.synchronize(index)
+        milli = 1e-3  # what events tell
+        return [
+            (stage, work, index, begun[stage].elapsed_time(before) * milli, before.elapsed_time(after) * milli)
+            for stage, work, index, before, after in timed
+        ]
+
+    def _forward(self, stage: int, index: int, arrived: torch.Tensor | None) -> torch.Tensor:
+        entered = (self.parts[index].detach() if arrived is None else arrived).requires_grad_()
+        left = self.stages[stage](entered)
+        if stage == len(self.stages) - 1:
+            left = left.square().mean() / len(self.parts)
+        self.kept[stage, index] = entered, left
+        return left.detach()
+
+    def _backward(self, stage: int, index: int, arrived: torch.Tensor | None) -> torch.Tensor | None:
+        entered, left = self.kept.pop((stage, index))
+        left.backward(arrived)
+        return entered.grad
+
+    def _send(self, stage: int, work: str, index: int, tensor: torch.Tensor | None) -> None:
+        """Copy a result to the stage that needs it, once the work before is done, on streams on which nothing else waits."""
+        neighbour = stage + 1 if work == FORWARD else stage - 1
+        if tensor is None or neighbour not in range(len(self.stages)):
+            return
+        leaves, arrives = self.streams[stage, neighbour]
+        leaves.wait_stream(torch.cuda.current_stream(stage))
+        with torch.cuda.stream(leaves), torch.cuda.stream(arrives):
+            copy = torch.empty_like(tensor, device=f"cuda:{neighbour}")
+            for _ in range(self.link):
+                copy.copy_(tensor, non_blocking=True)
+        tensor.record_stream(leaves)  # or its memory might be given to others before it has left
+        copy.record_stream(torch.cuda.current_stream(neighbour))
+        self.sent[neighbour, work, index] = copy, arrives.record_event()
+
+    def _receive(self, stage: int, work: str, index: int) -> torch.Tensor | None:
+        """What the neighbour sent for this work, which will start after it has come; None for the first or last stage of all."""
+        copy, event = self.sent.pop((stage, work, index), (None, None))
+        if event is not None:
+            torch.cuda.current_stream(stage).wait_event(event)
+        return copy
+
+
+def _mark(index: int) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(index))
+    return event
+
+
+# The figure
+
+
+COLOURS = {FORWARD: BLUE, BACKWARD: ORANGE}
+INK = {FORWARD: "white", BACKWARD: "black"}
+HEIGHT = 0.8  # of a bar, where the stages are 1 apart
+ABOVE = -0.75  # where a prediction stands, above stage 0
+
+
+@in_style
+def plot_pipeline_step(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
+    """A bar for each forward and backward of each stage's GPU over time, a panel for each schedule, and each GPU's memory beside it.
+
+    A number in a bar is that of the micro-batch. `prediction` is the percentage of the step in which the GPUs wait under the last of
+    the schedules: a hollow marker shows where the step would end.
+    """
+    schedules = list(dict.fromkeys(result.column("schedule"))) or result.parameters["schedules"][:1]
+    canvas, *panels = new_canvas(_waiting_finding(result), rows=len(schedules))
+    panels[0].get_gridspec().update(hspace=0.5, top=0.81, right=0.85, left=0.09)
+    end = _end(result, prediction)
+    for axes, schedule in zip(panels, schedules, strict=True):
+        axes.set_position(axes.get_subplotspec().get_position(canvas))
+        time_ticks(axes, end)
+        axes.label_outer()
+        axes.tick_params(axis="x", bottom=axes is panels[-1])
+        axes.set_title(_heading(result, recorded, schedule), loc="left", fontsize=TEXT_POINTS)
+        _draw_bars(axes, result, schedule)
+        _draw_memory(axes, result, schedule)
+    panels[0].set_title(" most memory", loc="right", fontsize=TEXT_POINTS, ha="left")
+    sentence = _predicted_end(panels[-1], result, prediction)
+    entries = [Patch(color=COLOURS[work], label=work) for work in (FORWARD, BACKWARD)]
+    canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=(0, 0.945), ncols=2, frameon=False, fontsize=TEXT_POINTS)
+    badge = result.badge if recorded is None else f"{result.badge}  ·  {recorded.badge}"
+    add_badge(canvas, badge)
+    return Figure(canvas, words(canvas, _told_memory(result, schedules), sentence, _told_recorded(recorded), result.badge))
+
+
+def _waiting_finding(result: Result) -> str:
+    shares = {schedule: share for schedule in result.parameters["schedules"] if (share := waiting_share(result, schedule)) is not None}
+    if not shares:
+        return "Not measured yet: a whole step"
+    if len(shares) == 1:
+        return f"The GPUs wait {_percent(*shares.values())} of the step"
+    return "The GPUs wait: " + ", ".join(f"{_percent(share)} with {schedule}" for schedule, share in shares.items())
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%"
+
+
+def _heading(result: Result, recorded: Result | None, schedule: str) -> str:
+    count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
+    name = schedule if count == 1 else f"{schedule}, {count} micro-batches"
+    if len(result.parameters["schedules"]) == 1 and recorded is None:
+        return name  # the figure's title says the rest
+    share, before = waiting_share(result, schedule), None if recorded is None else waiting_share(recorded, schedule)
+    waits = "not measured to its end" if share is None else f"GPUs wait {_percent(share)}"
+    return f"{name}: {waits}" + ("" if before is None else f" (recorded: {_percent(before)})")
+
+
+def _told_memory(result: Result, schedules: list[str]) -> str:
+    parts = []
+    for schedule in schedules:
+        taken = ", ".join(f"{units.byte_text(nbytes)} on cuda:{stage}" for stage, nbytes in sorted(stage_peaks(result, schedule).items()))
+        if taken:
+            parts.append(f"{schedule} takes {taken}")
+    return f"Memory of the step: {'; '.join(parts)}." if parts else ""
+
+
+def _told_recorded(recorded: Result | None) -> str:
+    if recorded is None:
+        return ""
+    shares = [
+        f"{_percent(share)} with {name}"
+        for name in recorded.parameters["schedules"]
+        if (share := waiting_share(recorded, name)) is not None
+    ]
+    return in_words(recorded, f"the GPUs wait {', '.join(shares)}.")
+
+
+def _draw_bars(axes: Axes, result: Result, schedule: str) -> None:
+    count = stages(result)
+    axes.set_ylim(count - 0.5, -0.5)
+    axes.set_yticks(range(count), [f"cuda:{stage}" for stage in range(count)])
+    axes.grid(axis="y", visible=False)
+    points = axes.get_position().width * SIZE[0] * 72 / axes.get_xlim()[1]  # a second
+    for row in result.rows:
+        if row["schedule"] != schedule:
+            continue
+        bar: dict[str, Any] = {"color": COLOURS[row["work"]], "edgecolor": "white", "linewidth": 0.5}
+        axes.barh(row["stage"], row["seconds"], HEIGHT, row["start"], **bar)
+        number = str(row["micro_batch"] + 1)
+        if text_width(number) + 2 <= points * row["seconds"]:
+            middle = row["start"] + row["seconds"] / 2
+            axes.text(middle, row["stage"], number, ha="center", va="center_baseline", fontsize=TEXT_POINTS, color=INK[row["work"]])
+
+
+def _draw_memory(axes: Axes, result: Result, schedule: str) -> None:
+    for stage, nbytes in stage_peaks(result, schedule).items():
+        axes.annotate(units.byte_text(nbytes), (1, stage), (9, 0), xycoords=("axes fraction", "data"), **BESIDE, fontsize=TEXT_POINTS)
+
+
+def _end(result: Result, prediction: float | None) -> float:
+    """Where the axis ends: a little behind the last work, and behind the predicted end."""
+    last = max((row["start"] + row["seconds"] for row in result.rows), default=1e-3)
+    return 1.03 * max(last, _predicted_seconds(result, prediction) or 0.0)
+
+
+def _predicted_seconds(result: Result, prediction: float | None) -> float | None:
+    """The end of the last schedule's step if its GPUs waited as predicted."""
+    schedule = result.parameters["schedules"][-1]
+    if prediction is None or prediction >= 100 or not is_whole(result, schedule):
+        return None
+    return sum(result.column("seconds", schedule=schedule)) / (stages(result) * (1 - prediction / 100))
+
+
+def _predicted_end(axes: Axes, result: Result, prediction: float | None) -> str:
+    """Draw the predicted end of the last schedule's step as a hollow marker, and say it."""
+    seconds = _predicted_seconds(result, prediction)
+    if seconds is None:
+        return ""
+    hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": BLACK, "markeredgewidth": 2}
+    axes.set_ylim(axes.get_ylim()[0], -1.1)  # room above the bars
+    axes.plot([seconds], [ABOVE], linestyle="", marker="s", markersize=11, clip_on=False, zorder=4, **hollow)
+    side = "right" if seconds > axes.get_xlim()[1] / 2 else "left"
+    axes.annotate(f"predicted: {prediction:g}%", (seconds, ABOVE), (-11 if side == "right" else 11, 0), **BESIDE, ha=side)
+    return f"Predicted for {result.parameters['schedules'][-1]}: the GPUs wait {prediction:g}%."
+
+
+# The widget
+
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+LINKS = {"as it is": 1, "4 times slower": 4, "16 times slower": 16, "64 times slower": 64}
+LAYERS = 2  # of each stage
+GOOD = 5.0  # percent: a prediction this close is called good
+
+
+class PipelineLab(Lab):
+    """Cut a network into stages and its batch into micro-batches, predict for how long the GPUs wait, then see what each does when.
+
+    `schedules` are those switched on at first. The prediction is for the last that is switched on. Raises ValueError for a schedule that
+    there is not, and for a number of micro-batches that cannot be chosen.
+    """
+
+    question = "Under the last schedule that is switched on, for how many percent of the step does a GPU wait, on average?"
+    unit = "%"
+    zero_is_possible = True
+
+    def __init__(self, schedules: Sequence[str] = SCHEDULES[1:], micro_batches: int = 8) -> None:
+        used = machine.current()
+        most = 4 if used is None else used.count
+        self.stages = choice("Stages:", range(1, most + 1), most, "9em")
+        self.micro_batches = choice("Micro-batches:", MICRO_BATCHES, micro_batches, "12em")
+        self.link = choice("Link:", list(LINKS), next(iter(LINKS)), "14em")
+        self.switches = switches(schedules, SCHEDULES, "7em")
+        super().__init__([self.stages, self.micro_batches, self.link], list(self.switches.values()))
+
+    @property
+    def schedules(self) -> list[str]:
+        """Those that are switched on."""
+        return [name for name, switch in self.switches.items() if switch.value]
+
+    def experiment(self) -> Run:
+        """The step as it is chosen, not yet begun. Raises ValueError where no schedule is switched on."""
+        if not self.schedules:
+            raise ValueError("Switch at least one schedule on.")
+        return pipeline_step([LAYERS] * self.stages.value, self.micro_batches.value, self.schedules, LINKS[self.link.value])
+
+    def point(self, row: dict[str, Any]) -> str:
+        return f"{row['schedule']}, {row['work']} of micro-batch {row['micro_batch'] + 1} on cuda:{row['stage']}"
+
+    def draw(self, result: Result, prediction: float | None) -> Figure:
+        return plot_pipeline_step(result, result.recorded(), prediction)
+
+    def verdict(self, result: Result, prediction: float) -> str:
+        schedule = result.parameters["schedules"][-1]
+        share = waiting_share(result, schedule)
+        if share is None:
+            return f"{schedule} was not measured to its end, so your prediction of {prediction:g}% stays open. Press Run to try again."
+        percent = 100 * share
+        told = f"With {schedule} the GPUs wait {percent:.0f}% of the step; you predicted {prediction:g}%"
+        off = prediction - percent
+        told += ". A good prediction!" if abs(off) <= GOOD else f", {abs(off):.0f} too {'high' if off > 0 else 'low'}."
+        count = 1 if schedule == ONE_BATCH else result.parameters["micro_batches"]
+        most = max(stage_peaks(result, schedule).values())
+        return f"{told} The formula says {100 * bubble(stages(result), count):.0f}%. At most {units.byte_text(most)} on a GPU."
+
+    def _predict(self) -> None:
+        super()._predict()
+        if self.prediction is not None and self.prediction >= 100 and not self.running:
+            self.prediction = None
+            self._say("Something is done in each step: predict less than 100%.", alert=True)
+            self._set_buttons(running=False)

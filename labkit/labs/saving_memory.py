@@ -1,0 +1,141 @@
+"""Memory bought with time: a training step as it is, with checkpoints, with its activations on the host, and in micro-batches."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from statistics import median
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+
+from gputrace import units
+from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, byte_ticks, darker, new_canvas, time_unit
+from labkit import machine
+from labkit.lab_parts.figures import finished, in_style
+from labkit.lab_parts.networks import MLP
+from labkit.lab_parts.result import Result, Row, Run, badge, checked_count
+
+ROWS = 2048
+NETWORK = MLP(width=256, depth=9)
+AS_IT_IS = "as it is"
+COLUMNS = {"way": "", "peak": "bytes", "seconds": "seconds"}
+
+
+def _plain(model: nn.Module, frugal: nn.Module, x: torch.Tensor) -> None:
+    model(x).sum().backward()
+
+
+def _checkpoints(model: nn.Module, frugal: nn.Module, x: torch.Tensor) -> None:
+    frugal(x).sum().backward()
+
+
+def _micro_batches(model: nn.Module, frugal: nn.Module, x: torch.Tensor) -> None:
+    for part in x.chunk(4):
+        model(part).sum().backward()
+
+
+def _offloading(pinned: bool) -> Callable[[nn.Module, nn.Module, torch.Tensor], None]:
+    def step(model: nn.Module, frugal: nn.Module, x: torch.Tensor) -> None:
+        with save_on_cpu(pin_memory=pinned):
+            loss = model(x).sum()
+        loss.backward()
+
+    return step
+
+
+WAYS = {
+    AS_IT_IS: _plain,
+    "4 micro-batches": _micro_batches,
+    "checkpoints": _checkpoints,
+    "offload": _offloading(pinned=True),
+    "offload, not pinned": _offloading(pinned=False),
+}
+
+
+def memory_for_time(ways: Sequence[str] = tuple(WAYS)[:-1], repeats: int = 1) -> Run:
+    """What forward and backward of nine linear layers add to the memory at their peak, and the seconds they take, each way of `WAYS`.
+
+    The median of `repeats`, after one that does not count. Virtual GPUs compute values only where these go to the host.
+    Raises ValueError for other ways, RuntimeError when no GPU is in use.
+    """
+    name, chosen = badge(), list(dict.fromkeys(ways))
+    if not chosen or not set(chosen) <= set(WAYS):
+        raise ValueError(f"ways={ways!r}: choose from {', '.join(map(repr, WAYS))}")
+    parameters = {"ways": chosen, "rows": ROWS, "repeats": checked_count("repeats", repeats)}
+    return Run("memory_for_time", parameters, COLUMNS, name, len(chosen), _points(chosen, repeats))
+
+
+def prices(result: Result) -> dict[str, tuple[float, float]]:
+    """Of each way the share of memory and the share of time that it takes, compared with the step as it is."""
+    rows = {row["way"]: row for row in result.rows}
+    plain = rows.get(AS_IT_IS)
+    if plain is None:
+        return {}
+    return {way: (row["peak"] / plain["peak"], row["seconds"] / plain["seconds"]) for way, row in rows.items()}
+
+
+def _points(ways: list[str], repeats: int) -> Iterator[Row]:
+    for way in ways:
+        with nullcontext() if "offload" in way else machine.in_use().without_values():
+            peak, seconds = _cost(WAYS[way], repeats)
+        yield {"way": way, "peak": peak, "seconds": seconds}
+
+
+def _cost(step: Callable[[nn.Module, nn.Module, torch.Tensor], None], repeats: int) -> tuple[int, float]:
+    model, frugal = NETWORK.build(device="cuda:0"), NETWORK.build(checkpointing=True, device="cuda:0")
+    x, _ = NETWORK.batch(ROWS, "cuda:0")
+    peaks, times = [], []
+    for _ in range(1 + repeats):
+        model.zero_grad()
+        frugal.zero_grad()
+        torch.cuda.synchronize(0)
+        torch.cuda.reset_peak_memory_stats(0)
+        before, start = torch.cuda.memory_allocated(0), machine.host_time()
+        step(model, frugal, x)
+        torch.cuda.synchronize(0)
+        times.append(machine.host_time() - start)
+        peaks.append(torch.cuda.max_memory_allocated(0) - before)
+    return max(peaks[1:]), median(times[1:])
+
+
+# The figure
+
+
+@in_style
+def plot_memory_for_time(result: Result, recorded: Result | None = None) -> Figure:
+    """Peak and seconds of each way; the step as it is stands out."""
+    canvas, axes = new_canvas(_finding(result))
+    if result.rows:
+        _draw(axes, result)
+    return finished(canvas, result, None, _proof(result), _proof(recorded))
+
+
+def _finding(result: Result) -> str:
+    others = {way: price for way, price in prices(result).items() if way != AS_IT_IS}
+    if not others:
+        return "Not measured yet: memory for time"
+    way = min(others, key=lambda way: others[way][0])
+    memory, time = others[way]
+    return f"“{way}” takes {memory:.0%} of the memory and {time:.1f} times the time"
+
+
+def _proof(result: Result | None) -> str:
+    if result is None or not result.rows:
+        return ""
+    told = "; ".join(f"{row['way']} {units.byte_text(row['peak'])}, {units.time_text(row['seconds'])}" for row in result.rows)
+    return f"{f'{result.badge}: ' if result.origin else ''}{told}."
+
+
+def _draw(axes: Axes, result: Result) -> None:
+    period, short = time_unit(max(result.column("seconds")))
+    middle = max(result.column("seconds")) / period / 2
+    for row in result.rows:
+        x, y = row["seconds"] / period, row["peak"]
+        plain = row["way"] == AS_IT_IS
+        axes.plot(x, y, "s" if plain else "o", color=VERMILLION if plain else BLUE, markersize=9, clip_on=False)
+        side: dict[str, Any] = {"ha": "right", "xytext": (-9, 0)} if x > middle else {"ha": "left", "xytext": (9, 0)}
+        axes.annotate(row["way"], (x, y), **(BESIDE | side), color=darker(VERMILLION) if plain else BLACK)
+    byte_ticks(axes, 1.1 * max(result.column("peak")), 6)
+    axes.set(xlabel=f"{short} for forward and backward", ylabel="added at the peak", xlim=(0, 2.1 * middle))

@@ -1,0 +1,293 @@
+"""A program of copies, kernels and waits on three streams, run on a virtual GPU: what the host reads, and what nothing orders."""
+
+import itertools
+import linecache
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import ipywidgets as widgets
+import torch
+
+from gputrace import Trace, record
+from gputrace.figures.figure import Figure
+from labkit import machine
+from labkit.lab_parts.panel import WRAP, Panel
+from labkit.lab_parts.result import badge
+from virtualgpu import RaceWarning
+
+STREAMS = ("a", "b", "c")
+COPY_IN, KERNEL, COPY_OUT, WAIT, HOST_WAIT = "copy in", "kernel", "copy out", "stream waits", "host waits"
+VERBS = (COPY_IN, KERNEL, COPY_OUT, WAIT, HOST_WAIT)
+BATCHES = 3  # that can be copied in, or out
+MOST_STEPS = 12
+WIDTH = 1024
+ORDERED, RACE, STALE = "ordered", "race", "stale value"
+VERDICTS = (ORDERED, RACE, STALE)
+_NUMBERS = itertools.count(1)  # each program has a name of its own, for a race between the same two lines is told once
+
+
+@dataclass(frozen=True)
+class ProgramLine:
+    """One line of a program, on a stream; `other` is the stream that is waited for."""
+
+    verb: str
+    stream: str
+    other: str = ""
+
+    def __post_init__(self) -> None:
+        if self.verb not in VERBS:
+            raise ValueError(f"verb={self.verb!r}: choose one of {', '.join(map(repr, VERBS))}")
+        if self.stream not in STREAMS or (self.verb == WAIT and self.other not in STREAMS):
+            raise ValueError(f"stream={self.stream!r}, other={self.other!r}: choose from {', '.join(map(repr, STREAMS))}")
+        if self.verb == WAIT and self.other == self.stream:
+            raise ValueError(f"stream {self.stream} is in order with itself: let it wait for another")
+
+
+@dataclass(frozen=True)
+class ProgramOutcome:
+    """What the program of this name did.
+
+    `due` is what its lines give one after the other, `read` what the host read: one number for each copy to the host.
+    """
+
+    program: str
+    trace: Trace
+    due: list[float]
+    read: list[float]
+
+    @property
+    def verdict(self) -> str:
+        """STALE if a value is wrong, RACE if something is not ordered and the values are right all the same, else ORDERED."""
+        return STALE if self.read != self.due else RACE if self.trace.races else ORDERED
+
+
+def code_of(steps: list[ProgramLine]) -> str:
+    """The program as PyTorch code, a line a step; the last line reads."""
+    copied_in, copied_out = itertools.count(), itertools.count()
+    lines = []
+    for step in steps:
+        on = f"with torch.cuda.stream({step.stream}): "
+        match step.verb:
+            case "copy in":
+                lines.append(f"{on}x.copy_(batches[{next(copied_in)}], non_blocking=True)")
+            case "kernel":
+                lines.append(f"{on}torch.mm(x, double, out=y)")
+            case "copy out":
+                lines.append(f"{on}results[{next(copied_out)}].copy_(y, non_blocking=True)")
+            case "stream waits":
+                lines.append(f"{step.stream}.wait_stream({step.other})")
+            case _:
+                lines.append(f"{step.stream}.synchronize()")
+    lines.append(f"read = [result[0, 0].item() for result in results[:{next(copied_out)}]]")
+    return "\n".join(lines)
+
+
+def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
+    """Run the steps on the virtual GPU in use, and record them.
+
+    Batch 0 is full of ones, batch 1 of twos …; x, y and the results are zeros at the start; a kernel makes y = 2 x.
+
+    Raises ValueError for a program of no step, of too many, or of too many copies in or out; RuntimeError without a virtual GPU.
+    """
+    check_program(steps)
+    badge()  # raises where no GPU is in use
+    if not machine.in_use().virtual:
+        raise RuntimeError("a real GPU does not tell of races: labkit.use(None), then labkit.use(gpus=1, virtual=True)")
+    streams = {name: torch.cuda.Stream() for name in STREAMS}
+    names: dict[str, Any] = {
+        "torch": torch,
+        **streams,
+        "x": torch.zeros(WIDTH, WIDTH, device="cuda"),
+        "y": torch.zeros(WIDTH, WIDTH, device="cuda"),
+        "double": torch.eye(WIDTH).mul_(2).to("cuda"),
+        "batches": [torch.full((WIDTH, WIDTH), index + 1.0, pin_memory=True) for index in range(BATCHES)],
+        "results": [torch.zeros(WIDTH, WIDTH, pin_memory=True) for _ in range(BATCHES)],
+    }
+    name, source = f"program{next(_NUMBERS)}.py", code_of(steps)
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # a race quotes its lines
+    program = compile(source, name, "exec")
+    torch.cuda.synchronize()
+    for stream in streams.values():
+        with torch.cuda.stream(stream):
+            torch.mm(names["double"], names["double"])  # the first product on a stream takes cuBLAS's workspace
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RaceWarning)  # the outcome tells of them
+        with record() as trace:
+            exec(program, names)
+        torch.cuda.synchronize()
+    trace.named_streams = {stream.cuda_stream: f"stream {letter}" for letter, stream in streams.items()}
+    return ProgramOutcome(name, trace, _due(steps), names["read"])
+
+
+def check_program(steps: list[ProgramLine]) -> None:
+    """Raises ValueError for a program of no step, of too many, or of too many copies in or out."""
+    if not 1 <= len(steps) <= MOST_STEPS:
+        raise ValueError(f"a program has 1 to {MOST_STEPS} steps, this one has {len(steps)}")
+    for verb in (COPY_IN, COPY_OUT):
+        if sum(step.verb == verb for step in steps) > BATCHES:
+            raise ValueError(f'there are {BATCHES} batches and as many results: a program has at most {BATCHES} steps "{verb}"')
+
+
+def _due(steps: list[ProgramLine]) -> list[float]:
+    """What the host would read if each step began after the one before it was done."""
+    x = y = 0.0
+    batch, results = 0, []
+    for step in steps:
+        if step.verb == COPY_IN:
+            batch += 1
+            x = float(batch)
+        elif step.verb == KERNEL:
+            y = 2 * x
+        elif step.verb == COPY_OUT:
+            results.append(y)
+    return results
+
+
+# The widget
+
+
+WIDE = {"description_width": "initial"}
+ROWS = 8  # of the program that are seen at once
+FIRST = (ProgramLine(COPY_IN, "a"), ProgramLine(KERNEL, "b"), ProgramLine(COPY_OUT, "b"))
+ACTIONS = {
+    "copy a batch to the GPU": COPY_IN,
+    "kernel: y = 2 x": KERNEL,
+    "copy y to the host": COPY_OUT,
+    "stream waits for stream": WAIT,
+    "host waits for stream": HOST_WAIT,
+}
+NOT_YET = "choose …"
+MEANS = {
+    ORDERED: "ordered: every value is right, on every GPU",
+    RACE: "race: the values are right this time",
+    STALE: "stale value: the host reads a wrong one",
+}
+
+
+class StreamsLab(Panel):
+    """Put together a program for three streams, predict "ordered", "race" or "stale value", and run it on the virtual GPU in use.
+
+    There is no Stop button: a program has twelve lines at most and ends within a second or two, as a single point of an experiment does.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[ProgramLine] = list(FIRST)
+        self.outcome: ProgramOutcome | None = None
+        self.right = self.runs = 0
+        narrow = {"width": "9em"}  # not a Layout, which two dropdowns would share: hiding one would hide both
+        self.action = widgets.Dropdown(options=list(ACTIONS.items()), value=WAIT, description="New line:", style=WIDE)
+        self.stream = widgets.Dropdown(options=STREAMS, value="b", description="stream:", style=WIDE, layout=narrow)
+        self.other = widgets.Dropdown(options=STREAMS, description="waits for:", style=WIDE, layout=narrow)
+        self.program = widgets.Select(description="Program:", rows=ROWS, layout=widgets.Layout(width="44em"))
+        self.add_button = widgets.Button(description="Insert", icon="plus", tooltip="Put the new line before the line that is selected")
+        self.remove_button = widgets.Button(description="Remove", icon="minus", tooltip="Take the selected line out")
+        self.reset_button = widgets.Button(description="Reset", icon="undo", tooltip="Go back to the first program")
+        self.answer = widgets.Dropdown(
+            options=[(NOT_YET, ""), *((MEANS[verdict], verdict) for verdict in VERDICTS)],
+            description="You predict:",
+            style=WIDE,
+            layout=widgets.Layout(width="28em"),
+        )
+        self.run_button = widgets.Button(description="Run", icon="play", tooltip="Run the program on a virtual GPU")
+        self.message = widgets.HTML()
+        self.picture = widgets.HTML()
+        self.action.observe(lambda _: self._show_choices(), names="value")
+        for button, action in (
+            (self.add_button, self._insert),
+            (self.remove_button, self._remove),
+            (self.reset_button, self._reset),
+            (self.run_button, self._run),
+        ):
+            self._when_clicked(button, action)
+        question = (
+            "x, y and the results are zeros; batch 0 is full of ones, batch 1 of twos; a kernel makes y = 2 x. What will the host read?"
+        )
+        super().__init__(
+            [
+                widgets.HTML(f"<p><b>{question}</b></p>"),
+                widgets.HBox([self.action, self.stream, self.other, self.add_button, self.remove_button, self.reset_button], layout=WRAP),
+                self.program,
+                widgets.HBox([self.answer, self.run_button], layout=WRAP),
+                self.message,
+                self.picture,
+            ]
+        )
+        self._changed(1)
+        self._show_choices()
+        self._say("Change the program if you like, predict, and press Run.")
+
+    def figure(self) -> Figure:
+        """The timeline of the last run; before the first, that of a run made now. Raises RuntimeError without a virtual GPU."""
+        outcome = self.outcome if self.outcome is not None else run_program(self.steps)
+        return outcome.trace.plot_timeline()
+
+    # The program
+
+    def _insert(self) -> None:
+        """The new line, before the one that is selected; the last line, which reads, stays the last."""
+        at = self.program.index
+        try:
+            step = ProgramLine(self.action.value, self.stream.value, self.other.value if self.action.value == WAIT else "")
+            steps = [*self.steps[:at], step, *self.steps[at:]]
+            check_program(steps)
+        except ValueError as error:
+            self._say(f"{str(error)[0].upper()}{str(error)[1:]}.", alert=True)
+            return
+        self.steps = steps
+        self._changed(at + 1)
+        self._say(f"Line {at + 1} is new. Predict again, and press Run.")
+
+    def _remove(self) -> None:
+        at = self.program.index
+        if at >= len(self.steps):
+            self._say("The last line, in which the host reads, stays: select another.", alert=True)
+            return
+        del self.steps[at]
+        self._changed(at)
+        self._say(f"Line {at + 1} is out. Predict again, and press Run.")
+
+    def _reset(self) -> None:
+        self.steps, self.outcome, self.right, self.runs = list(FIRST), None, 0, 0
+        self._changed(1)
+        self.picture.value = ""
+        self._say("This is the first program again. Predict, and press Run.")
+
+    def _changed(self, selected: int) -> None:
+        """Show the program with one line selected, and ask for a prediction anew."""
+        lines = code_of(self.steps).splitlines()
+        self.program.options = [f"{number:2}  {line}" for number, line in enumerate(lines, 1)]
+        self.program.index = selected
+        self.answer.value = ""
+
+    # A run
+
+    def _run(self) -> None:
+        if not self.answer.value:
+            self._say("First predict: ordered, race, or stale value?", alert=True)
+            return
+        try:
+            self.outcome = run_program(self.steps)
+        except Exception as error:  # no virtual GPU, too many copies: the learner must see it, and the lab goes on
+            self.picture.value = ""
+            self._say(f"{type(error).__name__}: {error}", alert=True)
+            return
+        self.picture.value = self.outcome.trace.plot_timeline().html
+        self._say(self._told(self.outcome, self.answer.value))
+
+    def _told(self, outcome: ProgramOutcome, predicted: str) -> str:
+        came_true = predicted == outcome.verdict
+        self.runs, self.right = self.runs + 1, self.right + came_true
+        read, due = (", ".join(f"{value:g}" for value in values) or "nothing" for values in (outcome.read, outcome.due))
+        why = ", nor ".join(f"{race.first.line} and {race.second.line}" for race in outcome.trace.races[:2])
+        said = {
+            ORDERED: f"Ordered: the host reads {read}, and every two lines that share memory are in order.",
+            RACE: f"Race: the host reads {read}, which is right this time. But nothing orders {why}.",
+            STALE: f"Stale value: the host reads {read}; line after line it would be {due}. Nothing orders {why}.",
+        }[outcome.verdict]
+        judged = "As you predicted." if came_true else f"You predicted: {predicted}."
+        return f"{said} {judged} {self.right} of {self.runs} predictions came true."
+
+    def _show_choices(self) -> None:
+        self.other.layout.display = None if self.action.value == WAIT else "none"

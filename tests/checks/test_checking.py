@@ -1,0 +1,190 @@
+"""A check observes beside the learner's code, judges apart from it, and leaves nothing behind."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+import labkit
+from labkit import checks
+from labkit.checks import checking
+from labkit.checks.checking import Check, Verdict, is_stub, not_attempted, not_yet, quote, right
+
+DOUBLE = Check(
+    "98.1",
+    draw=lambda generator: generator.randint(1, 99),
+    observe=lambda student, number: student(number),
+    judge=lambda observed, number: right("Doubled.") if observed == 2 * number else not_yet(f"{observed} is not twice {number}."),
+)
+
+
+@pytest.fixture
+def two_gpus():
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        yield
+
+
+def test_verdicts_read_as_sentences():
+    assert repr(Verdict(True, "Right.", 1.0, "01.2")) == "01.2 Right."
+    assert (right().message, right("Well done.").message) == ("Right.", "Right. Well done.")
+    assert (not_yet("look.").message, not_attempted().message) == ("Not yet: look.", "not attempted")
+    assert [verdict.points for verdict in (right(), not_yet(""), not_attempted())] == [1, 0, 0]
+
+
+def test_an_unknown_exercise_names_those_there_are():
+    with pytest.raises(ValueError, match=r"no exercise '99\.9'; there are 00\.1, 01\.1, .*01\.5"):
+        labkit.check("99.9", print)
+    assert labkit.checks.exercises().keys() == {check.number for check in checks.exercises().values()}
+
+
+def test_a_check_needs_its_gpus():
+    with pytest.raises(RuntimeError, match=r"01\.1 needs 2 GPU\(s\) in use, and there are 0: run the lesson's first cell"):
+        labkit.check("01.1", print)
+    with labkit.use(gpus=1, virtual=True, quiet=True), pytest.raises(RuntimeError, match="there are 1"):
+        labkit.check("01.1", print)
+
+
+def test_run_draws_observes_and_judges(two_gpus):
+    assert repr(checking.run(DOUBLE, lambda number: 2 * number)) == "98.1 Right. Doubled."
+    verdict = checking.run(DOUBLE, lambda number: number + 1, seed=3)
+    assert verdict == checking.run(DOUBLE, lambda number: number + 1, seed=3)
+    assert not verdict.passed and "is not twice" in verdict.message
+
+
+def test_an_answer_that_raises_is_quoted(two_gpus):
+    def wrong(number):
+        raise KeyError("first line\nsecond line")
+
+    verdict = checking.run(DOUBLE, wrong)
+    assert (verdict.passed, verdict.points) == (False, 0)
+    assert repr(verdict) == "98.1 Not yet: your answer raised KeyError: 'first line\\nsecond line'"
+
+
+def test_an_answer_that_leaves_the_program_has_a_verdict(two_gpus):
+    assert "raised SystemExit" in repr(checking.run(DOUBLE, lambda number: exit()))
+
+
+def test_an_answer_that_ends_the_gpus_work_has_a_verdict():
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        verdict = checking.run(DOUBLE, lambda number: torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")].item())
+        assert "device-side assert triggered. The GPU takes no work after that: call labkit.use(None)" in repr(verdict)
+
+
+def test_errors_are_quoted_in_one_line():
+    assert quote(ValueError("one\ntwo")) == "ValueError: one"
+    assert quote(ValueError()) == "ValueError"
+    with pytest.raises(ValueError) as caught, checking.during("a tensor on cuda:1"):
+        raise ValueError("bad")
+    assert quote(caught.value) == "ValueError: bad (given a tensor on cuda:1)"
+
+
+def test_stubs_are_told_from_answers():
+    def documented(a, b):
+        """What it would do."""
+        ...
+
+    def passing():
+        pass
+
+    def constant():
+        return 0
+
+    def echo(a):
+        return a
+
+    def forgets_to_return(a):
+        echo(a)
+
+    assert all(map(is_stub, (None, ..., documented, passing, lambda: None)))
+    assert not any(map(is_stub, (0, "text", constant, echo, forgets_to_return, print, int)))
+
+
+def script(numbers: list, start: int = 0) -> torch.Tensor:
+    """Add them up."""
+
+    def add(a, b):
+        return a + b
+
+    for number in [n for n in numbers if n > 0]:
+        start = add(start, number)
+    return torch.tensor(start)
+
+
+AS_HANDED_OUT = '''
+def script(numbers, start=0):
+    """Add them up."""
+    def add(a, b): return a + b
+    for number in [n for n in numbers if n > 0]:
+        start = add(start, number)
+    return torch.tensor(
+        start,  # the sum
+    )
+'''
+MENDED = ("n > 0", "n > 1"), ("a + b", "a - b"), ("start=0", "start=1"), ("add(start, number)", "start"), ("in numbers", "in set(numbers)")
+
+
+def defined(source):
+    """The function that an exercise cell defines."""
+    names = {"torch": torch}
+    exec(source, names)
+    return names["script"]
+
+
+def test_a_script_to_mend_is_a_stub_until_it_does_something_else():
+    assert is_stub(defined(AS_HANDED_OUT), script)
+    often = defined(AS_HANDED_OUT)
+    for _ in range(100):
+        assert often([1, 2, -3]) == script([1, 2, -3]) == 3  # Python rewrites the code of a function that is called often
+    assert is_stub(often, script)
+    for before, after in MENDED:
+        assert before in AS_HANDED_OUT and not is_stub(defined(AS_HANDED_OUT.replace(before, after)), script)
+    assert is_stub(None, script) and is_stub(lambda: None, script)
+    assert not is_stub(print, script) and not is_stub(often)
+
+
+def test_a_script_that_was_not_touched_is_not_attempted(two_gpus):
+    mend = replace(DOUBLE, script=script)
+    assert repr(checking.run(mend, defined(AS_HANDED_OUT))) == "98.1 not attempted"
+    assert checking.run(mend, lambda number: number + number).passed
+
+
+def test_a_check_leaves_no_memory_and_the_same_current_device(two_gpus):
+    kept = []
+
+    def wrong(lengths, size):
+        torch.cuda.set_device(1)
+        tensor = torch.zeros(1 << 20, device="cuda")
+        kept.append("called")
+        raise RuntimeError(f"with {tensor.numel()} numbers in a frame that the exception holds")
+
+    before = [torch.cuda.memory_allocated(index) + torch.cuda.memory_reserved(index) for index in range(2)]
+    assert "1048576 numbers" in repr(labkit.check("01.1", wrong))
+    assert kept
+    assert torch.cuda.current_device() == 0
+    assert [torch.cuda.memory_allocated(index) + torch.cuda.memory_reserved(index) for index in range(2)] == before
+
+
+@pytest.mark.parametrize("number", checks.exercises())
+def test_inputs_are_plain_data_and_drawn_afresh(number):
+    draw = checks.find(number).draw
+    drawn = [draw(random.Random(seed)) for seed in range(5)]
+    assert all(json.loads(json.dumps(inputs)) == inputs for inputs in drawn)
+    assert len({json.dumps(inputs) for inputs in drawn}) > 1
+    assert draw(random.Random(7)) == draw(random.Random(7))
+
+
+@pytest.mark.slow
+def test_no_answer_reaches_the_judge(two_gpus):
+    """A tensor whose operators are forged is observed by its values; whatever equals everything is observed by its type."""
+
+    class Agreeable:
+        def __eq__(self, other):
+            return True
+
+        def __hash__(self):
+            return 0
+
+    for number in checks.exercises():
+        assert not labkit.check(number, lambda *arguments: Agreeable()).passed

@@ -1,0 +1,94 @@
+"""Functions in ranks, as checks run them: results, errors, and ranks that wait for one another in vain."""
+
+import os
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import labkit
+from labkit.checks import in_ranks as module
+from labkit.checks.in_ranks import RankError, in_ranks
+
+
+def add(answer, number):
+    """Called in a rank."""
+    return {"sum": answer(torch.tensor([float(number)])).tolist(), "virtual": labkit.current() is not None}
+
+
+def running_children() -> set[int]:
+    """The processes that this one has started, but for the servers that stay as long as it does."""
+    running = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    return {child.pid for child in running if not any(server in " ".join(child.cmdline()) for server in ("forkserver", "tracker"))}
+
+
+@pytest.fixture
+def nothing_left():
+    """No process that was not there before: tests of other files may have left a server of their own."""
+    before = running_children()
+    yield
+    assert running_children() - before == set()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_three_ranks_share_a_collective_without_virtual_gpus_and_leave_nothing():
+    def answer(tensor):
+        dist.all_reduce(tensor)
+        return tensor
+
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        assert in_ranks(add, answer, [1, 2, 4]) == [{"sum": [7.0], "virtual": False}] * 3
+
+
+def test_an_error_of_a_rank_names_it():
+    def answer(tensor):
+        if dist.get_rank() == 1:
+            raise KeyError("lost")
+        dist.all_reduce(tensor)
+        return tensor
+
+    with pytest.raises(KeyError, match="lost") as caught:
+        in_ranks(add, answer, [1, 2])
+    assert caught.value.__notes__ == ["rank 1 of 2"]
+
+
+def test_an_error_that_cannot_be_sent_is_told_in_words():
+    class OwnError(Exception):
+        def __reduce__(self):
+            raise TypeError("not to be sent")
+
+    def answer(tensor):
+        raise OwnError("mine")
+
+    with pytest.raises(RuntimeError, match="OwnError: mine"):
+        in_ranks(add, answer, [1, 2])
+
+
+def test_a_rank_that_ends_its_process_is_told_at_once():
+    def answer(tensor):
+        if dist.get_rank() == 1:
+            os._exit(0)
+        dist.all_reduce(tensor)
+        return tensor
+
+    with pytest.raises(RankError, match="rank 1 of 2 ended its process without a word"):
+        in_ranks(add, answer, [1, 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["returns", "calls another"])
+@pytest.mark.usefixtures("nothing_left")
+def test_ranks_that_wait_in_vain_are_told(other, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 2.0)
+
+    def answer(tensor):
+        if dist.get_rank() == 0:
+            dist.all_reduce(tensor)
+        elif other == "calls another":
+            dist.recv(tensor, src=0)
+        return tensor
+
+    with pytest.raises(RankError, match="does every rank call the same collectives"):
+        in_ranks(add, answer, [1, 2])

@@ -1,0 +1,92 @@
+"""The judges of lesson 01 on observations written by hand: they see what the notebook's wrong answers leave unsaid."""
+
+import random
+
+import pytest
+
+from labkit.checks import lesson_01
+from labkit.checks.lesson_01 import COPY_BYTES, expected_bytes, judge_batch, judge_copy, judge_masks, judge_model, judge_work
+
+
+def test_masks_of_every_device_are_tried():
+    for seed in range(10):
+        assert {case["device"] for case in lesson_01.draw_masks(random.Random(seed))} == set(lesson_01.DEVICES)
+
+
+def test_a_mask_is_judged_by_device_dtype_shape_and_values():
+    case = {"device": "cuda:1", "size": 3, "lengths": [1, 3]}
+    good = {"type": "Tensor", "device": "cuda:1", "dtype": "torch.bool", "shape": [2, 3], "values": [True, False, False, True, True, True]}
+    assert judge_masks([good], [case]).passed
+    for change in ({"device": "cuda:0"}, {"dtype": "torch.int64"}, {"shape": [3, 2]}, {"values": [True] * 6}, {"type": "list"}):
+        assert not judge_masks([good | change], [case]).passed
+
+
+def test_a_moved_batch_keeps_its_keys_and_their_order():
+    given = ["dict", [["a", ["tensor", [1.0], "cpu"]], ["b", ["value", "x"]]]]
+    inputs = {"device": "cuda:0", "batch": given}
+    kept = ["dict", [["a", ["tensor", [1.0], "cpu", True]], ["b", ["value", "x"]]]]
+
+    def judged(*entries):
+        return judge_batch({"moved": ["dict", list(entries)], "batch": kept}, inputs)
+
+    a, b = ["a", ["tensor", [1.0], "cuda:0", False]], ["b", ["value", "x"]]
+    assert judged(a, b).passed
+    assert "has others" in judged(a).message
+    assert "has others" in judged(b, a).message
+    assert "batch['a'] has other values" in judged(["a", ["tensor", [2.0], "cuda:0", False]], b).message
+    assert "batch['b'] was 'x' and became 'y'" in judged(a, ["b", ["value", "y"]]).message
+
+
+def test_every_drawn_batch_has_a_tensor_to_move_and_one_to_leave():
+    for seed in range(20):
+        inputs = lesson_01.draw_batch(random.Random(seed))
+        text = str(inputs["batch"])
+        assert f"'{inputs['device']}']" in text
+        assert "'cpu']" in text
+
+
+def test_bytes_are_counted_by_hand():
+    layers = [
+        {"kind": "linear", "device": "cpu", "dtype": "float16", "in": 3, "out": 2},  # (6 + 2) × 2
+        {"kind": "norm", "device": "cuda:0", "features": 5},  # 4 × 5 × 4 + 8
+        {"kind": "shared", "device": "cuda:0", "dtype": "float32", "in": 2, "out": 2},  # (4 + 2) × 4
+    ]
+    assert expected_bytes(layers) == {"cpu": 16, "cuda:0": 112}
+    assert judge_model({"type": "dict", "bytes": {"cpu": 16, "cuda:0": 112}}, layers).passed
+    assert "has 112 bytes, you counted 100" in judge_model({"type": "dict", "bytes": {"cpu": 16, "cuda:0": 100}}, layers).message
+    assert "your dict has nothing" in judge_model({"type": "dict", "bytes": {}}, layers).message
+
+
+def test_drawn_models_lie_on_two_devices():
+    for seed in range(20):
+        assert len(expected_bytes(lesson_01.draw_model(random.Random(seed)))) == 2
+
+
+def test_work_must_run_once():
+    case = {"before": 0, "on": 1, "raises": False, "result": 5}
+    good = {"seen": [1], "after": 0, "result": 5, "raised": None}
+    assert judge_work([good], [case]).passed
+    assert "did not run" in judge_work([good | {"seen": []}], [case]).message
+    assert "more than once" in judge_work([good | {"seen": [1, 1]}], [case]).message
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        ({}, None),
+        ({"total": 0.0158}, "one after the other"),
+        ({"left": 0.005}, "before the copy had arrived"),
+        ({"calls": 0}, "ran 0 times"),
+        ({"values": [4]}, "other values"),
+        ({"device": "cuda:0"}, "not on cuda:1"),
+        ({"shape": [1], "values": []}, "the copy's shape is [1]"),
+    ],
+)
+def test_a_copy_is_judged_by_its_time_and_values(change, hint):
+    """A copy of 10 ms and work of 5 ms: 10 ms together are possible, 15 ms need no skill."""
+    inputs = {"device": "cuda:1", "first": 2, "sampled": [1]}
+    attempt = {"total": 0.0101, "left": 0.0, "calls": 1, "work": 0.005, "device": "cuda:1", "shape": [COPY_BYTES // 4]}
+    attempt |= {"values": [3]} | change
+    verdict = judge_copy({"type": "Tensor", "copy": 0.010, "tries": [attempt]}, inputs)
+    assert verdict.passed == (hint is None)
+    assert hint is None or hint in verdict.message

@@ -1,0 +1,96 @@
+"""The judges of lesson 05 on observations written by hand, and that what a notebook left on the GPU changes no verdict."""
+
+import random
+
+import pytest
+import torch
+
+import labkit
+from labkit.checks import checking, find, lesson_05
+from labkit.checks.lesson_05 import SCRATCH, judge_batches, judge_holes, judge_requests, judge_scattered, judge_work
+
+MIB = 1 << 20
+
+
+def test_requests_lie_on_both_sides_of_each_limit():
+    for seed in range(10):
+        sizes = lesson_05.draw_requests(random.Random(seed))
+        assert {MIB, 10 * MIB} <= set(sizes) and len(sizes) == 9
+        assert any(10 * MIB - 512 < size < 10 * MIB for size in sizes) and any(MIB < size <= MIB + 512 for size in sizes)
+
+
+def test_requests_are_judged_against_what_was_measured():
+    assert judge_requests([[2 * MIB, 2 * MIB]], [5]).passed
+    assert "for 5 bytes (5 B) PyTorch reserved 2 MiB; you said 5 B." in judge_requests([[5, 2 * MIB]], [5]).message
+    assert "you said -1 bytes" in judge_requests([[-1, 2 * MIB]], [5]).message
+
+
+def test_rows_are_judged_by_values_place_and_what_they_keep():
+    inputs = {"rows": [40], "columns": 8192, "count": 2}
+    part = {"type": "Tensor", "device": "cuda:0", "values": [0.0, 1.0]}
+    good = {"type": "list", "held": 2 * 4 * 8192, "parts": [part]}
+    assert judge_batches(good, inputs).passed
+    for change in ({"held": 40 * 4 * 8192}, {"parts": [part, part]}, {"parts": [{"type": "int"}]}, {"parts": [part | {"device": "cpu"}]}):
+        assert not judge_batches(good | change, inputs).passed
+
+
+def test_the_largest_hole_is_neither_all_nor_another():
+    assert judge_holes({"answer": 3, "free": [1, 3, 2]}, {}).passed
+    assert "no request gets them as one" in judge_holes({"answer": 6, "free": [1, 3, 2]}, {}).message
+    assert "Which blocks are free" in judge_holes({"answer": 2, "free": [1, 3, 2]}, {}).message
+
+
+def test_work_in_pieces():
+    case = {"rows": 4, "fits": 2, "fails": False}
+    good = {"result": {"values": [0.0, 2.0, 4.0, 6.0]}, "raised": None, "tries": [[4, 0], [2, 0], [2, 512]]}
+    assert judge_work([good], [case]).passed
+    changes = {
+        "whole batch": {"tries": [[1, 0]] * 4},
+        "still allocated": {"tries": [[4, 0], [2, SCRATCH], [2, SCRATCH]]},
+        "joined in order": {"result": {"values": [4.0, 6.0, 0.0, 2.0]}},
+        "halve, and no more": {"tries": [[4, 0], *[[1, 0]] * 5]},
+        "your function raised": {"raised": "OutOfMemoryError: no"},
+    }
+    for hint, change in changes.items():
+        assert hint in judge_work([good | change], [case]).message
+
+
+def test_a_row_that_does_not_fit_and_another_error_are_raised():
+    one = {"result": None, "raised": "OutOfMemoryError: no", "tries": [[3, 0], [1, 0]]}
+    assert judge_work([one], [{"rows": 3, "fits": 0, "fails": False}]).passed
+    assert "there was a result" in judge_work([one | {"raised": None}], [{"rows": 3, "fits": 0, "fails": False}]).message
+    other = {"result": None, "raised": "UnrelatedError: shapes", "tries": [[3, 0]]}
+    assert judge_work([other], [{"rows": 3, "fits": 1, "fails": True}]).passed
+    assert "not about memory" in judge_work([one], [{"rows": 3, "fits": 1, "fails": True}]).message
+
+
+def test_tensors_moved_together():
+    inputs = {"size": 4 * MIB, "values": [7, 9]}
+    good = {"before": 40 * MIB, "after": 20 * MIB, "found": [["cuda:0", 7], ["cuda:0", 9]]}
+    assert judge_scattered(good, inputs).passed
+    for change in ({"after": 40 * MIB}, {"found": [["cuda:0", 9], ["cuda:0", 7]]}, {"found": [["cpu", 7], ["cpu", 9]]}, {"found": [None]}):
+        assert not judge_scattered(good | change, inputs).passed
+
+
+def reserved_for(nbytes):
+    block = -(-nbytes // 512) * 512
+    return 2 * MIB if block <= MIB else 20 * MIB if block < 10 * MIB else -(-block // (2 * MIB)) * 2 * MIB
+
+
+def compact(tensors):
+    copies = [tensor.cpu() for tensor in tensors]
+    tensors.clear()
+    torch.cuda.empty_cache()
+    tensors.extend(copy.cuda() for copy in copies)
+
+
+@pytest.mark.parametrize(("number", "answer"), [("05.1", reserved_for), ("05.5", compact)])
+def test_holes_of_the_notebook_s_own_change_nothing(number, answer):
+    with labkit.use(memory="2GiB", virtual=True, quiet=True):
+        kept = [torch.empty(5 * MIB, dtype=torch.uint8, device="cuda") for _ in range(12)][::4]
+        streams = [torch.cuda.Stream() for _ in range(30)]
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                kept.append(torch.empty(3 * MIB, dtype=torch.uint8, device="cuda"))
+        verdict = checking.run(find(number), answer, seed=1)
+        assert verdict.passed, verdict

@@ -1,0 +1,76 @@
+"""The checks of lesson 06: what is measured of a script and of an answer, and what is said of it."""
+
+import gc
+import random
+from copy import deepcopy
+
+import pytest
+import torch
+
+import labkit
+from labkit import checks
+from labkit.checks import checking, lesson_06
+from labkit.checks.lesson_06 import STEPS, draw, judge
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu():
+    with labkit.use(virtual=True, quiet=True):
+        yield
+
+
+def verdict(answer=(), expected=()) -> str:
+    """What is said when the answer did as well as it can, but for `answer`, beside a script that kept 1 KiB a step."""
+    script = {"returned": [0.5, "text"], "model": [[1.0]], "held": [1024 * step for step in range(STEPS + 1)], "left": 0, "hooks": 0}
+    good = {**deepcopy(script), "held": [512] * (STEPS + 1)}
+    return judge({"answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}, {}, "Who?").message
+
+
+def test_a_mended_script_keeps_nothing():
+    assert verdict() == "Right. The script kept 6 KiB in the steps compared, yours nothing."
+    assert verdict({"returned": [0.50001, "text"], "model": [[1.00001]]}).startswith("Right.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"held": [512 * step for step in range(STEPS + 1)]}, "still held 3 KiB more after 6 more steps; the script, 6 KiB. Who?"),
+        ({"held": [0] * 5}, "took 5 of 12 batches, and did not ask for more"),
+        ({"returned": [0.6, "text"]}, "returned, [0.5, 'text'] (2 entries); yours returned [0.6, 'text'] (2 entries)"),
+        ({"returned": None}, "yours returned None"),
+        ({"returned": [0.5, "text", 1]}, "(3 entries)"),
+        ({"model": [[2.0]]}, "the model has not learned what it learns from the script"),
+        ({"left": 2048}, "2 KiB were still held when your function had returned. Who?"),
+        ({"hooks": 2}, "left 2 hook(s) on the model"),
+    ],
+)
+def test_what_is_wrong_is_said(answer, said):
+    assert said in verdict(answer)
+
+
+def test_memory_that_comes_and_goes_between_steps_is_no_leak():
+    assert verdict({"held": [512 * (step % 3) for step in range(STEPS + 1)]}).startswith("Right.")
+
+
+@pytest.mark.parametrize("check", lesson_06.CHECKS, ids=lambda check: check.number)
+def test_each_script_leaks_as_it_is_handed_out(check):
+    inputs = check.draw(random.Random(5))
+    told = lesson_06.observe(check.script, inputs, check.script)
+    grown, again = (lesson_06._grown(run.pop("held")) for run in told.values())
+    assert grown == again > 0
+    assert told["answer"] == told["expected"]
+
+
+def test_bad_batches_lie_between_the_looks_that_are_compared():
+    for seed in range(20):
+        bad = draw(random.Random(seed), bad=3)["bad"]
+        assert len(set(bad)) == 3 and min(bad) >= lesson_06.EARLY.stop - 1 and max(bad) < STEPS + lesson_06.LATE.start + 1
+
+
+def test_the_collector_is_left_as_it_was():
+    check = checks.find("06.5")
+    for switch in (gc.disable, gc.enable):
+        switch()
+        was_on = gc.isenabled()
+        checking.run(check, lambda model, optimizer, batches: torch.zeros(0))
+        assert gc.isenabled() == was_on

@@ -1,0 +1,291 @@
+"""What all labs share, on an experiment without a GPU; and what holds of each lab."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import ipywidgets
+import pytest
+
+import labkit
+from labkit import labs
+from labkit.lab_parts.panel import Lab, parse_prediction
+from labkit.labs import CopySpeedLab, DataParallelLab, LeakLab, PipelineLab, Result, Run, SharingLab, plot_copy_speed
+from labkit.labs.copies import COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: PipelineLab(micro_batches=0), "0 is no choice here: there are 1, 2, 4"),
+        (lambda: PipelineLab(schedules=("GPipe", "none")), "'none' is no choice here: there are"),
+        (lambda: SharingLab(way="x"), "'x' is no choice here: there are"),
+        (lambda: SharingLab(processes=0), "0 is no choice here: there are"),
+        (lambda: LeakLab(leaks=("foo",)), "'foo' is no choice here: there are .*'kept losses'"),
+        (lambda: DataParallelLab(gpus=()), "give at least one number of gpus"),
+        (lambda: DataParallelLab(models={}), "and one of models"),
+        (lambda: CopySpeedLab(sizes=[]), "sizes: give at least one"),
+    ],
+)
+def test_what_a_lab_is_made_with_is_checked(make, said):
+    with labkit.use(gpus=2, virtual=True, quiet=True), pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_the_question_is_of_a_size_that_is_measured():
+    with labkit.use(virtual=True, quiet=True):
+        lab = CopySpeedLab(sizes=(4096, 1 << 20))
+    assert "copy 1 MiB to the GPU" in lab.question
+
+
+class FakeLab(Lab):
+    """Six points; `before[n]` is done before point n is measured."""
+
+    question = "How many times faster is <pinned> memory?"
+    unit = "times"
+
+    def __init__(self):
+        self.before = {}
+        self.closed = 0
+        self.drawn = []
+        super().__init__()
+
+    def experiment(self):
+        return Run("copy_speed", {}, COLUMNS, "measured on paper", 6, self._points())
+
+    def _points(self):
+        try:
+            for n in range(6):
+                self.before.get(n, lambda: None)()
+                size, memory = 1 << (20 + n // 2), ("pageable", "pinned")[n % 2]
+                yield {"size": size, "memory": memory, "direction": "h2d", "seconds": 1.0, "bytes_per_second": 1e9 + n}
+        finally:
+            self.closed += 1
+
+    def point(self, row):
+        return row["memory"]
+
+    def draw(self, result: Result, prediction):
+        self.drawn.append((len(result.rows), prediction))
+        return plot_copy_speed(result)
+
+    def verdict(self, result, prediction):
+        return f"{prediction:g} & so on"
+
+
+def text(lab) -> str:
+    return lab.message.value
+
+
+def buttons(lab) -> tuple[bool, bool, bool]:
+    """Can Predict, Run, Stop be pressed?"""
+    return tuple(not button.disabled for button in (lab.predict_button, lab.run_button, lab.stop_button))
+
+
+def predict(lab, value: str) -> None:
+    lab.answer.value = value
+    lab.predict_button.click()
+
+
+def test_at_first_only_a_prediction_can_be_made():
+    lab = FakeLab()
+    assert buttons(lab) == (True, False, False)
+    assert "First predict, then run." in text(lab)
+    lab.run_button.click()
+    assert lab.closed == 0
+    assert lab.result is None
+
+
+def test_its_text_in_a_stored_notebook_is_always_the_same():
+    assert repr(FakeLab()) == "FakeLab()"
+
+
+def test_the_question_is_escaped():
+    assert "&lt;pinned&gt;" in FakeLab().children[0].value
+
+
+def test_predict_then_run_then_see_the_figure_and_the_verdict():
+    lab = FakeLab()
+    predict(lab, " 2.5 ")
+    assert "You predict: 2.5 times. Now press Run." in text(lab)
+    assert buttons(lab) == (True, True, False)
+    lab.run_button.click()
+    assert lab.progress.value == lab.progress.max == 6
+    assert "2.5 &amp; so on" in text(lab)
+    assert lab.picture.value.startswith("<img ")
+    assert 'alt="' in lab.picture.value
+    assert buttons(lab) == (True, True, False)
+    assert lab.drawn == [(6, 2.5)]
+    assert lab.closed == 1
+
+
+@pytest.mark.parametrize("silly", ["", "   ", "banana", "-3", "0", "nan", "inf", "1e9", "1,5", "<b>"])
+def test_silly_predictions_get_a_clear_message_and_no_run(silly):
+    lab = FakeLab()
+    predict(lab, "2")
+    predict(lab, silly)
+    assert 'role="alert"' in text(lab)
+    assert "type a number greater than 0 and up to 1000" in text(lab)
+    assert "<b>" not in text(lab)
+    assert buttons(lab) == (True, False, False)
+
+
+def test_numbers_are_predictions():
+    assert [parse_prediction(text) for text in ("2", " 0.5", "1e3")] == [2, 0.5, 1000]
+
+
+def test_the_enter_key_predicts():
+    lab = FakeLab()
+    lab.answer.value = "3"
+    lab.answer._handle_custom_msg({"event": "submit"}, [])
+    assert lab.prediction == 3
+
+
+def test_stop_ends_the_run_at_the_next_point_and_shows_what_there_is():
+    lab = FakeLab()
+    lab.before[3] = lab.stop_button.click
+    predict(lab, "2")
+    lab.run_button.click()
+    assert "Stopped after 4 of 6 points. 2 &amp; so on" in text(lab)
+    assert lab.drawn == [(4, 2)]
+    assert lab.closed == 1
+    assert buttons(lab) == (True, True, False)
+
+
+def test_it_runs_again_after_a_stop():
+    lab = FakeLab()
+    lab.before[1] = lab.stop_button.click
+    predict(lab, "2")
+    lab.run_button.click()
+    lab.before.clear()
+    predict(lab, "4")
+    lab.run_button.click()
+    assert lab.drawn == [(2, 2), (6, 4)]
+    assert "Stopped" not in text(lab)
+
+
+def test_while_it_runs_only_stop_does_something():
+    lab = FakeLab()
+    seen = []
+    lab.before[1] = lambda: seen.append((buttons(lab), lab.run_button.description, lab.answer.disabled, text(lab)))
+    lab.before[2] = lab.run_button.click  # does nothing
+    lab.before[3] = lambda: lab.answer._handle_custom_msg({"event": "submit"}, [])  # nor does Enter
+    predict(lab, "2")
+    lab.run_button.click()
+    (can, run, disabled, message) = seen[0]
+    assert can == (False, True, True)
+    assert run == "Running…"
+    assert disabled
+    assert "Point 1 of 6: pageable" in message
+    assert lab.run_button.description == "Run"
+    assert lab.closed == 1
+
+
+def fail():
+    raise RuntimeError("out of <memory>")
+
+
+def test_an_exception_is_shown_and_the_buttons_come_back():
+    lab = FakeLab()
+    lab.before[2] = fail
+    predict(lab, "2")
+    lab.run_button.click()
+    assert 'role="alert"' in text(lab)
+    assert "The experiment failed. RuntimeError: out of &lt;memory&gt;" in text(lab)
+    assert buttons(lab) == (True, True, False)
+    assert lab.closed == 1
+    lab.before.clear()
+    lab.run_button.click()
+    assert lab.result is not None
+
+
+def test_an_experiment_that_cannot_begin_is_shown_too(monkeypatch):
+    lab = FakeLab()
+    monkeypatch.setattr(lab, "experiment", fail)
+    predict(lab, "2")
+    lab.run_button.click()
+    assert "out of &lt;memory&gt;" in text(lab)
+    assert buttons(lab) == (True, True, False)
+
+
+def test_the_plain_figure_is_that_of_the_last_run_or_of_a_whole_one():
+    lab = FakeLab()
+    lab.figure()
+    predict(lab, "2")
+    lab.before[2] = lab.stop_button.click
+    lab.run_button.click()
+    lab.figure()
+    assert lab.drawn == [(6, None), (3, 2), (3, 2)]
+
+
+def test_on_an_event_loop_clicks_are_heard_between_two_points():
+    async def learner():
+        lab = FakeLab()
+        predict(lab, "2")
+        await asyncio.sleep(0)  # the click is done by the loop
+        lab.run_button.click()
+        assert lab.progress.value == 0
+        while lab.progress.value < 2:
+            await asyncio.sleep(0)
+        assert buttons(lab) == (False, True, True)
+        lab.stop_button.click()
+        await lab.task
+        return lab
+
+    lab = asyncio.run(learner())
+    assert "Stopped after " in text(lab)
+    assert 2 <= lab.drawn[0][0] < 6
+    assert buttons(lab) == (True, True, False)
+
+
+def test_a_click_from_another_thread_is_done_by_the_loop_in_the_main_thread():
+    import threading
+
+    async def learner():
+        lab = FakeLab()
+        threads = []
+        lab.before[0] = lambda: threads.append(threading.current_thread())
+        lab.answer.value = "2"
+        await asyncio.to_thread(lab.predict_button.click)
+        await asyncio.to_thread(lab.run_button.click)
+        while lab.result is None:
+            await asyncio.sleep(0)
+        return threads
+
+    assert asyncio.run(learner()) == [threading.main_thread()]
+
+
+def test_a_cancelled_run_lets_go_of_the_experiment():
+    async def learner():
+        lab = FakeLab()
+        predict(lab, "2")
+        await asyncio.sleep(0)
+        lab.run_button.click()
+        while lab.progress.value < 2:
+            await asyncio.sleep(0)
+        lab.task.cancel()
+        await asyncio.gather(lab.task, return_exceptions=True)
+        return lab
+
+    lab = asyncio.run(learner())
+    assert lab.closed == 1
+    assert buttons(lab) == (True, True, False)
+
+
+LABS = [name for name in labs.__all__ if name.endswith(("Lab", "Panel")) and name != "Lab"]
+
+
+def parts(widget: ipywidgets.Widget) -> Iterator[ipywidgets.Widget]:
+    """The widget and all that it shows."""
+    yield widget
+    for child in getattr(widget, "children", ()):
+        yield from parts(child)
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_no_two_widgets_share_a_layout_or_a_style(name):
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        shown = [part for _ in range(2) for part in parts(getattr(labs, name)())]
+    for trait in ("layout", "style"):
+        owners = Counter(look.model_id for part in shown if (look := getattr(part, trait, None)) is not None)
+        assert owners and max(owners.values()) == 1, trait

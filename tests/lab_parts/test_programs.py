@@ -1,0 +1,32 @@
+"""The programs for ranks: found by name, and those that print for the lesson."""
+
+import re
+
+import pytest
+
+import labkit
+from labkit.labs import rank_program
+
+pytestmark = pytest.mark.slow
+
+
+def test_programs_are_found_by_name():
+    assert rank_program("resuming").name == "resuming.py"
+    with pytest.raises(ValueError, match="no program 'nothing' for ranks; there are collectives, ensemble"):
+        rank_program("nothing")
+
+
+def test_training_goes_on_where_its_ranks_died(tmp_path):
+    died = labkit.torchrun(rank_program("resuming"), tmp_path / "died.pt", 5, 2, max_restarts=1, quiet=True, devices="cpu", timeout=200)
+    whole = labkit.torchrun(rank_program("resuming"), tmp_path / "whole.pt", 5, 9, quiet=True, devices="cpu", timeout=200)
+    assert died.results == whole.results and len(died.restarts) == 1
+    assert "start 2: from step 2" in died.outputs[0] and "step 4" in died.outputs[0]
+    assert "start 1: from step 0" in whole.outputs[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["died.pt", "whole.pt"]
+
+
+def test_an_ensemble_on_two_nodes_is_no_worse_than_its_members():
+    found = labkit.torchrun(rank_program("ensemble"), ranks=2, nodes=2, quiet=True, devices="cpu", timeout=200)
+    assert [re.match(r"machine (\d), GPU 0: member (\d)", text).groups() for text in found.outputs] == [("0", "0"), ("1", "1")]
+    formula_errors = [result["error"] for result in found.results]
+    assert found.results[0]["together"] == found.results[1]["together"] < sum(formula_errors) / 2

@@ -1,0 +1,11 @@
+"""What a learner does with a lab."""
+
+from labkit.labs import Lab
+
+
+def predict_and_run(lab: Lab, prediction: str) -> str:
+    """Type a prediction, press Predict and Run; returns what the lab says."""
+    lab.answer.value = prediction
+    lab.predict_button.click()
+    lab.run_button.click()
+    return lab.message.value

@@ -1,0 +1,218 @@
+"""DataParallel's training step: measured, drawn, and the lab."""
+
+import pytest
+import torch
+from learner import predict_and_run as run
+
+import labkit
+from labkit.labs import (
+    DataParallelLab,
+    Result,
+    collect,
+    data_parallel_step,
+    data_parallel_work,
+    plot_data_parallel_step,
+    plot_data_parallel_work,
+    recorded_result,
+    traced_step,
+)
+from labkit.labs.data_parallel import COLUMNS, WORK_COLUMNS, computing_shares, parallel_gain
+
+
+@pytest.mark.parametrize("like", ["T4", "H200"])
+def test_the_small_model_is_slower_and_the_large_faster_as_recorded(like):
+    with labkit.use(gpus=4, like=like, quiet=True):
+        result = collect(data_parallel_step(gpus=[1, 4], repeats=1))
+    for source in (result, recorded_result("data_parallel_step")):
+        assert parallel_gain(source, "small")[4] < 0.5
+        assert parallel_gain(source, "large")[4] > 1.5
+    assert result.recorded() is not None
+
+
+def test_it_repeats_itself_and_leaves_nothing_behind():
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        first, second = (collect(data_parallel_step([1, 2], {"tiny": (8, 6)}, repeats=2)) for _ in range(2))
+        assert torch.ones(2, device="cuda").tolist() == [1, 1]  # values are computed again
+    assert first.column("seconds") == pytest.approx(second.column("seconds"))
+    assert first.recorded() is None
+
+
+def test_a_stopped_run_gains_only_where_both_were_measured():
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        run = data_parallel_step([1, 2], {"a": (8, 6), "b": (4, 2)}, repeats=1)
+        assert run.total == 4
+        next(run)
+        assert parallel_gain(run.result(), "a") == {}
+        next(run)
+        run.close()
+    assert list(parallel_gain(run.result(), "a")) == [2]
+    assert parallel_gain(run.result(), "b") == {}
+
+
+def test_bad_arguments_and_no_gpu_are_refused():
+    with pytest.raises(RuntimeError, match="no GPU is in use"):
+        data_parallel_step()
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        with pytest.raises(ValueError, match=r"gpus=\(1, 2, 4\).*from 1 to 2"):
+            data_parallel_step()
+        with pytest.raises(ValueError, match="model 'wide' has the size 4096: give its width and batch"):
+            data_parallel_step([1], {"wide": 4096})
+        with pytest.raises(ValueError, match="from 1 to 65536"):
+            data_parallel_step([1], {"empty": (0, 5)})
+        with pytest.raises(ValueError, match="models={}: give at least one"):
+            data_parallel_step([1], {})
+
+
+@pytest.mark.gpu(4)
+@pytest.mark.filterwarnings("ignore:.*Attempting to run cuBLAS, but there was no current CUDA context")  # DataParallel's threads are new
+def test_four_real_gpus_say_the_same():
+    with labkit.use(gpus=4, virtual=False, quiet=True):
+        result = collect(data_parallel_step())
+    assert parallel_gain(result, "small")[4] < 1 < parallel_gain(result, "large")[4]
+
+
+# What each GPU does in a step
+
+
+def test_in_a_small_models_step_the_gpus_wait_for_launches():
+    with labkit.use(gpus=4, like="H200", virtual=True, quiet=True):
+        result = collect(data_parallel_work())
+        small, large = (computing_shares(result, model) for model in ("small", "large"))
+        assert list(small) == list(large) == [0, 1, 2, 3]
+        assert max(small.values()) < 0.2 < 0.6 < min(large.values()) < 1
+        assert torch.ones(2, device="cuda").tolist() == [1, 1]  # values are computed again
+        again = traced_step(1024, 512)
+    assert again.busy(1, "kernel") / again.end == pytest.approx(small[1])
+    assert again.host_waited < 0.1 * again.end
+
+
+def test_bad_arguments_of_a_traced_step_are_refused():
+    with pytest.raises(RuntimeError, match="no GPU is in use"):
+        traced_step(8, 8)
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        with pytest.raises(ValueError, match="from 1 to 2"):
+            traced_step(8, 8)
+        with pytest.raises(ValueError, match="from 1 to 65536"):
+            traced_step(0, 8, gpus=2)
+        with pytest.raises(ValueError, match="from 1 to 2"):
+            data_parallel_work()
+
+
+@pytest.mark.gpu(4)
+@pytest.mark.filterwarnings("ignore:.*Attempting to run cuBLAS, but there was no current CUDA context")
+def test_four_real_gpus_wait_for_launches_too():
+    with labkit.use(gpus=4, virtual=False, quiet=True):
+        result = collect(data_parallel_work())
+    assert max(computing_shares(result, "small").values()) < min(computing_shares(result, "large").values())
+
+
+def steps(seconds, badge="measured on paper", **more) -> Result:
+    """A result from {model: {GPUs: seconds}}."""
+    rows = [
+        {"gpus": gpus, "model": model, "width": 8, "batch": 4, "seconds": value}
+        for model, values in seconds.items()
+        for gpus, value in values.items()
+    ]
+    parameters = {"gpus": [1, 2, 4], "models": {model: [8, 4] for model in seconds}}
+    return Result("data_parallel_step", parameters, COLUMNS, rows, badge, **more)
+
+
+USUAL = steps({"small": {1: 0.002, 2: 0.006, 4: 0.012}, "large": {1: 0.12, 2: 0.07, 4: 0.04}})
+
+
+@pytest.mark.parametrize(
+    ("result", "title"),
+    [
+        (USUAL, "4 GPUs: the small model 6.0 times slower, the large model 3.0 times faster"),
+        (steps({"only": {1: 1.0, 2: 0.99}}), "2 GPUs: the only model as fast as on one"),
+        (steps({"small": {1: 0.002, 4: 0.004}, "large": {1: 0.12}}), "4 GPUs: the small model 2.0 times slower"),
+        (steps({"small": {1: 0.002}, "large": {}}), "Not measured yet: a model on one GPU and on several"),
+    ],
+)
+def test_the_title_compares_with_one_gpu(result, title):
+    assert plot_data_parallel_step(result).title == title
+
+
+def test_the_words_hold_finding_numbers_prediction_recording_and_badge():
+    recorded = steps({"small": {1: 0.001, 4: 0.003}}, "recorded on 4× NVIDIA H200", origin={"machine": "4x NVIDIA H200"})
+    figure = plot_data_parallel_step(USUAL, recorded, 2)
+    assert figure.alt == (
+        "4 GPUs: the small model 6.0 times slower, the large model 3.0 times faster. "
+        "A step of the small model takes 2 ms on 1, 6 ms on 2, 12 ms on 4; a step of the large model takes 120 ms on 1, 70 ms on 2, "
+        "40 ms on 4. Predicted for the large model on 4 GPUs: 2 times faster. "
+        "Recorded on 4× NVIDIA H200: a step of the small model takes 1 ms on 1, 3 ms on 4. Measured on paper."
+    )
+
+
+def test_solid_is_measured_dashed_is_recorded_hollow_is_predicted(drawn):
+    plot_data_parallel_step(USUAL, USUAL, 2)
+    lines = drawn[-1].axes[0].lines
+    assert [line.get_linestyle() for line in lines] == ["--", "--", "-", "-", "None"]
+    assert lines[-1].get_markerfacecolor() == "none"
+    assert list(lines[-1].get_ydata()) == [0.06]
+    assert "predicted: 2 times" in [text.get_text() for text in drawn[-1].axes[0].texts]
+    assert [label.get_text() for label in drawn[-1].axes[0].get_xticklabels()] == ["1", "2", "4"]
+
+
+def test_a_prediction_for_what_was_not_measured_is_not_drawn():
+    assert "Predicted" not in plot_data_parallel_step(steps({"small": {1: 0.002}, "large": {}}), prediction=3).alt
+
+
+def work(shares, badge="measured on paper", **more) -> Result:
+    """A result from {model: shares of the GPUs}."""
+    rows = [
+        {"model": model, "gpu": gpu, "computing": share, "seconds": 1.0} for model, row in shares.items() for gpu, share in enumerate(row)
+    ]
+    return Result("data_parallel_work", {"gpus": 2, "models": {"small": [8, 4], "large": [8, 4]}}, WORK_COLUMNS, rows, badge, **more)
+
+
+def test_the_share_of_a_step_at_work_beside_the_recorded_one():
+    recorded = work({"small": [0.1, 0.2], "large": [0.9, 0.8]}, "recorded on 2× NVIDIA H200", origin={"machine": "2x NVIDIA H200"})
+    figure = plot_data_parallel_work(work({"small": [0.2, 0.1], "large": [0.75, 0.65]}), recorded)
+    assert figure.title == "GPUs compute for 15% of the small model's step, 70% of the large model's step"
+    assert "Small model, GPU 0 20%, GPU 1 10%; large model, GPU 0 75%, GPU 1 65%." in figure.alt
+    assert "GPU 0 90%" in figure.alt and figure.alt.endswith("Measured on paper.")
+
+
+def test_nothing_measured_yet():
+    assert plot_data_parallel_work(work({})).title == "Not measured yet: for how much of a step each GPU computes"
+
+
+LAB_MODELS = {"small": (8, 4), "large": (4096, 8192)}
+
+
+@pytest.fixture
+def lab():
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        yield DataParallelLab(gpus=(1, 2), models=LAB_MODELS, repeats=1)
+
+
+def test_prediction_and_result_come_together(lab):
+    assert "The step was 1.5 times as fast on 2 GPUs; you predicted 6, which is 4.0 times too high." in run(lab, "6")
+    words = lab.picture.value
+    assert "Predicted for the large model on 2 GPUs: 6 times faster." in words
+    assert "Virtual GPU, modelled on NVIDIA Tesla T4." in words
+    assert len(lab.result.rows) == 4
+
+
+def test_it_says_how_far_the_prediction_was_off(lab):
+    assert "which is 3.0 times too low." in run(lab, "0.5")
+    assert "A good prediction!" in run(lab, "1.4")
+
+
+def test_a_run_that_stops_early_leaves_the_prediction_open(lab, monkeypatch):
+    monkeypatch.setattr(lab, "point", lambda row: lab.stop_button.click() or "first")
+    assert "Stopped after 1 of 4 points. The large model was not measured on 2 GPUs, so your prediction of 3 stays open." in run(lab, "3")
+
+
+def test_the_question_names_model_and_gpus(lab):
+    assert "4096 neurons wide, a batch of 8192 rows" in lab.question and "on 2 GPUs than on one" in lab.question
+
+
+def test_too_few_gpus_are_named(lab):
+    assert "gpus=(1, 2, 4): give one or more whole numbers from 1 to 2" in run(DataParallelLab(), "3")
+
+
+def test_the_recording_is_shown_for_the_default_models():
+    with labkit.use(gpus=4, virtual=True, quiet=True):
+        assert "Recorded on 4× NVIDIA H200" in DataParallelLab(repeats=1).figure().alt

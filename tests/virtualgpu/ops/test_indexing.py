@@ -1,0 +1,58 @@
+"""Indexing, embeddings and data-dependent shapes ask for what a real GPU was asked for."""
+
+import pytest
+import torch
+from recorded import check
+
+from virtualgpu.ops import cub
+from virtualgpu.ops.indexing import nonzero_plan, sorted_gradient
+
+NAMES = (
+    "shared/embedding_bag", "shared/one_hot", "shared/gather", "shared/index_select", "shared/index_long", "shared/unique",
+    "more/unique_inv", "more/unique_consec", "more/index_put_acc", "more/index_2", "more/index_cpu", "more/masked_scatter",
+    "more/bincount", "more/histc", "more/take", "more/emb_pad", "more/emb_bag_sum", "more/setitem_mask",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "more/masked_scatter"])
+def test_allocations_are_those_of_an_h200(name, machine):
+    check(name)
+
+
+@pytest.mark.parametrize(
+    "plan", [nonzero_plan(5000, 2, 7, 132), tuple(x for x in sorted_gradient(5000, 10, 4, 8, 4, True) if type(x) is int)]
+)
+def test_a_plan_gives_back_what_it_takes_but_its_result(plan):
+    left = list(plan)
+    for step in plan:
+        if step < 0:
+            left.remove(step)
+            left.remove(-step)
+    assert left in ([], [7 * 2 * 8])
+
+
+def test_index_on_another_gpu_is_refused(machine):
+    x = torch.arange(3, device="cuda:0")
+    with pytest.raises(RuntimeError, match=r"indices should be either on cpu or on the same device as the indexed tensor \(cuda:0\)"):
+        x[torch.tensor([1], device="cuda:1")]
+    with pytest.raises(RuntimeError, match=r"indexed tensor \(cpu\)"):
+        torch.arange(3)[torch.tensor([1], device="cuda:0")]
+
+
+def test_embedding_bag_agrees_with_the_cpu(machine):
+    for mode in ("sum", "mean", "max"):
+        bag = torch.nn.EmbeddingBag(20, 4, mode=mode)
+        indices, offsets = torch.randint(0, 20, (11,)), torch.tensor([0, 3, 3, 8])
+        expected = bag(indices, offsets)
+        expected.sum().backward()
+        wanted = bag.weight.grad.clone()
+        bag.zero_grad()
+        bag.cuda()
+        got = bag(indices.cuda(), offsets.cuda())
+        got.sum().backward()
+        torch.testing.assert_close(got.cpu(), expected)
+        torch.testing.assert_close(bag.weight.grad.cpu(), wanted)
+
+
+def test_few_keys_are_sorted_by_one_block():
+    assert cub.radix_sort(2304, 8, 8) == 1 < cub.radix_sort(2305, 8, 8)

@@ -1,0 +1,179 @@
+"""Tensors without values: with `values=False`, and where the host has no room for them."""
+
+import copy
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import labkit
+from virtualgpu.ops import without_values
+
+NOT_KEPT = "the values of this tensor on cuda:0 were not kept, because the machine was made with values=False"
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.LSTM(8, 16, 2, batch_first=True)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x)[0][:, -1])
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "mlp": lambda: (nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(), nn.LayerNorm(128), nn.Linear(128, 10)), torch.randn(4, 64)),
+    "convolutions": lambda: (
+        nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)),
+        torch.randn(4, 3, 8, 8),
+    ),
+    "transformer": lambda: (
+        nn.Sequential(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), nn.Flatten(), nn.Linear(160, 10)),
+        torch.randn(4, 5, 32),
+    ),
+    "recurrent": lambda: (Recurrent(), torch.randn(4, 5, 8)),
+    "embedding": lambda: (nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(96, 10)), torch.randint(50, (4, 6))),
+}
+
+
+def memory_of_training(make: Callable[[], tuple[nn.Module, torch.Tensor]], values: bool) -> list[int]:
+    """Bytes allocated after each part of two training steps, and the peak."""
+    found = []
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True, values=values):
+        model, x = make()
+        model, x, k = model.cuda(), x.cuda(), torch.randint(10, (4,)).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), k)
+            found.append(torch.cuda.memory_allocated())
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            found.append(torch.cuda.memory_allocated())
+            optimizer.step()
+            found.append(torch.cuda.memory_allocated())
+        found += [torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()]
+        del model, x, k, optimizer, loss
+        gc.collect()
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_takes_the_same_memory_with_values_and_without(name):
+    assert memory_of_training(MODELS[name], values=False) == memory_of_training(MODELS[name], values=True)
+
+
+@pytest.fixture
+def hollow():
+    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True, values=False) as used:
+        yield used
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: x.tolist(), lambda x: x.numpy(force=True), lambda x: bool(x[0] > 0),
+        lambda x: f"{x[0]:.2f}", lambda x: torch.equal(x, x), lambda x: torch.empty(3).copy_(x), lambda x: 1.0 in x, lambda x: int(x[0]),
+        lambda x: x.untyped_storage().cpu(),
+    ],
+)  # fmt: skip
+def test_reading_says_that_the_values_were_not_kept(hollow, read):
+    with pytest.raises(RuntimeError, match=NOT_KEPT):
+        read(torch.randn(3, device="cuda"))
+
+
+@pytest.mark.parametrize("choose", [lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.unique(), lambda x: x.masked_select(x > 0)])
+def test_a_shape_that_depends_on_values_is_refused(hollow, choose):
+    with pytest.raises(RuntimeError, match="the shape of its result depends on values, and these were not kept"):
+        choose(torch.randn(3, device="cuda"))
+
+
+def test_shapes_dtypes_and_devices_are_right(hollow):
+    x = torch.randn(4, 6, device="cuda")
+    assert (x @ x.T).shape == (4, 4)
+    assert x.half().double().dtype == torch.float64
+    assert x.to("cuda:1").sum(0).device == torch.device("cuda:1")
+    assert [part.shape for part in x.split([1, 3])] == [(1, 6), (3, 6)]
+    assert x.topk(2).indices.dtype == torch.int64
+    assert torch.linalg.svd(x)[1].shape == (4,)
+    assert x.T.contiguous().stride() == (4, 1)
+
+
+def test_a_product_of_three_dimensions_takes_its_memory_once(hollow):
+    x, weight = torch.ones(2, 512, 64, device="cuda"), torch.ones(64, 4096, device="cuda")
+    x @ weight  # takes cuBLAS's workspace
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = x @ weight
+    assert torch.cuda.max_memory_allocated() - before == result.nbytes
+
+
+def test_shapes_are_remembered_and_told_apart(hollow, monkeypatch):
+    x = torch.ones(3, 4, dtype=torch.int32, device="cuda")
+    asked = []
+    ask = without_values._on_meta
+    monkeypatch.setattr(without_values, "_on_meta", lambda func, *given: asked.append(func) or ask(func, *given))
+    for _ in range(3):
+        assert [(x + y).dtype for y in (1, 1.0, True)] == [torch.int32, torch.float32, torch.int32]
+        assert [(x + torch.ones(n, 1, 4, device="cuda")).shape for n in (1, 2)] == [(1, 3, 4), (2, 3, 4)]
+        assert (x.T + 1).stride() == (1, 4)
+    assert len([func for func in asked if func is torch.ops.aten.add.Tensor]) <= 6
+    monkeypatch.setattr(without_values, "REMEMBERED", 0)
+    assert (x + 12345).dtype is torch.int32 and len(without_values._shapes) == 1
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert (x / 2).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (x / 2).dtype is torch.float32
+
+
+def test_a_module_can_be_copied(hollow):
+    layer = nn.Linear(3, 3).cuda()
+    assert copy.deepcopy(layer).weight.shape == (3, 3)
+
+
+BEYOND_THE_BUDGET = """
+import torch, labkit
+labkit.use(gpus=1, like="H200", virtual=True, quiet=True)
+small = torch.arange(5.0, device="cuda")
+kept = []
+for step in range(1, 11):
+    kept.append(torch.ones(10_000_000, 10).cuda())
+    assert torch.cuda.memory_allocated() == 512 + step * 400_556_032, torch.cuda.memory_allocated()
+assert (small * 2).tolist() == [0, 2, 4, 6, 8]
+try:
+    kept[-1].sum().item()
+except RuntimeError as error:
+    assert "because they take too much host memory" in str(error), error
+else:
+    raise SystemExit("a value that was not kept was read")
+del kept
+assert torch.cuda.memory_allocated() == 512
+assert torch.ones(1000, device="cuda").sum().item() == 1000
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its own peak of resident memory")
+def test_four_gigabytes_on_the_gpu_in_little_host_memory():
+    done = subprocess.run(
+        [sys.executable, "-c", BEYOND_THE_BUDGET], capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    # VmHWM, in KiB: what getrusage tells of a child begins with the peak of the process that started it.
+    assert int(done.stdout) << 10 < 1.2 * (1 << 30)
+
+
+def test_inference_without_values():
+    with labkit.use(gpus=1, values=False, quiet=True), torch.inference_mode():
+        x = torch.ones(8, 4, device="cuda").to(torch.float64)
+        assert torch.nn.functional.layer_norm(x, (4,)).reshape(-1).shape == (32,)

@@ -1,0 +1,1 @@
+"""What the CUDA driver, NVML and nvidia-smi say of virtual GPUs."""

@@ -1,0 +1,215 @@
+"""What NVIDIA's tools say about virtual GPUs: one reading a GPU, and NVML's Python module (`pynvml`) that answers from it.
+
+NVML numbers all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says, and counts what every process holds. A reading's memory, clocks,
+names and processes are the machine's. How hot a virtual GPU is and what it draws is not modelled: it says what an idle H200 said.
+"""
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from virtualgpu.driver import driver
+from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.processes.ledger import program
+
+IDLE_CELSIUS = 36  # recorded on an idle H200 in November 2026 (benchmarks/fidelity/h200/probe.json),
+IDLE_SHARE_OF_POWER = 125 / 700  # and so is this: 125 W of 700 W
+SAMPLE_SECONDS = 1 / 6  # NVML's utilization is that of its last sample, of 1/6 s to 1 s (nvml.h, nvmlDeviceGetUtilizationRates)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One virtual GPU at one moment. Sizes in bytes, clocks in MHz, power in watts.
+
+    `busy`, from 0 to 1, is the share of a sample period for which work is queued: the host's clock stands still while it asks.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    bus_id: str
+    capability: tuple[int, int]
+    total: int
+    used: int
+    busy: float
+    celsius: int
+    watts: float
+    watts_limit: float
+    sm_clock: int
+    memory_clock: int
+    nvlinks: int
+    processes: tuple[tuple[int, str, int], ...]  # process id, program, bytes
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a tool may ask of a machine."""
+
+    driver: str
+    cuda: str
+    processors: int
+    gpus: tuple[Reading, ...]
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def report(machine: Machine) -> Report:
+    return Report(machine.profile.driver_version, driver.CUDA_VERSION, os.cpu_count() or 1, tuple(map(reading, machine.gpus)))
+
+
+def reading(gpu: Gpu) -> Reading:
+    machine, profile = gpu.machine, gpu.profile
+    figures = driver.properties(profile, machine.total_memory, gpu.index)
+    holders = machine.ledger.holders(gpu.number)
+    ends = max(stream.ready for stream in list(gpu.streams.values()))
+    return Reading(
+        index=gpu.index,
+        name=profile.name,
+        uuid=f"GPU-{figures.uuid}",
+        bus_id=f"{figures.pci_domain_id:08X}:{figures.pci_bus_id:02X}:{figures.pci_device_id:02X}.0",
+        capability=(profile.major, profile.minor),
+        total=machine.total_memory,
+        used=sum(nbytes for _, nbytes in holders),
+        busy=min(1.0, max(0.0, ends - machine.clock.host) / SAMPLE_SECONDS),
+        celsius=IDLE_CELSIUS,
+        watts=round(profile.power_limit_watts * IDLE_SHARE_OF_POWER, 2),
+        watts_limit=profile.power_limit_watts,
+        sm_clock=profile.sm_clock_khz // 1000,
+        memory_clock=profile.memory_clock_khz // 1000,
+        nvlinks=profile.nvlinks,
+        processes=tuple((pid, program(pid), nbytes) for pid, nbytes in holders),
+    )
+
+
+# The module pynvml
+
+
+def module() -> ModuleType | None:
+    """`pynvml`, where the package nvidia-ml-py is installed."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
+
+
+def replacements(pynvml: ModuleType, machine: Machine) -> dict[str, Callable[..., Any]]:
+    """Every function of `pynvml` that would ask the real library: served, or refused with NVML's own error."""
+    served = System(pynvml, machine).functions()
+    kept = ("nvmlExceptionClass", "nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlErrorString")
+    names = [name for name, value in vars(pynvml).items() if name.startswith("nvml") and callable(value) and name not in kept]
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    return {name: served.get(_unversioned(name), refuse) for name in names}
+
+
+def _unversioned(name: str) -> str:
+    stem, _, version = name.rpartition("_v")
+    return stem if stem and version.isdigit() else name
+
+
+class System:
+    """NVML's functions for a machine. A handle is the `Gpu`; each call takes a new reading."""
+
+    def __init__(self, pynvml: ModuleType, machine: Machine) -> None:
+        self._nvml = pynvml
+        self._machine = machine
+        self._started = 0
+
+    def _error(self, code: str) -> Exception:
+        return self._nvml.NVMLError(getattr(self._nvml, f"NVML_ERROR_{code}"))
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        answers: dict[str, Callable[..., Any]] = {
+            "nvmlSystemGetDriverVersion": lambda: self._machine.profile.driver_version,
+            "nvmlSystemGetNVMLVersion": lambda: f"13.{self._machine.profile.driver_version}",
+            "nvmlSystemGetCudaDriverVersion": self._cuda_version,
+            "nvmlDeviceGetCount": lambda: len(self._machine.gpus),
+            "nvmlDeviceGetHandleByIndex": self._by_index,
+            "nvmlDeviceGetHandleByUUID": lambda uuid: self._search("uuid", uuid),
+            "nvmlDeviceGetHandleByPciBusId": lambda bus_id: self._search("bus_id", bus_id),
+        }
+        answers |= {name: self._of_gpu(answer) for name, answer in self._device_answers().items()}
+        started = {name: self._once_started(answer) for name, answer in answers.items()}
+        return started | {"nvmlInit": self._start, "nvmlInitWithFlags": self._start, "nvmlShutdown": self._stop}
+
+    def _device_answers(self) -> dict[str, Callable[..., Any]]:
+        """By name, what a reading answers. Units are NVML's: bytes, per cent, °C, MHz, milliwatts."""
+        return {
+            "nvmlDeviceGetIndex": lambda gpu: gpu.index,
+            "nvmlDeviceGetMinorNumber": lambda gpu: gpu.index,
+            "nvmlDeviceGetName": lambda gpu: gpu.name,
+            "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
+            "nvmlDeviceGetMemoryInfo": _memory,
+            "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=round(100 * gpu.busy), memory=0),
+            "nvmlDeviceGetTemperature": lambda gpu, sensor: gpu.celsius,
+            "nvmlDeviceGetPowerUsage": lambda gpu: round(1000 * gpu.watts),
+            "nvmlDeviceGetPowerManagementLimit": lambda gpu: round(1000 * gpu.watts_limit),
+            "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: round(1000 * gpu.watts_limit),
+            "nvmlDeviceGetClockInfo": self._clock,
+            "nvmlDeviceGetMaxClockInfo": self._clock,
+            "nvmlDeviceGetCudaComputeCapability": lambda gpu: gpu.capability,
+            "nvmlDeviceGetComputeRunningProcesses": _processes,
+            "nvmlDeviceGetGraphicsRunningProcesses": lambda gpu: [],
+            "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(busId=gpu.bus_id, bus=gpu.index + 1, device=0, domain=0),
+            "nvmlDeviceGetPerformanceState": lambda gpu: 0,
+            "nvmlDeviceGetPersistenceMode": lambda gpu: 1,
+            "nvmlDeviceGetDisplayActive": lambda gpu: 0,
+            "nvmlDeviceGetComputeMode": lambda gpu: 0,
+        }
+
+    def _of_gpu(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+        def call(handle: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(handle, Gpu):
+                raise self._error("INVALID_ARGUMENT")
+            return answer(reading(handle), *args, **kwargs)
+
+        return call
+
+    def _once_started(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._started:
+                raise self._error("UNINITIALIZED")
+            return answer(*args, **kwargs)
+
+        return call
+
+    def _start(self, flags: int = 0) -> None:
+        self._started += 1
+
+    def _stop(self) -> None:
+        if not self._started:
+            raise self._error("UNINITIALIZED")
+        self._started -= 1
+
+    def _cuda_version(self) -> int:
+        major, minor = map(int, driver.CUDA_VERSION.split("."))
+        return 1000 * major + 10 * minor
+
+    def _by_index(self, index: int) -> Gpu:
+        if not 0 <= index < len(self._machine.gpus):
+            raise self._error("INVALID_ARGUMENT")
+        return self._machine.gpus[index]
+
+    def _search(self, field: str, value: str | bytes) -> Gpu:
+        value = value.decode() if isinstance(value, bytes) else value
+        for gpu in self._machine.gpus:
+            if getattr(reading(gpu), field) == value:
+                return gpu
+        raise self._error("NOT_FOUND")
+
+    def _clock(self, gpu: Reading, kind: int) -> int:
+        return gpu.memory_clock if kind == self._nvml.NVML_CLOCK_MEM else gpu.sm_clock
+
+
+def _memory(gpu: Reading, version: Any = None) -> SimpleNamespace:
+    return SimpleNamespace(total=gpu.total, free=gpu.total - gpu.used, used=gpu.used, reserved=0, version=version)
+
+
+def _processes(gpu: Reading) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=nbytes, gpuInstanceId=None) for pid, _, nbytes in gpu.processes]

@@ -1,0 +1,1 @@
+"""The host of a virtual machine: its operators, its clock, its memory."""

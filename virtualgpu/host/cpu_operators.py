@@ -1,0 +1,142 @@
+"""The host of a virtual machine: its operators take time, its memory can be pinned."""
+
+import sys
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from virtualgpu import errors, hardware
+from virtualgpu.clock import costs
+from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.host.pinned import pinned
+from virtualgpu.ops.copies import move
+from virtualgpu.ops.operators import refuse_waiting
+from virtualgpu.ops.products import matrix_work
+from virtualgpu.ops.schemas import written
+from virtualgpu.streams import backward
+from virtualgpu.tensor import VirtualTensor, tensors
+
+# PyTorch's own operators fail or crash on symbolic zeros where a mode watches: real zeros serve as well.
+_SYMBOLIC_ZEROS, _ZEROS = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
+_OF_MODES = {"__torch_function__", "__torch_dispatch__"}  # such as a default device's: one line for all calls
+_graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
+
+
+class HostOperators(TorchDispatchMode):
+    """Sees every operator of the threads of a machine: those on CPU tensors take host time, and C++ may make tensors for a GPU.
+
+    A composite operator in C++ makes its temporaries on the device that it believes its inputs to be on: the CPU. What Python
+    creates always says `pin_memory`; what C++ creates never does. So a factory without it belongs to the GPU of the operator that
+    ran before it in the same call: the same Python instruction, or the same node of a backward. Where none did yet, its results
+    wait on the CPU, and move to the GPU of the first device tensor that they meet in that call. In a backward that has been on one
+    GPU alone they need not wait.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
+        self.turns = machine.turns
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap __torch_dispatch__ against torch.compile, which costs and hides the calling frame
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        try:
+            if self.turns.several:
+                self.turns.take()
+            selected = self.machine.selected
+            task = _graph_task()
+            if task == -1:
+                frame = sys._getframe(1)
+                while frame.f_code.co_name in _OF_MODES:
+                    frame = frame.f_back
+                call: tuple = (id(frame), frame.f_lasti)
+            else:
+                node = _node()
+                call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
+                selected.visit(task)
+            if VirtualTensor in types:
+                if hardware.watcher is not None:
+                    backward.follow(self.machine, node if task != -1 else None, args)
+                selected.call = call
+                if selected.waiting == call:
+                    for x in written(func, args, kwargs or {}):
+                        refuse_waiting(x)
+                    args = adopt(args)
+                result = VirtualTensor.__torch_dispatch__(func, types, args, kwargs)
+                if task != -1:
+                    selected.places.add(selected.gpu)
+                return result
+            return self._on_host(_ZEROS if func is _SYMBOLIC_ZEROS else func, types, args, kwargs or {}, call)
+        except (IndexError, RuntimeError) as error:
+            errors.leave_out_the_kit(error)
+            raise
+
+    def _on_host(self, func: Any, types: Any, args: tuple, kwargs: dict, call: tuple) -> Any:
+        """An operator without device tensors: on the CPU, or a factory."""
+        selected = self.machine.selected
+        waits = selected.waiting == call
+        if "device" in kwargs and not types and "pin_memory" not in kwargs and kwargs["device"].type == "cpu":
+            gpu = selected.gpu if selected.call == call else self._only_place(call)
+            if gpu is not None:
+                return func(*args, **(kwargs | {"device": gpu.device}))
+            selected.waiting = call
+            waits = True
+        else:
+            selected.call = None
+            if len(call) == 3 and types:
+                selected.places.add(None)
+        if kwargs.get("pin_memory") and (device := kwargs.get("device")) is not None and device.type == "cpu":
+            return pinned(func(*args, **(kwargs | {"pin_memory": False})))
+        if kwargs.get("generator") is not None and ("device" not in kwargs or kwargs["device"].type == "cpu"):
+            refuse_device_generator(kwargs["generator"])
+        if self.machine.order.host_copies:
+            result = self.machine.order.host_runs(func, args, kwargs, lambda: func(*args, **kwargs))
+        else:
+            result = func(*args, **kwargs)
+        if type(result) is VirtualTensor:
+            return result  # a factory on a GPU: its own operators have taken their time
+        if waits and type(result) is torch.Tensor and result.layout is torch.strided:
+            result.untyped_storage().waiting = call
+        self._take_time(func, args, result)
+        return result
+
+    def _only_place(self, call: tuple) -> Gpu | None:
+        """The one GPU that a backward has been on so far; None for several places, for the CPU, and outside a backward."""
+        places = self.machine.selected.places
+        return next(iter(places)) if len(call) == 3 and len(places) == 1 else None
+
+    def _take_time(self, func: Any, args: tuple, result: Any) -> None:
+        moved = 0
+        for x in (*args, result):
+            if isinstance(x, torch.Tensor):
+                if x.is_meta:
+                    return  # shapes alone
+                moved += x.numel() * x.itemsize
+        work = matrix_work(func, args)
+        self.machine.clock.advance_host(costs.cpu_seconds(self.machine.profile, moved, 0 if work is None else work[0]))
+
+
+def adopt(args: tuple) -> tuple:
+    """The arguments with those that C++ made on the CPU for this call moved to the GPU of the others."""
+    gpu = next(x._gpu for x in tensors(args) if type(x) is VirtualTensor)
+    waiting = gpu.machine.selected.waiting
+
+    def moved(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return type(x)(moved(y) for y in x)
+        if type(x) is torch.Tensor and x.dim() and getattr(x.untyped_storage(), "waiting", None) == waiting:
+            return move(x, gpu, None, True)
+        return x
+
+    return tuple(moved(x) for x in args)
+
+
+def refuse_device_generator(generator: torch.Generator) -> None:
+    """Raises RuntimeError, as CUDA does, if a GPU's generator is to draw on the CPU."""
+    from virtualgpu.generators import is_virtual
+
+    if is_virtual(generator):
+        raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")

@@ -1,0 +1,316 @@
+"""Scaled dot product attention: which of CUDA's backends computes it, and what each one allocates, forward and backward.
+
+The choice is that of `_select_sdp_backend` in PyTorch's native/transformers/cuda/sdp_utils.cpp: on Hopper and newer cuDNN, flash,
+memory-efficient, math in this order, on others flash first and cuDNN last; each with its conditions on dtype, sizes, mask, dropout.
+Allocations: native/transformers/cuda/attention.cu and attention_backward.cu, cutlass' kernel_backward.h (workspace of the memory-
+efficient backward), native/cudnn/MHA.cpp. cuDNN's own workspaces are estimates, measured on an H200 (cuDNN 9.19).
+"""
+
+from collections.abc import Sequence
+from math import ceil, inf, prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._C import _DisableTorchDispatch
+from torch.autograd.function import once_differentiable
+
+from virtualgpu.hardware import Gpu
+from virtualgpu.ops import operators, products, registry
+from virtualgpu.ops.kernels import bytes_of
+from virtualgpu.ops.sequence import Out, Plan, perform, play
+from virtualgpu.tensor import VirtualTensor, empty, hollow, memory_of
+
+aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
+Tensor = torch.Tensor
+
+
+def scratch_tensor(gpu: Gpu, nbytes: int) -> VirtualTensor:
+    """Memory that a graph keeps and nobody reads."""
+    return hollow(gpu, (nbytes,), (1,), torch.uint8)
+
+
+# Which backend
+
+
+def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool) -> str:
+    """The name of the backend: "cudnn", "flash", "efficient" or "math"."""
+    profile = q._gpu.profile  # type: ignore[attr-defined]
+    capability = profile.major, profile.minor
+    if any(x.dim() != 4 or x.numel() == 0 for x in (q, k, v)):
+        return "math"
+    order = ("cudnn", "flash", "efficient") if capability >= (9, 0) else ("flash", "efficient", "cudnn")
+    for name in order:
+        if ENABLED[name]() and FITS[name](q, k, v, mask, dropout, causal, gqa, capability):
+            return name
+    if not torch._C._get_math_sdp_enabled():
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return "math"
+
+
+def _fits_cudnn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool, capability: tuple) -> bool:
+    queries, keys = q.shape[2], k.shape[2]
+    if capability < (8, 0) or q.dtype not in HALF or (mask is not None and mask.requires_grad):
+        return False
+    if q.shape[3] % 8 or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) > (256 if capability >= (9, 0) else 128):
+        return False
+    return not (queries == 1 and (keys == 1 or dropout > 0)) and all(x.stride(-1) == 1 for x in (q, k, v))
+
+
+def _fits_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool, capability: tuple) -> bool:
+    if capability < (8, 0) or q.dtype not in HALF or mask is not None or q.shape[3] > 256:
+        return False
+    same_width = q.shape[3] == k.shape[3] == v.shape[3]
+    return same_width and not (causal and q.shape[2] != k.shape[2]) and all(x.stride(-1) == 1 for x in (q, k, v))
+
+
+def _fits_efficient(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool, capability: tuple
+) -> bool:
+    if q.dtype not in (*HALF, torch.float32) or gqa or (q.dtype is torch.bfloat16 and capability < (8, 0)):
+        return False
+    alignment = 8 if q.dtype in HALF else 4 if capability >= (8, 0) else 1
+    same_heads = q.shape[:2] == k.shape[:2] == v.shape[:2]
+    return same_heads and not (q.shape[3] % alignment or v.shape[3] % alignment) and all(x.stride(-1) == 1 for x in (q, k, v))
+
+
+FITS = {"cudnn": _fits_cudnn, "flash": _fits_flash, "efficient": _fits_efficient}
+ENABLED = {
+    "cudnn": torch._C._get_cudnn_sdp_enabled,
+    "flash": torch._C._get_flash_sdp_enabled,
+    "efficient": torch._C._get_mem_efficient_sdp_enabled,
+}
+
+
+@registry.composes("scaled_dot_product_attention")
+def scaled_dot_product_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    _check(q, k, v, attn_mask, is_causal)
+    chosen = backend(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        zero = torch.scalar_tensor(0.0, dtype=q.dtype, device=q.device)
+        attn_mask = torch.where(attn_mask, zero, torch.scalar_tensor(-inf, dtype=q.dtype, device=q.device))
+        del zero
+    if chosen == "math":
+        return aten._scaled_dot_product_attention_math.default(
+            q, k, v, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    width = v.shape[3]
+    if chosen == "flash" and width % 8:
+        q, k, v = (F.pad(x, (0, 8 - width % 8)) for x in (q, k, v))
+    if attn_mask is not None:
+        keys = k.shape[2]
+        if chosen == "efficient" and keys % 8:
+            attn_mask = F.pad(attn_mask, (0, 8 - keys % 8))[..., :keys]
+        if chosen == "efficient":
+            attn_mask = attn_mask.expand(*q.shape[:3], keys)
+    out = Attention.apply(q, k, v, attn_mask, dropout_p, is_causal, scale, chosen)
+    return out[..., :width] if out.shape[3] != width else out
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> None:
+    """Raises RuntimeError as PyTorch's `validate_sdpa_input` does."""
+    operators.common_gpu((q, k, v), {})
+    if not q.dtype == k.dtype == v.dtype:
+        raise RuntimeError(
+            f"Expected query, key, and value to have the same dtype, but got query.dtype: {q.dtype} key.dtype: {k.dtype} "
+            f"and value.dtype: {v.dtype} instead."
+        )
+    if min(q.dim(), k.dim(), v.dim()) < 2:
+        raise RuntimeError("Expected query, key, and value to all be  at least 2 dimensional")
+    if mask is not None and mask.dtype not in (torch.bool, q.dtype):
+        raise RuntimeError(f"Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {mask.dtype}")
+    if mask is not None and causal:
+        raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
+
+
+# Values
+
+
+def _plain(x: Tensor) -> Tensor:
+    """The values of a device tensor in a plain one, in float32 where they are in half precision."""
+    x = aten.alias.default(x)
+    return x.float() if x.dtype in HALF else x
+
+
+def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Softmax of the scores; a row that is masked as a whole is zero."""
+    scores = q @ k.mT * scale
+    if mask is not None:
+        scores = scores + mask
+    if causal:
+        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").tril_().logical_not_(), -inf)
+    return scores.softmax(-1).nan_to_num_(0.0) if mask is not None else scores.softmax(-1)
+
+
+class Attention(torch.autograd.Function):
+    """A fused attention kernel."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float, chosen: str
+    ) -> Tensor:
+        gpu = q._gpu  # type: ignore[attr-defined]
+        gpu.machine.require_alive()
+        gpu.machine.selected.gpu = gpu
+        needs = any(ctx.needs_input_grad[:4])
+        known = all(memory_of(x).kept is not None for x in (q, k, v, mask) if x is not None)
+        seeds = [scratch_tensor(gpu, 8), scratch_tensor(gpu, 8)] if chosen == "cudnn" else []
+        like_query = chosen != "efficient"
+        out = _output(gpu, q, (*q.shape[:3], v.shape[3]), like_query)
+        sums = scratch_tensor(gpu, _sum_bytes(q, chosen)) if needs or chosen == "flash" else None
+        if chosen == "flash":
+            seeds = [scratch_tensor(gpu, 16), scratch_tensor(gpu, 8)]
+        play(gpu, _forward_workspace(q, v, dropout, chosen))
+        kept = None
+        if known and memory_of(out).kept is not None:
+            with _DisableTorchDispatch():
+                heads = q.shape[1] // k.shape[1]
+                keys, values = (_plain(x).repeat_interleave(heads, 1) if heads > 1 else _plain(x) for x in (k, v))
+                p = probabilities(_plain(q), keys, None if mask is None else _plain(mask), causal, scale)
+                if dropout > 0:
+                    kept = torch.empty_like(p).bernoulli_(1 - dropout, generator=gpu.generator.next_draws(p.numel())).div_(1 - dropout or 1)
+                    p = p * kept
+                aten.copy_.default(out, p @ values)
+        gpu.launch(*products.attention(q, k, v, causal), name="attention")
+        if needs:
+            ctx.save_for_backward(mask, k, q, v, sums, out, *seeds)
+            ctx.settings = causal, scale, chosen, kept, mask is not None and ctx.needs_input_grad[3]
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        mask, k, q, v, _, out, *_ = ctx.saved_tensors
+        causal, scale, chosen, kept, bias_needs = ctx.settings
+        gpu = q._gpu
+        gpu.machine.selected.gpu = gpu
+        shapes = (q, k, v)
+        copies = _copies(grad, out, chosen)
+        held = [scratch_tensor(gpu, size) for size in copies]
+        grads = [_output(gpu, x, x.shape, chosen != "efficient") for x in shapes]
+        bias = None
+        if bias_needs:
+            keys = k.shape[2]
+            bias = empty(gpu, *_padded(*q.shape[:3], -(-keys // 16) * 16), q.dtype)[..., :keys]
+        play(gpu, _backward_workspace(q, k, v, grad, chosen))
+        del held
+        if all(memory_of(x).kept is not None for x in (grad, q, k, v, *grads)):
+            with _DisableTorchDispatch():
+                results = _gradients(*map(_plain, (grad, q, k, v)), None if mask is None else _plain(mask), causal, scale, kept)
+                for x, value in zip((*grads, bias), results, strict=True):
+                    if x is not None:
+                        aten.copy_.default(x, value)
+        gpu.launch(*products.attention(q, k, v, causal, backward=True), name="attention_backward")
+        return *grads, bias, None, None, None, None
+
+
+def _output(gpu: Gpu, model: Tensor, shape: Sequence[int], like_model: bool) -> VirtualTensor:
+    """An output with the model's order of dimensions, or else in the order batch, position, head, width."""
+    strides = model.stride() if like_model else (1, 2, 1, 0)
+    order = sorted(range(3), key=lambda d: (-strides[d], d)) if like_model else [0, 2, 1]
+    step, stride = shape[3], [0, 0, 0, 1]
+    for d in reversed(order):
+        stride[d] = step
+        step *= shape[d]
+    return empty(gpu, shape, stride, model.dtype)
+
+
+def _padded(batch: int, heads: int, queries: int, keys: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (batch, heads, queries, keys), (heads * queries * keys, queries * keys, keys, 1)
+
+
+def _gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, kept: Tensor | None) -> Any:
+    heads = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(heads, 1) if heads > 1 else x for x in (k, v))
+    p = probabilities(q, keys, mask, causal, scale)
+    dropped = p if kept is None else p * kept
+    of_values = dropped.mT @ grad
+    of_p = grad @ values.mT
+    of_p = of_p if kept is None else of_p * kept
+    of_scores = p * (of_p - (of_p * p).sum(-1, keepdim=True))
+    of_keys = of_scores.mT @ q * scale
+    if heads > 1:
+        of_keys, of_values = (x.unflatten(1, (-1, heads)).sum(2) for x in (of_keys, of_values))
+    return of_scores @ keys * scale, of_keys, of_values, of_scores
+
+
+# Memory
+
+
+def _sum_bytes(q: Tensor, chosen: str) -> int:
+    """The logarithms of the softmax's sums, in float32; the memory-efficient kernel rounds the positions up to 32."""
+    batch, heads, queries, _ = q.shape
+    return 4 * batch * heads * (-(-queries // 32) * 32 if chosen == "efficient" else queries)
+
+
+def _forward_workspace(q: Tensor, v: Tensor, dropout: float, chosen: str) -> Plan:
+    if chosen == "cudnn":
+        return (256, -256) if q.shape[2] > 1 else ()  # an estimate
+    if chosen == "flash":
+        return (16, -16) if dropout > 0 else ()
+    if q.dtype in HALF and v.shape[3] > 128:  # the output is accumulated in float32 beside it
+        size = 4 * prod(q.shape[:3]) * v.shape[3]
+        return size, -size
+    return ()
+
+
+def _copies(grad: Tensor, out: Tensor, chosen: str) -> list[int]:
+    """Contiguous copies that the backward makes of the output's gradient and of the output."""
+    if chosen == "cudnn":
+        return [] if grad.stride() == out.stride() else [bytes_of(grad)]
+    copies = [] if grad.transpose(1, 2).is_contiguous() else [bytes_of(grad)]
+    return copies if chosen == "efficient" or out.transpose(1, 2).is_contiguous() else [*copies, bytes_of(out)]
+
+
+def _backward_workspace(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, chosen: str) -> Plan:
+    batch, heads, queries, width = q.shape
+    keys = k.shape[2]
+    if chosen == "cudnn":  # an estimate: the query's gradient and a sum a row in float32; with shared keys their gradients a head
+        shared = sum(2 * batch * heads * keys * x.shape[3] for x in (k, v)) if k.shape[1] != heads else 0
+        size = 4 * batch * heads * queries * width + 4 * batch * heads * queries + 256 + shared
+        return size, -size
+    if chosen == "flash":
+        rows = batch * heads * -(-queries // 128) * 128
+        sums, accumulator = 4 * rows, 4 * rows * -(-width // 32) * 32
+        return sums, accumulator, -accumulator, -sums
+    return _efficient_backward(q, v, grad, keys)
+
+
+def _efficient_backward(q: Tensor, v: Tensor, grad: Tensor, keys: int) -> Plan:
+    """delta = sum of gradient * output a row, which the kernel computes itself in half precision; then its workspace."""
+    batch, heads, queries, width = q.shape
+    half, widest = q.dtype in HALF, max(width, v.shape[3])
+    rows = 4 * batch * heads * queries
+    block, columns = (64, 1) if widest <= 64 else (128, ceil(width / 64))
+    size = batch * heads * ceil(queries / block) * columns * (block * 64 * 4 + 16)
+    if half and widest > 128:
+        size += batch * heads * -(-keys // 64) * 64 * 2 * 4 * -(-widest // 128) * 128
+    if half:
+        return rows, size, -rows, -size
+    product = bytes_of(grad)
+    delta: Plan = (rows, rows, -rows) if queries > 1 and heads > 1 else (rows,)
+    return product, *delta, -product, size, -rows, -size
+
+
+@registry.handles("_safe_softmax")
+def safe_softmax(func: Any, args: tuple, kwargs: dict) -> Any:
+    """A softmax, then zeros in the rows that are masked as a whole: found by comparison, filled in place."""
+    x, dim = args[0], args[1]
+
+    def plan(outputs: list[Any]) -> Plan:
+        n, rows, item = x.numel(), x.numel() // max(x.shape[dim], 1), outputs[0].itemsize
+        return Out(0), n, rows, item, -item, -rows, -n
+
+    return perform(func, args, kwargs, plan)

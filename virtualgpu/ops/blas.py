@@ -1,0 +1,234 @@
+"""What matrix products ask for: the workspaces of cuBLAS and cuBLASLt, and copies of factors that cuBLAS cannot read.
+
+A library handle belongs to a thread, and a workspace to a handle on a stream. A workspace is allocated at its first use, after
+the operator's output, and stays. Rules from PyTorch's sources: aten/src/ATen/cuda/CublasHandlePool.cpp (sizes, handles),
+aten/src/ATen/cuda/detail/DeviceThreadHandles.h (who holds which handle), aten/src/ATen/native/cuda/Blas.cpp (which product takes
+which library). Held against recordings from an H200 (torch 2.11, CUDA 13.0).
+"""
+
+import os
+import re
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+import torch
+
+from virtualgpu.allocator import Block
+from virtualgpu.hardware import Gpu
+from virtualgpu.ops.registry import handles as handles_operators
+from virtualgpu.ops.registry import temporaries
+from virtualgpu.tensor import memory_of
+
+KIB = 1024
+WORKSPACE = 8 * 1024 * KIB + 8 * 16 * KIB  # two of 4 MiB and eight of 16 KiB
+WORKSPACE_HOPPER = 32 * 1024 * KIB  # from compute capability 9.0 on
+WORKSPACE_LT = 1024 * KIB
+_PAIR = re.compile(r":(\d+):(\d+)")
+_current_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
+
+
+def workspace_bytes(major: int, environment: Mapping[str, str]) -> int:
+    """The size of cuBLAS's workspace: CUBLAS_WORKSPACE_CONFIG, pairs of ":KIBS:COUNT", or NVIDIA's advice for the architecture."""
+    default = WORKSPACE_HOPPER if major in (9, 10) else WORKSPACE
+    config = environment.get("CUBLAS_WORKSPACE_CONFIG")
+    if config is None:
+        return default
+    pairs = _PAIR.findall(config)
+    if not pairs:
+        warnings.warn(f"Could not parse CUBLAS_WORKSPACE_CONFIG, using default workspace size of {default} bytes.", stacklevel=2)
+        return default
+    return sum(int(size) * int(count) for size, count in pairs) * KIB
+
+
+def workspace_lt_bytes(environment: Mapping[str, str]) -> int:
+    """The size of cuBLASLt's workspace: CUBLASLT_WORKSPACE_SIZE in KiB; none where it shares that of cuBLAS."""
+    if environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1":
+        return 0
+    given = environment.get("CUBLASLT_WORKSPACE_SIZE", "")
+    return int(given) * KIB if given.isdigit() else WORKSPACE_LT
+
+
+class Held:
+    """A handle in the hands of a thread. It goes back, workspaces and all, when the thread and its local variables end."""
+
+    def __init__(self, handles: "Handles") -> None:
+        self._free = handles.free
+        self.number = handles.free.pop() if handles.free else handles.new()
+        self.ready: set[int] = set()  # streams whose workspaces are there: twice the stream, and one more for cuBLASLt's
+
+    def __del__(self) -> None:
+        self._free.append(self.number)
+
+
+class Handles:
+    """The cuBLAS handles of one GPU, and the workspaces bound to them.
+
+    The operators of a backward run on a thread of the GPU's own, which takes a handle like any other thread and keeps it.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.free: list[int] = []  # given back by threads that ended: the last one is taken first
+        self._gpu = gpu
+        self._count = 0
+        self._workspaces: dict[tuple[int, int], Block | None] = {}
+        self._threads = threading.local()
+        self._autograd: Held | None = None
+        self._bytes = workspace_bytes(gpu.profile.major, os.environ), workspace_lt_bytes(os.environ)
+        self.lt = os.environ.get("DISABLE_ADDMM_CUDA_LT") != "1"
+
+    def new(self) -> int:
+        self._count += 1
+        return self._count
+
+    def use(self, lt: bool = False) -> None:
+        """Have the workspaces of the calling thread's handle for its current stream, those of cuBLASLt too if that is meant."""
+        if _current_graph_task() != -1:
+            held = self._autograd = self._autograd or Held(self)
+        else:
+            held = self._threads.__dict__.get("held") or self._take()
+        stream = self._gpu.stream.stream_id
+        if 2 * stream + lt in held.ready:
+            return
+        for library in (False, True) if lt else (False,):
+            key = (held.number, 2 * stream + library)
+            if key not in self._workspaces:
+                self._workspaces[key] = self._gpu.allocate(self._bytes[library])
+            held.ready.add(key[1])
+
+    def _take(self) -> Held:
+        held = self._threads.held = Held(self)
+        return held
+
+
+def handles(gpu: Gpu) -> Handles:
+    """The GPU's cuBLAS handles."""
+    found = gpu.libraries.get("cublas")
+    if found is None:
+        found = gpu.libraries["cublas"] = Handles(gpu)
+    return found
+
+
+def copied_bytes(matrix: torch.Tensor) -> int:
+    """Bytes of the copy of a factor (its last two dimensions are the matrix) that cuBLAS cannot read as it lies; 0 for none.
+
+    cuBLAS reads a matrix whose rows or whose columns lie dense, at a distance of at least their length.
+    """
+    if matrix.layout is not torch.strided or matrix.is_contiguous():
+        return 0
+    rows, columns = matrix.shape[-2:]
+    down, along = matrix.stride()[-2:]
+    if (along == 1 and down >= max(1, columns)) or (down == 1 and along >= max(1, rows)):
+        return 0
+    if matrix.dim() == 2 and matrix.t().is_contiguous():
+        return 0
+    return matrix.numel() * matrix.itemsize
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor, lt: bool = False) -> Iterator[int]:
+    if not result.numel() or not left.numel():
+        return  # nothing to multiply: cuBLAS is not called
+    if copy := copied_bytes(left):
+        yield copy
+    if copy := copied_bytes(right):
+        yield copy
+    handles(result._gpu).use(lt)
+
+
+@temporaries("mm", "bmm")
+def product(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Iterator[int]:
+    result._gpu.machine.selected.product = weakref.ref(memory_of(result))  # a bias may follow: see virtualgpu.ops.gradients
+    return _product(args[0], args[1], result)
+
+
+@temporaries("baddbmm", "baddbmm_")
+def add_batched_product(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Iterator[int]:
+    return _product(args[1], args[2], result)
+
+
+@temporaries("addmm", "addmm_", "_addmm_activation")
+def add_product(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Iterator[int]:
+    """cuBLASLt adds a bias of one dimension as it multiplies; any other summand is copied into the result first."""
+    bias, left, right = args[:3]
+    rows, columns = right.shape
+    lt = bias.dim() == 1 and bias.shape[0] == columns and bias.is_contiguous() and rows > 1 and columns > 1 and result.is_contiguous()
+    lt = lt and (args[3] if len(args) > 3 else kwargs.get("beta", 1)) == 1
+    lt = lt and not result.dtype.is_complex and handles(result._gpu).lt
+    return _product(left, right, result, lt)
+
+
+def _vector_product(matrix: torch.Tensor, vector: torch.Tensor, result: torch.Tensor) -> Iterator[int]:
+    if not matrix.numel():
+        return
+    if vector.stride(0) == 0:
+        yield vector.numel() * vector.itemsize
+    rows, columns = matrix.shape
+    down, along = matrix.stride()
+    if not ((down == 1 and along >= max(1, rows)) or (along == 1 and down >= max(1, columns))) and not matrix.is_contiguous():
+        yield matrix.numel() * matrix.itemsize
+    handles(result._gpu).use()
+
+
+@temporaries("mv")
+def matrix_vector(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Iterator[int]:
+    return _vector_product(args[0], args[1], result)
+
+
+@temporaries("addmv", "addmv_")
+def add_matrix_vector(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Iterator[int]:
+    return _vector_product(args[1], args[2], result)
+
+
+@temporaries("addbmm", "addbmm_", "dot", "vdot", "triangular_solve")
+def with_cublas(func: Any, args: tuple, kwargs: dict, result: Any) -> tuple:
+    """Products of vectors, sums of products and triangular systems: cuBLAS works on the operands as they are."""
+    handles(args[0]._gpu).use()
+    return ()
+
+
+@handles_operators("_trilinear")
+def trilinear(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+    """A bilinear layer, and its gradients: slice by slice along one dimension, as products of two (native/Linear.cpp)."""
+    factors, expanded, summed, along = list(args[:3]), args[3:6], set(args[6]), args[7] if len(args) > 7 else kwargs.get("unroll_dim", 1)
+    dims = factors[0].dim() + len(expanded[0])
+    for i, places in enumerate(expanded):
+        for d in sorted(places):
+            factors[i] = factors[i].unsqueeze(d)
+    size = [next(x.shape[d] for x, places in zip(factors, expanded, strict=True) if d not in places) for d in range(dims)]
+    result = torch.zeros([1 if d in summed else n for d, n in enumerate(size)], dtype=factors[0].dtype, device=factors[0].device)
+    first = [d for d in summed if d in expanded[2] and d != along]
+    second = [d for d in summed if d not in expanded[2] and d != along]
+    if all(x.numel() for x in factors):
+        for k in range(size[along]):
+            part = [x if along in places else x.narrow(along, k, 1) for x, places in zip(factors, expanded, strict=True)]
+            term = _sum_of_products(part[0], part[1], first)
+            term = _sum_of_products(term, part[2], second)
+            (result if along in summed else result.narrow(along, k, 1)).add_(term)
+            del term
+    for d in sorted(summed, reverse=True):
+        result = result.squeeze(d)
+    return result
+
+
+def _sum_of_products(left: torch.Tensor, right: torch.Tensor, summed: list[int]) -> torch.Tensor:
+    """The sum of left * right over some dimensions, which stay with one element, as a product of matrices (`sumproduct_pair`)."""
+    if not summed:
+        return left * right
+    both, ours, theirs = [], [], []
+    for d in range(left.dim()):
+        in_left, in_right = left.shape[d] != 1, right.shape[d] != 1
+        if d in summed:
+            if in_left != in_right:
+                left, right = (left.sum(d, keepdim=True), right) if in_left else (left, right.sum(d, keepdim=True))
+        else:
+            (both if in_left and in_right else ours if in_left else theirs).append(d)
+    summed = sorted(summed)
+    shape = [left.shape[d] for d in both + ours] + [1] * len(summed) + [right.shape[d] for d in theirs]
+    order = [*both, *ours, *summed, *theirs]
+    batch, terms = prod(left.shape[d] for d in both), prod(left.shape[d] for d in summed)
+    left = left.permute(order).reshape(batch, -1, terms)
+    right = right.permute([*both, *summed, *theirs, *ours]).reshape(batch, terms, -1)
+    return torch.bmm(left, right).view(shape).permute([order.index(d) for d in range(len(order))])

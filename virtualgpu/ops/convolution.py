@@ -1,0 +1,158 @@
+"""Convolutions as cuDNN computes them: a workspace for the output, one for the input's gradient, one for the weight's.
+
+cuDNN chooses its algorithm by itself, and no rule for its workspaces is known: these are estimates. The table beside this file holds
+what it asked for on an H200 for 111,000 convolutions (benchmarks/fidelity/cudnn.py measures them): for each layer and size of image,
+straight lines over the batch. Another size takes the nearest one of the same layer, another layer the nearest one of the same kind.
+Most workspaces are copies in the order that the kernels want (input, output, and weight with channels last) with a little beside them,
+so what is found is carried over by the size of these copies; it is also what a layer of an unknown kind gets.
+Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convolution.cpp.
+"""
+
+import json
+from functools import lru_cache
+from math import log, prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from virtualgpu.ops import operators, reductions, registry
+from virtualgpu.ops.kernels import bytes_of
+from virtualgpu.ops.sequence import Out, Plan, perform
+
+Tensor = torch.Tensor
+OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
+
+
+NO_SLOPE = -1  # of a line that is a single point
+LITTLE = 2048  # bytes that a workspace of copies has beside them, at most
+
+
+class Layer(NamedTuple):
+    """What a convolution is but for the size of its input. `kind` is the rest of it."""
+
+    kind: str
+    into: int
+    out: int
+
+    @classmethod
+    def read(cls, key: str) -> "Layer":
+        dtype, order, transposed, into, out, *settings, groups = key.split()
+        groups = "depthwise" if groups == into != "1" else groups
+        return cls(" ".join((dtype, order, transposed, *settings, groups)), int(into), int(out))
+
+    def distance(self, other: "Layer") -> float:
+        return abs(log(self.into / other.into)) + abs(log(self.out / other.out))
+
+
+@lru_cache(maxsize=1)
+def _recording() -> tuple[dict[str, dict[str, list[list[int]]]], dict[str, list[tuple[Layer, str]]]]:
+    """Lines by layer and size, and the layers of each kind."""
+    lines = json.loads(Path(__file__).with_name("cudnn_convolution_h200.json").read_text())["lines"]
+    kinds: dict[str, list[tuple[Layer, str]]] = {}
+    for key in lines:
+        layer = Layer.read(key)
+        kinds.setdefault(layer.kind, []).append((layer, key))
+    return lines, kinds
+
+
+def on_line(lines: list[int], batch: int) -> int:
+    """Bytes at a batch: lines are triples of the first batch of each, bytes there, and bytes a further sample."""
+    starts = lines[::3]
+    at = max((i for i, start in enumerate(starts) if start <= batch), default=0)
+    start, size, slope = lines[3 * at : 3 * at + 3]
+    if slope == NO_SLOPE:
+        if start == batch or not size:
+            return size
+        if at + 1 < len(starts) and batch > start:  # between two points
+            following, larger = lines[3 * at + 3 : 3 * at + 5]
+            return size + (larger - size) * (batch - start) // (following - start)
+        return size * batch // start
+    return max(0, size + slope * (batch - start))
+
+
+def _joined(numbers: Any, dims: int) -> str:
+    numbers = list(numbers)
+    return ",".join(map(str, numbers * dims if len(numbers) == 1 else numbers))
+
+
+def carried_over(size: int, copies: int, its_copies: int) -> int:
+    """A workspace of a similar convolution, whose copies have `its_copies` bytes, for one whose copies have `copies`."""
+    if size <= LITTLE:
+        return size
+    return size - its_copies + copies if size >= its_copies - LITTLE else size * copies // its_copies
+
+
+@lru_cache(maxsize=4096)
+def workspaces(key: str, extent: tuple[int, ...], x: int, y: int, w: int, last: bool) -> tuple[int, ...]:
+    """Bytes of the three workspaces of a layer: x, y, w are those of input, output and weight, `extent` the input's batch and size."""
+    lines, kinds = _recording()
+    batch, pixels = extent[0], prod(extent[1:])
+    if key in lines and (exact := lines[key].get(",".join(map(str, extent[1:])))):
+        return tuple(on_line(line, batch) for line in exact)
+    layer = Layer.read(key)
+    similar = [(layer, key)] if key in lines else kinds.get(layer.kind)
+    if not similar or not pixels:
+        copies = 0 if last else x + y + w
+        return copies, copies, copies
+    other, found = min(similar, key=lambda entry: layer.distance(entry[0]))
+    size, ratio = min(((size, prod(map(int, size.split(","))) / pixels) for size in lines[found]), key=lambda entry: abs(log(entry[1])))
+    into, out = other.into / layer.into, other.out / layer.out
+    its_copies = round(x * ratio * into + y * ratio * out + w * into * out)
+    return tuple(carried_over(on_line(line, batch), x + y + w, its_copies) for line in lines[found][size])
+
+
+def _layer(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int) -> tuple[str, bool]:
+    dims = x.dim() - 2
+    last = dims == 2 and any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in (x, weight))
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    settings = " ".join(_joined(n, dims) for n in (weight.shape[2:], stride, padding, dilation))
+    name = str(x.dtype)[6:]
+    return f"{name} {'last' if last else 'first'} {'FT'[transposed]} {x.shape[1]} {channels} {settings} {groups}", last
+
+
+def figures(x: Tensor, y: int, weight: Tensor, *settings: Any) -> tuple[int, ...]:
+    if x.dtype is torch.float64 and x.dim() == 4:
+        return 0, 0, 0  # cuDNN's kernels for float64 asked for none
+    layer, last = _layer(x, weight, *settings)
+    return workspaces(layer, (x.shape[0], *x.shape[2:]), bytes_of(x), y, bytes_of(weight), last)
+
+
+def _takes(x: Tensor) -> bool:
+    return x.dtype.is_floating_point and x.dim() > 2 and x.numel() > 0
+
+
+@registry.handles("convolution")
+def convolution(func: Any, args: tuple, kwargs: dict) -> Any:
+    x, weight, _, stride, padding, dilation, transposed, _, groups = args
+    if kwargs or not _takes(x):
+        return operators.compute(func, args, kwargs)
+
+    def plan(outputs: list[Any]) -> Plan:
+        space = figures(x, bytes_of(outputs[0]), weight, stride, padding, dilation, transposed, groups)[OUTPUT]
+        return Out(0), space, -space
+
+    return perform(func, args, kwargs, plan)
+
+
+@registry.handles("convolution_backward")
+def convolution_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The input's gradient, the weight's, then the bias's as a sum; a gradient that does not lie dense is copied first."""
+    grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = args
+    if kwargs or not _takes(x):
+        return operators.compute(func, args, kwargs)
+    operators.common_gpu(args, kwargs)
+    spaces = figures(x, bytes_of(grad), weight, stride, padding, dilation, transposed, groups)
+    own_kernels = groups == x.shape[1] > 1 and not any(spaces)  # PyTorch's for depthwise convolutions: the weight's gradient comes first
+    copy = 0 if grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last) else bytes_of(grad)
+    steps: list[Any] = [copy]
+    gradients = [(Out(0), spaces[INPUT_GRADIENT], mask[0]), (Out(1), spaces[WEIGHT_GRADIENT], mask[1])]
+    for out, space, wanted in reversed(gradients) if own_kernels else gradients:
+        if wanted:
+            steps += [out, space, -space]
+    if mask[2]:
+        dims = [d for d in range(grad.dim()) if d != 1]
+        sums = reductions.staging(grad, dims, reductions.sum_bytes(grad.dtype))
+        steps += [Out(2), *sums, *(-size for size in reversed(sums))]
+    steps.append(-copy)
+    return perform(func, args, kwargs, lambda outputs: tuple(steps))

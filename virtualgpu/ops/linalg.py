@@ -1,0 +1,369 @@
+"""Linear algebra by cuSOLVER, cuBLAS and cuFFT, and distances.
+
+Order of allocations: PyTorch's native/BatchLinearAlgebra.cpp and native/cuda/linalg/BatchLinearAlgebra*.cpp. The workspaces of cuSOLVER
+are estimates, measured on an H200 (CUDA 13.0) for matrices of 1 to 1024 rows; so are those of batches.
+"""
+
+from typing import Any
+
+import torch
+
+from virtualgpu.ops import blas, operators, registry
+from virtualgpu.ops.sequence import Out, Plan, perform, play
+
+Tensor = torch.Tensor
+
+
+# Workspace in bytes of a float32 matrix of up to so many rows, as measured; of float64 where no other is given twice as much.
+GETRF = {32: 768, 64: 1280, 128: 2304, 200: 4096, 256: 4352, 300: 6912, 512: 8448, 1024: 12544}
+POTRF = {64: 160, 128: 192, 200: 352, 256: 384, 300: 544, 512: 1152, 1024: 4224}
+SYEVD = {
+    1: 265496, 2: 268716, 3: 271816, 8: 287820, 16: 314636, 20: 328684, 31: 369160, 32: 12436, 33: 16848, 40: 18920, 50: 22560, 64: 29000,
+    65: 33700, 100: 61152, 128: 86800, 200: 194380, 256: 301088, 300: 407896, 512: 1124416, 1024: 17429388,
+}  # fmt: skip
+SYEVD_DOUBLE = {
+    2: 537304, 3: 543504, 8: 575512, 16: 629144, 20: 657240, 31: 738192, 32: 745880, 33: 753840, 50: 892120, 64: 1016472, 65: 1025712,
+    100: 1379416, 128: 1704600, 200: 2713880, 256: 3670680, 300: 4528088, 512: 9962136,
+}  # fmt: skip
+GESVD = {
+    32: 3968,
+    33: 29568,
+    40: 33536,
+    50: 40960,
+    64: 53632,
+    100: 117632,
+    128: 168832,
+    200: 383104,
+    256: 596096,
+    300: 808960,
+    512: 2238592,
+    1024: 8675456,
+}  # fmt: skip
+GEQRF = {256: 3145856, 300: 3326080, 500: 4145280, 512: 4194432, 1024: 6291584}
+TALL_SVD = 3 << 20  # of a matrix that is not square, and a little by its columns
+
+
+def workspace(table: dict[int, int], n: int, scale: int = 1) -> int:
+    """The table's entry for the next larger matrix; beyond its end in proportion to the rows. An estimate."""
+    for rows, size in table.items():
+        if n <= rows:
+            return size * scale
+    rows, size = next(reversed(table.items()))
+    return size * scale * n // rows
+
+
+def _covered(x: Tensor) -> bool:
+    return x.dim() >= 2 and x.dtype in (torch.float32, torch.float64) and x.numel() > 0
+
+
+def _matrices(*names: str, batches: bool = True) -> Any:
+    """Register a rule for matrices of real numbers: (x, n, bytes of an element, operator's arguments) -> plan; for single ones alone?"""
+
+    def register(rule: Any) -> Any:
+        def run(func: Any, args: tuple, kwargs: dict) -> Any:
+            if any(argument.alias_info is not None for argument in func._schema.arguments):
+                return operators.into_given(func, args, kwargs)
+            if not _covered(args[0]) or (not batches and args[0].dim() > 2):
+                return operators.compute(func, args, kwargs)
+            plan = rule(args[0], args[0].shape[-1], args[0].itemsize, args)
+            return perform(func, args, kwargs, lambda outputs: plan)
+
+        registry.handles(*names)(run)
+        return rule
+
+    return register
+
+
+def _batch(x: Tensor) -> int:
+    return x.numel() // (x.shape[-1] * x.shape[-2])
+
+
+def _pointers(b: int, tables: int = 2) -> Plan:
+    """Tables of pointers to the matrices of a batch."""
+    return (8 * b,) * tables + (-8 * b,) * tables
+
+
+def _factored(x: Tensor, n: int) -> Plan:
+    """An LU decomposition: a single one with a workspace."""
+    if x.dim() > 2:
+        return _pointers(_batch(x), 1)
+    work = workspace(GETRF, n)
+    return work, -work
+
+
+def _triangular(x: Tensor, b: int, n: int) -> Plan:
+    """A triangular system, batched where that is faster (`triangular_solve_kernel`), by cuBLAS."""
+    use: Plan = (blas.handles(x._gpu).use,)  # type: ignore[attr-defined]
+    return use if b <= 8 and n >= 64 else (8 * b, 8 * b, *use, -8 * b, -8 * b)
+
+
+def _substitution(x: Tensor, b: int, n: int, columns: int, item: int) -> Plan:
+    """Solving with the factors (`lu_solve_kernel`): by cuBLAS' batches, matrix by matrix, or by two triangular systems."""
+    square = columns == n
+    if n <= 8 or (square and n <= 16) or (b > 2 and n <= 128 and not square):
+        return 8 * b, 8 * b, blas.handles(x._gpu).use, -8 * b, -8 * b  # type: ignore[attr-defined]
+    if n <= 128 and not square:
+        return 4, -4
+    right, order = b * n * columns * item, 8 * b * n
+    first: Plan = (8 * n,) if b == 1 else (8 * n, order, -8 * n)
+    systems = (*_triangular(x, b, n), *_triangular(x, b, n))
+    return *first, 8 * n, order, right, *systems, -right, -order, -8 * n, -order
+
+
+@_matrices("linalg_cholesky_ex")
+def cholesky(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    work = workspace(POTRF, n)
+    return Out(0), Out(1), *(_pointers(_batch(x), 1) if x.dim() > 2 else (work, -work))
+
+
+@_matrices("linalg_lu_factor_ex")
+def lu_factor(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    return Out(0), Out(1), Out(2), *_factored(x, n)
+
+
+@_matrices("linalg_inv_ex")
+def inverse(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    b, size = _batch(x), x.numel() * item
+    return Out(0), Out(1), size, 4 * b * n, *_factored(x, n), *_substitution(x, b, n, n, item), -4 * b * n, -size
+
+
+@_matrices("_linalg_solve_ex")
+def solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """A vector on the right side is copied to a matrix."""
+    b, right = _batch(x), args[1]
+    vector = right.dim() == 1 or (x.dim() - 1 == right.dim() and right.shape == x.shape[:-1])
+    columns = 1 if vector else right.shape[-1]
+    copy = b * n * item if vector else 0
+    return Out(0), Out(1), Out(2), Out(3), *_factored(x, n), copy, *_substitution(x, b, n, columns, item), -copy
+
+
+def _parity(b: int, n: int) -> Plan:
+    """Whether the pivots are an odd permutation: positions, which of them moved, how many."""
+    return 4 * n, b * n, 8 * b, 8 * b * n, -8 * b * n, -b * n, -4 * n
+
+
+@_matrices("_linalg_det")
+def determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    b = _batch(x)
+    return Out(0), Out(1), Out(2), 4 * b, *_factored(x, n), item * b, *_parity(b, n), -8 * b, -item * b, -4 * b
+
+
+@_matrices("_linalg_slogdet")
+def logarithm_of_determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    b = _batch(x)
+    diagonal, one = item * b * n, item * b
+    signs = diagonal, one, -one, -diagonal, -8 * b, diagonal, -diagonal
+    return Out(0), Out(1), Out(2), Out(3), 4 * b, *_factored(x, n), *_parity(b, n), *signs, -4 * b
+
+
+@_matrices("linalg_solve_triangular")
+def triangular(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    return Out(0), *_triangular(x, _batch(x), n)
+
+
+@_matrices("_cholesky_solve_helper", "cholesky_solve")
+def cholesky_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    factor = args[1].numel() * item
+    return (4, Out(0), factor, -factor, -4) if x.dim() == 2 else (Out(0), factor, -factor)
+
+
+def _check(x: Tensor) -> Plan:
+    """The host reads whether any error code is set (`_linalg_check_errors`)."""
+    return (1, -1) if x.dim() > 2 else (1, 1, -1, -1)
+
+
+@_matrices("_linalg_svd")
+def singular_values(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """A batch has one workspace for all its matrices, as large as that of one."""
+    b, m, size = _batch(x), x.shape[-2], x.numel() * item
+    less, more = min(m, n), max(m, n)
+    end = *_check(x), -4 * b
+    full: Plan = ()
+    if m == n or x.dim() > 2:
+        work = workspace(GESVD, more, item // 4)
+    elif m > n and more <= 32:  # the solver of small ones writes all columns of U
+        work, full = workspace(GESVD, more, item // 4), () if args[1:2] == (True,) else (m * m * item,)
+    else:  # a wide one is transposed
+        work = TALL_SVD * item // 4 + 128 + -(-item * less // 128) * 128 + (size if m < n else 0)
+    if len(args) > 2 and not args[2] and m == n:  # without vectors: the library writes them all the same
+        return Out(1), 4 * b, size, size, size, work, -work, -size, -size, -size, *end
+    return Out(0), Out(2), Out(1), 4 * b, size, *full, work, -work, *(-extra for extra in full), -size, *end
+
+
+@_matrices("_linalg_eigh")
+def eigenvalues(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """Without vectors they are computed over a copy of the matrix. Small ones of a batch go together (`syevj_batched`), others in turn."""
+    b, work = _batch(x), workspace(SYEVD_DOUBLE if item == 8 else SYEVD, n)
+    copy = 0 if len(args) < 3 or args[2] else x.numel() * item
+    if x.dim() > 2 and n <= 32:  # an estimate
+        work = b * (workspace(SYEVD, min(n, 31), item // 4))
+        turns: Plan = (work, -work)
+    else:
+        turns = (work, -work) * b
+    return *((Out(0), copy) if copy else (Out(1), Out(0))), 4 * b, *turns, *_check(x), -4 * b, -copy
+
+
+def _together(x: Tensor) -> bool:
+    """Does cuBLAS factor the matrices of this batch together (`geqrf_kernel`, `lstsq_kernel`)?"""
+    return x.dim() > 2 and x.shape[-2] <= 256 and _batch(x) >= max(2, x.shape[-2] // 16)
+
+
+def _in_turn(b: int, work: int) -> Plan:
+    """A routine of cuSOLVER for each matrix, with a workspace of its own, and one error code for all."""
+    return 4, *((work, -work) * b), -4
+
+
+def _factored_orthogonally(x: Tensor, less: int, item: int) -> Plan:
+    return _pointers(_batch(x)) if _together(x) else _in_turn(_batch(x), workspace(GEQRF, less, item // 4))
+
+
+def orgqr_bytes(m: int, reflections: int, columns: int, item: int) -> int:
+    """Workspace of cuSOLVER's orgqr for so many columns of m rows. It fits measurements of float32; float64 is taken as twice as much."""
+    panel = min(reflections, 128)
+    short, long = 4 * m * panel, 4 * panel * (m + 2 * columns)
+    return (1024 + max((128 << 10) + aligned(short), (64 << 10) + aligned(long))) * item // 4
+
+
+def ormqr_bytes(m: int, k: int, columns: int, item: int) -> int:
+    """Workspace of cuSOLVER's ormqr for k reflections of m rows and so many right sides: an estimate from 16 measurements of float32."""
+    return (263168 + 2048 * columns + 1024 * m + aligned(4 * k * (m + k)) + (128 if m > 32 else 0)) * item // 4
+
+
+def aligned(size: int) -> int:
+    return -(-size // 128) * 128
+
+
+@_matrices("linalg_qr")
+def qr(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    b, m = _batch(x), x.shape[-2]
+    less = min(m, n)
+    taus = b * less * item
+    columns = m if args[1:] == ("complete",) else less
+    vectors = _in_turn(b, orgqr_bytes(m, less, columns, item))
+    return Out(0), Out(1), taus, *_factored_orthogonally(x, less, item), *vectors, -taus
+
+
+@registry.handles("linalg_lstsq")
+def least_squares(func: Any, args: tuple, kwargs: dict) -> Any:
+    """CUDA has one driver, gels: QR, product, triangular system (`linalg_lstsq_gels`), or cuBLAS' own of a batch."""
+    if "out" in kwargs or any(argument.alias_info is not None for argument in func._schema.arguments):
+        return operators.into_given(func, args, kwargs)
+    x, right = args[:2]
+    driver = kwargs.get("driver")
+    if driver not in (None, "gels"):
+        raise RuntimeError("torch.linalg.lstsq: parameter `driver` should be one of (gels)")
+    kwargs = {**kwargs, "driver": "gels"}
+    if not _covered(x):
+        return operators.compute(func, args, kwargs)
+    b, m, n, item, size = _batch(x), x.shape[-2], x.shape[-1], x.itemsize, x.numel() * x.itemsize
+    columns = right.numel() // (b * m) if right.dim() > x.dim() - 1 else 1
+    solution = Out(0, b * max(m, n) * columns * item)
+
+    def plan(outputs: list[Any]) -> Plan:
+        end = *_check(x), -4 * b
+        residuals: Plan = (Out(1),) if outputs[1].numel() else ()
+        if _together(x) and m >= n:
+            return 4 * b, solution, size, size, *_pointers(b), -size, *residuals, -size, *end
+        less = min(m, n)
+        taus = b * less * item
+        factors = _factored_orthogonally(x, less, item)
+        product = _in_turn(b, ormqr_bytes(max(m, n), less, columns, item))
+        system = _triangular(x, b, less)
+        if m < n:  # the transposed matrix is factored
+            return 4 * b, solution, size, taus, size, *factors, *system, *product, -size, -taus, -size, *end
+        return 4 * b, solution, size, taus, *factors, *product, *system, -taus, *residuals, -size, *end
+
+    return perform(func, args, kwargs, plan)
+
+
+def _on_gpu(x: Tensor, number: Any) -> Tensor:
+    """A tolerance as a tensor beside x; C++ makes that of a number where it takes x to be, on the CPU."""
+    if isinstance(number, Tensor) and number.device == x.device:
+        return number
+    return torch.full((), float(number), dtype=torch.float64, device=x.device)
+
+
+@registry.handles("linalg_pinv")
+def pseudoinverse(func: Any, args: tuple, kwargs: dict) -> Any:
+    """By singular values, with tolerances of float64 on the GPU (native/LinearAlgebra.cpp, `get_atol_rtol` and `linalg_pinv`)."""
+    x = args[0]
+    if "out" in kwargs:
+        return operators.into_given(func, args, kwargs)
+    if kwargs.get("hermitian") or not _covered(x) or x.shape[-2] * x.shape[-1] == 0:
+        return operators.compute(func, args, kwargs)
+    given = [kwargs.get(name) for name in ("atol", "rtol")]
+    defaults = 0.0, torch.finfo(x.dtype).eps * max(x.shape[-2:]) if given[0] is None else 0.0
+    atol, rtol = (_on_gpu(x, default if number is None else number) for number, default in zip(given, defaults, strict=True))
+    u, values, v = torch.ops.aten._linalg_svd(x)
+    relative = rtol.unsqueeze(-1) * values[..., :1]
+    limit = torch.maximum(atol.unsqueeze(-1), relative)
+    del relative
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    reciprocal = values.reciprocal()
+    above = values > limit
+    inverse = torch.where(above, reciprocal, zero)
+    del above, reciprocal, zero
+    scaled = v.mH * inverse.unsqueeze(-2)
+    result = scaled @ u.mH
+    del scaled, inverse, limit, u, values, v
+    return result
+
+
+@registry.handles("_linalg_check_errors")
+def check_errors(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The host reads whether any of the error codes is set."""
+    result = operators.compute(func, args, kwargs)
+    play(args[0]._gpu, (1, 1, -1, -1) if args[0].dim() == 0 else (1, -1))
+    return result
+
+
+@registry.handles("_fft_c2r")
+def complex_to_real(func: Any, args: tuple, kwargs: dict) -> Any:
+    """cuFFT overwrites its input here, so a copy is transformed."""
+    if kwargs:
+        return operators.into_given(func, args, kwargs)
+    size = args[0].numel() * args[0].itemsize
+    return perform(func, args, kwargs, lambda outputs: (Out(0), size, -size))
+
+
+@registry.handles("_euclidean_dist")
+def euclidean_distance(func: Any, args: tuple, kwargs: dict) -> Tensor:
+    """One matrix product of rows that carry their own norms (native/Distance.cpp)."""
+    x, y = args
+    sides = []
+    for tensor in (x, y):
+        norm = tensor.pow(2).sum(-1, keepdim=True)
+        sides.append([norm, torch.ones_like(norm)])
+    (norm_x, one_x), (norm_y, one_y) = sides
+    del norm, tensor
+    sides.clear()
+    scaled = x.mul(-2)
+    left = torch.cat([scaled, norm_x, one_x], -1)
+    del norm_x, one_x, scaled
+    right = torch.cat([y, one_y, norm_y], -1)
+    del one_y, norm_y
+    result = left @ right.mT
+    del right, left
+    return result.clamp_min_(0).sqrt_()
+
+
+@registry.handles("_cdist_backward")
+def cdist_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+    """A row of partial gradients for each pair, then their sum (native/cuda/DistanceKernel.cu)."""
+    if kwargs:
+        return operators.into_given(func, args, kwargs)
+    size = args[4].numel() * args[1].shape[-1] * args[1].itemsize
+    return perform(func, args, kwargs, lambda outputs: (Out(0), size, -size))
+
+
+@registry.handles("_pdist_backward")
+def pdist_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+    if kwargs:
+        return operators.into_given(func, args, kwargs)
+    n, m = args[1].shape
+    size = max(n - 1, 0) * n * m * args[1].itemsize
+
+    def plan(outputs: list[Any]) -> Plan:
+        return Out(0), size, -size
+
+    return perform(func, args, kwargs, plan)

@@ -1,0 +1,294 @@
+"""What normalizations ask for: statistics in the type of accumulation, parameters of fused kernels, and cuDNN's choices.
+
+Rules from PyTorch's sources: aten/src/ATen/native/Normalization.cpp and cuda/Normalization.cu(h) (batch norm),
+cuda/layer_norm_kernel.cu (layer and RMS norm), cuda/group_norm_kernel.cu. Held against recordings from an H200 (torch 2.11,
+CUDA 13.0). An estimate: cuDNN's workspace for batch norm in channels-last order, which it chooses by itself, counts as none.
+"""
+
+from math import prod
+from typing import Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+
+from virtualgpu.hardware import Gpu
+from virtualgpu.ops import kernels, operators, without_values
+from virtualgpu.ops.elementwise import contiguous_copies, evaluate
+from virtualgpu.ops.reductions import sum_bytes
+from virtualgpu.ops.registry import composes, handles, temporaries
+from virtualgpu.tensor import hollow, wrap_all
+
+aten = torch.ops.aten
+_LOW = (torch.float16, torch.bfloat16)
+# The launch of batch norm's channels-last kernels
+TILE_WIDTH, VALUES_PER_THREAD, MAX_BLOCK, MAX_GRID_HEIGHT, MIN_GRID_HEIGHT = 32, 16, 512, 128, 8
+CUDNN_MAX_TRAINING, CUDNN_MAX_EVALUATION = 880801, 65535  # samples that cuDNN's batch norm takes
+
+
+def _widened(x: torch.Tensor | None) -> torch.Tensor | None:
+    return None if x is None else x.float()
+
+
+def _power(n: int) -> int:
+    return 1 << max(n, 1).bit_length() - 1
+
+
+# Layer norm
+
+
+@handles("native_layer_norm")
+def layer_norm(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The kernels read contiguous memory: a copy comes first otherwise."""
+    x = args[0]
+    copies = [x._gpu.allocate(size) for size in contiguous_copies(x)]
+    try:
+        return _layer_norm(func, args, kwargs)
+    finally:
+        _free(x._gpu, copies)
+
+
+def _free(gpu: Gpu, blocks: list[Any]) -> None:
+    for block in blocks:
+        if block is not None:
+            gpu.allocator.free(block)
+
+
+def _layer_norm(func: Any, args: tuple, kwargs: dict) -> Any:
+    """The statistics of half precision are float32; the CPU gives them the type of the parameters."""
+    x, shape, weight, bias, epsilon = args
+    if x.dtype not in _LOW or kwargs:
+        return operators.compute(func, args, kwargs)
+
+    def values() -> Any:
+        factors = torch.ones(shape, device="cpu") if weight is None else weight.float()
+        return func(x, shape, factors, _widened(bias), epsilon)
+
+    return evaluate(func, args, kwargs, values)
+
+
+@handles("native_layer_norm_backward")
+def layer_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+    gradient, x = args[:2]
+    gpu = x._gpu
+    copies = [gpu.allocate(size) for size in contiguous_copies(x)]
+    try:
+        results = _layer_norm_backward(func, args, kwargs)
+        gpu.scratch(contiguous_copies(gradient))
+        return results
+    finally:
+        _free(gpu, copies)
+
+
+def _layer_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+    gradient, x, shape, mean, rstd, weight, bias, mask = args
+    if x.dtype not in _LOW or kwargs:
+        return operators.compute(func, args, kwargs)
+
+    def values() -> Any:
+        wide = func(gradient.float(), x.float(), shape, mean, rstd, _widened(weight), _widened(bias), mask)
+        return tuple(None if value is None else value.to(x.dtype) for value in wide)
+
+    return evaluate(func, args, kwargs, values)
+
+
+# RMS norm
+
+
+@composes("rms_norm")
+def rms_norm(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
+    """One fused kernel each way, where input and weight have one type (aten/src/ATen/native/layer_norm.cpp)."""
+    epsilon = torch.finfo(x.dtype).eps if eps is None else eps
+    if weight is not None and weight.dtype is not x.dtype:
+        return _rms_norm(x, shape, weight, epsilon)
+    return _RmsNorm.apply(x, shape, weight, epsilon)
+
+
+def _rms_norm(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    wide = x.float() if x.dtype in _LOW else x
+    normalized = wide * torch.rsqrt(wide.square().mean(tuple(range(-len(shape), 0)), True) + epsilon)
+    return (normalized if weight is None else normalized * weight).to(x.dtype if weight is None else torch.result_type(x, weight))
+
+
+class _RmsNorm(torch.autograd.Function):
+    """The fused kernel and its backward; a backward that is differentiated again is made of single operators."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+        rows = x.shape[: x.dim() - len(shape)]
+        statistics = (*rows, *(1 for _ in shape))
+        dims = tuple(range(-len(shape), 0))
+
+        def values() -> tuple[torch.Tensor, torch.Tensor]:
+            wide = x.float() if x.dtype in _LOW else x
+            rstd = torch.rsqrt(wide.square().mean(dims, True) + epsilon)
+            output = wide * rstd if weight is None else wide * rstd * weight
+            return output.to(x.dtype).contiguous(), rstd
+
+        def shapes() -> tuple[torch.Tensor, torch.Tensor]:
+            accumulated = torch.float32 if x.dtype in _LOW else x.dtype
+            return torch.empty(x.shape, dtype=x.dtype, device="meta"), torch.empty(statistics, dtype=accumulated, device="meta")
+
+        output, rstd = _fused("rms_norm", prod(rows), values, shapes, x, weight)
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.shape, ctx.epsilon = shape, epsilon
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
+        x, weight, rstd = ctx.saved_tensors
+        wants = ctx.needs_input_grad[0], weight is not None and ctx.needs_input_grad[2]
+        if torch.is_grad_enabled():
+            inputs = [v for v in (x, weight) if v is not None and v.requires_grad]
+            gradients = iter(torch.autograd.grad(_rms_norm(x, ctx.shape, weight, ctx.epsilon), inputs, gradient, create_graph=True))
+            into_x = next(gradients) if x.requires_grad else None
+            return into_x, None, next(gradients, None), None
+        dims = tuple(range(-len(ctx.shape), 0))
+
+        def values() -> tuple:
+            wide, given = (v.float() if v.dtype in _LOW else v for v in (x, gradient))
+            normalized = wide * rstd
+            scaled = given if weight is None else given * weight
+            into_x = rstd * (scaled - normalized * (scaled * normalized).mean(dims, True)) if wants[0] else None
+            into_weight = None
+            if wants[1]:
+                into_weight = (given * normalized).reshape(-1, *ctx.shape).sum(0).to(weight.dtype)
+            return None if into_x is None else into_x.to(x.dtype).contiguous(), into_weight
+
+        def shapes() -> tuple:
+            return tuple(
+                torch.empty(v.shape, dtype=v.dtype, device="meta") if wanted else None for v, wanted in zip((x, weight), wants, strict=True)
+            )
+
+        into_x, into_weight = _fused("rms_norm_backward", rstd.numel(), values, shapes, gradient, x, weight, rstd)
+        return into_x, None, into_weight, None
+
+
+def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor | None) -> Any:
+    """The results of one kernel: of `values`, or of the shapes alone where values are not kept."""
+    gpu: Gpu
+    gpu, moved = operators.common_gpu(inputs, {})
+    if gpu.machine.hollow and not without_values.keeps_values(None, tuple(v for v in inputs if v is not None), {}, gpu):
+        results = tuple(None if x is None else hollow(gpu, x.size(), x.stride(), x.dtype) for x in shapes())
+    else:
+        with _DisableTorchDispatch():
+            results = values()
+        results = wrap_all(results, gpu)
+    moved += sum(map(kernels.bytes_of, operators.tensors(results)))
+    work = kernels.of_rows_backward if name.endswith("backward") else kernels.of_rows
+    gpu.launch(*work(inputs[0].numel(), rows, moved), name=name)
+    return results
+
+
+# Group norm
+
+
+@temporaries("native_group_norm")
+def group_norm(func: Any, args: tuple, kwargs: dict, result: Any) -> tuple[int, ...]:
+    """A factor and a summand for every channel of every sample."""
+    x, weight, bias, samples, channels, positions = args[:6]
+    if positions == 1 or (weight is None and bias is None):
+        return ()
+    size = samples * channels * sum_bytes(x.dtype)
+    return size, size
+
+
+@handles("native_group_norm_backward")
+def group_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Sums for every channel, then the coefficients of the input's gradient, which are freed before the sums."""
+    results = operators.compute(func, args, kwargs)
+    gradient, x, _, _, weight, samples, channels, positions, groups, mask = args
+    gpu = gradient._gpu
+    item = sum_bytes(x.dtype)
+    per_channel, per_group = samples * channels * item, samples * groups * item
+    sums = [] if positions == 1 else [gpu.allocate(per_channel) for _ in range(2)]
+    sizes = [per_group, per_group]
+    if weight is not None and positions > 1:
+        sizes.append(per_channel)
+    blocks = [gpu.allocate(size) for size in sizes] if mask[0] else []
+    _free(gpu, [*blocks, *sums])
+    return results
+
+
+# Batch norm
+
+
+def uses_cudnn(x: torch.Tensor, weight: Any, bias: Any, mean: Any, training: bool) -> bool:
+    """Does batch norm go to cuDNN? It takes images, with weight and bias (and statistics, outside training), in its types."""
+    if weight is None or bias is None or (mean is None and not training) or not torch.backends.cudnn.enabled:
+        return False
+    if x.dtype is torch.bfloat16 or (x.dtype is torch.float16 and weight.dtype is not torch.float32) or x.dim() == 2:
+        return False
+    return x.shape[0] <= (CUDNN_MAX_TRAINING if training else CUDNN_MAX_EVALUATION)
+
+
+@handles("native_batch_norm")
+def batch_norm(func: Any, args: tuple, kwargs: dict) -> Any:
+    """CUDA's own kernels keep the statistics of evaluation, too, and in the type of accumulation."""
+    x, weight, bias, mean, variance, training, _, epsilon = args
+    if kwargs:
+        return operators.into_given(func, args, kwargs)
+    if uses_cudnn(x, weight, bias, mean, training):
+        return operators.compute(func, args, kwargs)
+    narrow = x.dtype in _LOW and weight is not None and weight.dtype is x.dtype
+
+    def values() -> Any:
+        results = _widened_training(func, args) if narrow and training else func(*args)
+        if training:
+            return results
+        kind = torch.float32 if x.dtype in _LOW else x.dtype
+        return results[0], mean.to(kind, copy=True), torch.rsqrt(variance.to(kind) + epsilon)
+
+    return evaluate(func, args, kwargs, values)
+
+
+def _widened_training(func: Any, args: tuple) -> Any:
+    x, weight, bias, mean, variance, training, momentum, epsilon = args
+    running = [_widened(mean), _widened(variance)]
+    results = func(x, weight.float(), _widened(bias), *running, training, momentum, epsilon)
+    for kept, new in zip((mean, variance), running, strict=True):
+        if kept is not None:
+            kept.copy_(new)
+    return results
+
+
+@handles("native_batch_norm_backward")
+def batch_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Where a channel's values do not lie together (two dimensions, channels last), sums come first and the input's gradient last."""
+    _, x, weight, mean, _, _, _, training, _, mask = args
+    narrow = x.dtype in _LOW and weight is not None and weight.dtype is x.dtype
+    if kwargs:
+        return operators.into_given(func, args, kwargs)
+    separate = not uses_cudnn(x, weight, weight, mean, training) and x.stride(1) == 1 and x.shape[1] > 1
+    gpu = x._gpu
+    channels = x.shape[1]
+    size = channels * sum_bytes(x.dtype)
+    sums = [gpu.allocate(size), gpu.allocate(size)] if separate and (training or mask[1] or mask[2]) else []
+    if not narrow and not separate:
+        return operators.compute(func, args, kwargs)
+
+    def values() -> Any:
+        results = func(*(v.float() if isinstance(v, torch.Tensor) else v for v in args)) if narrow else func(*args)
+        into_x, into_weight, into_bias = (None if v is None else v.to(x.dtype) if narrow else v for v in results)
+        return into_weight, into_bias, into_x
+
+    if gpu.machine.hollow and not without_values.keeps_values(func, args, kwargs, gpu):
+        results = without_values.infer(func, args, kwargs, gpu)
+        gpu.launch(*kernels.work(func, args, kwargs, results, operators.common_gpu(args, kwargs)[1]), name="native_batch_norm_backward")
+    else:
+        into_weight, into_bias, into_x = evaluate(func, args, kwargs, values)
+        results = into_x, into_weight, into_bias
+    gpu.scratch(backward_staging(x.numel() // channels, channels) if sums else ())
+    _free(gpu, sums)
+    return results
+
+
+def backward_staging(reduction: int, channels: int) -> tuple[int, ...]:
+    """Where several blocks share a channel: two sums for each, and a semaphore (cuda/Normalization.cuh, flexible_launch_configs)."""
+    width = min(_power(channels), TILE_WIDTH)
+    height = min(_power(-(-reduction // VALUES_PER_THREAD)), MAX_BLOCK // width)
+    if width * height != MAX_BLOCK:
+        width = min(_power(channels), MAX_BLOCK // height)
+    grid = min(-(-reduction // (height * VALUES_PER_THREAD)), MAX_GRID_HEIGHT)
+    if grid < MIN_GRID_HEIGHT:
+        return ()
+    return 2 * channels * grid * 4, -(-channels // width) * 4

@@ -1,0 +1,397 @@
+"""LSTM, GRU and RNN as cuDNN runs them: one operator with a weight buffer, a reserve space for the backward, and a workspace.
+
+Source: PyTorch's native/cudnn/RNN.cpp (order of allocations, what a backward returns).
+Reserve space: per layer and direction, steps x batch x hidden numbers for each gate (LSTM: and the cell), the hidden states between
+layers, a bit an element of dropout between them, and 256 bytes; found by measurement, equal for all shapes tried.
+Workspace: the weights, 8 MiB a layer and direction, and numbers for each step, sequence, input and hidden unit, by the algorithm that
+cuDNN chooses; read off 59,000 layers on an H200 (benchmarks/fidelity/cudnn.py), of which 96 % are equal within 512 bytes. An estimate
+where several wide layers train in one direction (up to 10 % too much). Dropout's state: 49,152 bytes a multiprocessor.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch._C import _DisableTorchDispatch
+from torch.autograd.function import once_differentiable
+
+from virtualgpu.hardware import Gpu
+from virtualgpu.ops import operators, products, registry
+from virtualgpu.ops.attention import HALF, scratch_tensor
+from virtualgpu.ops.cells import plain_values
+from virtualgpu.ops.kernels import bytes_of
+from virtualgpu.ops.sequence import play
+from virtualgpu.ops.without_values import all_known
+from virtualgpu.tensor import VirtualTensor, empty, wrap
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}  # cuDNN's numbers for them
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+CONSTANT = 8 << 20  # bytes of workspace a layer and direction
+NARROW = {"lstm": 128, "gru": 128, "rnn_tanh": 256, "rnn_relu": 256}  # hidden units up to which cuDNN keeps the weights on the chip
+DROPOUT_STATE = 49152  # bytes a multiprocessor
+
+
+class Setup(NamedTuple):
+    """What a call says beside its tensors. `batch_sizes` are those of a packed sequence."""
+
+    kind: str
+    has_biases: bool
+    layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
+    batch_sizes: Tensor | None
+
+
+class Shares(NamedTuple):
+    """Numbers in a workspace: a sequence and hidden unit of each layer; a step, sequence and input; a step, sequence and hidden unit."""
+
+    states: int
+    inputs: int
+    hidden: int
+
+
+# By kind (for a plain one whatever its activation), training, on-chip weights, and one direction or two.
+SHARES = {
+    ("lstm", True): (Shares(8, 1, 21), Shares(18, 1, 30)),
+    ("lstm", False): (Shares(10, 1, 5), Shares(24, 1, 14)),
+    ("gru", True): (Shares(4, 1, 16), Shares(10, 1, 24)),
+    ("gru", False): (Shares(5, 1, 4), Shares(14, 1, 12)),
+    ("rnn", True): (Shares(4, 1, 6), Shares(10, 1, 12)),
+    ("rnn", False): (Shares(3, 1, 2), Shares(10, 1, 8)),
+}
+TRAINING = SHARES | {
+    ("gru", True): (Shares(6, 2, 18), Shares(14, 2, 24)),
+    ("gru", False): (Shares(5, 2, 4), Shares(14, 1, 12)),
+    ("rnn", True): (Shares(6, 2, 13), Shares(14, 2, 19)),
+    ("rnn", False): (Shares(5, 2, 4), Shares(14, 2, 10)),
+}
+BETWEEN = {("gru", True): Shares(0, 0, 1), ("rnn", True): Shares(0, 0, 1)}  # more where several layers train, a direction
+BETWEEN_BOTH = {("gru", False): Shares(0, 1, 0), ("rnn", False): Shares(0, 0, 2)}  # the same, in both directions alone
+
+
+def _shares(kind: str, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str, train: bool) -> Shares:
+    on_chip = hidden <= NARROW[kind] and dtype != "float64"
+    kind = kind.partition("_")[0]
+    if kind != "gru" and layers == directions == 1 and dtype in ("float16", "bfloat16"):
+        on_chip |= batch % 8 == inputs % 8 == hidden % 64 == 0  # what tensor cores take
+    key = kind, on_chip
+    shares = (TRAINING if train else SHARES)[key][directions - 1]
+    if not train:
+        return shares
+    if key == ("lstm", False) and directions == 1 and inputs >= hidden:
+        shares = shares._replace(states=shares.states + 1)
+    if layers > 1:
+        more = BETWEEN.get(key, Shares(0, 0, 0))
+        both = BETWEEN_BOTH.get(key, Shares(0, 0, 0)) if directions == 2 else Shares(0, 0, 0)
+        shares = Shares(*(a + directions * b + c for a, b, c in zip(shares, more, both, strict=True)))
+    return shares
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 32) * 32
+
+
+@lru_cache(maxsize=1024)
+def workspace(kind: str, rows: int, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str, train: bool) -> int:
+    """Bytes of cuDNN's workspace for `rows` = steps x batch."""
+    shares = _shares(kind, batch, inputs, hidden, layers, directions, dtype, train)
+    item = getattr(torch, dtype).itemsize
+    widths = [inputs, *[directions * hidden] * (layers - 1)]
+    weights = sum(directions * GATES[kind] * hidden * (width + hidden) for width in widths) * item
+    states = (shares.states * layers * batch + shares.hidden * rows) * hidden * item
+    given = shares.inputs * _aligned(rows * inputs * item)
+    return CONSTANT * layers * directions + _aligned(weights) + given + states + _aligned(8 * batch) + 256
+
+
+def reserve(setup: Setup, rows: int, hidden: int, item: int) -> int:
+    """Bytes of the reserve space for `rows` = steps x batch."""
+    directions = 2 if setup.bidirectional else 1
+    size = rows * hidden * item
+    units = setup.layers * directions
+    numbers = {"lstm": (4, 1), "gru": (6,), "rnn_tanh": (1,), "rnn_relu": (1,)}[setup.kind]
+    between = (setup.layers - 1) * directions
+    parts = [*(n * units * size for n in numbers), between * size]
+    bits = between * rows * hidden // 8 if setup.dropout > 0 else 0
+    return sum(-(-part // 32) * 32 for part in parts) + bits + 256
+
+
+class Recurrent(torch.autograd.Function):
+    """All layers, directions and steps in one operator."""
+
+    @staticmethod
+    def forward(ctx: Any, setup: Setup, x: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> Any:
+        gpu = x._gpu  # type: ignore[attr-defined]
+        gpu.machine.require_alive()
+        gpu.machine.selected.gpu = gpu
+        needs = any(ctx.needs_input_grad)
+        if setup.dropout > 0 and setup.train:
+            _dropout_state(gpu)
+        buffer = None if one_chunk(weights) else scratch_tensor(gpu, sum(w.numel() * w.itemsize for w in weights))
+        turned = _turned(gpu, x, setup)
+        hidden, item = hx.shape[2] if cx is None else cx.shape[2], x.itemsize
+        directions = 2 if setup.bidirectional else 1
+        shape = (*x.shape[:-1], hx.shape[2] * directions)
+        out = _time_first(gpu, shape, x.dtype, setup)
+        states = [empty(gpu, y.shape, _strides(y.shape), x.dtype) for y in (hx, cx) if y is not None]
+        training = (str(x.dtype)[6:], setup.train)
+        rows = x.numel() // x.shape[-1]
+        space = workspace(setup.kind, rows, _batch(x, setup), x.shape[-1], hidden, setup.layers, directions, *training)
+        if setup.dropout > 0 and setup.train and setup.kind == "lstm":
+            space += (setup.layers - 1) * directions * rows * hidden * item
+        kept = _with_workspace(gpu, space, reserve(setup, rows, hidden, item) if setup.train else 0)
+        del turned
+        inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), needs and setup.train)
+        moved, total = sum(map(bytes_of, (x, out, *weights))), sum(w.numel() for w in weights if w.dim() > 1)
+        gpu.launch(*products.recurrent(moved, rows, total, out.numel() * GATES[setup.kind], x.dtype), name=setup.kind)
+        if needs:
+            if kept is not None:
+                kept.inner = inner  # so that it goes when the graph lets go of the reserve space
+            ctx.save_for_backward(x, hx, cx, buffer, out, kept, *weights)
+            ctx.setup, ctx.space = setup, space
+            ctx.set_materialize_grads(False)
+        return (out, *states)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        setup, space = ctx.setup, ctx.space
+        if not setup.train:
+            raise RuntimeError("cudnn RNN backward can only be called in training mode")
+        x, hx, cx, _, out, kept, *weights = ctx.saved_tensors
+        gpu = x._gpu
+        gpu.machine.selected.gpu = gpu
+        models = [y for y in (out, hx, cx) if y is not None]
+        zeros = [scratch_tensor(gpu, y.numel() * y.itemsize) for g, y in zip(grads, models, strict=True) if g is None]
+        dx = _time_first(gpu, x.shape, x.dtype, setup)
+        turned = _turned(gpu, x, setup), None if grads[0] is None else _turned(gpu, grads[0], setup)
+        states = [empty(gpu, y.shape, _strides(y.shape), y.dtype) for y in (hx, cx) if y is not None]
+        play(gpu, (space, -space))
+        turned = None
+        turned = _turned(gpu, x, setup)
+        total = sum(w.numel() for w in weights)
+        flat = empty(gpu, (total,), (1,), weights[0].dtype)
+        work = scratch_tensor(gpu, space)
+        dws = _parts(flat, weights)
+        if not setup.has_biases:
+            dws = [dw.clone() for dw in dws]
+        del work, turned, flat
+        _inner_gradients(kept.inner, grads, (dx, *states, *dws))
+        zeros.clear()
+        moved, rows = 2 * sum(map(bytes_of, (x, out, *weights))), x.numel() // x.shape[-1]
+        gpu.launch(*products.recurrent(moved, 2 * rows, total, 2 * out.numel() * GATES[setup.kind], x.dtype), name=f"{setup.kind}_backward")
+        states = [y if needed else None for y, needed in zip(states, ctx.needs_input_grad[2:4], strict=False)]
+        return None, dx if ctx.needs_input_grad[1] else None, states[0], states[1] if cx is not None else None, *dws
+
+
+class CastWeights(torch.autograd.Function):
+    """Under autocast: the weights in another type, in one new buffer (`_cudnn_rnn_cast_reflatten`)."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> Any:
+        ctx.dtypes = [w.dtype for w in weights]
+        flat = empty(weights[0]._gpu, (sum(w.numel() for w in weights),), (1,), dtype)  # type: ignore[attr-defined]
+        views = _parts(flat, weights)
+        for view, weight in zip(views, weights, strict=True):
+            view.copy_(weight)
+        return tuple(views)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        cast = [g.to(dtype) for g, dtype in reversed(list(zip(grads, ctx.dtypes, strict=True)))]
+        return None, *reversed(cast)
+
+
+def _with_workspace(gpu: Gpu, space: int, kept: int) -> Tensor | None:
+    work = scratch_tensor(gpu, space)
+    result = scratch_tensor(gpu, kept) if kept else None
+    del work
+    return result
+
+
+def one_chunk(weights: Any) -> bool:
+    """Do all weights lie in one storage, as `flatten_parameters` leaves them?"""
+    return len({w.untyped_storage().data_ptr() for w in weights}) == 1 and len(weights) > 1
+
+
+def _strides(shape: Any) -> tuple[int, ...]:
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _batch(x: Tensor, setup: Setup) -> int:
+    """Sequences, in the first step of packed ones."""
+    if setup.batch_sizes is not None:
+        return int(setup.batch_sizes[0])
+    return x.shape[0] if setup.batch_first else x.shape[1]
+
+
+def _turned(gpu: Gpu, x: Tensor, setup: Setup) -> Tensor | None:
+    """cuDNN reads the input step by step: a copy, if it does not lie so."""
+    ordered = x.transpose(0, 1) if setup.batch_first else x
+    return None if ordered.is_contiguous() else scratch_tensor(gpu, x.numel() * x.itemsize)
+
+
+def _time_first(gpu: Gpu, shape: Any, dtype: torch.dtype, setup: Setup) -> VirtualTensor:
+    if not setup.batch_first:
+        return empty(gpu, shape, _strides(shape), dtype)
+    batch, _, width = shape
+    return empty(gpu, shape, (width, batch * width, 1), dtype)
+
+
+def _parts(flat: Tensor, weights: Any) -> list[Tensor]:
+    """Views of a flat buffer: all matrices first, then all biases, as cuDNN lays them out."""
+    order = sorted(range(len(weights)), key=lambda i: (weights[i].dim() < 2, i))
+    views: list[Any] = [None] * len(weights)
+    offset = 0
+    for i in order:
+        views[i] = flat[offset : offset + weights[i].numel()].view(weights[i].shape)
+        offset += weights[i].numel()
+    return views
+
+
+def _dropout_state(gpu: Gpu) -> None:
+    """The state of cuDNN's dropout stays for good: made at its first use on a GPU, from a seed."""
+    if "cudnn dropout" not in gpu.libraries:
+        play(gpu, (8, -8))
+        gpu.libraries["cudnn dropout"] = gpu.allocate(DROPOUT_STATE * gpu.profile.multiprocessors)
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """oneDNN's LSTM, which PyTorch takes on some processors, gives states of another shape than the caller's."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool) -> Any:
+    """The values by the CPU's kernels, with a graph of their own for the gradients. None if values were not kept."""
+    if not all_known(inputs, outputs):
+        return None
+    with _DisableTorchDispatch(), torch.set_grad_enabled(needs):
+        plain = [None if x is None else plain_values(x).detach().requires_grad_(needs) for x in inputs]  # type: ignore[union-attr]
+        plain[1:3] = [None if y is None else y.detach().clone().requires_grad_(needs) for y in plain[1:3]]  # may be freed before the rest
+        x, hx, cx, *weights = plain
+        state = (hx, cx) if setup.kind == "lstm" else hx
+        rest = (weights, setup.has_biases, setup.layers, setup.dropout, setup.train, setup.bidirectional)
+        packet = getattr(aten, setup.kind)
+        with gpu.generator.as_default(x.numel()), _without_onednn():
+            if setup.batch_sizes is None:
+                results = registry.made_of(packet.input, x, state, *rest, setup.batch_first)
+            else:
+                results = registry.made_of(packet.data, x, setup.batch_sizes, state, *rest)
+        for target, value in zip(outputs, results, strict=True):
+            aten.copy_.default(target, value.detach())
+    return ([y for y in plain if y is not None], results) if needs else None
+
+
+def _inner_gradients(inner: Any, grads: tuple, targets: tuple) -> None:
+    if inner is None:
+        return
+    with _DisableTorchDispatch():
+        inputs, results = inner
+        pairs = [(y, plain_values(g)) for y, g in zip(results, grads, strict=True) if g is not None]
+        values = torch.autograd.grad([y for y, _ in pairs], inputs, [g for _, g in pairs], retain_graph=True, allow_unused=True)
+        for target, value in zip(targets, values, strict=True):
+            aten.zero_.default(target) if value is None else aten.copy_.default(target, value)
+
+
+def _run(kind: str, x: Tensor, state: Any, params: Any, *settings: Any, batch_sizes: Tensor | None = None) -> Any:
+    biases, layers, dropout, train, bidirectional, *first = settings
+    setup = Setup(kind, biases, layers, dropout, train, bidirectional, bool(first and first[0]), batch_sizes)
+    operators.common_gpu((x, state, params), {})
+    hx, cx = state if kind == "lstm" else (state, None)
+    if torch.is_autocast_enabled("cuda") and x.dtype in (torch.float32, *HALF):
+        dtype = torch.get_autocast_dtype("cuda")
+        params = CastWeights.apply(dtype, *params)
+        hx, cx, x = hx.to(dtype), None if cx is None else cx.to(dtype), x.to(dtype)
+    return Recurrent.apply(setup, x, hx, cx, *params)
+
+
+for _kind in GATES:
+
+    def _of_input(x: Tensor, state: Any, params: Any, *settings: Any, kind: str = _kind) -> Any:
+        return _run(kind, x, state, params, *settings)
+
+    def _of_packed(data: Tensor, batch_sizes: Tensor, state: Any, params: Any, *settings: Any, kind: str = _kind) -> Any:
+        return _run(kind, data, state, params, *settings, batch_sizes=batch_sizes)
+
+    registry.composes(f"{_kind}.input")(_of_input)
+    registry.composes(f"{_kind}.data")(_of_packed)
+
+
+@registry.handles("_cudnn_rnn_flatten_weight")
+def flatten_weight(func: Any, args: tuple, kwargs: dict) -> Tensor:
+    """Move all weights of a module into one buffer, of which they become views."""
+    weights = args[0]
+    gpu, _ = operators.common_gpu((list(weights),), {})
+    flat = empty(gpu, (sum(w.numel() for w in weights),), (1,), weights[0].dtype)
+    with torch.no_grad():
+        for view, weight in zip(_parts(flat, weights), weights, strict=True):
+            view.copy_(weight)
+            weight.set_(view.untyped_storage(), view.storage_offset(), view.size(), view.stride())
+    return flat
+
+
+# Packed sequences: the sizes of the batches stay on the host
+
+
+@registry.handles("_pack_padded_sequence")
+def pack_padded_sequence(func: Any, args: tuple, kwargs: dict) -> Any:
+    gpu, moved = operators.common_gpu(args[:1], {})
+    with _DisableTorchDispatch():
+        data, sizes = func(*args, **kwargs)
+    gpu.launch(2 * moved, name="_pack_padded_sequence")
+    return wrap(data, gpu), sizes
+
+
+@registry.handles("_pack_padded_sequence_backward")
+def pack_padded_sequence_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+    return operators.mixed(func, args, kwargs)
+
+
+@registry.composes("pad_sequence")
+def pad_sequence(sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> Tensor:
+    """C++ would make the result on the CPU."""
+    longest = max(len(x) for x in sequences)
+    shape = (len(sequences), longest) if batch_first else (longest, len(sequences))
+    output = sequences[0].new_full((*shape, *sequences[0].shape[1:]), padding_value)
+    for i, x in enumerate(sequences):
+        row = output.select(0 if batch_first else 1, i)
+        (row[: len(x)] if padding_side == "right" else row[longest - len(x) :]).copy_(x)
+    return output
+
+
+@registry.composes("_pad_packed_sequence")
+def pad_packed_sequence(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[Tensor, Tensor]:
+    """Steps with equally many sequences are copied at once, as PyTorch's native/PackedSequence.cpp does."""
+    sizes = batch_sizes.tolist()
+    steps, batch = len(sizes), sizes[0]
+    if 0 < total_length < steps:
+        raise RuntimeError(
+            "Expected total_length to be at least the length of the longest sequence in input, but got "
+            f"total_length={total_length} and max sequence length being {steps}"
+        )
+    output = data.new_full((max(total_length, steps), batch, *data.shape[1:]), padding_value)
+    lengths = torch.zeros(batch, dtype=torch.int64, device="cpu")
+    start = offset = 0
+    for step in range(1, steps + 1):
+        now = sizes[step] if step < steps else 0
+        if now != sizes[start]:
+            rows = (step - start) * sizes[start]
+            part = data[offset : offset + rows].view(step - start, sizes[start], *data.shape[1:])
+            output[start:step, : sizes[start]].copy_(part)
+            lengths[now : sizes[start]] = step
+            offset, start = offset + rows, step
+    return output.transpose(0, 1) if batch_first else output, lengths

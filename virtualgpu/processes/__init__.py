@@ -1,0 +1,1 @@
+"""What several processes know of one virtual machine, and the tensors that they send each other."""

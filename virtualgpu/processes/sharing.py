@@ -1,0 +1,262 @@
+"""Tensors sent to another process: it maps the same memory, which stays its sender's.
+
+`torch.multiprocessing` does the work (torch/multiprocessing/reductions.py). Here are the three functions of C++ that it calls for CUDA
+tensors (torch/csrc/StorageSharing.cpp), and the names by which it sends our classes. On a real GPU a receiver opens the sender's memory
+by a handle of the driver's. Here the values go into memory that both processes map, the way in which `torch.multiprocessing` shares CPU
+tensors (`set_sharing_strategy`): with file descriptors nothing has a name, and whatever way a process ends, nothing of it stays; with file
+names PyTorch's own torch_shm_manager clears up.
+
+A process's clock is its own: no moment of one is before or after a moment of another. What is received is ready, and the receiver's
+streams wait for nothing. On CUDA they wait for an event that the sender has recorded, whose moment hangs on the two processes' real speed.
+"""
+
+import itertools
+import json
+import multiprocessing.util
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+from torch.multiprocessing import get_sharing_strategy, reductions
+
+from virtualgpu import errors, hardware
+from virtualgpu.hardware import Gpu, Memory
+from virtualgpu.processes.loans import LAST, Loan, count_down
+from virtualgpu.processes.shared_file import address_of, has_proc, reach
+from virtualgpu.streams.streams import Event
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, hang, hollow, unsupported
+
+FIRST_ADDRESS, GRANULE = 0x7D0000000000, 2 << 20  # where a GPU's received memory begins, and what the driver rounds it up to
+HOLLOW, FILE, NAME = "hollow", "file", "name"  # how values are reached: not at all, for there are none; by a file; by PyTorch's manager
+_open_file, _open_name = torch.UntypedStorage._new_shared_fd_cpu, torch.UntypedStorage._new_shared_filename_cpu
+_received: "weakref.WeakSet[ReceivedMemory]" = weakref.WeakSet()
+_serials = itertools.count()  # descriptors come again, and a receiver remembers what it has by its handle
+
+
+class ReceivedMemory(Memory):
+    """What a storage holds of another process's memory: the allocator here knows nothing of it."""
+
+    __slots__ = ("_address", "_counter", "_nbytes", "_process")
+
+    def __init__(self, gpu: Gpu, nbytes: int, kept: bool, counter: tuple[str, int]) -> None:
+        """`counter` is the address of its file, and its place there."""
+        super().__init__(gpu, None, 0 if kept else None)  # its values count in their owner's budget
+        self._nbytes = nbytes
+        self._counter: tuple[str, int] | None = counter
+        self._address = FIRST_ADDRESS + (gpu.index << 40) + gpu.received
+        gpu.received += -(-nbytes // GRANULE) * GRANULE
+        self._process = os.getpid()
+        _received.add(self)
+
+    shared = True
+
+    @property
+    def address(self) -> int:
+        return self._address
+
+    @property
+    def requested(self) -> int:
+        return self._nbytes
+
+    def let_go(self) -> None:
+        if self._counter is not None and self._process == os.getpid():  # not in a child that was forked
+            count_down(*self._counter)
+        self._counter = None
+
+    def __del__(self) -> None:
+        """As CUDA does it: the host waits for the current stream first, for then the owner may use the memory anew."""
+        super().__del__()
+        if self.gpu.machine.alive:
+            self.gpu.machine.clock.synchronize_stream(self.gpu.stream, 0.0)
+        self.let_go()
+
+
+def _let_go_at_the_end(received: "weakref.WeakSet[ReceivedMemory]") -> None:
+    def let_go_of_all() -> None:
+        for memory in list(received):
+            memory.let_go()
+
+    multiprocessing.util.Finalize(None, let_go_of_all, exitpriority=LAST)
+
+
+_let_go_at_the_end(_received)
+multiprocessing.util.register_after_fork(_received, _let_go_at_the_end)  # a child forgets what is to be done at the end, a spawned one too
+
+
+# The functions of C++
+
+
+def share_cuda(storage: VirtualStorage) -> tuple[int, bytes | None, int, int, bytes | None, int, bytes | None, bool | None]:
+    """`storage._share_cuda_()`: what a receiver needs, in PyTorch's order. Every call counts for one receiver.
+
+    Raises RuntimeError for memory that was itself received.
+    """
+    memory = storage.memory
+    if isinstance(memory, ReceivedMemory):
+        raise RuntimeError(
+            "Attempted to send CUDA tensor received from another process; this is not currently supported. Consider cloning before sending."
+        )
+    machine, device = memory.gpu.machine, memory.gpu.index
+    machine.require_alive()
+    if memory.block is None:
+        return device, None, storage.nbytes(), 0, None, 0, None, None
+    machine.take_turn()  # another thread may be at work on the values, which move
+    if memory.loan is None:
+        memory.loan = Loan(*_lend(storage))
+    counter = machine.limbo.count(memory.loan)
+    return device, memory.loan.handle, storage.nbytes(), 0, counter.file.address.encode(), counter.index, b"", False
+
+
+def new_shared_cuda(
+    device: int, handle: bytes, nbytes: int, offset: int, counter: bytes, index: int, event: bytes, waits: bool
+) -> torch.UntypedStorage:
+    """`UntypedStorage._new_shared_cuda`: the storage in this process.
+
+    Raises AcceleratorError, as CUDA does, if the sender has ended, or is this very process.
+    """
+    gpu = hardware.machine().gpu(device)
+    gpu.open_context()
+    kind, sender, _, *where = json.loads(handle)
+    if sender == os.getpid():
+        raise errors.invalid_device_context()
+    try:
+        storage = _reach(kind, where, nbytes, gpu)
+    except (OSError, RuntimeError):
+        raise errors.invalid_resource_handle() from None
+    hang(ReceivedMemory(gpu, nbytes, kind != HOLLOW, (counter.decode(), index)), storage)
+    return storage
+
+
+def release_ipc_counter(counter: bytes, index: int) -> None:
+    """`UntypedStorage._release_ipc_counter_cuda`: a storage that is here already has come again."""
+    count_down(counter.decode(), index)
+
+
+def new_shared(make: Callable[..., torch.UntypedStorage]) -> Any:
+    """`UntypedStorage._new_shared`: DataLoader's workers gather a batch in it."""
+
+    def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
+        return VirtualStorage(size, device=device) if torch.device(device).type == "cuda" else make(size, device=device)
+
+    return classmethod(_new_shared)
+
+
+def _lend(storage: VirtualStorage) -> tuple[bytes, Any]:
+    """Moves the values to memory that other processes can map. Returns the handle by which they do, and what keeps it good."""
+    serial = next(_serials)
+    if not storage.memory.gpu.machine.values:
+        storage.memory.forget()  # a number that may not be known on either side after the next operator
+    if storage.memory.kept is None:
+        return _handle(HOLLOW, serial), None
+    with _DisableTorchDispatch():
+        if get_sharing_strategy() == "file_descriptor" and has_proc():
+            keeper: Any = Descriptor(os.dup(storage._share_fd_cpu_()[0]))
+            return _handle(FILE, serial, address_of(keeper.number)), keeper
+        manager, name, nbytes = storage._share_filename_cpu_()
+        return _handle(NAME, serial, manager.decode(), name.decode()), _open_name(manager, name, nbytes)
+
+
+def _handle(kind: str, serial: int, *where: str) -> bytes:
+    return json.dumps([kind, os.getpid(), serial, *where]).encode()
+
+
+def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedStorage:
+    if kind == HOLLOW:
+        return hollow(gpu, (nbytes,), (1,), torch.uint8, allocated=False).untyped_storage()
+    if kind == NAME:
+        return _own_object(_open_name(where[0].encode(), where[1].encode(), nbytes))
+    file = reach(where[0])
+    try:
+        return _own_object(_open_file(file, nbytes))
+    finally:
+        os.close(file)
+
+
+def _own_object(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """The object that tensors give as their storage: older versions of PyTorch open a file into another one, which C++ does not know."""
+    with _DisableTorchDispatch():
+        return torch.empty(0, dtype=torch.uint8).set_(storage).untyped_storage()
+
+
+class Descriptor:
+    """A file that is open as long as this object lives."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+# What torch.multiprocessing remembers
+
+
+class WeakReference(reductions.StorageWeakRef):
+    """PyTorch's own, which in torch 2.6 keeps the Python object of a storage, and with it the memory of a virtual one."""
+
+    watched: "weakref.ref[VirtualStorage] | None" = None  # a virtual one
+
+    def __init__(self, storage: Any) -> None:
+        untyped = getattr(storage, "_untyped_storage", storage)
+        if type(untyped) is VirtualStorage:
+            self.watched, self.cdata, self._free_weak_ref = weakref.ref(untyped), untyped._cdata, lambda cdata: None
+        else:
+            super().__init__(storage)
+
+    def expired(self) -> bool:
+        return super().expired() if self.watched is None else self.watched() is None
+
+
+def storage_from_cache(plain: Callable[[type, Any], Any]) -> Callable[[type, Any], Any]:
+    """What `torch.multiprocessing` asks for a storage that has come before."""
+
+    def find(kind: type, key: Any) -> Any:
+        known = reductions.shared_cache.get(key)
+        if not isinstance(known, WeakReference) or known.watched is None:
+            return plain(kind, key)
+        storage = known.watched()
+        if storage is not None and hasattr(storage, "_fix_weakref"):
+            storage._fix_weakref()  # it may be C++ alone that has kept it
+        return storage
+
+    return find
+
+
+# What torch.multiprocessing pickles
+
+
+def reduce_tensor(tensor: VirtualTensor) -> tuple[Callable[..., torch.Tensor], tuple]:
+    """PyTorch's own reduction, in which our class goes by the name under which a receiver finds it."""
+    kind = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
+    rebuild, arguments = reductions.reduce_tensor(tensor)
+    if rebuild is reductions.rebuild_cuda_tensor and arguments[8] == 0:
+        return _rebuild_empty, (kind, tensor.size(), tensor.stride(), tensor.dtype, tensor.get_device(), tensor.requires_grad)
+    return rebuild, _by_name(arguments, kind)
+
+
+def _by_name(arguments: tuple, kind: type) -> tuple:
+    """A sparse tensor's are those of its parts."""
+    return tuple(kind if x is VirtualTensor else _by_name(x, kind) if type(x) is tuple else x for x in arguments)
+
+
+def _rebuild_empty(kind: type, size: torch.Size, stride: tuple, dtype: torch.dtype, device: int, requires_grad: bool) -> torch.Tensor:
+    """A tensor without elements: PyTorch would make its storage in C++, which has no CUDA."""
+    tensor = torch.empty_strided(size, stride, dtype=dtype, device=f"cuda:{device}")
+    return torch.nn.Parameter(tensor, requires_grad) if kind is torch.nn.Parameter else tensor.requires_grad_(requires_grad)
+
+
+def refuse_event(event: Event | None = None) -> Any:
+    """Raises NotImplementedError; what a queue's own thread pickles raises it where it is received, for nobody hears of that thread."""
+    if event is not None and threading.current_thread().name == "QueueFeederThread":
+        return refuse_event, ()
+    raise unsupported("an event sent to another process")
+
+
+ForkingPickler.register(VirtualTensor, reduce_tensor)
+ForkingPickler.register(VirtualStorage, reductions.reduce_storage)
+ForkingPickler.register(Event, refuse_event)

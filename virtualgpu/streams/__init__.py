@@ -1,0 +1,1 @@
+"""Streams and events, and the search for races between them."""

@@ -1,0 +1,73 @@
+"""On which streams a backward runs: each node on that of its forward operator, as CUDA's engine does.
+
+The engine lets the stream of a node wait for those that made its gradients, and in the end the streams that were current for all of
+them (torch.autograd, "Stream semantics of backward passes"). Here a GPU's streams wait for one another whenever the next node is on
+another stream than the last: so branches of a backward on two streams of one GPU run one after the other.
+"""
+
+from typing import Any
+
+import torch
+
+from virtualgpu.clock.clock import StreamTime
+from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.ops.gradients import count_references
+from virtualgpu.selected import Selected
+from virtualgpu.tensor import VirtualTensor, tensors
+
+MOST = 1 << 16  # nodes on streams other than the default one that are remembered
+_sequence = torch.autograd._get_sequence_nr
+
+
+def follow(machine: Machine, node: Any, args: tuple) -> None:
+    """Before an operator on device tensors: note the stream of a forward's node, or take up that of a backward's."""
+    if node is None:
+        _note(machine)
+    elif not node.name().endswith("AccumulateGrad"):  # which goes on where its gradient was made
+        gpu = next((x._gpu for x in tensors(args) if type(x) is VirtualTensor), None)
+        if gpu is not None:
+            wanted = machine.forward_streams.get((gpu.index, node._sequence_nr()), gpu.default_stream)
+            _switch(machine.selected, gpu, wanted)
+
+
+def _note(machine: Machine) -> None:
+    """Autograd has made the nodes of an operator when it calls it: they have the numbers since the last one.
+
+    Each thread counts its own nodes from 0, so a number may be that of another thread's node too: the newest counts.
+    """
+    made = _sequence()
+    selected = machine.selected
+    known = machine.forward_streams
+    if made > selected.nodes and (known or selected.streams):
+        for gpu in machine.gpus:
+            stream = gpu.stream
+            for number in range(selected.nodes, made):
+                if stream.stream_id:
+                    known[gpu.index, number] = stream
+                else:
+                    known.pop((gpu.index, number), None)
+        while len(known) > MOST:
+            del known[next(iter(known))]
+    selected.nodes = made
+
+
+def _switch(selected: Selected, gpu: Gpu, wanted: StreamTime) -> None:
+    current = gpu.stream
+    selected.ambient.setdefault(gpu.index, current)
+    if wanted is not current:
+        clock = gpu.machine.clock
+        clock.wait(wanted, clock.record(current))
+        selected.streams[gpu.index] = wanted
+
+
+def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a backward, and return to the streams that were current before it, which then wait for it."""
+    count_references()
+    selected = machine.selected
+    outer, selected.ambient = selected.ambient, {}
+    try:
+        return run(*args, **kwargs)
+    finally:
+        for index, stream in selected.ambient.items():
+            _switch(selected, machine.gpus[index], stream)
+        selected.ambient = outer

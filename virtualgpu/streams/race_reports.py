@@ -1,0 +1,94 @@
+"""Two pieces of work on the same memory that nothing orders: what is told of them."""
+
+import warnings
+from dataclasses import dataclass
+
+from virtualgpu.source_lines import SourceLine
+from virtualgpu.streams.launches import Launch, Line
+
+HOST = -1  # stands for a device where the host itself is one of the two
+
+STALE, OVERWRITTEN, BOTH_WRITE = "stale read", "overwritten too early", "two writers"
+_WHAT_HAPPENS = {
+    STALE: "{second} may run before {first} has written what it reads: it reads the old values.",
+    OVERWRITTEN: "{second} may write before {first} has read: it reads the new values.",
+    BOTH_WRITE: "{second} may write before or after {first}: either may be the last.",
+}
+_ORDER = "Nothing orders the two: let the later stream wait (wait_stream, wait_event)"
+_ADVICE = {
+    STALE: f"{_ORDER}.",
+    OVERWRITTEN: f"{_ORDER}, or, if the memory was freed, tell the allocator who uses it (record_stream).",
+    BOTH_WRITE: f"{_ORDER}.",
+}
+_ADVICE_TO_HOST = "The host has not waited for it: synchronize the stream, or an event recorded after it, first."
+
+
+class RaceWarning(UserWarning):
+    """Two streams touch the same memory without an order."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two. `device` is HOST for the host; `stream` is the stream's number; `line` reads "file:line"; `text` is that line.
+
+    `seconds` is the host's time at the launch, `start` and `end` that of the work, on the machine's clock.
+    """
+
+    device: int
+    stream: int
+    name: str
+    line: str
+    text: str
+    seconds: float
+    start: float
+    end: float
+
+    @classmethod
+    def of(cls, launch: Launch) -> "Side":
+        line = _told(launch.line)
+        return cls(launch.device, launch.stream.stream_id, launch.name, *line, launch.seconds, launch.start, launch.end)
+
+    @classmethod
+    def of_host(cls, name: str, line: Line | None, seconds: float) -> "Side":
+        return cls(HOST, 0, name, *_told(line), seconds, seconds, seconds)
+
+    @property
+    def place(self) -> str:
+        """Where it runs, in words."""
+        if self.device == HOST:
+            return "the host"
+        return f"{f'stream {self.stream:#x}' if self.stream else 'the default stream'} of cuda:{self.device}"
+
+    def __str__(self) -> str:
+        return f"`{self.name}` on {self.place} ({self.line})"
+
+
+@dataclass(frozen=True)
+class Race:
+    """`first` was launched before `second`, and may run after it. `kind` is "stale read", "overwritten too early" or "two writers"."""
+
+    kind: str
+    first: Side
+    second: Side
+
+    def __str__(self) -> str:
+        what = _WHAT_HAPPENS[self.kind].format(first=self.first, second=self.second)
+        return f"{what} {_ADVICE_TO_HOST if self.second.device == HOST else _ADVICE[self.kind]}"
+
+    @property
+    def key(self) -> tuple:
+        """Equal for the same two lines."""
+        return self.kind, *((side.line, side.name, side.device, side.stream) for side in (self.first, self.second))
+
+    def warn(self, line: Line | None) -> None:
+        """Warns at `line`, that of the second of the two."""
+        filename, number = ("<unknown>", 0) if line is None else line[:2]
+        warnings.warn_explicit(str(self), RaceWarning, filename, number)
+
+
+def _told(line: Line | None) -> tuple[str, str]:
+    """Where the line is, and what it says."""
+    if line is None:
+        return "before any stream was made", ""
+    read = SourceLine.read(*line)
+    return read.place, read.text
