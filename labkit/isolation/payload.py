@@ -1,4 +1,4 @@
-"""What is sent between the two processes: pickled, what a cell defines by value, and never a tensor of a GPU."""
+"""The payload that is sent between the two processes: pickled, what a cell defines by value, and never a tensor of a GPU."""
 
 import contextlib
 import inspect
@@ -39,11 +39,11 @@ def unpack(path: Path) -> Any:
         return cloudpickle.load(file)
 
 
-def unsendable(name: str, function: Callable[..., Any], args: tuple, keywords: dict[str, Any], place: Path) -> tuple[str, Exception]:
-    """Which part of a call of `name` cannot be packed, in words, and what it raised; `place` is a file to try in."""
+def unsendable(name: str, function: Callable[..., Any], args: tuple, keywords: dict[str, Any], file: Path) -> tuple[str, Exception]:
+    """Which part of a call of `name` cannot be packed, in words, and what it raised; `file` is one to try in."""
     for part, value in _parts(name, function, args, keywords):
         try:
-            pack(place, value)
+            pack(file, value)
         except Exception as error:
             return part, error
     raise AssertionError("every part can be packed")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.isolation import parcel
+from labkit.isolation import payload
 
 LOCK = threading.Lock()
 
@@ -64,8 +64,8 @@ def test_tensors_of_the_host_go_and_come(x, tmp_path):
         "shape only": torch.ones(2, device="meta"),
     }
     sent["computed"] = sent["weight"] * 2
-    parcel.pack(tmp_path / "sent", sent)
-    got = parcel.unpack(tmp_path / "sent")
+    payload.pack(tmp_path / "sent", sent)
+    got = payload.unpack(tmp_path / "sent")
     assert got["view"].tolist() == [1, 4] and got["computed"].tolist() == [2, 2]
     assert got["weight"].requires_grad and got["shape only"].shape == (2,)
 

@@ -10,13 +10,13 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch.multiprocessing
-
 PATIENCE = 60.0  # seconds in which a child ends that has nothing left to do
 
 
 def context() -> BaseContext:
     """What children, queues and pipes are made with: `forkserver`, or `spawn` on a system that cannot fork."""
+    import torch.multiprocessing  # here, for not every process that uses this package needs torch
+
     if "forkserver" not in torch.multiprocessing.get_all_start_methods():
         return torch.multiprocessing.get_context("spawn")
     chosen = torch.multiprocessing.get_context("forkserver")

@@ -13,13 +13,11 @@ import ctypes
 import fcntl
 import gc
 import importlib
-import json
 import os
 import re
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -29,26 +27,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MARK = "LABKIT_ISOLATED"  # the environment variable by which what a job started is found, wherever it went
-ROOM = 8192  # bytes for it in the environment that the system shows of the server's copies
+from labkit.processes import messages
+from labkit.processes.supervision import JOB_VARIABLE, KIT, start_connected
+from virtualgpu.script import run_script
+
+VARIABLE_BYTES = 8192  # kept for `JOB_VARIABLE` in the environment that the system shows of the server's copies
 STARTING = 120.0  # seconds for the server to import torch
 POSSIBLE = sys.platform == "linux"  # on macOS, a copy may not use the system's libraries
-_AT_FIRST = ("labkit.cli", "labkit.isolation.process", "torch.distributed.run")
+_AT_FIRST = ("torch.distributed.run",)
 _AFTERWARDS = (  # when the first job has ended, for the others
     "torch._dynamo",  # torch itself imports it for the first optimizer, and for DistributedDataParallel
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
 )
-_ANY_TIME = {MARK, "TMPDIR", "PYTEST_CURRENT_TEST"}  # variables that change often, and that imports do not read but for caches
-_NUMBER = struct.Struct("i")
+_ANY_TIME = {JOB_VARIABLE, "TMPDIR", "PYTEST_CURRENT_TEST"}  # variables that change often, and that imports do not read but for caches
+_START = f"""import sys
+if not sys.flags.safe_path:
+    del sys.path[0]  # the working folder
+sys.path.insert(0, {KIT!r})  # for this kit, not one that is installed
+from labkit.processes import forkserver
+forkserver.serve(sys.argv[1])
+"""
 
 
 class Forked:
     """A process that the server forked, with the part of `subprocess.Popen` that is used of it."""
 
-    def __init__(self, pid: int, line: socket.socket) -> None:
-        self.pid, self._line = pid, line
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid, self._connection = pid, connection
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -60,13 +67,13 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """The exit status, when there is one. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._line], [], [], timeout)[0]:
+            if not select.select([self._connection], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0)
             try:
-                self.returncode = _receive(self._line)
+                self.returncode = messages.receive(self._connection)
             except (OSError, EOFError):  # the server was killed
                 self.returncode = -signal.SIGKILL
-            self._line.close()  # from now on the system may give the number to another process
+            self._connection.close()  # from now on the system may give the number to another process
         return self.returncode
 
 
@@ -107,15 +114,10 @@ class _Server:
 
     @classmethod
     def start(cls, env: dict[str, str], kind: Any) -> "_Server":
-        line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, "-u", os.path.abspath(__file__), str(theirs.fileno())]
-            none = subprocess.DEVNULL
-            # Should an import ask whether there are GPUs, the driver answers without CUDA, which a process cannot use after a fork.
-            env = env | {MARK: os.environ.get(MARK, "").ljust(ROOM), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-            process = subprocess.Popen(
-                command, stdin=none, stdout=none, stderr=none, pass_fds=[theirs.fileno()], start_new_session=True, env=env
-            )
+        # Should an import ask whether there are GPUs, the driver answers without CUDA, which a process cannot use after a fork.
+        env = env | {JOB_VARIABLE: os.environ.get(JOB_VARIABLE, "").ljust(VARIABLE_BYTES), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        command, none = [sys.executable, "-u", "-c", _START], subprocess.DEVNULL
+        process, line = start_connected(command, socket.SOCK_SEQPACKET, stdout=none, stderr=none, env=env)
         return cls(line, kind, process)
 
     def fork(self, command: Sequence[str], env: dict[str, str], files: list[int], pass_fds: Sequence[int], with_caller: bool) -> Forked:
@@ -128,8 +130,8 @@ class _Server:
             with theirs:
                 socket.send_fds(self.line, [bytes([with_caller])], [theirs.fileno(), folder, *files, *pass_fds, *to_ask])
             ours.settimeout(STARTING)
-            pid = _receive(ours)
-            ours.sendall(json.dumps(request).encode() + b"\n")  # without it, if this process is interrupted, the copy ends at once
+            pid = messages.receive(ours)
+            ours.sendall(messages.packed(request))  # without it, if this process is interrupted, the copy ends at once
             ours.settimeout(None)
             self.has_served = True
             return Forked(pid, ours)
@@ -139,16 +141,16 @@ class _Server:
         finally:
             os.close(folder)
 
-    def leave(self) -> None:
+    def retire(self) -> None:
         """Let it end as soon as no agent needs it."""
         self.line.close()
         if self.process is not None:
-            _left.append(self.process)
+            _retired.append(self.process)
             threading.Thread(target=self.process.wait, daemon=True).start()  # or it would stay as a zombie
 
 
 _server: _Server | None = None
-_left: list["subprocess.Popen[bytes]"] = []  # servers of other kinds, most of which have ended
+_retired: list["subprocess.Popen[bytes]"] = []  # servers of other kinds, most of which have ended
 _lock = threading.Lock()
 
 
@@ -167,8 +169,8 @@ def _server_for(env: dict[str, str]) -> _Server:
             if not _server.has_served:
                 raise OSError("such a server ends while it starts")
         if _server is not None:
-            _server.leave()
-        _left[:] = [process for process in _left if process.poll() is None]
+            _server.retire()
+        _retired[:] = [process for process in _retired if process.poll() is None]
         _server = _Server.start(env, kind)
         return _server
 
@@ -186,12 +188,12 @@ def end() -> None:
     """End the server, as the end of this process does, with what it forked."""
     global _server
     if _server is not None:
-        _server.leave()
+        _server.retire()
         _server = None
-    for process in _left:
+    for process in _retired:
         process.kill()
         process.wait()
-    _left.clear()
+    _retired.clear()
 
 
 def is_here() -> bool:
@@ -202,12 +204,6 @@ def is_here() -> bool:
 def pid() -> int | None:
     """The number of the server that this process has started, if there is one."""
     return None if _server is None or _server.process is None else _server.process.pid
-
-
-def _adopt(fileno: int) -> None:
-    """Use the server of which this process is a copy."""
-    global _server
-    _server = _Server(socket.socket(fileno=fileno))
 
 
 def _forget() -> None:
@@ -226,28 +222,22 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def _receive(line: socket.socket) -> int:
-    if len(data := line.recv(_NUMBER.size, socket.MSG_WAITALL)) < _NUMBER.size:
-        raise EOFError
-    return int(_NUMBER.unpack(data)[0])
-
-
 # The server's own side.
 
 
 @dataclass
 class _Copy:
-    """A process that was forked: its number; a file that tells when it has ended, and one that tells when nobody waits for that."""
+    """A process that was forked: its number; a file that is ready when it has ended, and one that is ready when nobody waits for it."""
 
     pid: int
     ending: int
     line: int
     with_caller: bool
     has_ended: bool = False
-    is_left: bool = False
+    is_abandoned: bool = False
 
 
-def _serve(line: socket.socket) -> list[int]:
+def _fork_on_request(line: socket.socket) -> list[int]:
     """Fork whenever somebody asks for it. Returns in the copies alone, with the files that were sent."""
     copies: dict[int, _Copy] = {}
     later = list(_AFTERWARDS)
@@ -303,30 +293,32 @@ def _follow(fd: int, copy: _Copy) -> None:
     if fd == copy.ending:
         copy.has_ended = True
         ended = os.waitid(os.P_PID, copy.pid, os.WEXITED | os.WNOWAIT)
-        if ended is not None and not copy.is_left:
+        if ended is not None and not copy.is_abandoned:
             _send(copy.line, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
     else:
-        copy.is_left = True
+        copy.is_abandoned = True
         if copy.with_caller and not copy.has_ended:
             os.kill(copy.pid, signal.SIGKILL)
     os.close(fd)
-    if copy.has_ended and copy.is_left:
+    if copy.has_ended and copy.is_abandoned:
         os.waitpid(copy.pid, 0)  # not sooner: the number would be free while somebody may still send it a signal
 
 
 def _send(line: int, number: int) -> None:
     with contextlib.suppress(OSError):
-        os.write(line, _NUMBER.pack(number))
+        os.write(line, messages.packed(number))
 
 
-def _become(fds: list[int], mark: int) -> list[str]:
-    """Make a process of this copy as if it had been started afresh, and return its command."""
+def _become(fds: list[int], job: int) -> list[str]:
+    """Make a process of this copy as if it had been started afresh, and return its command. `job` is the address of `JOB_VARIABLE`."""
+    global _server
     os.setsid()
     above = 1 + max(map(int, os.listdir("/proc/self/fd")))
-    with open(fds[0], "rb") as line:
-        if not (told := line.readline()):
+    with socket.socket(fileno=fds[0]) as caller:
+        try:
+            request = messages.receive(caller)
+        except EOFError:
             os._exit(1)
-    request = json.loads(told)
     above = max(above, *request["targets"]) + 1
     folder, *files = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds[1:]]  # out of the way of each other
     for fd in fds[1:]:
@@ -334,14 +326,14 @@ def _become(fds: list[int], mark: int) -> list[str]:
     for target in request["targets"]:
         os.dup2(files[0], target)
         os.close(files.pop(0))
-    if files:
-        importlib.import_module("labkit.isolation.forkserver")._adopt(*files)
+    if files:  # the line to the server, which this process may use too
+        _server = _Server(socket.socket(fileno=files[0]))
     os.fchdir(folder)
     os.close(folder)
     os.environ.clear()
     os.environ.update(request["env"])
-    value = request["env"].get(MARK, "").encode()[:ROOM]
-    ctypes.memmove(mark, value.ljust(ROOM), ROOM)  # of /proc/PID/environ, which has what the server was started with
+    value = request["env"].get(JOB_VARIABLE, "").encode()[:VARIABLE_BYTES]
+    ctypes.memmove(job, value.ljust(VARIABLE_BYTES), VARIABLE_BYTES)  # of /proc/PID/environ, which has what the server was started with
     tempfile.tempdir = None
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # torch's is always the same at first, and Python sees to its own
@@ -352,22 +344,13 @@ def _become(fds: list[int], mark: int) -> list[str]:
     return list(request["command"])
 
 
-def _main(fileno: str) -> list[str]:
-    """Serve. Returns in the copies alone, with the command."""
+def serve(fileno: str) -> None:
+    """What a server does with the line of this number. Returns in its copies alone, when their script has run."""
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
-    mark = libc.getenv(MARK.encode())
-    if not sys.flags.safe_path:
-        del sys.path[0]  # this folder
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
+    job = libc.getenv(JOB_VARIABLE.encode())
     _load(_AT_FIRST)
-    sys.path.pop(0)
+    sys.path.remove(KIT)
     os.close(os.pidfd_open(os.getpid()))  # an old system has none
-    return _become(_serve(socket.socket(fileno=int(fileno))), mark)
-
-
-if __name__ == "__main__":
-    script, *arguments = _main(sys.argv[1])
-    from labkit.cli import run_script
-
+    script, *arguments = _become(_fork_on_request(socket.socket(fileno=int(fileno))), job)
     run_script(script, arguments)

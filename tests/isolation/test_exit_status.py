@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from labkit import isolation
-from labkit.isolation import IsolatedError, Original, endings
+from labkit.isolation import IsolatedError, Original, exit_status
 from labkit.isolation.process import Ended, Stage
 
 OOM = (
@@ -38,7 +38,7 @@ OOM = (
     ],
 )
 def test_what_was_raised_is_named(kind, type_, text, output, message):
-    assert message in endings.raised("f()", kind, Original(type_, text, ""), output)
+    assert message in exit_status.raised("f()", kind, Original(type_, text, ""), output)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_was_raised_is_named(kind, type_, text, output, message):
     ],
 )
 def test_kinds(error, kind):
-    assert endings.kind_of(error) == kind
+    assert exit_status.kind_of(error) == kind
 
 
 @pytest.mark.parametrize(
@@ -71,18 +71,18 @@ def test_kinds(error, kind):
     ],
 )
 def test_a_process_that_said_nothing(status, kind, message):
-    found, said = endings.died("f()", status)
+    found, said = exit_status.without_report("f()", status)
     assert found == kind and said.endswith(message)
 
 
 def test_a_process_that_left_no_report_has_returned_nothing(tmp_path):
     died = Ended(status=-11, output="the last words", stage=Stage.RUNNING, late=False, cut=False)
     with pytest.raises(IsolatedError, match="f\\(\\) crashed with a segmentation fault") as caught:
-        isolation._outcome(tmp_path, "f()", died, timeout=60)
+        isolation._result(tmp_path, "f()", died, timeout=60)
     assert (caught.value.kind, caught.value.output) == ("crash", "the last words")
 
 
-WORKER = '  File "/x/labkit/isolation/worker.py", line 70 in _call\n  File "/x/labkit/isolation/start.py", line 20 in <module>\n'
+WORKER = '  File "/x/labkit/isolation/worker.py", line 70 in _call\n  File "<string>", line 1 in <module>\n'
 
 
 def test_where_a_crash_was():
@@ -92,7 +92,7 @@ def test_where_a_crash_was():
         + WORKER
         + '\nCurrent thread\'s C stack trace (most recent call first):\n  Binary file "/python", at _Py_DumpStack+0x48 [0x1]\n'
     )
-    assert endings.stack(text) == (
+    assert exit_status.stack(text) == (
         'Traceback (most recent call last):\n  File "/cell.py", line 2, in f\n  File "/lib.py", line 3, in inner\n'
     )
 
@@ -102,12 +102,12 @@ def test_where_a_function_that_took_too_long_was():
         'Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n  File "/other.py", line 1 in wait\n\n'
         'Thread 0x2 (most recent call first):\n  File "/cell.py", line 2 in f\n' + WORKER
     )
-    assert endings.stack(text) == 'Traceback (most recent call last):\n  File "/cell.py", line 2, in f\n'
+    assert exit_status.stack(text) == 'Traceback (most recent call last):\n  File "/cell.py", line 2, in f\n'
 
 
 @pytest.mark.parametrize("text", ["", "Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  <no Python frame>\n"])
 def test_nothing_is_known(text):
-    assert endings.stack(text) == ""
+    assert exit_status.stack(text) == ""
 
 
 def test_the_error_survives_pickling_with_what_it_knows():

@@ -1,4 +1,4 @@
-"""How an isolated run can end: with a result, or with an error that names what went wrong."""
+"""How an isolated function can end: with a result, or with an error that names what went wrong."""
 
 import re
 import signal
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gputrace import Trace
 
-# What a fatal signal is called. The others go by their names alone.
+# The names of fatal signals in words. Other signals are named as they are.
 _CRASHES = {
     "SIGSEGV": "a segmentation fault",
     "SIGBUS": "a bus error",
@@ -18,8 +18,8 @@ _CRASHES = {
     "SIGILL": "an illegal instruction",
     "SIGABRT": "an abort",
 }
-# What PyTorch says of the errors of CUDA that have a kind of their own.
-_OF_CUDA = {
+# The messages of PyTorch by which CUDA errors of a kind of their own are known.
+_CUDA_ERRORS = {
     "device-side assert": r"device-side assert triggered",
     "illegal access": r"an illegal memory access was encountered",
     "out of memory": r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
@@ -30,14 +30,14 @@ _CALLER = "/labkit/isolation/worker.py"
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Isolated:
-    """What came of a function that returned.
+    """The result of a function that returned.
 
     Attributes:
         value: what it returned.
         output: all that the process wrote to stdout and stderr, in order; of very much, the first and the last part.
         trace: the recording of its memory, or None.
         why_no_trace: the reason where there is no trace, else "".
-        cut: is part of the output left out?
+        cut: whether part of the output is left out.
     """
 
     value: Any
@@ -97,34 +97,34 @@ def kind_of(error: BaseException) -> str:
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return "out of memory"
     if isinstance(error, RuntimeError):
-        return next((kind for kind, words in _OF_CUDA.items() if re.search(words, str(error))), "exception")
+        return next((kind for kind, words in _CUDA_ERRORS.items() if re.search(words, str(error))), "exception")
     return "exception"
 
 
 def raised(name: str, kind: str, error: Original, output: str) -> str:
-    """What the function `name` did when it raised an error of this kind."""
-    said = error.text.strip().split("\n")[0]
+    """The message for a function `name` that raised an error of this kind."""
+    text = error.text.strip().split("\n")[0]
     if kind == "exit":
         return f"{name} called sys.exit({error.text}) instead of returning."
     if kind == "out of memory":
-        return f"{name} ran out of memory: {_memory(error.type, said)}"
+        return f"{name} ran out of memory: {_memory(error.type, text)}"
     if kind == "device-side assert":
         found = re.search(r"[Aa]ssertion `(.+?)` failed", output)
         return f"{name} failed in a device-side assert: a kernel met a value that it cannot work with{f' ({found[1]})' if found else ''}."
     if kind == "illegal access":
         return f"{name} made an illegal access: a kernel read or wrote memory that is not its own."
-    return f"{name} raised {error.type}{': ' if said else ''}{said.rstrip('.')}."
+    return f"{name} raised {error.type}{': ' if text else ''}{text.rstrip('.')}."
 
 
-def _memory(type_: str, said: str) -> str:
+def _memory(type_: str, text: str) -> str:
     if type_ == "MemoryError":
         return "this computer has no more for it."
-    found = re.search(r"Tried to allocate (.+?)\. (GPU \d+) has a total capacity of (.+?) of which (.+?) is free", said)
-    return f"it asked for {found[1]}, and {found[2]} has {found[4]} free of {found[3]}." if found else said.rstrip(".") + "."
+    found = re.search(r"Tried to allocate (.+?)\. (GPU \d+) has a total capacity of (.+?) of which (.+?) is free", text)
+    return f"it asked for {found[1]}, and {found[2]} has {found[4]} free of {found[3]}." if found else text.rstrip(".") + "."
 
 
-def died(name: str, status: int) -> tuple[str, str]:
-    """The kind and the message for a process that ended without a word, with this status (negative: by that signal)."""
+def without_report(name: str, status: int) -> tuple[str, str]:
+    """The kind and the message for a process that ended with this status (negative: by that signal) and reported nothing."""
     if status >= 0:
         return "exit", f"{name} ended with exit status {status} without returning."
     try:
@@ -138,7 +138,7 @@ def died(name: str, status: int) -> tuple[str, str]:
 
 
 def stack(text: str) -> str:
-    """Where the function was when its process crashed or was stopped: what faulthandler wrote, as a traceback, or "" if it could not.
+    """What faulthandler wrote as a traceback: where the function was when its process crashed or was stopped; "" if it could not.
 
     A crash has a current thread. A process that was stopped has none: the function's is the one in which the worker called it.
     """

@@ -1,4 +1,4 @@
-"""A cell that is interrupted leaves no child process of `multiprocessing` behind.
+"""What `%load_ext labkit` adds to IPython: `%%torchrun`, and interrupted cells leave no child process of `multiprocessing` behind.
 
 Jupyter interrupts the kernel together with its children. A child that has only begun to start misses that, and its parent, interrupted
 while it starts it, does not know of it. A pool that is interrupted while it is made cannot be told to end, and goes on.
@@ -13,6 +13,11 @@ from multiprocessing import pool
 from typing import Any
 
 import psutil
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from labkit.ranks import torchrun_cell
 
 _SPAWNED, _FORKSERVER = "from multiprocessing.spawn import", "from multiprocessing.forkserver import"  # in their command lines
 ENDING = 10.0  # seconds until the system has ended what was killed
@@ -70,7 +75,35 @@ def _of_multiprocessing(known: set[int | None]) -> list[psutil.Process]:
     return found
 
 
-def load_ipython_extension(shell: Any) -> None:
-    """Look after the cells of this shell."""
+@magics_class
+class TorchrunMagic(Magics):
+    """`%%torchrun`: run a notebook's cell in several processes."""
+
+    shell: Any  # IPython's
+
+    @magic_arguments("%torchrun")
+    @argument("-o", "--output", metavar="NAME", help="a variable for what `labkit.torchrun` returns")
+    @argument("--ranks", type=int, default=2, help="how many in all (default: %(default)s)")
+    @argument("--nodes", type=int, default=1, help="agents of torchrun among which they are divided (default: %(default)s)")
+    @argument("--timeout", type=float, default=60, help="seconds that the ranks may run (default: %(default)s)")
+    @argument("--max-restarts", type=int, default=0, help="start all ranks again when one fails (default: %(default)s times)")
+    @argument("--devices", help="cuda or cpu (default: cuda if this computer has a GPU for each rank)")
+    @argument("--live", action="store_true", help="print lines as they come, not in the order of the ranks")
+    @no_var_expand
+    @cell_magic
+    def torchrun(self, line: str, cell: str) -> None:
+        """Run the cell as a script in several processes: it shares nothing with the notebook but its folder and its environment."""
+        options: dict[str, Any] = vars(parse_argstring(self.torchrun, line))
+        name = options.pop("output")
+        if name is not None and not name.isidentifier():
+            raise UsageError(f"{name!r} is no name of a variable: give one such as ranks")
+        found = torchrun_cell("\n" + cell, **options)  # the magic's own line is the first that the reader counts
+        if name is not None:
+            self.shell.user_ns[name] = found
+
+
+def load(shell: Any) -> None:
+    """Add both to this shell."""
+    shell.register_magics(TorchrunMagic)
     if sys.platform != "win32":  # there, nobody forks, and an interrupt is the kernel's alone
         shell.events.register("post_run_cell", end_children)

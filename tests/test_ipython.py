@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import labkit
-from labkit.interrupts import end_children
+from labkit.ipython import end_children
 from labkit.processes import context
 
 pytestmark = pytest.mark.slow

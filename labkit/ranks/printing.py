@@ -1,15 +1,15 @@
-"""What the ranks print, shown line by line with a label in the rank's colour: in the order of the ranks, or as it comes."""
+"""Prints what the ranks print, line by line with a label in the rank's colour: in the order of the ranks, or as it comes."""
 
 import os
 import sys
 
-from labkit.isolation.process import KEPT
+from labkit.processes.supervision import KEPT
 
 # Grounds for white letters, of a terminal's 256 colours: no colour of the letters alone can be read on white and on a dark theme's black.
 _COLOURS = (25, 130, 22, 90, 23, 88, 60, 94)  # the label says the number too
 
 
-class Shown:
+class RankPrinter:
     """Prints the lines of one attempt after the other.
 
     In order (`live=False`) the first rank's lines come at once, and each other rank's when those before it have ended: so the text is the
@@ -18,29 +18,29 @@ class Shown:
 
     def __init__(self, here: int, live: bool, quiet: bool) -> None:
         self._here, self._live, self._quiet = here, live, quiet
-        self._coloured = _colours_are_read()
+        self._coloured = _takes_colours()
         self._begin()
 
     def _begin(self) -> None:
         self._open: dict[int, bytes] = {}  # what follows a rank's last end of line
         self._waiting: dict[int, list[str]] = {}
-        self._room: dict[int, int] = {}
+        self._allowed: dict[int, int] = {}
         self._ended: set[int] = set()
 
     def start(self, rank: int) -> None:
         """This rank will print."""
-        self._open[rank], self._waiting[rank], self._room[rank] = b"", [], KEPT
-        self._print_what_may()
+        self._open[rank], self._waiting[rank], self._allowed[rank] = b"", [], KEPT
+        self._print_ready()
 
     def add(self, rank: int, data: bytes) -> None:
         *lines, self._open[rank] = (self._open[rank] + data).split(b"\n")
         for line in lines:
             self._add_line(rank, line)
-        self._print_what_may()
+        self._print_ready()
 
     def _add_line(self, rank: int, line: bytes) -> None:
-        self._room[rank] -= len(line) + 1
-        if self._room[rank] >= 0:
+        self._allowed[rank] -= len(line) + 1
+        if self._allowed[rank] >= 0:
             # A progress bar draws over its line: its last state is what a terminal would show.
             self._waiting[rank].append(line.rstrip(b"\r").rsplit(b"\r")[-1].decode(errors="replace"))
 
@@ -48,13 +48,13 @@ class Shown:
         """This rank prints no more."""
         if self._open[rank]:
             self._add_line(rank, self._open[rank])
-        if self._room[rank] < 0:
-            self._waiting[rank].append(f"[... {-self._room[rank] / (1 << 20):.1f} MiB of output left out ...]")
+        if self._allowed[rank] < 0:
+            self._waiting[rank].append(f"[... {-self._allowed[rank] / (1 << 20):.1f} MiB of output left out ...]")
         self._open[rank] = b""
         self._ended.add(rank)
-        self._print_what_may()
+        self._print_ready()
 
-    def _print_what_may(self) -> None:
+    def _print_ready(self) -> None:
         if not self._live and len(self._open) < self._here:
             return  # a rank that comes later may be the first
         for rank in sorted(self._open):
@@ -70,9 +70,9 @@ class Shown:
             for line in self._waiting[rank]:
                 self._print(self._labelled(rank, line))
         self._begin()
-        self.say(note)
+        self.print_note(note)
 
-    def say(self, note: str) -> None:
+    def print_note(self, note: str) -> None:
         if note:
             self._print(note)
 
@@ -87,7 +87,7 @@ class Shown:
             print(text, flush=True)
 
 
-def _colours_are_read() -> bool:
+def _takes_colours() -> bool:
     """In a terminal and in a notebook; not in a file, nor by who asks for none (https://no-color.org)."""
     ipython = sys.modules.get("IPython")
     in_notebook = ipython is not None and ipython.get_ipython() is not None
