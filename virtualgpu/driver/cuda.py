@@ -20,10 +20,10 @@ import torch
 from virtualgpu import comm, errors, hardware
 from virtualgpu.allocator import Settings
 from virtualgpu.clock import costs
-from virtualgpu.driver import history
+from virtualgpu.driver import memory_history
 from virtualgpu.hardware import Machine
 from virtualgpu.profiles import Profile
-from virtualgpu.streams.streams import CUDA, Stream
+from virtualgpu.streams.cuda_streams import CUDA, Stream
 from virtualgpu.tensor import unsupported
 
 MIB = 1 << 20
@@ -105,7 +105,7 @@ def names_in_torch() -> frozenset[str]:
 
 def answers(machine: Machine) -> dict[str, Any]:
     """What stands in `torch._C` while the machine is in place: every name of the driver, served or refused."""
-    served = device_answers(machine) | stream_answers(machine) | memory_answers(machine) | history.answers(machine) | comm.ANSWERS
+    served = device_answers(machine) | stream_answers(machine) | memory_answers(machine) | memory_history.answers(machine) | comm.ANSWERS
     return {name: refuse(f"torch._C.{name}", getattr(torch._C, name, None)) for name in names_in_torch() - served.keys()} | served
 
 
@@ -208,7 +208,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_lock_mutex": lambda: None,  # until torch 2.8: around the freeing of memory
         "_cuda_unlock_mutex": lambda: None,
-        "_cuda_ipc_collect": machine.limbo.collect,
+        "_cuda_ipc_collect": machine.pending_frees.collect,
         "_group_tensors_by_device_and_dtype": group_tensors,
         "_get_accelerator": lambda: torch.device("cuda"),
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from virtualgpu import hardware
-from virtualgpu.clock.clock import EventTime, StreamTime
+from virtualgpu.clock.machine_clock import EventTime, StreamTime
 from virtualgpu.hardware import Gpu
 
 CUDA = 1  # c10::DeviceType::CUDA
