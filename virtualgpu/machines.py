@@ -78,12 +78,17 @@ class VirtualGPUs:
 
     @contextmanager
     def without_values(self) -> Iterator[None]:
-        """In the block nothing is computed, as with `values=False`; what it makes must not outlive it."""
-        kept, self.machine.values = self.machine.values, False
+        """In the block nothing is computed, as with `values=False`; what it makes must not outlive it.
+
+        A copy into a tensor on the host takes its time, and brings NaN where the dtype has it.
+        """
+        machine = self.machine
+        before = machine.values, machine.blanks_host
+        machine.values, machine.blanks_host = False, True
         try:
             yield
         finally:
-            self.machine.values = kept
+            machine.values, machine.blanks_host = before
 
     def take_away(self) -> None:
         """What `use(None)` does: PyTorch is as it was. Doing it again changes nothing."""
