@@ -8,27 +8,27 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from virtualgpu.processes import ledger
-from virtualgpu.processes.ledger import Ledger
+from virtualgpu.processes import usage_table
+from virtualgpu.processes.usage_table import UsageTable
 
 OTHER = """
 import os, sys
-from virtualgpu.processes.ledger import Ledger
-ledger = Ledger("T4", 2, 100, sys.argv[1])
-ledger.hold(1, 30)
-print(ledger.holders(0), flush=True)
+from virtualgpu.processes.usage_table import UsageTable
+usage_table = UsageTable("T4", 2, 100, sys.argv[1])
+usage_table.hold(1, 30)
+print(usage_table.holders(0), flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.fixture
-def table() -> Iterator[Ledger]:
-    made = Ledger("T4", 2, 100)
+def table() -> Iterator[UsageTable]:
+    made = UsageTable("T4", 2, 100)
     yield made
     made.close()
 
 
-def other(table: Ledger, code: str = OTHER) -> subprocess.Popen:
+def other(table: UsageTable, code: str = OTHER) -> subprocess.Popen:
     process = subprocess.Popen([sys.executable, "-c", code, table.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     process.line = process.stdout.readline().strip()
     return process
@@ -57,15 +57,15 @@ def test_a_killed_process_holds_nothing_even_before_its_parent_notices(table):
 
 
 def test_rows_of_the_dead_are_given_anew(table, monkeypatch):
-    monkeypatch.setattr(ledger, "ROWS", 2)
-    small = Ledger("T4", 2, 100)
+    monkeypatch.setattr(usage_table, "ROWS", 2)
+    small = UsageTable("T4", 2, 100)
     for _ in range(3):
         with other(small) as process:
             assert small.holders(1) == [(process.pid, 30)]
             process.kill()
     small.hold(0, 1)
     with other(small):
-        again = Ledger("T4", 2, 100, small.address)
+        again = UsageTable("T4", 2, 100, small.address)
         with pytest.raises(RuntimeError, match="more than 2 processes hold memory of one virtual machine"):
             again.hold(0, 1)
         again.close()
@@ -74,8 +74,8 @@ def test_rows_of_the_dead_are_given_anew(table, monkeypatch):
 
 def test_a_number_that_has_come_again_is_another_process(table, monkeypatch):
     with other(table) as process:
-        born = ledger.started
-        monkeypatch.setattr(ledger, "started", lambda pid: born(pid) + (pid == process.pid))
+        born = usage_table.started
+        monkeypatch.setattr(usage_table, "started", lambda pid: born(pid) + (pid == process.pid))
         assert table.holders(1) == []
         process.stdin.close()
 
@@ -98,15 +98,20 @@ def test_a_forked_child_has_a_row_of_its_own(table):
 
 
 def test_only_the_same_machine_is_joined(table):
-    joined = ledger.join("T4", 2, 100, table.address)
+    joined = usage_table.join("T4", 2, 100, table.address)
     assert joined is not None
     joined.close()
-    assert ledger.join("T4", 2, 101, table.address) is ledger.join("T4", 3, 100, table.address) is None
-    assert ledger.join("L4", 2, 100, table.address) is ledger.join("T4", 2, 100, None) is ledger.join("T4", 2, 100, "/nowhere") is None
+    assert usage_table.join("T4", 2, 101, table.address) is usage_table.join("T4", 3, 100, table.address) is None
+    assert (
+        usage_table.join("L4", 2, 100, table.address)
+        is usage_table.join("T4", 2, 100, None)
+        is usage_table.join("T4", 2, 100, "/nowhere")
+        is None
+    )
 
 
 def test_a_closed_one_holds_nothing(table):
-    again = Ledger("T4", 2, 100, table.address)
+    again = UsageTable("T4", 2, 100, table.address)
     again.hold(0, 9)
     again.close()
     assert table.holders(0) == [] == again.holders(0)
@@ -116,6 +121,6 @@ def test_a_closed_one_holds_nothing(table):
 
 
 def test_processes_have_a_start_and_a_program():
-    assert ledger.started(os.getpid()) == ledger.started(os.getpid()) != 0
-    assert ledger.started(2**22 + 1) == 0 and ledger.program(2**22 + 1) == "[Not Found]"
-    assert ledger.program(os.getpid()) == sys.executable
+    assert usage_table.started(os.getpid()) == usage_table.started(os.getpid()) != 0
+    assert usage_table.started(2**22 + 1) == 0 and usage_table.program(2**22 + 1) == "[Not Found]"
+    assert usage_table.program(os.getpid()) == sys.executable

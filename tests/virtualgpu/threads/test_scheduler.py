@@ -21,10 +21,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import labkit
 from labkit.machine import Machine
 from virtualgpu import hardware
-from virtualgpu.clock.clock import Span
+from virtualgpu.clock.machine_clock import Span
 from virtualgpu.ops.half import KERNELS
-from virtualgpu.threads.seats import Seat, State
-from virtualgpu.threads.turns import Turns
+from virtualgpu.threads.replacements import starting
+from virtualgpu.threads.scheduler import Scheduler
+from virtualgpu.threads.thread_state import State, ThreadState
 
 QUICK = 60.0  # seconds, on a computer that does much else
 
@@ -150,7 +151,7 @@ def test_data_parallel_launches_in_one_order(switch_interval):
     assert all(spans_of_data_parallel() == first for _ in range(4))
 
 
-def test_turns_go_round_in_the_order_of_starting(machine):
+def test_threads_run_in_the_order_of_starting(machine):
     order: list[int] = []
 
     def work(index: int) -> None:
@@ -185,14 +186,14 @@ def test_sleeps_of_the_machines_clock_overlap(machine):
     start, woken = clock.host, []
 
     def sleep(seconds: float) -> None:
-        hardware.machine().turns.sleep(seconds, clock)
+        hardware.machine().scheduler.sleep(seconds, clock)
         woken.append((seconds, clock.host - start >= seconds))
         torch.ones(2)
 
     run_threads(*(lambda seconds=seconds: sleep(seconds) for seconds in (3.0, 1.0, 2.0)))
     assert woken == [(1.0, True), (2.0, True), (3.0, True)]
     assert clock.host - start == pytest.approx(3.0, rel=1e-3)
-    hardware.machine().turns.sleep(1.0, clock)
+    hardware.machine().scheduler.sleep(1.0, clock)
     assert clock.host - start == pytest.approx(4.0, rel=1e-3)
 
 
@@ -204,12 +205,12 @@ def test_a_sleep_is_shorter_than_the_work_beside_it(machine):
         while clock.host - start < 1e-3:
             torch.ones(2)
 
-    run_threads(work, lambda: hardware.machine().turns.sleep(5e-4, clock))
+    run_threads(work, lambda: hardware.machine().scheduler.sleep(5e-4, clock))
     assert clock.host - start == pytest.approx(1e-3, rel=0.2)
 
 
 def test_who_is_alone_has_nothing_to_do_with_turns(machine, monkeypatch):
-    monkeypatch.setattr(Turns, "take", lambda self: pytest.fail("nobody else is there"))
+    monkeypatch.setattr(Scheduler, "take_turn", lambda self: pytest.fail("nobody else is there"))
     torch.ones(2, device="cuda").add(1)
     torch.cuda.synchronize()
 
@@ -221,7 +222,7 @@ def launch(times: int = 3) -> float:
     return sum(torch.ones(2, device="cuda").sum().item() for _ in range(times))
 
 
-def test_a_lock_held_at_the_gate(machine, quick):
+def test_a_lock_held_while_waiting_for_a_turn(machine, quick):
     lock = threading.Lock()
 
     def hold() -> float:
@@ -338,7 +339,7 @@ def test_an_interrupt_comes_through(machine, quick):
         while not release.is_set():
             pass
 
-    # At the gate and in a join: elsewhere Python may drop an interrupt, as in the freeing of a tensor.
+    # While waiting for a turn, and in a join: elsewhere Python may drop an interrupt, as in the freeing of a tensor.
     for keeps, wait in ((computes, lambda thread: launch(100)), (waits, threading.Thread.join)):
         release = threading.Event()
         thread = threading.Thread(target=keeps, args=(release,))
@@ -377,12 +378,12 @@ def test_threads_that_outlive_the_machine(quick):
         assert run_threads(launch, launch) == [6.0, 6.0]
 
 
-def test_a_thread_that_cannot_start_leaves_the_round(machine, monkeypatch):
+def test_a_thread_that_cannot_start_takes_no_turns(machine, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(threading, "_start_new_thread", lambda *args: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError, match="can't start new thread"):
             threading.Thread(target=launch).start()
-    assert not hardware.machine().turns.several
+    assert not hardware.machine().scheduler.several
     assert run_threads(launch) == [6.0]
 
 
@@ -430,7 +431,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_system_that_does_not_tell_whether_a_thread_sleeps(machine, monkeypatch):
-    monkeypatch.setattr(Seat, "_look", lambda self: (True, float("nan")))
+    monkeypatch.setattr(ThreadState, "_sample", lambda self: (True, float("nan")))
     lock = _thread.allocate_lock()
 
     def hold() -> float:
@@ -444,16 +445,16 @@ def test_a_system_that_does_not_tell_whether_a_thread_sleeps(machine, monkeypatc
 
 @pytest.mark.slow
 def test_a_thread_whose_start_was_interrupted_still_gets_its_turns():
-    """Its starter learns of it too late: it waits at the gate by then."""
-    turns, ended = Turns(), threading.Event()
+    """Its starter learns of it too late: it waits for its turn by then."""
+    scheduler, ended = Scheduler(), threading.Event()
 
     def start_and_be_interrupted(thread: threading.Thread) -> None:
         _thread.start_new_thread(thread.run, ())
-        while not any(seat.state is State.GATE for seat in turns._seats):
+        while not any(state.state is State.WAITING for state in scheduler._threads):
             time.sleep(1e-3)
         raise KeyboardInterrupt
 
     thread = threading.Thread(target=ended.set, daemon=True)
     with pytest.raises(KeyboardInterrupt):
-        turns.starting(start_and_be_interrupted, nullcontext())(thread)
+        starting(scheduler, start_and_be_interrupted, nullcontext())(thread)
     assert ended.wait(QUICK)

@@ -19,7 +19,7 @@ _HEAD, _USED = 4, 3  # words before the first row: what the machine is, and how 
 _PID, _STARTED, _BYTES = 0, 1, 2  # a row: who, and bytes on each GPU
 
 
-class Ledger:
+class UsageTable:
     """The table of a machine of `count` GPUs, each a `model` with `total` bytes: a new one, or with an `address` another process's.
 
     A row belongs to one process, which alone writes there. A process is known by its number and its start, for numbers come again; the
@@ -104,12 +104,12 @@ class Ledger:
         raise RuntimeError(f"more than {ROWS} processes hold memory of one virtual machine")
 
 
-def join(model: str, count: int, total: int, address: str | None) -> Ledger | None:
-    """The ledger at an address; None where there is none any more, or its machine is another one."""
+def join(model: str, count: int, total: int, address: str | None) -> UsageTable | None:
+    """The usage_table at an address; None where there is none any more, or its machine is another one."""
     if address is None:
         return None
     try:
-        return Ledger(model, count, total, address)
+        return UsageTable(model, count, total, address)
     except (OSError, ValueError):
         return None
 

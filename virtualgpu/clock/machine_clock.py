@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import inf
 from threading import Lock
 
-from virtualgpu.clock.occupancy import Room
+from virtualgpu.clock.occupancy import Occupancy
 
 # A vector clock: by stream, the number of its pieces of work that are done before something else.
 Known = dict["StreamTime", int]
@@ -120,13 +120,13 @@ class Clock:
     launches from then on comes after that.
     """
 
-    __slots__ = ("_devices", "_engines", "_learner", "_lessons", "_listeners", "_lock", "_rooms", "_streams", "host", "known")
+    __slots__ = ("_devices", "_engines", "_learner", "_lessons", "_listeners", "_lock", "_occupancies", "_streams", "host", "known")
 
     def __init__(self) -> None:
         self.host = 0.0
         self._devices: dict[int, float] = {}  # when the last work queued on a device ends
         self._engines: dict[tuple[int, str], float] = {}  # when a copy engine is free again
-        self._rooms: dict[int, Room] = {}
+        self._occupancies: dict[int, Occupancy] = {}
         self._streams: dict[int, list[StreamTime]] = {}  # those of a device that have had work
         self.known: Known = {}
         self._lessons = 0
@@ -181,10 +181,10 @@ class Clock:
             stream.count += 1
             if stream.ready > start:
                 start = stream.ready
-            room = self._rooms.get(device)
-            if room is None:
-                room = self._rooms[device] = Room()
-            start, end = room.take(launched, start, seconds, share)
+            occupancy = self._occupancies.get(device)
+            if occupancy is None:
+                occupancy = self._occupancies[device] = Occupancy()
+            start, end = occupancy.take(launched, start, seconds, share)
             stream.ready = end
             if end > self._devices.get(device, 0.0):
                 self._devices[device] = end
