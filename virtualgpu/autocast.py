@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from virtualgpu.hardware import Machine
 from virtualgpu.tensor import VirtualTensor, unsupported
 
 KEY, CPU_KEY = "AutocastCUDA", "AutocastCPU"
@@ -81,9 +82,9 @@ class WeightCache:
 cache = WeightCache()
 
 
-def replacements() -> dict[str, Callable[..., Any]]:
-    """The functions of `torch` that have more to do on a virtual machine."""
-    return {"set_autocast_enabled": set_autocast_enabled, "clear_autocast_cache": clear_autocast_cache}
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    yield torch, {"set_autocast_enabled": set_autocast_enabled, "clear_autocast_cache": clear_autocast_cache}
 
 
 def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:

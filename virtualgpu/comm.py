@@ -1,16 +1,22 @@
 """Copies and sums over several virtual GPUs: what torch.nn.parallel asks of C++ (torch/csrc/cuda/comm.cpp)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.parallel
 
 from virtualgpu import hardware
 from virtualgpu.moves import gpu_of, to_device
 from virtualgpu.tensor import VirtualTensor, memory_of, unsupported
 
 BUFFER_BYTES = 10 << 20  # broadcast_coalesced: tensors travel together until a group reaches this
+
+
+def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change; the driver's names are in `ANSWERS`."""
+    yield torch.nn.parallel._functions, {"_streams": None}  # DataParallel remembers a stream of each GPU
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
@@ -149,18 +155,6 @@ def _add_from(output: VirtualTensor, tensor: VirtualTensor) -> None:
     if memory_of(output).kept is not None and memory_of(tensor).kept is not None:
         with torch._C._DisableTorchDispatch():
             output.add_(tensor)
-
-
-def without_nccl(make_group: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes torch.distributed's process groups, for all backends but NCCL: that talks to real GPUs alone."""
-    from torch.distributed import distributed_c10d
-
-    def make(size: int, rank: int, ranks: list[int], backend: str, *args: Any, **kwargs: Any) -> Any:
-        if "nccl" in distributed_c10d.BackendConfig(backend).device_backend_map.values():
-            raise unsupported("NCCL, torch.distributed's backend for CUDA tensors,")
-        return make_group(size, rank, ranks, backend, *args, **kwargs)
-
-    return make
 
 
 ANSWERS: dict[str, Any] = {

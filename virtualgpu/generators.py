@@ -123,3 +123,12 @@ class Generator(metaclass=_AnyGenerator):
     def __new__(cls, device: Any = "cpu") -> Any:
         gpu = hardware.machine().gpu(device)
         return _Generator() if gpu is None else VirtualGenerator(gpu)
+
+
+def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Give each GPU its generator, with the seed of the CPU's. By owner, the names that change."""
+    for gpu in machine.gpus:
+        gpu.generator = VirtualGenerator(gpu)
+        gpu.generator.manual_seed(torch.initial_seed() & (1 << 63) - 1)
+    yield torch, {"Generator": Generator}
+    yield torch.cuda, {"default_generators": tuple(gpu.generator for gpu in machine.gpus)}

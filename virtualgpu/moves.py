@@ -3,25 +3,49 @@
 C++ takes every copy here for CPU to CPU, and would leave the gradient where it is; so a copy is an autograd Function of its own.
 """
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch._C import _DisableTorchDispatch
+import torch.serialization
 from torch.nn.parameter import UninitializedTensorMixin
 
-from virtualgpu import hardware
-from virtualgpu.clock import costs
+from virtualgpu import errors, hardware
 from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
-from virtualgpu.host.pinned import is_pinned, pinned
 from virtualgpu.ops.copies import move
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values, place
 
 _to = torch.Tensor.to
 _data = torch.Tensor.data
 _type = torch.Tensor.type
 _parse_to = torch._C._nn._parse_to
 _swap = torch._C._swap_tensor_impl
+
+
+def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    grad = torch.Tensor.grad
+    yield (
+        torch.Tensor,
+        {
+            "to": to,
+            "cuda": cuda,
+            "cpu": cpu,
+            "data": Attribute("data", get_data, set_data),
+            "grad": Attribute("grad", grad.__get__, errors.assign_gradient(grad.__set__), grad.__delete__),
+            "numpy": read_on_host(torch.Tensor.numpy),
+            "tolist": read_on_host(torch.Tensor.tolist),
+            "type": type_,
+            "type_as": type_as,
+        },
+    )
+    yield torch, {"get_device": get_device, "is_storage": partial(_is_storage, torch.is_storage)}
+    yield torch._C._nn, {"_parse_to": parse_to}
+    yield UninitializedTensorMixin, {"materialize": materialize}
+    yield torch.UntypedStorage, {"to": storage_to, "cuda": storage_cuda}
+    yield torch.serialization, {"_package_registry": [(0, lambda storage: None, restore), *torch.serialization._package_registry]}
 
 
 class Move(torch.autograd.Function):
@@ -247,20 +271,18 @@ def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **k
     return _type(self, dtype, non_blocking, **kwargs)
 
 
-# Pinned memory
+# torch.load
 
 
-def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """A copy in page-locked memory. What is pinned here is a mark: copies then take the time of pinned ones."""
-    if is_pinned(self):
-        return self
-    machine = hardware.machine()
-    if not machine.selected.untimed:
-        machine.take_turn()
-        machine.clock.advance_host(costs.pin_seconds(machine.profile, self.numel() * self.itemsize))
-    with _DisableTorchDispatch():  # the time is taken already
-        return pinned(self.clone())
+def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """`torch.load`: what was saved on a GPU goes to the virtual one of that number. None for another place."""
+    if not location.startswith("cuda"):
+        return None
+    torch.serialization._validate_device(location, "cuda")
+    place(storage, hardware.machine().gpu(location))
+    return storage
 
 
-def answer_is_pinned(self: torch.Tensor, device: Any = None) -> bool:
-    return is_pinned(self)
+def _is_storage(known: Callable[[Any], bool], value: Any) -> bool:
+    """`torch.is_storage`, which looks classes up by identity."""
+    return type(value) is VirtualStorage or known(value)

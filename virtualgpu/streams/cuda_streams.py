@@ -1,12 +1,13 @@
 """`torch.cuda.Stream` and `torch.cuda.Event` of a virtual machine."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from virtualgpu import hardware
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
-from virtualgpu.hardware import Gpu
+from virtualgpu.hardware import Gpu, Machine
 
 CUDA = 1  # c10::DeviceType::CUDA
 _BETWEEN_PROCESSES = "events between processes are not served by the virtual GPU: its processes have clocks of their own"
@@ -175,3 +176,10 @@ class GenericEvent(metaclass=_Generic):
 
     def __new__(cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
         return Event(enable_timing, blocking, interprocess)
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    for module in (torch.cuda, torch.cuda.streams):
+        yield module, {"Stream": Stream, "Event": Event}
+    yield torch, {"Stream": GenericStream, "Event": GenericEvent}
