@@ -120,10 +120,9 @@ def collect(source: Path, course: Course, students: Iterable[str] = ()) -> tuple
     ]
     expected = sorted(listed or {student for student, _ in found})
     broken = {(problem.student, problem.lab) for problem in problems}
-    for lab in course.labs:
-        for student in expected:
-            if (student, lab.name) not in found and (student, lab.name) not in broken:
-                problems.append(Problem(student, lab.name, "missing", "nothing was handed in"))
+    for name in (lab.name for lab in course.labs):
+        known = {student for student, lab in (*found, *broken) if lab == name}
+        problems += [Problem(student, name, "missing", "nothing was handed in") for student in expected if student not in known]
     return sorted(submissions, key=lambda item: (item.lab, item.student)), sorted(
         set(problems), key=lambda item: (item.lab, item.student, item.kind)
     )
@@ -256,7 +255,7 @@ def _zipped(path: Path) -> Iterator[_File]:
             name = PurePosixPath(member.filename.replace("\\", "/"))
             if name.name.startswith(".") or "__MACOSX" in name.parts:
                 continue
-            received = datetime(*member.date_time, tzinfo=UTC).isoformat() if _is_time(member.date_time) else ""
+            received = _zip_time(member.date_time)
             safe = PurePosixPath(*[part for part in name.parts if part not in ("..", "/")]) if name.parts else PurePosixPath("?")
             trouble = _zip_trouble(member, name)
             if trouble or safe.suffix != ".ipynb":
@@ -291,12 +290,11 @@ def _zip_trouble(member: zipfile.ZipInfo, name: PurePosixPath) -> str:
     return ""
 
 
-def _is_time(parts: tuple[int, ...]) -> bool:
+def _zip_time(parts: tuple[int, int, int, int, int, int]) -> str:
     try:
-        datetime(*parts)
+        return datetime(*parts, tzinfo=UTC).isoformat()
     except ValueError:
-        return False
-    return True
+        return ""
 
 
 def write(submissions: list[Submission], problems: list[Problem], folder: Path) -> None:

@@ -95,12 +95,12 @@ def _collect(options: argparse.Namespace, course: "Course") -> int:
 
     submissions, problems = collect.collect(Path(options.source), course, _students(options))
     collect.write(submissions, problems, Path(options.to))
-    _say(problems)
+    _print(problems)
     print(f"{len(submissions)} submissions in {options.to}, {len(problems)} remarks")
     return 0
 
 
-def _say(problems: "list[Problem]") -> None:
+def _print(problems: "list[Problem]") -> None:
     for problem in problems:
         print(f"{problem.kind}: {problem.student} {problem.lab} {problem.detail}".encode(errors="replace").decode())
 
