@@ -1,7 +1,6 @@
 """The results of a grading: tables for Canvas, for Moodle and for everything else, a page a student, and a page for the instructor."""
 
 import base64
-import csv
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +21,10 @@ MOODLE = ("Identifier", "Full name", "ID number", "Email address")
 BINS = 10
 
 
-def write(course: Course, submissions: list[Submission], problems: list[Problem], store: Store, roster: Path | None = None) -> None:
+People = dict[str, dict[str, str]]  # rows of the instructor's own table by student: what a platform knows them by
+
+
+def write(course: Course, submissions: list[Submission], problems: list[Problem], store: Store, people: People | None = None) -> None:
     """All tables and pages, from the records of these submissions and from nothing else: the same bytes each time."""
     written = marks.read_written(store.folder)
     pages = jinja2.Environment(
@@ -42,7 +44,7 @@ def write(course: Course, submissions: list[Submission], problems: list[Problem]
     write_file(store.folder / marks.WRITTEN, marks.written_table(_records(store, keys)).encode())
     ungraded = [_ungraded(problem) for problem in problems if (problem.lab, problem.student) not in set(keys)]
     write_file(store.folder / "grades.csv", marks.table(GRADES, [*map(_grade, _records(store, keys)), *ungraded]).encode())
-    people = _people(roster)
+    people = people or {}
     write_file(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS).encode())
     write_file(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE).encode())
     summaries = [_summary(lab, [_essence(record) for record in _records(store, keys) if record["lab"] == lab.name]) for lab in course.labs]
@@ -94,20 +96,12 @@ def _cell(value: Any) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def _people(roster: Path | None) -> dict[str, dict[str, str]]:
-    """The columns that a platform knows a student by, from the instructor's own table with a column `student`."""
-    if roster is None:
-        return {}
-    with roster.open(encoding="utf-8-sig", newline="") as file:
-        return {row["student"]: row for row in csv.DictReader(file) if row.get("student")}
-
-
 def _wide(
     course: Course,
     store: Store,
     keys: list[tuple[str, str]],
     problems: list[Problem],
-    people: dict[str, dict[str, str]],
+    people: People,
     columns: tuple[str, ...],
 ) -> str:
     """A row a student, a column a lab. A mark that does not exist is an empty cell, which the platforms leave as it is: never a zero."""
