@@ -23,7 +23,7 @@ from gputrace.figures.figure import (
     shortened,
 )
 from labkit.lab_parts.budget import BF16_SINCE, IN_USE, MOST_GPUS, MOST_ROWS, SPREADS, Budget, Gpu, Setting, budget, gpu_models, gpu_of
-from labkit.lab_parts.figures import finished, in_style
+from labkit.lab_parts.figures import badged, in_style
 from labkit.lab_parts.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, Network, ResNet
 from labkit.lab_parts.panel import Lab, choice
 from labkit.lab_parts.result import Result, Row, Run, badge
@@ -141,7 +141,7 @@ def plot_memory_plan(result: Result, prediction: float | None = None) -> Figure:
         _draw_plan(axes, result, prediction)
     said = "" if prediction is None else f"Predicted: {prediction:g} GiB."
     told = [f"{row['change']}: {_told(row)}" for row in result.rows]
-    return finished(canvas, result, None, result.parameters["setting"], *told, said)
+    return badged(canvas, result.badge, result.parameters["setting"], *told, said)
 
 
 def _answer(result: Result) -> str:

@@ -109,7 +109,7 @@ def plot_memory_for_time(result: Result, recorded: Result | None = None) -> Figu
     canvas, axes = new_canvas(_finding(result))
     if result.rows:
         _draw(axes, result)
-    return finished(canvas, result, None, _proof(result), _proof(recorded))
+    return finished(canvas, result, recorded, _proof, shown=result.badge)
 
 
 def _finding(result: Result) -> str:
@@ -121,11 +121,8 @@ def _finding(result: Result) -> str:
     return f"“{way}” takes {memory:.0%} of the memory and {time:.1f} times the time"
 
 
-def _proof(result: Result | None) -> str:
-    if result is None or not result.rows:
-        return ""
-    told = "; ".join(f"{row['way']} {units.byte_text(row['peak'])}, {units.time_text(row['seconds'])}" for row in result.rows)
-    return f"{f'{result.badge}: ' if result.origin else ''}{told}."
+def _proof(result: Result) -> str:
+    return "; ".join(f"{row['way']} {units.byte_text(row['peak'])}, {units.time_text(row['seconds'])}" for row in result.rows)
 
 
 def _draw(axes: Axes, result: Result) -> None:
