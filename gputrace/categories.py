@@ -22,16 +22,16 @@ from gputrace.events import (
     Events,
     Stack,
 )
+from gputrace.holders.tensors import Living, of_kind
 from gputrace.phases import Phase, phase_of
 from gputrace.replay import Segment
-from gputrace.tensors import Living, of_kind
 
-Held = dict[tuple[int, int], int]  # the category of what lies at (device, address)
+CategoryAt = dict[tuple[int, int], int]  # the category of what lies at (device, address)
 
 _MAKES_PARAMETERS = {"__init__", "_apply", "to_empty"}  # functions of a module's class that do nothing else with tensors
 
 
-def held(objects: list[Any], living: Living) -> Held:
+def held(objects: list[Any], living: Living) -> CategoryAt:
     """What the storages that are alive are for, by what holds them; OTHER of those for which that says nothing.
 
     `objects` is what the garbage collector tracks, or the relevant of it; `living` is what was found among them.
@@ -49,7 +49,7 @@ def held(objects: list[Any], living: Living) -> Held:
             return PARAMETERS
         return GRADIENTS if id(tensor) in gradients else OPTIMIZER_STATE if id(tensor) in states else OTHER
 
-    return {place: min(map(category, storage.tensors), default=OTHER) for place, storage in living.storages.items()}
+    return {key: min(map(category, storage.tensors), default=OTHER) for key, storage in living.storages.items()}
 
 
 def workspace_sizes(capability: int) -> set[int]:
@@ -64,8 +64,8 @@ def categorised(
     segments: Iterable[Segment],
     stacks: list[Stack],
     phases: list[Phase],
-    at_start: Held,
-    at_end: Held,
+    at_start: CategoryAt,
+    at_end: CategoryAt,
     workspaces: set[int],
 ) -> Events:
     """The same events with their categories; those of `segments`, the blocks that were there at the start, are set in place."""

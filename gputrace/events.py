@@ -96,7 +96,7 @@ def _resolved(key: tuple, line: Callable[[int, int], SourceLine]) -> Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class MemoryEvent:
     """One event as its source tells it. `time` in seconds from the start of the recording; `size` is what the block takes, 0 where
     the source knows only `requested`; of an "oom" `address` is the device's free bytes. `stack` numbers a stack of the table."""
 
@@ -132,8 +132,12 @@ class Events:
     def __len__(self) -> int:
         return len(self.time)
 
-    def __iter__(self) -> Iterator[Event]:
-        return map(Event, *(getattr(self, name).tolist() for name in _TOLD))
+    def __iter__(self) -> Iterator[MemoryEvent]:
+        return map(MemoryEvent, *(getattr(self, name).tolist() for name in _TOLD))
+
+    def row(self, index: int) -> MemoryEvent:
+        """One of the events."""
+        return MemoryEvent(*(getattr(self, name)[index].item() for name in _TOLD))
 
     @property
     def rises(self) -> np.ndarray:
@@ -149,7 +153,7 @@ class Events:
         return deaths
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> "Events":
+    def of(cls, events: Iterable[MemoryEvent]) -> "Events":
         """The columns of these events, in order of time; `birth` and `category` are not known yet."""
         rows = sorted(events, key=lambda event: event.time)
         count = len(rows)
@@ -157,7 +161,7 @@ class Events:
         return cls(**columns, birth=np.full(count, -1, _TYPES["birth"]), category=np.full(count, OTHER, _TYPES["category"]))
 
 
-_TOLD = [column.name for column in fields(Event)]
+_TOLD = [column.name for column in fields(MemoryEvent)]
 _TYPES = {
     "time": np.float64,
     "device": np.int16,

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gputrace import units
-from gputrace.holders import UNSEEN, Holder, search
-from gputrace.references import Snapshot
+from gputrace.holders.references import Snapshot
+from gputrace.holders.search import UNSEEN, Holder, search
+from gputrace.holders.tensors import Census, DeviceStorage, alive, shape_and_dtype
 from gputrace.tables import Table
-from gputrace.tensors import Census, DeviceStorage, alive, shape_and_dtype
 from virtualgpu.source_lines import SourceLine
 
 _NONE = "no tensor born in the block outlives it"

@@ -86,7 +86,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RacingSpan:
     """One of two pieces of work that race: a launch called `name`, on a stream of a device, by the source line `line` ("train.py:12"),
     at `seconds` of the recording; it ran from `start` to `end`. `device` is HOST where the host itself is that side."""
 
@@ -100,26 +100,26 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
+class RecordedRace:
     """Two pieces of work that touch the same memory, and nothing orders the one after the other; `kind` says what comes of it."""
 
-    first: Side
-    second: Side
+    first: RacingSpan
+    second: RacingSpan
     kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Execution:
     """What a recording knows of time. `lost` counts the oldest spans that were forgotten; `missing` says why there are none at all."""
 
     spans: Spans
     waits: Waits
-    races: list[Race]
+    races: list[RecordedRace]
     lost: int = 0
     missing: str = ""
 
     @classmethod
-    def none(cls, why: str) -> "Work":
+    def none(cls, why: str) -> "Execution":
         return cls(Spans.of([]), Waits.of([]), [], 0, why)
 
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gputrace import chrome, files, snapshot
 from gputrace import lines as lines_of_code
 from gputrace.events import ALLOC, CATEGORIES
+from gputrace.files import archive as files
+from gputrace.files import chrome, snapshot
 from gputrace.leaks import Birth, Leaks, find_leaks
-from gputrace.times import Device
-from gputrace.trace_data import UNFINISHED, TraceData
+from gputrace.trace_data import UNFINISHED, Device, TraceData
 
 if TYPE_CHECKING:
     from gputrace.figures.figure import Figure
-    from gputrace.oom import OutOfMemoryExplanation
+    from gputrace.oom.explanation import OutOfMemoryExplanation
 
 
 class Trace(TraceData):
@@ -53,7 +53,7 @@ class Trace(TraceData):
     @property
     def oom(self) -> "OutOfMemoryExplanation | None":
         """The out-of-memory error that ended the block, or else the last one in it, explained; None if there was none."""
-        from gputrace.oom import explain
+        from gputrace.oom.explanation import explain
 
         return explain(self)
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labcourse import wire
+from labkit.processes import messages
 
 LOOK = 0.02  # seconds between looks at the processes
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -39,7 +39,7 @@ def main(fileno: str, room: str, *others: str) -> None:
     prepared = session.prepare()
     gc.collect()
     gc.freeze()
-    line.sendall(wire.packed({"ready": os.getpid()}))
+    line.sendall(messages.packed({"ready": os.getpid()}))
     grader, watch = Grader(line), Watch(alone)
     while True:
         try:
@@ -49,14 +49,14 @@ def main(fileno: str, room: str, *others: str) -> None:
         _raise_one(grader, fds, job, watch, prepared)
         watch.end_all()
         clean = all([_emptied(Path(folder)) for folder in (room, *others)])
-        line.sendall(wire.packed({"status": watch.status, "why": watch.why, "memory": watch.peak, "clean": clean}))
+        line.sendall(messages.packed({"status": watch.status, "why": watch.why, "memory": watch.peak, "clean": clean}))
 
 
 class Grader:
     """What the grader says: jobs, and that one is to be stopped. With a job come two descriptors for the copy: its line, its output."""
 
     def __init__(self, line: socket.socket) -> None:
-        self.line, self._inbox, self._fds = line, wire.Inbox(), []
+        self.line, self._inbox, self._fds = line, messages.Inbox(), []
 
     def _hear(self) -> None:
         data, fds, _, _ = socket.recv_fds(self.line, 1 << 16, 2)

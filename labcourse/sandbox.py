@@ -21,13 +21,15 @@ from typing import Any
 
 import psutil
 
-from labcourse import open_lessons, wire
+from labcourse import open_lessons
 from labcourse import wall as walls
 from labcourse.wall import Wall
+from labkit.processes import messages
 
 STARTING = 180.0  # seconds for imports, on a slow disk
 ENDING = 30.0  # seconds until a submission's processes are gone
 KEPT = 8 << 10  # bytes of output that are kept
+LARGEST = 16 << 20  # bytes of one message
 CHUNK = 1 << 16
 FOLDERS = "labkit-course-"  # in the folder for temporary files; then the grader's process
 RETIRE = 500  # submissions after which a nursery is replaced
@@ -113,7 +115,7 @@ class Sandbox:
             for name, text in open_lessons.sources().items():
                 Path(self._own.name, name).write_text(text)
         self._line, theirs = socket.socketpair()
-        self._used, self._inbox = 0, wire.Inbox()
+        self._used, self._inbox = 0, messages.Inbox(LARGEST)
         nursery = [sys.executable, "-P", "-s", "-m", "labcourse.nursery", str(theirs.fileno()), *folders]
         with theirs:
             self._process = subprocess.Popen(
@@ -138,7 +140,7 @@ class Sandbox:
         job = {"memory": limits.memory, "scratch": limits.scratch, "processes": limits.processes, "threads": limits.threads}
         job |= {"seconds": int(2 * limits.seconds), "alone": self.wall.own_processes}
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-        self._line.sendmsg([wire.packed(job)], rights)
+        self._line.sendmsg([messages.packed(job)], rights)
 
     def hear(self, seconds: float) -> dict[str, Any] | None:
         """What the nursery says next; None if it says nothing in that time, or is gone."""
@@ -159,7 +161,7 @@ class Sandbox:
 
     def stop_copy(self) -> None:
         with contextlib.suppress(OSError):
-            self._line.sendall(wire.packed("stop"))
+            self._line.sendall(messages.packed("stop"))
 
     def give_up(self) -> None:
         """The nursery does not answer, or leaves something behind: the next submission gets a new one."""
@@ -181,7 +183,7 @@ class Run:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._limits = sandbox, sandbox.limits
-        self._inbox, self.output, self._written = wire.Inbox(), bytearray(), 0
+        self._inbox, self.output, self._written = messages.Inbox(LARGEST), bytearray(), 0
         self.memory, self._over = 0, False
         self._line, theirs = socket.socketpair()
         self._output, end = os.pipe()
@@ -212,9 +214,9 @@ class Run:
             self._stop("tampered", "it wrote to the grader before it was asked")
         try:
             deadline = time.monotonic() + seconds + self._limits.grace
-            self._write(wire.packed({"nonce": nonce, **question}), deadline)
+            self._write(messages.packed({"nonce": nonce, **question}), deadline)
             reply = self._read(deadline)
-        except wire.MessageError as error:
+        except messages.MessageError as error:
             self._stop("tampered", f"what it wrote to the grader is {error}")
         if type(reply) is not dict or reply.pop("nonce", None) != nonce or not self._inbox.empty:
             self._stop("tampered", "what it wrote to the grader is no answer to the question")
@@ -261,7 +263,7 @@ class Run:
         elif self._inbox.empty:
             self._ended_early()
         else:
-            raise wire.MessageError("cut off")
+            raise messages.MessageError("cut off")
 
     def _hear_output(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -297,7 +299,7 @@ class Run:
             if ended is None:
                 self._sandbox.stop_copy()
                 ended = self._sandbox.hear(ENDING)
-        except wire.MessageError:
+        except messages.MessageError:
             ended = None
         if ended is None or not ended.get("clean"):
             self._sandbox.give_up()

@@ -29,11 +29,11 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
-from labcourse import wire
 from labcourse.integrity import Attempts, Originals
 from labkit import checks, machine
 from labkit.checks import checking
 from labkit.checks.checking import Verdict
+from labkit.processes import messages
 
 LATE = 75  # exit status of a copy that ran out of time and would not hear it
 FIGURES, FIGURE_BYTES = 12, 400_000  # figures that a submission may show, and the bytes of each
@@ -169,7 +169,7 @@ class _Session:
     def __init__(self, line: socket.socket, prepared: Prepared) -> None:
         self._line, self._prepared = line, prepared
         self._shell, self._names = prepared.shell, prepared.shell.user_ns
-        self._encode, self._receive, self._observe = json.JSONEncoder().encode, wire.receive, checking.observe
+        self._encode, self._receive, self._observe = json.JSONEncoder().encode, messages.receive, checking.observe
         self._send, self._take = socket.socket.sendall, socket.socket.recv
         self._quote, self._alarm, self._exec = checking.quote, Alarm(os._exit), builtins.exec
         self._attempts = Attempts()

@@ -4,9 +4,7 @@ import gc
 import importlib
 import multiprocessing.spawn
 import os
-import queue
 import socket
-import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -26,14 +24,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing import reductions
 
 from virtualgpu import autocast, comm, errors, factories, generators, hardware, moves, torchscript
-from virtualgpu.driver import driver, nvml, smi
+from virtualgpu.driver import cuda, nvml, smi
 from virtualgpu.hardware import Machine
 from virtualgpu.host import python_costs
 from virtualgpu.host.cpu_operators import HostOperators
 from virtualgpu.ops import dispatch, recurrent, registry
-from virtualgpu.processes import inheritance, ledger, sharing
-from virtualgpu.streams import backward, streams
+from virtualgpu.processes import inheritance, sharing, usage_table
+from virtualgpu.streams import backward, cuda_streams
 from virtualgpu.tensor import VirtualStorage, VirtualTensor, place, tensors, unsupported
+from virtualgpu.threads.replacements import replacements as thread_replacements
 
 _ABSENT = object()
 
@@ -61,7 +60,7 @@ class Installation:
             gpu.generator.manual_seed(torch.initial_seed() & (1 << 63) - 1)
         try:
             hardware.put_in_place(machine)
-            machine.limbo.watch_the_end()
+            machine.pending_frees.warn_at_exit()
             self._serve_tools()
             self._replace_names()
             self._register_kernels()
@@ -74,7 +73,7 @@ class Installation:
         """Take the machine away. What still lies on its GPUs raises an error when it is used."""
         self.machine.order.end()
         self.machine.alive = False
-        self.machine.turns.close()
+        self.machine.scheduler.close()
         autocast.remove()
         if self._mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
             self._mode.__exit__(None, None, None)
@@ -99,9 +98,9 @@ class Installation:
                 setattr(owner, name, original)
         torch.cuda.device_count.cache_clear() if hasattr(torch.cuda.device_count, "cache_clear") else None
         hardware.put_in_place(None)
-        self.machine.limbo.close()
-        self.machine.ledger.close()
-        if self.machine.kept_bytes or self.machine.hollow:
+        self.machine.pending_frees.close()
+        self.machine.usage.close()
+        if self.machine.kept_bytes or self.machine.valueless_storages:
             gc.collect()  # what only cycles hold is freed with its machine
 
     def _serve_tools(self) -> None:
@@ -112,10 +111,10 @@ class Installation:
         if hasattr(socket, "AF_UNIX") and not (self._joins and smi.ADDRESS in os.environ):
             self._office = smi.Office(lambda: nvml.report(self.machine).plain())
             self._set_environment(self._office.environment())
-        self._set_environment({ledger.ADDRESS: self.machine.ledger.address})
+        self._set_environment({usage_table.ADDRESS: self.machine.usage.address})
 
     def _inherited_environment(self) -> dict[str, str]:
-        return {name: os.environ[name] for name in (ledger.ADDRESS, smi.ADDRESS, "PATH") if name in os.environ}
+        return {name: os.environ[name] for name in (usage_table.ADDRESS, smi.ADDRESS, "PATH") if name in os.environ}
 
     def _set_environment(self, variables: dict[str, str]) -> None:
         for name, value in variables.items():
@@ -136,7 +135,8 @@ class Installation:
         self._replace_in_libraries()
         self._take_pythons_time()
         self._refuse_by_name()
-        self._replace_in_threads()
+        for owner, names in thread_replacements(self.machine, self._mode):
+            self._replace(owner, **names)
         if self._in_child is not None:
             prepare = multiprocessing.spawn.get_preparation_data
             prepare_child = inheritance.with_call(prepare, *self._in_child, self._inherited_environment)
@@ -147,20 +147,10 @@ class Installation:
         self._replace(torch._C, **python_costs.asking_for_a_trace(self.machine))
         self._replace(torch.nn.Module, _replicate_for_data_parallel=python_costs.replicating(self.machine, replicate))
 
-    def _replace_in_threads(self) -> None:
-        """Threads see the machine too, for modes belong to one thread, and take turns."""
-        turns, thread = self.machine.turns, threading.Thread
-        started = _start_beside(self.machine, thread.start, turns.starting(thread.start, self._mode))
-        self._replace(thread, start=started, join=turns.joining(thread.join))
-        self._replace(threading, Lock=turns.lock_class())
-        self._replace(queue, SimpleQueue=turns.queue_class())
-        if hasattr(threading, "_allocate_lock"):  # a private name: without it, who waits is found out a little later
-            self._replace(threading, _allocate_lock=turns.waiting_lock)
-
     def _replace_driver(self) -> None:
         """What torch.cuda asks of C++, and what it remembers of the answers."""
         machine = self.machine
-        answers = driver.answers(machine)
+        answers = cuda.answers(machine)
         self._replace(torch._C, **answers, _has_cuda=True)
         self._replace(
             torch.cuda,
@@ -168,21 +158,21 @@ class Installation:
             _queued_calls=list(torch.cuda._queued_calls),
             _cached_device_count=None,
             _device_count_nvml=lambda: -1,
-            _cudart=driver.runtime(machine),
+            _cudart=cuda.runtime(machine),
             _exchange_device=answers["_cuda_exchangeDevice"],
             _maybe_exchange_device=answers["_cuda_maybeExchangeDevice"],
             _is_in_bad_fork=answers["_cuda_isInBadFork"],
             _get_nvml_device_index=machine.nvml_index,
-            _get_device_properties=lambda index: driver.properties(machine.profile, machine.total_memory, index),
+            _get_device_properties=lambda index: cuda.properties(machine.profile, machine.total_memory, index),
             default_generators=tuple(gpu.generator for gpu in machine.gpus),
-            Stream=streams.Stream,
-            Event=streams.Event,
+            Stream=cuda_streams.Stream,
+            Event=cuda_streams.Event,
             **factories.legacy_types(),
         )
         self._replace(torch.cuda.memory, _get_nvml_device_index=machine.nvml_index)
-        self._replace(torch.cuda.streams, Stream=streams.Stream, Event=streams.Event)
-        self._replace(torch.cuda.nvtx, _nvtx=driver.nvtx())
-        self._replace(torch.version, cuda=driver.CUDA_VERSION)
+        self._replace(torch.cuda.streams, Stream=cuda_streams.Stream, Event=cuda_streams.Event)
+        self._replace(torch.cuda.nvtx, _nvtx=cuda.nvtx())
+        self._replace(torch.version, cuda=cuda.CUDA_VERSION)
 
     def _replace_tensor_methods(self) -> None:
         self._replace(
@@ -228,7 +218,7 @@ class Installation:
         names = ("nested_tensor", "as_nested_tensor")
         refused = {name: factories.on_the_cpu_alone(f"torch.nested.{name}", getattr(torch.nested, name)) for name in names}
         self._replace(torch.nested, **refused)
-        self._replace(torch, Stream=streams.GenericStream, Event=streams.GenericEvent)
+        self._replace(torch, Stream=cuda_streams.GenericStream, Event=cuda_streams.GenericEvent)
         self._replace(torch, Generator=generators.Generator, get_device=moves.get_device)
 
     def _replace_in_autograd(self) -> None:
@@ -257,7 +247,7 @@ class Installation:
         self._replace(
             torch.backends.cudnn,
             is_available=lambda: True,
-            version=lambda: driver.CUDNN_VERSION,
+            version=lambda: cuda.CUDNN_VERSION,
             is_acceptable=lambda tensor: tensor.is_cuda and tensor.dtype.is_floating_point,
         )
         for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
@@ -283,8 +273,8 @@ class Installation:
         """What a virtual GPU cannot do says so, at its first use."""
         for name in ("graph", "make_graphed_callables", "use_mem_pool", "CUDAGraph", "ExternalStream", "MemPool"):
             if original := getattr(torch.cuda, name, None):
-                self._replace(torch.cuda, **{name: driver.refuse(f"torch.cuda.{name}", original)})
-        self._replace(torch, compile=driver.refuse("torch.compile"))
+                self._replace(torch.cuda, **{name: cuda.refuse(f"torch.cuda.{name}", original)})
+        self._replace(torch, compile=cuda.refuse("torch.compile"))
         if torch.distributed.is_available():
             groups = torch.distributed.distributed_c10d
             self._replace(groups, _new_process_group_helper=comm.without_nccl(groups._new_process_group_helper))
@@ -372,23 +362,3 @@ def _backward_from(machine: Machine, run: Callable[..., Any]) -> Callable[..., A
             machine.selected.root = before
 
     return run_from
-
-
-def _start_beside(machine: Machine, start: Callable[..., None], in_turns: Callable[..., None]) -> Callable[[threading.Thread], None]:
-    """`Thread.start` for DataLoader's thread that pins: how far ahead of the program it gets hangs on other processes' real speed.
-
-    It has a processor of its own on the computers that it is meant for, so it takes none of the host's time and no turns.
-    """
-
-    def run_beside(run: Callable[[], None]) -> None:
-        machine.selected.beside = True
-        run()
-
-    def start_beside(thread: threading.Thread) -> None:
-        if getattr(thread, "_target", None) is torch.utils.data._utils.pin_memory._pin_memory_loop:
-            thread.run = partial(run_beside, thread.run)  # type: ignore[method-assign]
-            return start(thread)
-        machine.clock.advance_host(machine.profile.thread_seconds)
-        in_turns(thread)
-
-    return start_beside

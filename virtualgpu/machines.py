@@ -39,14 +39,16 @@ class VirtualGPUs:
     """The virtual GPUs in use. Also a context manager: at the end of a `with` block they are taken away."""
 
     def __init__(self, request: Request) -> None:
-        """Where the environment names a virtual machine of another process that is alike, the GPUs are the same (`processes.ledger`)."""
+        """Where the environment names an equal machine of another process, the GPUs are the same (`processes.usage_table`)."""
         from virtualgpu import hardware
         from virtualgpu.install import Installation
-        from virtualgpu.processes import ledger
+        from virtualgpu.processes import usage_table
 
         self.request = request
         self.profile = profiles.load(request.like or DEFAULT_MODEL)
-        shared = ledger.join(self.profile.name, request.gpus, request.memory or self.profile.total_memory, os.environ.get(ledger.ADDRESS))
+        shared = usage_table.join(
+            self.profile.name, request.gpus, request.memory or self.profile.total_memory, os.environ.get(usage_table.ADDRESS)
+        )
         self.machine = hardware.Machine(self.profile, request.gpus, request.memory, request.values, request.heeds_environment, shared)
         self._installation: Any = Installation(self.machine, in_child=(inherit, (request, front_end.name())), joins=shared is not None)
         self.real_gpus: int = self._installation.real_gpus  # those that PyTorch would see without these
@@ -76,12 +78,17 @@ class VirtualGPUs:
 
     @contextmanager
     def without_values(self) -> Iterator[None]:
-        """In the block nothing is computed, as with `values=False`; what it makes must not outlive it."""
-        kept, self.machine.values = self.machine.values, False
+        """In the block nothing is computed, as with `values=False`; what it makes must not outlive it.
+
+        A copy into a tensor on the host takes its time, and brings NaN where the dtype has it.
+        """
+        machine = self.machine
+        before = machine.values, machine.blanks_host
+        machine.values, machine.blanks_host = False, True
         try:
             yield
         finally:
-            self.machine.values = kept
+            machine.values, machine.blanks_host = before
 
     def take_away(self) -> None:
         """What `use(None)` does: PyTorch is as it was. Doing it again changes nothing."""

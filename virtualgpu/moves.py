@@ -15,7 +15,7 @@ from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
 from virtualgpu.host.pinned import is_pinned, pinned
 from virtualgpu.ops.copies import move
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, hollow
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values
 
 _to = torch.Tensor.to
 _data = torch.Tensor.data
@@ -194,7 +194,7 @@ def _shell(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its kind then.
     """
     if type(value) is VirtualTensor:
-        shell = hollow(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
+        shell = empty_without_values(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
     else:
         shell = torch.empty_strided(gradient.size(), gradient.stride(), dtype=gradient.dtype, device="cpu")
     shell._stands_for = gradient  # its object takes the shell's place once the shell has got its content
@@ -255,7 +255,7 @@ def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     if is_pinned(self):
         return self
     machine = hardware.machine()
-    if not machine.selected.beside:
+    if not machine.selected.untimed:
         machine.take_turn()
         machine.clock.advance_host(costs.pin_seconds(machine.profile, self.numel() * self.itemsize))
     with _DisableTorchDispatch():  # the time is taken already

@@ -37,8 +37,7 @@ from gputrace.figures.figure import (
 from gputrace.figures.phases import add_phases
 
 if TYPE_CHECKING:
-    from gputrace.times import Device
-    from gputrace.trace_data import TraceData
+    from gputrace.trace_data import Device, TraceData
 
 LEFT, RIGHT = 0.135, 0.715  # where the axes lie, as shares of the figure's width
 COLUMNS = round((RIGHT - LEFT) * SIZE[0] * DOTS_PER_INCH)  # pixels of the picture

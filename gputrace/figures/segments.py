@@ -32,8 +32,7 @@ from gputrace.figures.layout import GAP, Page, Piece, lay_out
 from gputrace.replay import Block, Segment
 
 if TYPE_CHECKING:
-    from gputrace.times import Device
-    from gputrace.trace_data import TraceData
+    from gputrace.trace_data import Device, TraceData
 
 # Inches, from the top down: the title; for each panel its lines and the ticks below them; the legend; the badge.
 TITLE, TICKS, AXIS_LABEL, LEGEND, BADGE = 0.5, 0.3, 0.2, 0.42, 0.25

@@ -60,7 +60,7 @@ class Result:
         if recording is None or _fixed(recording.parameters) != _fixed(self.parameters):
             return None
         varied = next(iter(self.columns))
-        asked = {point for value in self.parameters.values() if isinstance(value, list) for point in value}
+        asked = {point for value in self.parameters.values() if isinstance(value, (list, dict)) for point in value}
         rows = [row for row in recording.rows if row[varied] in asked]
         return Result(self.name, recording.parameters, recording.columns, rows, recording.badge, recording.origin) if rows else None
 

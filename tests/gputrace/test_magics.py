@@ -12,8 +12,8 @@ from traitlets.config import Config
 
 import labkit
 from gputrace import Trace
-from gputrace.clock_source import ClockSource
-from gputrace.spans import Work
+from gputrace.sources.clock import ClockSource
+from gputrace.spans import Execution
 
 
 @pytest.fixture
@@ -234,6 +234,6 @@ def test_gpu_timeline_refuses_a_cell_that_awaits(shell):
 
 
 def test_a_timeline_that_is_not_known_is_said(shell, monkeypatch):
-    monkeypatch.setattr(ClockSource, "finish", lambda source, origin: Work.none("no clock"))
+    monkeypatch.setattr(ClockSource, "finish", lambda source, origin: Execution.none("no clock"))
     result, shown, printed = run(shell, "%%gpu_timeline\nx = torch.ones(8, device='cuda')")
     assert result.success and shown == [] and printed == "There is no timeline to show: no clock.\n"

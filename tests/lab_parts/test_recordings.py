@@ -35,6 +35,12 @@ def asked(**parameters) -> Result:
     return Result("copy_speed", parameters, columns, [], "measured on paper")
 
 
+@pytest.mark.parametrize("name", [name.removesuffix("_h200") for name in recordings()])
+def test_a_result_of_the_recorded_parameters_finds_the_whole_recording(name):
+    recording = recorded_result(name)
+    assert recording.recorded().rows == recording.rows
+
+
 def test_a_result_finds_the_recorded_points_that_it_asked_for():
     recorded = asked(sizes=[4096, 5000, 1 << 24], repeats=7).recorded()
     assert set(recorded.column("size")) == {4096, 1 << 24}

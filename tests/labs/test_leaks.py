@@ -8,7 +8,7 @@ import torch
 from learner import predict_and_run as run
 
 import labkit
-from gputrace.graph import TELLS_SAVED
+from gputrace.holders.autograd import TELLS_SAVED
 from labkit.labs import LeakLab, Result, collect, leaky_training, plot_leaky_training
 from labkit.labs.leaks import ALONE, COLUMNS, LEAKS, NO_LEAK, growth, script
 

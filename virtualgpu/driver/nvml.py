@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from virtualgpu.driver import driver
+from virtualgpu.driver import cuda
 from virtualgpu.hardware import Gpu, Machine
-from virtualgpu.processes.ledger import program
+from virtualgpu.processes.usage_table import program
 
 IDLE_CELSIUS = 36  # recorded on an idle H200 in November 2026 (benchmarks/fidelity/h200/probe.json),
 IDLE_SHARE_OF_POWER = 125 / 700  # and so is this: 125 W of 700 W
@@ -58,13 +58,13 @@ class Report:
 
 
 def report(machine: Machine) -> Report:
-    return Report(machine.profile.driver_version, driver.CUDA_VERSION, os.cpu_count() or 1, tuple(map(reading, machine.gpus)))
+    return Report(machine.profile.driver_version, cuda.CUDA_VERSION, os.cpu_count() or 1, tuple(map(reading, machine.gpus)))
 
 
 def reading(gpu: Gpu) -> Reading:
     machine, profile = gpu.machine, gpu.profile
-    figures = driver.properties(profile, machine.total_memory, gpu.index)
-    holders = machine.ledger.holders(gpu.number)
+    figures = cuda.properties(profile, machine.total_memory, gpu.index)
+    holders = machine.usage.holders(gpu.number)
     ends = max(stream.ready for stream in list(gpu.streams.values()))
     return Reading(
         index=gpu.index,
@@ -188,7 +188,7 @@ class System:
         self._started -= 1
 
     def _cuda_version(self) -> int:
-        major, minor = map(int, driver.CUDA_VERSION.split("."))
+        major, minor = map(int, cuda.CUDA_VERSION.split("."))
         return 1000 * major + 10 * minor
 
     def _by_index(self, index: int) -> Gpu:

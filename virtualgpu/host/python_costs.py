@@ -19,7 +19,7 @@ def asking_for_a_trace(machine: Machine) -> dict[str, Callable[[], Any]]:
     ask, clock, seconds = getattr(torch._C, name), machine.clock, machine.profile.module_seconds
 
     def asked() -> Any:
-        if not machine.selected.beside:
+        if not machine.selected.untimed:
             clock.advance_host(seconds)
         return ask()
 

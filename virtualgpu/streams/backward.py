@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from virtualgpu.clock.clock import StreamTime
+from virtualgpu.clock.machine_clock import StreamTime
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.ops.gradients import count_references
 from virtualgpu.selected import Selected

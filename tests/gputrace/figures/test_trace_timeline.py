@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from gputrace.figures.figure import SIZE
 from gputrace.figures.lanes import LOOKS, RACE
 from gputrace.phases import Phase
-from gputrace.spans import D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, Race, Side, Spans, Waits, Work
+from gputrace.spans import D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, Execution, RacingSpan, RecordedRace, Spans, Waits
 
 MIB = 1 << 20
 BASE = (
@@ -30,7 +30,7 @@ def timeline(trace_of):
     """A trace of spans given in seconds."""
 
     def make(rows=BASE, waits=(), races=(), devices=(0,), **more):
-        work = Work(Spans.of(rows), Waits.of(waits), list(races), more.pop("lost_spans", 0), more.pop("missing", ""))
+        work = Execution(Spans.of(rows), Waits.of(waits), list(races), more.pop("lost_spans", 0), more.pop("missing", ""))
         memory = [
             (0.5, "segment_alloc", 100, 200),
             (1.0, "alloc", 100, 60, 0, 1),
@@ -38,7 +38,7 @@ def timeline(trace_of):
             (9.0, "free_completed", 100, 60),
         ]
         totals = dict.fromkeys(devices, 1024 * MIB)
-        return trace_of(memory, **{"seconds": 10.0, "work": work, "totals": totals, **more})
+        return trace_of(memory, **{"seconds": 10.0, "execution": work, "totals": totals, **more})
 
     return make
 
@@ -101,7 +101,9 @@ def test_kinds_can_be_told_apart_without_colour():
 
 
 def test_words_lie_inside_the_picture_and_are_large_enough(timeline, drawn):
-    race = Race(Side(0, 0, "mm", "train.py:11", 0.2, 0.2, 4.2), Side(0, 3, "copy", "train.py:12", 0.4, 0.4, 2.4), "stale read")
+    race = RecordedRace(
+        RacingSpan(0, 0, "mm", "train.py:11", 0.2, 0.2, 4.2), RacingSpan(0, 3, "copy", "train.py:12", 0.4, 0.4, 2.4), "stale read"
+    )
     waits = [(2.4, 0, 3, 5.0, 0, 0, 1)]
     phases = [Phase("forward", 0, 1, 1), Phase("backward", 1, 2, 1)]
     for memory in (False, True):
@@ -126,7 +128,9 @@ def test_waits_are_arrows_from_the_event_to_the_stream_that_waits(timeline, draw
 
 
 def test_races_are_red_and_name_both_lines(timeline, drawn):
-    race = Race(Side(0, 0, "mm", "train.py:11", 0.2, 0.2, 4.2), Side(0, 3, "copy", "train.py:12", 0.4, 0.4, 2.4), "stale read")
+    race = RecordedRace(
+        RacingSpan(0, 0, "mm", "train.py:11", 0.2, 0.2, 4.2), RacingSpan(0, 3, "copy", "train.py:12", 0.4, 0.4, 2.4), "stale read"
+    )
     figure = timeline(races=[race]).plot_timeline()
     assert figure.title == "A race: nothing orders train.py:11 before train.py:12"
     assert "Race: stale read: mm (train.py:11) and copy (train.py:12)." in figure.alt
@@ -140,7 +144,9 @@ def test_races_are_red_and_name_both_lines(timeline, drawn):
 
 
 def test_a_race_with_the_host_reaches_the_hosts_lane(timeline, drawn):
-    race = Race(Side(0, 0, "mm", "a.py:1", 0.2, 0.2, 4.2), Side(HOST, 0, "numpy", "a.py:2", 3.0, 3.0, 3.0), "stale read")
+    race = RecordedRace(
+        RacingSpan(0, 0, "mm", "a.py:1", 0.2, 0.2, 4.2), RacingSpan(HOST, 0, "numpy", "a.py:2", 3.0, 3.0, 3.0), "stale read"
+    )
     timeline(races=[race]).plot_timeline()
     line = next(line for line in drawn[-1].axes[0].lines if line.get_color() == RACE)
     assert line.get_ydata()[1] < 1 < line.get_ydata()[0] + 1e-9
@@ -231,5 +237,5 @@ def test_the_picture_is_the_same_every_time(timeline):
 def test_names_of_any_kind_are_written_as_they_are(timeline, drawn):
     spans = timeline().spans
     odd = replace(spans, names=["$x$ 漢" if name == "mm" else name for name in spans.names])
-    timeline(work=Work(odd, Waits.of([]), [])).plot_timeline()
+    timeline(execution=Execution(odd, Waits.of([]), [])).plot_timeline()
     assert "$x$ □" in texts(drawn[-1])
