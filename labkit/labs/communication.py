@@ -22,8 +22,8 @@ from gputrace.figures.figure import (
     add_title,
 )
 from labkit.lab_parts import programs
+from labkit.lab_parts.experiment import Result, Row, Run, checked_count
 from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.result import Result, Row, Run, checked_count
 
 COLLECTIVES = ("broadcast", "all_reduce", "reduce_scatter", "all_gather")
 COLUMNS = {"collective": "", "rank": "", "before": "", "after": ""}

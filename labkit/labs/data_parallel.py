@@ -12,9 +12,9 @@ from torch import nn
 from gputrace import Trace, record, units
 from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
 from labkit import machine
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
 from labkit.lab_parts.panel import Lab
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
 
 MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # width in neurons, rows of a batch
 LAYERS = 8

@@ -11,8 +11,8 @@ from gputrace import units
 from gputrace.figures.figure import BLUE, SIZE, TEXT_POINTS, VERMILLION, Figure, add_title, binary_scale, decimal_scale
 from labkit import machine
 from labkit.lab_parts import programs
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import finished, in_style
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.labs import data_parallel
 
 DATA_PARALLEL, DDP = "DataParallel", "DistributedDataParallel"

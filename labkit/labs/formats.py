@@ -13,9 +13,9 @@ from matplotlib.patches import Rectangle
 
 from gputrace.figures.figure import BLACK, BLUE, SKY_BLUE, TEXT_POINTS, TITLE_POINTS, Figure, add_title, darker, shortened
 from labkit.lab_parts.computation import Computation, evaluated, parse
+from labkit.lab_parts.experiment import Result, Row, Run
 from labkit.lab_parts.figures import badged, in_style
 from labkit.lab_parts.panel import Lab
-from labkit.lab_parts.result import Result, Row, Run
 
 COLUMNS = {"format": "", "value": "", "exact": "", "sign": "", "exponent": "", "fraction": ""}
 BADGE = "computed bit by bit, each step rounded to the nearest"

@@ -13,9 +13,9 @@ from gputrace import units
 from gputrace.figures.figure import BLACK, BLUE, TEXT_POINTS, VERMILLION, Figure, darker, new_canvas, shortened
 from labkit import machine
 from labkit.lab_parts.budget import Budget, Setting, budget, gpu_of
+from labkit.lab_parts.experiment import Result, Row, Run, badge
 from labkit.lab_parts.figures import finished, in_style
 from labkit.lab_parts.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, ResNet
-from labkit.lab_parts.result import Result, Row, Run, badge
 
 SMALL_GPT = GPT(width=512, layers=6, heads=8, tokens=512, vocabulary=8192)
 TEN_SETTINGS = (

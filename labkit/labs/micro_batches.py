@@ -10,8 +10,8 @@ from torch import nn
 from gputrace import units
 from gputrace.figures.figure import BLUE, VERMILLION, Figure, binary_scale, decimal_scale, label_ends, new_canvas
 from labkit import machine
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 COMPUTE_FIRST, COPY_FIRST = "compute first", "copy first"

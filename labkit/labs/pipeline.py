@@ -22,9 +22,9 @@ from gputrace.figures.figure import (
     time_ticks,
 )
 from labkit import machine
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
 from labkit.lab_parts.figures import badged, in_style
 from labkit.lab_parts.panel import Lab, choice, switches
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count
 from labkit.labs.schedules import BACKWARD, FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
 
 WIDTH, BATCH = 4096, 16384

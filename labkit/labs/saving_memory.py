@@ -12,9 +12,9 @@ from torch.autograd.graph import save_on_cpu
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, byte_ticks, darker, new_canvas, time_unit
 from labkit import machine
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
 from labkit.lab_parts.figures import finished, hollow, in_style, sources
 from labkit.lab_parts.networks import MLP
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count
 
 ROWS = 4096
 NETWORK = MLP(width=2048, depth=9)  # wide enough that a GPU computes for longer than it launches

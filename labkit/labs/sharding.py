@@ -10,8 +10,8 @@ from matplotlib.patches import Patch
 from gputrace import units
 from gputrace.figures.figure import BLACK, CATEGORY_COLOURS, CATEGORY_HATCHES, TEXT_POINTS, Figure, byte_ticks, new_canvas
 from labkit.lab_parts import programs
+from labkit.lab_parts.experiment import Result, Row, Run, checked_count
 from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.result import Result, Row, Run, checked_count
 
 KINDS = ("parameters", "gradients", "optimizer state")
 # Which kinds each way cuts into as many parts as there are ranks. ZeRO's stages are those of Rajbhandari et al., 2020; FSDP is the third.

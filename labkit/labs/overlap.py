@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, SKY_BLUE, Figure, binary_scale, label_ends, new_canvas, time_unit
 from labkit import machine
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
 
 MIB = 1 << 20
 ALONE = ("copies alone", "kernels alone")

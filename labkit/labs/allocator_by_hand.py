@@ -21,9 +21,9 @@ from gputrace.figures.figure import (
     binary_ticks,
     text_width,
 )
+from labkit.lab_parts.experiment import badge
 from labkit.lab_parts.figures import badged, in_style
 from labkit.lab_parts.panel import WRAP, Panel
-from labkit.lab_parts.result import badge
 
 MIB = 1 << 20
 STREAMS = 3
