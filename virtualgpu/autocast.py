@@ -9,7 +9,7 @@ The lists are those of CUDA: aten/src/ATen/autocast_mode.h and .cpp of PyTorch 2
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -131,8 +131,14 @@ def for_cpu_tensors(operator: Any, original: Any) -> Callable[..., Any]:
 
 def kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Name and kernel of every operator of the lists that the installed torch casts on CUDA."""
-    makers = ((LOWER_PRECISION, in_lower_precision), (FLOAT32, in_float32), (FLOAT32_RESULT, with_float32_result), (PROMOTE, promoted))
-    makers += ((APPEND_FLOAT32, with_float32_appended), (("binary_cross_entropy",), banned))
+    makers: list[tuple[Iterable[str], Callable[[Any], Callable[..., Any]]]] = [
+        (LOWER_PRECISION, in_lower_precision),
+        (FLOAT32, in_float32),
+        (FLOAT32_RESULT, with_float32_result),
+        (PROMOTE, promoted),
+        (APPEND_FLOAT32, with_float32_appended),
+        (("binary_cross_entropy",), banned),
+    ]
     for names, maker in makers:
         for name in names:
             operator = overload(name)

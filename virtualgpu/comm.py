@@ -85,7 +85,8 @@ def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = 
     _take_time(tensors=len(tensors))
     shape = list(tensors[0].shape)
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
-    device = "cpu" if destination == -1 else hardware.machine().gpu(destination).device
+    gpu = None if destination == -1 else hardware.machine().gpu(destination)
+    device = torch.device("cpu") if gpu is None else gpu.device
     return gather_out(tensors, torch.empty(shape, dtype=tensors[0].dtype, device=device), dim)
 
 
@@ -95,7 +96,7 @@ def gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> 
     return out
 
 
-def reduce(inputs: Sequence[torch.Tensor], output: torch.Tensor, root: int = 0, op: int = 0, *rest: Any) -> None:
+def reduce(inputs: Sequence[VirtualTensor], output: VirtualTensor, root: int = 0, op: int = 0, *rest: Any) -> None:
     """NCCL's sum of one tensor a device into `output`, which lies on the root's device."""
     if op != 0:
         raise unsupported("a reduction other than the sum, in torch.cuda.nccl.reduce,")

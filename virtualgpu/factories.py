@@ -66,9 +66,10 @@ def cuda_empty(
     size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None
 ) -> Any:
     dtype = dtype or torch.get_default_dtype()
-    gpu = hardware.machine().gpu(device)
+    gpu = _gpu(device)
     if memory_format in (None, torch.contiguous_format):
-        stride, step = [], 1
+        stride: list[int] = []
+        step = 1
         for length in reversed(size):
             stride.insert(0, step)
             step *= max(length, 1)
@@ -78,7 +79,13 @@ def cuda_empty(
 
 
 def cuda_empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
-    return empty(hardware.machine().gpu(device), size, stride, dtype or torch.get_default_dtype())
+    return empty(_gpu(device), size, stride, dtype or torch.get_default_dtype())
+
+
+def _gpu(device: Any) -> hardware.Gpu:
+    gpu = hardware.machine().gpu(device)
+    assert gpu is not None  # C++ calls these for CUDA devices
+    return gpu
 
 
 # Makers that read Python data

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.serialization
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from virtualgpu import errors, hardware
 from virtualgpu.errors import outermost
@@ -18,7 +18,7 @@ from virtualgpu.ops.copies import move
 from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values, place
 
 _to = torch.Tensor.to
-_data = torch.Tensor.data
+_data: Any = torch.Tensor.data
 _type = torch.Tensor.type
 _parse_to = torch._C._nn._parse_to
 _swap = torch._C._swap_tensor_impl
@@ -26,7 +26,7 @@ _swap = torch._C._swap_tensor_impl
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change."""
-    grad = torch.Tensor.grad
+    grad: Any = torch.Tensor.grad
     yield (
         torch.Tensor,
         {
@@ -161,7 +161,7 @@ class Attribute(property):
         self.__name__ = name
 
 
-def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+def set_data(self: Any, value: Any) -> None:
     """`parameter.data = …`, which `Module.to` uses: the tensor object stays the same, its content may change device."""
     if (type(self) is VirtualTensor) == (type(value) is VirtualTensor):
         _data.__set__(self, value)
@@ -175,12 +175,12 @@ def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
         self.__dict__, replaced.__dict__ = replaced.__dict__, self.__dict__
 
 
-def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
+def _exchange(tensor: Any, value: torch.Tensor) -> None:
     """Give a plain tensor's object a virtual content, or the other way round.
 
     C++ marks what is virtual on the content, so the contents of two objects are exchanged. Graphs that hold the old content keep it.
     """
-    content = value.detach()
+    content: Any = value.detach()
     if content.dtype.is_floating_point or content.dtype.is_complex:
         content.requires_grad_(tensor.requires_grad)
     gradient, hooks = tensor.grad if tensor.is_leaf else None, (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
@@ -212,11 +212,12 @@ def _refuse_gradient(gradients: Any) -> None:
     )
 
 
-def _shell(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _shell(gradient: torch.Tensor, value: torch.Tensor) -> Any:
     """A gradient of the kind of its parameter's new content, without memory of its own.
 
     `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its kind then.
     """
+    shell: Any
     if type(value) is VirtualTensor:
         shell = empty_without_values(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
     else:
@@ -279,7 +280,9 @@ def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
     if not location.startswith("cuda"):
         return None
     torch.serialization._validate_device(location, "cuda")
-    place(storage, hardware.machine().gpu(location))
+    gpu = hardware.machine().gpu(location)
+    assert gpu is not None
+    place(storage, gpu)
     return storage
 
 

@@ -47,7 +47,7 @@ def refuse(name: str, original: Any = None) -> Any:
 def without_nccl(make_group: Callable[..., Any]) -> Callable[..., Any]:
     """What makes torch.distributed's process groups, for all backends but NCCL, which talks to real GPUs only."""
 
-    def make(size: int, rank: int, ranks: list[int], backend: str, *args: Any, **kwargs: Any) -> Any:
+    def make(size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any) -> Any:
         if "nccl" in torch.distributed.distributed_c10d.BackendConfig(backend).device_backend_map.values():
             raise unsupported("NCCL, torch.distributed's backend for CUDA tensors,")
         return make_group(size, rank, ranks, backend, *args, **kwargs)

@@ -73,9 +73,11 @@ def apply(self: torch.jit.ScriptModule, change: Callable[[torch.Tensor], torch.T
         child._apply(change)
     with torch.no_grad():
         for name, parameter in self._parameters.items():
-            self._c.setattr(name, torch.nn.Parameter(change(parameter), parameter.requires_grad))
+            if parameter is not None:
+                self._c.setattr(name, torch.nn.Parameter(change(parameter), parameter.requires_grad))
         for name, buffer in self._buffers.items():
-            self._c.setattr(name, change(buffer))
+            if buffer is not None:
+                self._c.setattr(name, change(buffer))
     return self
 
 

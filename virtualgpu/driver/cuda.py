@@ -244,6 +244,7 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         machine.take_turn()
         gpu = machine.current
         block = gpu.allocate(size)
+        assert block is not None
         raw[block.address] = gpu, block
         return block.address
 
@@ -302,10 +303,15 @@ def runtime(machine: Machine) -> SimpleNamespace:
     """`torch.cuda.cudart()`: the few functions of the CUDA runtime that torch's own Python calls."""
     success = 0
 
+    def memory_info(device: Any) -> tuple[int, int]:
+        gpu = machine.gpu(device)
+        assert gpu is not None
+        return free_and_total(gpu)
+
     return SimpleNamespace(
         cudaError=SimpleNamespace(success=success),
         cudaGetErrorString=lambda error: f"CUDA error {error}",
-        cudaMemGetInfo=lambda index: free_and_total(machine.gpu(index)),
+        cudaMemGetInfo=memory_info,
         cudaProfilerStart=lambda: success,
         cudaProfilerStop=lambda: success,
     )

@@ -37,7 +37,8 @@ NO_VALUES, FILE, NAME = (
     "file",
     "name",
 )  # how values are reached: not at all, for there are none; by a file; by PyTorch's manager
-_open_file, _open_name = torch.UntypedStorage._new_shared_fd_cpu, torch.UntypedStorage._new_shared_filename_cpu
+_storage_class: Any = torch.UntypedStorage
+_open_file, _open_name = _storage_class._new_shared_fd_cpu, _storage_class._new_shared_filename_cpu
 _received: "weakref.WeakSet[ReceivedMemory]" = weakref.WeakSet()
 _serials = itertools.count()  # descriptors come again, and a receiver remembers what it has by its handle
 
@@ -132,6 +133,7 @@ def new_shared_cuda(
     Raises AcceleratorError, as CUDA does, if the sender has ended, or is this very process.
     """
     gpu = hardware.machine().gpu(device)
+    assert gpu is not None
     gpu.open_context()
     kind, sender, _, *where = json.loads(handle)
     if sender == os.getpid():
