@@ -50,7 +50,7 @@ class VirtualGPUs:
             self.profile.name, request.gpus, request.memory or self.profile.total_memory, os.environ.get(usage_table.ADDRESS)
         )
         self.machine = hardware.Machine(self.profile, request.gpus, request.memory, request.values, request.heeds_environment, shared)
-        self._installation: Any = Installation(self.machine, in_child=(inherit, (request, front_end.name())), joins=shared is not None)
+        self._installation: Any = Installation(self.machine, in_child=_InChild(request), joins=shared is not None)
         self.real_gpus: int = self._installation.real_gpus  # those that PyTorch would see without these
 
     @property
@@ -112,6 +112,21 @@ class VirtualGPUs:
         return f"<{some}, modelled on {with_maker(self.name)}, {gibibytes(self.request.memory or self.profile.total_memory)} each>"
 
 
+class _InChild:
+    """Puts the machine of this process in place where it is unpickled: the first thing in a process that multiprocessing starts afresh."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from virtualgpu.driver import smi
+        from virtualgpu.processes import usage_table
+
+        # A server of forks may be older than the machine: its children do not have this process's environment.
+        environment = {name: os.environ[name] for name in (usage_table.ADDRESS, smi.ADDRESS, "PATH") if name in os.environ}
+        return inherit, (self._request, front_end.name(), environment)
+
+
 @overload
 def use(gpus: None) -> None: ...
 
@@ -166,14 +181,12 @@ def use(
     return _current
 
 
-def inherit(asked: tuple[Request, str], environment: dict[str, str]) -> None:
+def inherit(request: Request, front: str, environment: dict[str, str]) -> None:
     """Put the machine of the parent in place: called in a process that multiprocessing starts, before it imports the main module.
 
-    `asked` is the parent's request, and the package that its messages name. `environment` has the variables by which the parent's
-    machine is found.
+    `front` is the package that the parent's messages name; `environment` has the variables by which its machine is found.
     """
     global _current
-    request, front = asked
     importlib.import_module(front)  # it registers itself
     if _current is None:
         os.environ.update(environment)

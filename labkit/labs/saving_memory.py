@@ -116,9 +116,8 @@ def _finding(result: Result) -> str:
     others = {way: price for way, price in prices(result).items() if way != AS_IT_IS}
     if not others:
         return "Not measured yet: memory for time"
-    way = min(others, key=lambda way: others[way][0])
-    memory, time = others[way]
-    return f"“{way}” takes {memory:.0%} of the memory and {time:.1f} times the time"
+    told = [way for way in ("checkpoints", "offload") if way in others] or [min(others, key=lambda way: others[way][0])]
+    return "Times the time of the step as it is: " + ", ".join(f"{way} {others[way][1]:.1f}" for way in told)
 
 
 def _proof(result: Result) -> str:
@@ -128,7 +127,6 @@ def _proof(result: Result) -> str:
 def _draw(axes: Axes, result: Result, recorded: Result | None) -> None:
     longest = max(row["seconds"] for source, _ in sources(result, recorded) for row in source.rows)
     period, short = time_unit(longest)
-    middle = longest / period / 2
     for row in recorded.rows if recorded else ():
         plain = row["way"] == AS_IT_IS
         look = hollow(VERMILLION if plain else BLUE, 9)
@@ -137,7 +135,7 @@ def _draw(axes: Axes, result: Result, recorded: Result | None) -> None:
         x, y = row["seconds"] / period, row["peak"]
         plain = row["way"] == AS_IT_IS
         axes.plot(x, y, "s" if plain else "o", color=VERMILLION if plain else BLUE, markersize=9, clip_on=False)
-        side: dict[str, Any] = {"ha": "right", "xytext": (-9, 0)} if x > middle else {"ha": "left", "xytext": (9, 0)}
-        axes.annotate(row["way"], (x, y), **(BESIDE | side), color=darker(VERMILLION) if plain else BLACK)
-    byte_ticks(axes, 1.1 * max(result.column("peak")), 6)
-    axes.set(xlabel=f"{short} for forward and backward", ylabel="added at the peak", xlim=(0, 2.1 * middle))
+        above: dict[str, Any] = {"ha": "center", "va": "bottom", "xytext": (0, 9)}
+        axes.annotate(row["way"], (x, y), **(BESIDE | above), color=darker(VERMILLION) if plain else BLACK)
+    byte_ticks(axes, 1.2 * max(result.column("peak")), 6)
+    axes.set(xlabel=f"{short} for forward and backward", ylabel="added at the peak", xlim=(0, 1.15 * longest / period))

@@ -4,93 +4,70 @@ torch.cuda is Python over some names in `torch._C`. Given these, its own code ru
 memory_stats and its summary, snapshots, streams. A name that torch uses and that is not served here is refused by name.
 """
 
-import hashlib
+import importlib
 import re
 import threading
-import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.backends.cudnn
+import torch.cuda.nvtx
 
 from virtualgpu import comm, errors, hardware
 from virtualgpu.allocator import Settings
 from virtualgpu.clock import costs
 from virtualgpu.driver import memory_history
+from virtualgpu.driver.properties import CUDA_VERSION, CUDNN_VERSION, properties
 from virtualgpu.hardware import Machine
-from virtualgpu.profiles import Profile
+from virtualgpu.refusals import refuse
 from virtualgpu.streams.cuda_streams import CUDA, Stream
-from virtualgpu.tensor import unsupported
+from virtualgpu.tensor import VirtualTensor
 
-MIB = 1 << 20
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # what PyTorch's build for CUDA 13.0 holds kernels for
 # Names of the driver in `torch._C`, and as they stand in the source of torch's own Python.
 NAME = re.compile(r"_(cuda|accelerator|nccl)_\w+")
 USES = re.compile(rf"\b_C\.({NAME.pattern})")
-CUDA_VERSION, CUDNN_VERSION = "13.0", 91900  # of the recordings that the virtual GPU is held against
 
 
-@dataclass(frozen=True)
-class DeviceProperties:
-    """What `torch.cuda.get_device_properties` returns. Sizes in bytes, clocks in kHz."""
-
-    name: str
-    major: int
-    minor: int
-    total_memory: int
-    multi_processor_count: int
-    L2_cache_size: int
-    max_threads_per_multi_processor: int
-    regs_per_multiprocessor: int
-    shared_memory_per_block: int
-    shared_memory_per_block_optin: int
-    shared_memory_per_multiprocessor: int
-    warp_size: int
-    clock_rate: int
-    memory_clock_rate: int
-    memory_bus_width: int
-    uuid: uuid.UUID
-    pci_bus_id: int
-    gcnArchName: str  # noqa: N815 (torch's name; on NVIDIA's GPUs it is the model's)
-    max_threads_per_block: int = 1024
-    pci_device_id: int = 0
-    pci_domain_id: int = 0
-    is_integrated: int = 0
-    is_multi_gpu_board: int = 0
-
-    def __repr__(self) -> str:
-        return (
-            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, total_memory={self.total_memory // MIB}MB, "
-            f"multi_processor_count={self.multi_processor_count}, uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, "
-            f"pci_device_id={self.pci_device_id}, pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size // MIB}MB)"
-        )
-
-
-def properties(profile: Profile, total_memory: int, index: int) -> DeviceProperties:
-    return DeviceProperties(
-        name=profile.name,
-        major=profile.major,
-        minor=profile.minor,
-        total_memory=total_memory,
-        multi_processor_count=profile.multiprocessors,
-        L2_cache_size=profile.l2_bytes,
-        max_threads_per_multi_processor=profile.max_threads_per_multiprocessor,
-        regs_per_multiprocessor=profile.registers_per_multiprocessor,
-        shared_memory_per_block=profile.shared_memory_per_block_bytes,
-        shared_memory_per_block_optin=profile.shared_memory_per_block_optin_bytes,
-        shared_memory_per_multiprocessor=profile.shared_memory_per_multiprocessor_bytes,
-        warp_size=profile.warp_size,
-        clock_rate=profile.sm_clock_khz,
-        memory_clock_rate=profile.memory_clock_khz,
-        memory_bus_width=profile.memory_bus_bits,
-        uuid=uuid.UUID(bytes=hashlib.md5(f"virtual {profile.name} {index}".encode()).digest()),
-        pci_bus_id=index + 1,
-        gcnArchName=profile.name,
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """What torch.cuda asks of C++, and what it remembers of the answers; by owner, the names that change."""
+    answered = answers(machine)
+    yield torch._C, answered | {"_has_cuda": True}
+    yield (
+        torch.cuda,
+        {
+            "_initialized": False,
+            "_queued_calls": list(torch.cuda._queued_calls),
+            "_cached_device_count": None,
+            "_device_count_nvml": lambda: -1,
+            "_cudart": runtime(machine),
+            "_exchange_device": answered["_cuda_exchangeDevice"],
+            "_maybe_exchange_device": answered["_cuda_maybeExchangeDevice"],
+            "_is_in_bad_fork": answered["_cuda_isInBadFork"],
+            "_get_nvml_device_index": machine.nvml_index,
+            "_get_device_properties": lambda index: properties(machine.profile, machine.total_memory, index),
+            "is_current_stream_capturing": lambda: False,
+        },
     )
+    yield torch.cuda.graphs, {"is_current_stream_capturing": lambda: False}
+    yield torch.cuda.memory, {"_get_nvml_device_index": machine.nvml_index}
+    yield torch.cuda.nvtx, {"_nvtx": nvtx()}
+    yield torch.version, {"cuda": CUDA_VERSION}
+    cudnn = {
+        "is_available": lambda: True,
+        "version": lambda: CUDNN_VERSION,
+        "is_acceptable": lambda tensor: tensor.is_cuda and tensor.dtype.is_floating_point,
+    }
+    yield torch.backends.cudnn, cudnn
+    for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
+        module = importlib.import_module(name)  # torch.optim hides its submodule
+        if types := getattr(module, "_foreach_supported_types", None):
+            yield module, {"_foreach_supported_types": [*types, VirtualTensor]}
 
 
 @cache
@@ -130,22 +107,6 @@ def group_tensors(lists: list[list[torch.Tensor | None]], with_indices: bool = F
         if with_indices:
             indices.append(position)
     return groups
-
-
-def refuse(name: str, original: Any = None) -> Any:
-    """What raises NotImplementedError when it is called, in place of a function, or of a class as `original` is one.
-
-    A class may stand in annotations and `isinstance` without harm; below torch's decorators its compiler looks when it is imported.
-    """
-
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        raise unsupported(name)
-
-    if isinstance(original, type):
-        return type(original.__name__, (), {"__new__": refused, "__module__": original.__module__})
-    if below := getattr(original, "__wrapped__", None):
-        refused.__wrapped__ = below  # type: ignore[attr-defined]
-    return refused
 
 
 def device_answers(machine: Machine) -> dict[str, Any]:
@@ -283,6 +244,7 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         machine.take_turn()
         gpu = machine.current
         block = gpu.allocate(size)
+        assert block is not None
         raw[block.address] = gpu, block
         return block.address
 
@@ -341,10 +303,15 @@ def runtime(machine: Machine) -> SimpleNamespace:
     """`torch.cuda.cudart()`: the few functions of the CUDA runtime that torch's own Python calls."""
     success = 0
 
+    def memory_info(device: Any) -> tuple[int, int]:
+        gpu = machine.gpu(device)
+        assert gpu is not None
+        return free_and_total(gpu)
+
     return SimpleNamespace(
         cudaError=SimpleNamespace(success=success),
         cudaGetErrorString=lambda error: f"CUDA error {error}",
-        cudaMemGetInfo=lambda index: free_and_total(machine.gpu(index)),
+        cudaMemGetInfo=memory_info,
         cudaProfilerStart=lambda: success,
         cudaProfilerStop=lambda: success,
     )

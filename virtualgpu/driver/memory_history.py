@@ -2,6 +2,7 @@
 
 import os
 import sys
+from types import FrameType
 from typing import Any
 
 from virtualgpu.allocator.settings import UNLIMITED
@@ -14,7 +15,7 @@ _OURS_IN_TORCH = os.path.join("torch", "_ops.py")  # called by our operators, no
 def python_frames() -> list[dict[str, Any]]:
     """The caller's Python stack, innermost first, without the virtual GPU's own functions."""
     frames = []
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
         if not filename.startswith(HERE) and not filename.endswith(_OURS_IN_TORCH):

@@ -4,13 +4,19 @@ What a learner's hooks see and what a traceback shows is the same as without: no
 asks C++ whether a trace is being made, before the module's own `forward`; that question is where its time is taken.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from virtualgpu.hardware import Machine
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    yield torch._C, asking_for_a_trace(machine)
+    yield nn.Module, {"_replicate_for_data_parallel": replicating(machine, nn.Module._replicate_for_data_parallel)}
 
 
 def asking_for_a_trace(machine: Machine) -> dict[str, Callable[[], Any]]:

@@ -89,7 +89,8 @@ class PendingFrees:
         if not self._pending:
             return False
         with self._lock:
-            done, pending, self._pending = [], self._pending, []  # a finalizer that runs here may add to it
+            pending, self._pending = self._pending, []  # a finalizer that runs here may add to it
+            done: list[tuple[CachingAllocator, Block, ExportedBlock]] = []
             for entry in pending:
                 (self._pending if entry[2].in_use() else done).append(entry)
             for _, _, exported in done:

@@ -16,7 +16,7 @@ import multiprocessing.util
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch._C import _DisableTorchDispatch
 from torch.multiprocessing import get_sharing_strategy, reductions
 
 from virtualgpu import errors, hardware
-from virtualgpu.hardware import Gpu, Memory
+from virtualgpu.hardware import Gpu, Machine, Memory
 from virtualgpu.processes.exported_blocks import LAST, ExportedBlock, decrement
 from virtualgpu.processes.shared_file import address_of, has_proc, reach
 from virtualgpu.streams.cuda_streams import Event
@@ -37,9 +37,18 @@ NO_VALUES, FILE, NAME = (
     "file",
     "name",
 )  # how values are reached: not at all, for there are none; by a file; by PyTorch's manager
-_open_file, _open_name = torch.UntypedStorage._new_shared_fd_cpu, torch.UntypedStorage._new_shared_filename_cpu
+_storage_class: Any = torch.UntypedStorage
+_open_file, _open_name = _storage_class._new_shared_fd_cpu, _storage_class._new_shared_filename_cpu
 _received: "weakref.WeakSet[ReceivedMemory]" = weakref.WeakSet()
 _serials = itertools.count()  # descriptors come again, and a receiver remembers what it has by its handle
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    storage = torch.UntypedStorage
+    yield storage, {"_new_shared": new_shared(storage._new_shared), "_share_cuda_": share_cuda}
+    yield storage, {"_new_shared_cuda": staticmethod(new_shared_cuda), "_release_ipc_counter_cuda": staticmethod(release_ipc_counter)}
+    yield reductions, {"StorageWeakRef": WeakReference, "storage_from_cache": storage_from_cache(reductions.storage_from_cache)}
 
 
 class ReceivedMemory(Memory):
@@ -124,6 +133,7 @@ def new_shared_cuda(
     Raises AcceleratorError, as CUDA does, if the sender has ended, or is this very process.
     """
     gpu = hardware.machine().gpu(device)
+    assert gpu is not None
     gpu.open_context()
     kind, sender, _, *where = json.loads(handle)
     if sender == os.getpid():

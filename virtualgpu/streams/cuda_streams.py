@@ -1,12 +1,13 @@
 """`torch.cuda.Stream` and `torch.cuda.Event` of a virtual machine."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from virtualgpu import hardware
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
-from virtualgpu.hardware import Gpu
+from virtualgpu.hardware import Gpu, Machine
 
 CUDA = 1  # c10::DeviceType::CUDA
 _BETWEEN_PROCESSES = "events between processes are not served by the virtual GPU: its processes have clocks of their own"
@@ -72,7 +73,8 @@ class Stream:
         return False
 
     def __enter__(self) -> "Stream":
-        self._context = torch.cuda.StreamContext(self)
+        make: Any = torch.cuda.StreamContext  # its annotation names torch's own Stream
+        self._context = make(self)
         self._context.__enter__()
         return self
 
@@ -104,7 +106,7 @@ class Event:
         return None if self._gpu is None else self._gpu.device
 
     def record(self, stream: Stream | None = None) -> None:
-        stream = torch.cuda.current_stream() if stream is None else stream
+        stream = _or_current(stream)
         if self._gpu is not None and self._gpu is not stream._gpu:
             raise RuntimeError(f"Event device {self._gpu.index} does not match recording stream's device {stream._gpu.index}.")
         self._gpu = stream._gpu
@@ -114,19 +116,20 @@ class Event:
 
     def wait(self, stream: Stream | None = None) -> None:
         """Work queued on the stream from now on starts after the event."""
-        stream = torch.cuda.current_stream() if stream is None else stream
+        stream = _or_current(stream)
         if self._recorded is not None:
             stream._gpu.machine.take_turn()
             stream._gpu.machine.clock.wait(stream._time, self._recorded)
 
     def query(self) -> bool:
-        if self._gpu is not None:
-            self._gpu.machine.take_turn()
-            self._gpu.notice()
-        return self._recorded is None or self._gpu.machine.clock.query(self._recorded, self._gpu.profile.event_seconds)
+        if self._gpu is None or self._recorded is None:
+            return True
+        self._gpu.machine.take_turn()
+        self._gpu.notice()
+        return self._gpu.machine.clock.query(self._recorded, self._gpu.profile.event_seconds)
 
     def synchronize(self) -> None:
-        if self._recorded is not None:
+        if self._gpu is not None and self._recorded is not None:
             self._gpu.machine.take_turn()
             self._gpu.notice(waits=True)
             self._gpu.machine.clock.synchronize_event(self._recorded, self._gpu.profile.synchronize_seconds)
@@ -135,7 +138,7 @@ class Event:
         """Milliseconds from this event to `end`. Raises ValueError or RuntimeError as CUDA does."""
         if not (self.enable_timing and end.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-        if self._recorded is None or end._recorded is None:
+        if self._gpu is None or self._recorded is None or end._recorded is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         clock = self._gpu.machine.clock
         if not (clock.query(self._recorded, 0.0) and clock.query(end._recorded, 0.0)):
@@ -151,6 +154,11 @@ class Event:
 
     def __repr__(self) -> str:
         return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {id(self):#x}>"
+
+
+def _or_current(stream: Stream | None) -> Stream:
+    current: Any = torch.cuda.current_stream
+    return current() if stream is None else stream
 
 
 class _Generic(type):
@@ -175,3 +183,10 @@ class GenericEvent(metaclass=_Generic):
 
     def __new__(cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
         return Event(enable_timing, blocking, interprocess)
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    for module in (torch.cuda, torch.cuda.streams):
+        yield module, {"Stream": Stream, "Event": Event}
+    yield torch, {"Stream": GenericStream, "Event": GenericEvent}
