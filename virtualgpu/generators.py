@@ -23,6 +23,9 @@ class VirtualGenerator(_Generator):
     The draws are those of the CPU's algorithm, started afresh from the two for each operator; so they differ from CUDA's.
     """
 
+    _gpu: hardware.Gpu
+    _cdata: int
+
     def __new__(cls, gpu: hardware.Gpu) -> "VirtualGenerator":
         self = super().__new__(cls)
         self._gpu = gpu
@@ -31,7 +34,7 @@ class VirtualGenerator(_Generator):
         return self
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return self._gpu.device
 
     def manual_seed(self, seed: int) -> "VirtualGenerator":
@@ -49,10 +52,11 @@ class VirtualGenerator(_Generator):
     def get_offset(self) -> int:
         return self._offset
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> "VirtualGenerator":
         if offset % NUMBERS_AT_ONCE:
             raise RuntimeError(f"offset must be a multiple of {NUMBERS_AT_ONCE}")
         self._offset = offset
+        return self
 
     def get_state(self) -> torch.Tensor:
         """16 bytes on the CPU: the seed and the offset."""
@@ -104,12 +108,16 @@ def chosen(given: torch.Generator | None, gpu: hardware.Gpu) -> VirtualGenerator
         return gpu.generator
     if not is_virtual(given):
         raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{given.device.type}'")
-    return _virtual[given._cdata]
+    return _virtual[_address(given)]
 
 
 def is_virtual(generator: torch.Generator) -> bool:
-    """Is it a GPU's, though C++ may have put it into another object?"""
-    return generator._cdata in _virtual
+    """Whether it is a GPU's, though C++ may have put it into another object."""
+    return _address(generator) in _virtual
+
+
+def _address(generator: Any) -> int:
+    return generator._cdata
 
 
 class _AnyGenerator(type):
@@ -123,3 +131,12 @@ class Generator(metaclass=_AnyGenerator):
     def __new__(cls, device: Any = "cpu") -> Any:
         gpu = hardware.machine().gpu(device)
         return _Generator() if gpu is None else VirtualGenerator(gpu)
+
+
+def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Give each GPU its generator, with the seed of the CPU's. By owner, the names that change."""
+    for gpu in machine.gpus:
+        gpu.generator = VirtualGenerator(gpu)
+        gpu.generator.manual_seed(torch.initial_seed() & (1 << 63) - 1)
+    yield torch, {"Generator": Generator}
+    yield torch.cuda, {"default_generators": tuple(gpu.generator for gpu in machine.gpus)}

@@ -74,9 +74,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def _execution(header: dict[str, Any], stored: Any) -> Execution:
-    work = header.get("work")
-    if work is None:
-        return Execution.none("its file was written before recordings had one")
+    work = header["work"]
     spans = Spans(**{name: stored[f"span_{name}"] for name in SPAN_COLUMNS}, names=work["names"])
     waits = Waits(**{name: stored[f"wait_{name}"] for name in WAIT_COLUMNS})
     races = [RecordedRace(RacingSpan(**race["first"]), RacingSpan(**race["second"]), race["kind"]) for race in work["races"]]

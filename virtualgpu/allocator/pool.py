@@ -47,6 +47,7 @@ class Block:
     def absorb_next(self) -> None:
         """Takes over the neighbour at the next address, which is then no block any more."""
         absorbed = self.next
+        assert absorbed is not None
         self.size += absorbed.size
         following = self.next = absorbed.next
         if following is not None:

@@ -7,7 +7,7 @@ FULL = 1.0 - 1e-9  # less room than rounding leaves is none
 MANY = 64  # moments that are kept before those gone by are forgotten
 
 
-class Room:
+class Occupancy:
     """The kernels queued on one GPU, whose ends are known, and the room that they leave at every moment to come.
 
     A kernel fills a share of the GPU: all of it, if it is large. It takes what room there is from its start on, and goes on more slowly

@@ -6,14 +6,14 @@ names and processes are the machine's. How hot a virtual GPU is and what it draw
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from virtualgpu.driver import driver
+from virtualgpu.driver.properties import CUDA_VERSION, properties
 from virtualgpu.hardware import Gpu, Machine
-from virtualgpu.processes.ledger import program
+from virtualgpu.processes.usage_table import program
 
 IDLE_CELSIUS = 36  # recorded on an idle H200 in November 2026 (benchmarks/fidelity/h200/probe.json),
 IDLE_SHARE_OF_POWER = 125 / 700  # and so is this: 125 W of 700 W
@@ -58,13 +58,13 @@ class Report:
 
 
 def report(machine: Machine) -> Report:
-    return Report(machine.profile.driver_version, driver.CUDA_VERSION, os.cpu_count() or 1, tuple(map(reading, machine.gpus)))
+    return Report(machine.profile.driver_version, CUDA_VERSION, os.cpu_count() or 1, tuple(map(reading, machine.gpus)))
 
 
 def reading(gpu: Gpu) -> Reading:
     machine, profile = gpu.machine, gpu.profile
-    figures = driver.properties(profile, machine.total_memory, gpu.index)
-    holders = machine.ledger.holders(gpu.number)
+    figures = properties(profile, machine.total_memory, gpu.index)
+    holders = machine.usage.holders(gpu.number)
     ends = max(stream.ready for stream in list(gpu.streams.values()))
     return Reading(
         index=gpu.index,
@@ -88,16 +88,15 @@ def reading(gpu: Gpu) -> Reading:
 # The module pynvml
 
 
-def module() -> ModuleType | None:
-    """`pynvml`, where the package nvidia-ml-py is installed."""
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Every function of `pynvml` that would ask the real library: served, or refused with NVML's own error.
+
+    Nothing where the package nvidia-ml-py is not installed.
+    """
     try:
-        return importlib.import_module("pynvml")
+        pynvml = importlib.import_module("pynvml")
     except ImportError:
-        return None
-
-
-def replacements(pynvml: ModuleType, machine: Machine) -> dict[str, Callable[..., Any]]:
-    """Every function of `pynvml` that would ask the real library: served, or refused with NVML's own error."""
+        return
     served = System(pynvml, machine).functions()
     kept = ("nvmlExceptionClass", "nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct", "nvmlErrorString")
     names = [name for name, value in vars(pynvml).items() if name.startswith("nvml") and callable(value) and name not in kept]
@@ -105,7 +104,7 @@ def replacements(pynvml: ModuleType, machine: Machine) -> dict[str, Callable[...
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    return {name: served.get(_unversioned(name), refuse) for name in names}
+    yield pynvml, {name: served.get(_unversioned(name), refuse) for name in names}
 
 
 def _unversioned(name: str) -> str:
@@ -188,7 +187,7 @@ class System:
         self._started -= 1
 
     def _cuda_version(self) -> int:
-        major, minor = map(int, driver.CUDA_VERSION.split("."))
+        major, minor = map(int, CUDA_VERSION.split("."))
         return 1000 * major + 10 * minor
 
     def _by_index(self, index: int) -> Gpu:

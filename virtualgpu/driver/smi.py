@@ -1,6 +1,6 @@
 """`nvidia-smi` for virtual GPUs: a program that asks the process whose machine it is, and prints as NVIDIA's does (driver 580).
 
-This file is both sides. A process with a machine runs an `Office`: it listens on a local socket, and puts a folder with a program named
+This file is both sides. A process with a machine runs an `Server`: it listens on a local socket, and puts a folder with a program named
 nvidia-smi first on the PATH. That program is this file, run alone: so it imports nothing but Python's standard library.
 """
 
@@ -22,7 +22,7 @@ NOT_KNOWN = "[N/A]"
 # The process with the machine
 
 
-class Office:
+class Server:
     """Answers the questions of nvidia-smi programs while a machine is in place: with `report()`, as JSON, to whoever connects."""
 
     def __init__(self, report: Callable[[], dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from virtualgpu import front_end
-from virtualgpu.clock.clock import Clock
+from virtualgpu.clock.machine_clock import Clock
 
 EPOCH = 1767225600.0  # what time.time() tells when the host's clock is at 0: the start of 2026, in every run
 READ_SECONDS = 5e-8  # a reading takes time too, or a loop that waits for a moment to come would never end

@@ -19,7 +19,7 @@ from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators, products, registry
 from virtualgpu.ops.kernels import bytes_of
 from virtualgpu.ops.sequence import Out, Plan, perform, play
-from virtualgpu.tensor import VirtualTensor, empty, hollow, memory_of
+from virtualgpu.tensor import VirtualTensor, empty, empty_without_values, memory_of
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 def scratch_tensor(gpu: Gpu, nbytes: int) -> VirtualTensor:
     """Memory that a graph keeps and nobody reads."""
-    return hollow(gpu, (nbytes,), (1,), torch.uint8)
+    return empty_without_values(gpu, (nbytes,), (1,), torch.uint8)
 
 
 # Which backend

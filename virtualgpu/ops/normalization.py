@@ -16,7 +16,7 @@ from virtualgpu.ops import kernels, operators, without_values
 from virtualgpu.ops.elementwise import contiguous_copies, evaluate
 from virtualgpu.ops.reductions import sum_bytes
 from virtualgpu.ops.registry import composes, handles, temporaries
-from virtualgpu.tensor import hollow, wrap_all
+from virtualgpu.tensor import empty_without_values, wrap_all
 
 aten = torch.ops.aten
 _LOW = (torch.float16, torch.bfloat16)
@@ -167,8 +167,8 @@ def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor
     """The results of one kernel: of `values`, or of the shapes alone where values are not kept."""
     gpu: Gpu
     gpu, moved = operators.common_gpu(inputs, {})
-    if gpu.machine.hollow and not without_values.keeps_values(None, tuple(v for v in inputs if v is not None), {}, gpu):
-        results = tuple(None if x is None else hollow(gpu, x.size(), x.stride(), x.dtype) for x in shapes())
+    if gpu.machine.valueless_storages and not without_values.keeps_values(None, tuple(v for v in inputs if v is not None), {}, gpu):
+        results = tuple(None if x is None else empty_without_values(gpu, x.size(), x.stride(), x.dtype) for x in shapes())
     else:
         with _DisableTorchDispatch():
             results = values()
@@ -271,7 +271,7 @@ def batch_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
         into_x, into_weight, into_bias = (None if v is None else v.to(x.dtype) if narrow else v for v in results)
         return into_weight, into_bias, into_x
 
-    if gpu.machine.hollow and not without_values.keeps_values(func, args, kwargs, gpu):
+    if gpu.machine.valueless_storages and not without_values.keeps_values(func, args, kwargs, gpu):
         results = without_values.infer(func, args, kwargs, gpu)
         gpu.launch(*kernels.work(func, args, kwargs, results, operators.common_gpu(args, kwargs)[1]), name="native_batch_norm_backward")
     else:

@@ -20,7 +20,7 @@ from virtualgpu.ops.schemas import written
 from virtualgpu.ops.without_values import infer, loses_values, on_meta
 from virtualgpu.tensor import (
     VirtualTensor,
-    hollow,
+    empty_without_values,
     memory_of,
     place,
     require_room,
@@ -132,7 +132,7 @@ def like(func: Any, args: tuple, kwargs: dict) -> Any:
     nbytes = numel * (kwargs.get("dtype") or model.dtype).itemsize
     if not gpu.machine.may_keep(nbytes):
         shape = on_meta(func, args, kwargs)
-        result = hollow(gpu, shape.size(), shape.stride(), shape.dtype)
+        result = empty_without_values(gpu, shape.size(), shape.stride(), shape.dtype)
     elif name in _FILLED:
         with _DisableTorchDispatch():
             result = wrap(
@@ -185,7 +185,7 @@ def into_given(func: Any, args: tuple, kwargs: dict) -> Any:
             raise different_devices(args, kwargs)
     for position, argument in enumerate(argument for argument in func._schema.arguments if argument.is_out):
         x = kwargs.get(argument.name)
-        if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).loan is not None:
+        if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).export is not None:
             with _DisableTorchDispatch():
                 empty = torch.empty(0, dtype=x.dtype, device="meta")
             found = list(tensors(on_meta(func, args, kwargs | {argument.name: empty})))
@@ -206,9 +206,9 @@ def refit(result: Any) -> Any:
 def resize(func: Any, args: tuple, kwargs: dict) -> Any:
     """`resize_`: the storage grows in place, and takes a new block if it does."""
     gpu, _ = common_gpu(args[:1], {})
-    if gpu.machine.hollow and memory_of(args[0]).kept is None:
+    if gpu.machine.valueless_storages and memory_of(args[0]).kept is None:
         raise unsupported("resize_ of a tensor whose values were not kept")
-    if memory_of(args[0]).loan is not None:
+    if memory_of(args[0]).export is not None:
         _require_room(args[0], on_meta(func, args, kwargs))
     with _DisableTorchDispatch():
         return refit(func(*args, **kwargs))

@@ -13,7 +13,7 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu.hardware import Gpu, Memory
 from virtualgpu.ops import kernels, operators, without_values
 from virtualgpu.ops.half import KERNELS
-from virtualgpu.tensor import VirtualStorage, hollow, wrap
+from virtualgpu.tensor import VirtualStorage, empty_without_values, wrap
 
 
 class Out(NamedTuple):
@@ -53,7 +53,7 @@ def _place(gpu: Gpu, output: Any, nbytes: int | None, known: bool) -> Any:
     if not isinstance(output, torch.Tensor):
         return output
     if not known:
-        return hollow(gpu, output.size(), output.stride(), output.dtype)
+        return empty_without_values(gpu, output.size(), output.stride(), output.dtype)
     if nbytes is not None and nbytes > output.untyped_storage().nbytes():
         storage = output.untyped_storage()
         memory = Memory(gpu, gpu.allocate(nbytes), storage.nbytes())

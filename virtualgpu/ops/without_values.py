@@ -7,7 +7,7 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.schemas import written
-from virtualgpu.tensor import VirtualTensor, hollow, memory_of, tensors, unsupported
+from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors, unsupported
 
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
@@ -15,7 +15,7 @@ INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's outpu
 
 def loses_values(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> bool:
     """Must this operator's outputs go without values? Cheap where nothing is large or without values already."""
-    return bool(gpu.machine.hollow or not gpu.machine.values or _large(args)) and not keeps_values(func, args, kwargs, gpu)
+    return bool(gpu.machine.valueless_storages or not gpu.machine.values or _large(args)) and not keeps_values(func, args, kwargs, gpu)
 
 
 def _large(args: tuple) -> bool:
@@ -99,7 +99,7 @@ def infer(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> Any:
 
     def place_shape(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return hollow(gpu, x.size(), x.stride(), x.dtype)
+            return empty_without_values(gpu, x.size(), x.stride(), x.dtype)
         if isinstance(x, (list, tuple)):
             return type(x)(place_shape(y) for y in x)
         return x

@@ -73,7 +73,7 @@ class SharedFile:
         self._map.close()
         os.close(self._file)
         self._file = -1
-        if self._named and self._process == os.getpid():
+        if self._named and self._path is not None and self._process == os.getpid():
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
 

@@ -16,7 +16,7 @@ import multiprocessing.util
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -25,17 +25,30 @@ from torch._C import _DisableTorchDispatch
 from torch.multiprocessing import get_sharing_strategy, reductions
 
 from virtualgpu import errors, hardware
-from virtualgpu.hardware import Gpu, Memory
-from virtualgpu.processes.loans import LAST, Loan, count_down
+from virtualgpu.hardware import Gpu, Machine, Memory
+from virtualgpu.processes.exported_blocks import LAST, ExportedBlock, decrement
 from virtualgpu.processes.shared_file import address_of, has_proc, reach
-from virtualgpu.streams.streams import Event
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, hang, hollow, unsupported
+from virtualgpu.streams.cuda_streams import Event
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values, hang, unsupported
 
 FIRST_ADDRESS, GRANULE = 0x7D0000000000, 2 << 20  # where a GPU's received memory begins, and what the driver rounds it up to
-HOLLOW, FILE, NAME = "hollow", "file", "name"  # how values are reached: not at all, for there are none; by a file; by PyTorch's manager
-_open_file, _open_name = torch.UntypedStorage._new_shared_fd_cpu, torch.UntypedStorage._new_shared_filename_cpu
+NO_VALUES, FILE, NAME = (
+    "no values",
+    "file",
+    "name",
+)  # how values are reached: not at all, for there are none; by a file; by PyTorch's manager
+_storage_class: Any = torch.UntypedStorage
+_open_file, _open_name = _storage_class._new_shared_fd_cpu, _storage_class._new_shared_filename_cpu
 _received: "weakref.WeakSet[ReceivedMemory]" = weakref.WeakSet()
 _serials = itertools.count()  # descriptors come again, and a receiver remembers what it has by its handle
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    storage = torch.UntypedStorage
+    yield storage, {"_new_shared": new_shared(storage._new_shared), "_share_cuda_": share_cuda}
+    yield storage, {"_new_shared_cuda": staticmethod(new_shared_cuda), "_release_ipc_counter_cuda": staticmethod(release_ipc_counter)}
+    yield reductions, {"StorageWeakRef": WeakReference, "storage_from_cache": storage_from_cache(reductions.storage_from_cache)}
 
 
 class ReceivedMemory(Memory):
@@ -65,7 +78,7 @@ class ReceivedMemory(Memory):
 
     def let_go(self) -> None:
         if self._counter is not None and self._process == os.getpid():  # not in a child that was forked
-            count_down(*self._counter)
+            decrement(*self._counter)
         self._counter = None
 
     def __del__(self) -> None:
@@ -106,10 +119,10 @@ def share_cuda(storage: VirtualStorage) -> tuple[int, bytes | None, int, int, by
     if memory.block is None:
         return device, None, storage.nbytes(), 0, None, 0, None, None
     machine.take_turn()  # another thread may be at work on the values, which move
-    if memory.loan is None:
-        memory.loan = Loan(*_lend(storage))
-    counter = machine.limbo.count(memory.loan)
-    return device, memory.loan.handle, storage.nbytes(), 0, counter.file.address.encode(), counter.index, b"", False
+    if memory.export is None:
+        memory.export = ExportedBlock(*_export(storage))
+    counter = machine.pending_frees.count(memory.export)
+    return device, memory.export.handle, storage.nbytes(), 0, counter.file.address.encode(), counter.index, b"", False
 
 
 def new_shared_cuda(
@@ -120,6 +133,7 @@ def new_shared_cuda(
     Raises AcceleratorError, as CUDA does, if the sender has ended, or is this very process.
     """
     gpu = hardware.machine().gpu(device)
+    assert gpu is not None
     gpu.open_context()
     kind, sender, _, *where = json.loads(handle)
     if sender == os.getpid():
@@ -128,13 +142,13 @@ def new_shared_cuda(
         storage = _reach(kind, where, nbytes, gpu)
     except (OSError, RuntimeError):
         raise errors.invalid_resource_handle() from None
-    hang(ReceivedMemory(gpu, nbytes, kind != HOLLOW, (counter.decode(), index)), storage)
+    hang(ReceivedMemory(gpu, nbytes, kind != NO_VALUES, (counter.decode(), index)), storage)
     return storage
 
 
 def release_ipc_counter(counter: bytes, index: int) -> None:
     """`UntypedStorage._release_ipc_counter_cuda`: a storage that is here already has come again."""
-    count_down(counter.decode(), index)
+    decrement(counter.decode(), index)
 
 
 def new_shared(make: Callable[..., torch.UntypedStorage]) -> Any:
@@ -146,13 +160,13 @@ def new_shared(make: Callable[..., torch.UntypedStorage]) -> Any:
     return classmethod(_new_shared)
 
 
-def _lend(storage: VirtualStorage) -> tuple[bytes, Any]:
+def _export(storage: VirtualStorage) -> tuple[bytes, Any]:
     """Moves the values to memory that other processes can map. Returns the handle by which they do, and what keeps it good."""
     serial = next(_serials)
     if not storage.memory.gpu.machine.values:
         storage.memory.forget()  # a number that may not be known on either side after the next operator
     if storage.memory.kept is None:
-        return _handle(HOLLOW, serial), None
+        return _handle(NO_VALUES, serial), None
     with _DisableTorchDispatch():
         if get_sharing_strategy() == "file_descriptor" and has_proc():
             keeper: Any = Descriptor(os.dup(storage._share_fd_cpu_()[0]))
@@ -166,8 +180,8 @@ def _handle(kind: str, serial: int, *where: str) -> bytes:
 
 
 def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedStorage:
-    if kind == HOLLOW:
-        return hollow(gpu, (nbytes,), (1,), torch.uint8, allocated=False).untyped_storage()
+    if kind == NO_VALUES:
+        return empty_without_values(gpu, (nbytes,), (1,), torch.uint8, allocated=False).untyped_storage()
     if kind == NAME:
         return _own_object(_open_name(where[0].encode(), where[1].encode(), nbytes))
     file = reach(where[0])

@@ -5,11 +5,13 @@ them (torch.autograd, "Stream semantics of backward passes"). Here a GPU's strea
 another stream than the last: so branches of a backward on two streams of one GPU run one after the other.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from virtualgpu.clock.clock import StreamTime
+from virtualgpu import errors
+from virtualgpu.clock.machine_clock import StreamTime
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.ops.gradients import count_references
 from virtualgpu.selected import Selected
@@ -71,3 +73,24 @@ def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any
         for index, stream in selected.ambient.items():
             _switch(selected, machine.gpus[index], stream)
         selected.ambient = outer
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    autograd = torch.autograd
+    engine = starting_at_roots(machine, autograd._engine_run_backward)
+    yield autograd, {"_make_grads": errors.make_gradients(autograd._make_grads), "_engine_run_backward": engine}
+
+
+def starting_at_roots(machine: Machine, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward that knows on which GPU it starts: its first node may make a number there before it looks at any tensor."""
+
+    def run_from(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        roots = {x._gpu if type(x) is VirtualTensor else None for x in tensors(outputs)}
+        before, machine.selected.root = machine.selected.root, roots.pop() if len(roots) == 1 else None
+        try:
+            return run_on_streams(machine, run, outputs, *args, **kwargs)
+        finally:
+            machine.selected.root = before
+
+    return run_from

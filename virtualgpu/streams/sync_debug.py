@@ -10,6 +10,7 @@ waits. Which operators read numbers stands in `test_sync_warning` of PyTorch's t
 import sys
 import warnings
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from virtualgpu.front_end import HERE
@@ -48,7 +49,8 @@ class SyncDebug:
 
 def _warn(text: str) -> None:
     """A warning at the line of Python that called PyTorch."""
-    level, frame = 2, sys._getframe(1)
+    level = 2
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_code.co_filename.startswith(HERE) or frame.f_code.co_filename.endswith(_APPLY)):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)

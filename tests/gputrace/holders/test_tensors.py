@@ -1,6 +1,5 @@
 """The tensors alive on the GPUs, by storage: those Python knows, and those that only C++ holds."""
 
-import gc
 import weakref
 
 import pytest
@@ -11,16 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import labkit
 from gputrace.holders.tensors import Census, alive, nbytes, shape_and_dtype
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_heap():
-    """What pytest and torch made is left out, which makes the census quick."""
-    labkit.use(gpus=2, like="H200", virtual=True, quiet=True)
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    labkit.use(None)
+pytestmark = pytest.mark.usefixtures("small_heap")
 
 
 def at(address, device=0):
@@ -174,16 +164,12 @@ def test_a_census_knows_a_storage_from_its_successor():
     assert census.alive_at((0, 1)) is None
 
 
-def test_a_census_keeps_nothing_alive():
+def test_a_census_keeps_nothing_alive(no_collection):
     x = torch.ones(1000, device="cuda", requires_grad=True)
     loss = (x * 2).exp().sum()
-    gc.disable()
-    try:
-        census = Census.take()
-        del x, loss
-        assert torch.cuda.memory_allocated() == 0
-    finally:
-        gc.enable()
+    census = Census.take()
+    del x, loss
+    assert torch.cuda.memory_allocated() == 0
     assert census.alive_at((0, 1)) is None
 
 

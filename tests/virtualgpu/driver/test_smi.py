@@ -146,7 +146,7 @@ def test_a_process_that_ends_leaves_no_folder():
 
 
 def test_folders_of_killed_processes_are_removed_and_no_others(one, monkeypatch):
-    program = "import os; from virtualgpu.driver import smi; print(smi.Office(dict).folder, flush=True); os._exit(1)"
+    program = "import os; from virtualgpu.driver import smi; print(smi.Server(dict).folder, flush=True); os._exit(1)"
 
     def killed() -> Path:
         return Path(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip())
@@ -157,8 +157,8 @@ def test_folders_of_killed_processes_are_removed_and_no_others(one, monkeypatch)
     assert not first.exists() and (second / "socket").exists()
     with monkeypatch.context() as another_user:
         another_user.setattr(os, "getuid", lambda: -1)
-        smi.Office(dict).close()
+        smi.Server(dict).close()
     assert second.exists()
-    smi.Office(dict).close()
+    smi.Server(dict).close()
     assert not second.exists()
     assert smi.ask(os.environ[smi.ADDRESS])["gpus"]  # that of this process, which listens
