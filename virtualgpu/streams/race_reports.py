@@ -29,7 +29,7 @@ class RaceWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two pieces of work. `device` is HOST for the host; `stream` is the stream's number; `line` is "file:line", `text` its source.
+    """One of the two pieces of work. `device` is HOST for the host; `stream` its stream's number; `line` is "file:line", `text` its source.
 
     `seconds` is the host's time at the launch, `start` and `end` that of the work, on the machine's clock.
     """
