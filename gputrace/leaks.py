@@ -135,7 +135,7 @@ def _allocated() -> set[tuple[int, int]]:
 
 
 def _place(line: SourceLine | None) -> str:
-    return "an unknown line" if line is None else line.place
+    return "an unknown line" if line is None else line.location
 
 
 def _row(alike: list[Leak]) -> tuple[str, ...]:
