@@ -25,7 +25,7 @@ from gputrace.events import (
 )
 from gputrace.holders.tensors import Living, of_kind
 from gputrace.phases import Phase, phase_of
-from gputrace.replay import Segment
+from gputrace.replay import RecordedSegment
 from virtualgpu import workspaces
 
 CategoryAt = dict[tuple[int, int], int]  # the category of what lies at (device, address)
@@ -59,7 +59,7 @@ def workspace_sizes(capability: int) -> set[int]:
 
 def categorised(
     events: Events,
-    segments: Iterable[Segment],
+    segments: Iterable[RecordedSegment],
     stacks: list[Stack],
     phases: list[Phase],
     at_start: CategoryAt,

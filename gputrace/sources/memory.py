@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gputrace.events import ACTION_OF, ALLOC, OOM, SEGMENT_ALLOC, SEGMENT_MAP, MemoryEvent, SourceLine, StackTable
-from gputrace.replay import Segment, from_snapshot
+from gputrace.replay import RecordedSegment, from_snapshot
 from virtualgpu import instruments
 from virtualgpu.allocator import UNLIMITED, Settings
 
@@ -33,7 +33,7 @@ class Recorded:
     """
 
     events: list[MemoryEvent]
-    segments: list[Segment]
+    segments: list[RecordedSegment]
     settings: Settings
     used: list[tuple[float, int, int]]
     allocated: dict[int, int]
