@@ -49,7 +49,7 @@ def test_the_lines_of_the_cell_are_the_readers(shell):
     )
     assert result.success and result.result is None
     trace = shell.user_ns["trace"]
-    assert type(trace) is Trace and [entry.line.place for entry in trace.lines()] == ["cell:2", "cell:3"]
+    assert type(trace) is Trace and [entry.line.location for entry in trace.lines()] == ["cell:2", "cell:3"]
     assert [entry.delta for entry in trace.lines()] == [4 << 20, 4 << 20]
     assert trace.peak == 12 << 20 and trace.peak_line.text == "y = (x + 1"
     figure, words, table = shown
@@ -191,7 +191,7 @@ def test_a_timeline_of_a_cell(shell):
     figure, words = shown
     trace = shell.user_ns["trace"]
     assert figure == trace.plot_timeline().alt and words == "(the figure in words)"
-    assert trace.busy(0, "h2d") > 0 and trace.line(int(trace.spans.stack[-1])).place == "cell:3"
+    assert trace.busy(0, "h2d") > 0 and trace.line(int(trace.spans.stack[-1])).location == "cell:3"
 
 
 def test_a_timeline_with_memory(shell):

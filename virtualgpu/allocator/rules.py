@@ -347,4 +347,4 @@ class AllocatorRules:
         }
         if message is None:
             message = oom_text(index=self.index, processes=self._processes(), version=self.version, own_pid=os.getpid(), **figures)
-        return OutOfMemory(message, requested=nbytes, **figures)
+        return OutOfMemory(message=message, requested=nbytes, **figures)

@@ -148,7 +148,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
     def capability(index: int) -> dict[str, Any]:
         return {"supported_dtypes": set(), "major": machine.profile.major, "minor": machine.profile.minor}
 
-    answers = {
+    return {
         "_cuda_init": machine.initialise,
         "_cuda_getDeviceCount": machine.visible,
         "_cuda_getDevice": lambda: selected.device,
@@ -182,7 +182,6 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_accelerator_getDeviceCapability": capability,
         "_accelerator_getDefaultGenerator": lambda index: machine.gpus[checked(index)].generator,
     }
-    return answers
 
 
 def stream_answers(machine: Machine) -> dict[str, Any]:
@@ -211,13 +210,6 @@ def stream_answers(machine: Machine) -> dict[str, Any]:
 def memory_answers(machine: Machine) -> dict[str, Any]:
     gpus = machine.gpus
     raw: dict[int, tuple[Any, Any]] = {}  # address -> GPU and block of caching_allocator_alloc
-
-    def every(method: str) -> Callable[[], None]:
-        def call() -> None:
-            for gpu in gpus:
-                getattr(gpu.allocator, method)()
-
-        return call
 
     def empty_cache() -> None:
         machine.take_turn()
