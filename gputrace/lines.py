@@ -41,7 +41,7 @@ class Lines(list[LineMemory]):
         header = ("line", "change", "peak", "allocated", "times", "source")
         rows = tuple(
             (
-                "no line of yours" if entry.line is NO_LINE else entry.line.place,
+                "no line of yours" if entry.line is NO_LINE else entry.line.location,
                 signed(entry.delta),
                 units.byte_text(entry.peak),
                 units.byte_text(entry.allocated),

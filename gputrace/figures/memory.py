@@ -150,7 +150,7 @@ def _line(trace: "TraceData", event: int) -> SourceLine | None:
 
 
 def _source(line: SourceLine) -> str:
-    return f"{line.place}  {line.text}".rstrip()
+    return f"{line.location}  {line.text}".rstrip()
 
 
 # What it finds
@@ -176,7 +176,7 @@ def _finding(seen: _Seen) -> str:
         return f"Peak {peak}{where}{share}"
     start = f"Peak {peak}{where}, made by "
     room = 72 * 0.96 * SIZE[0] - text_width(start + share, TITLE_POINTS, bold=True)
-    return f"{start}{shortened(seen.line.text or seen.line.place, room, TITLE_POINTS, bold=True)}{share}"
+    return f"{start}{shortened(seen.line.text or seen.line.location, room, TITLE_POINTS, bold=True)}{share}"
 
 
 def _percent(seen: _Seen, name: str) -> str:

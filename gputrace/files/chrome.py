@@ -91,7 +91,7 @@ class _Lanes:
 
     def slices(self) -> Iterator[Entry]:
         spans, lines = self.trace.spans, [self.trace.line(stack) for stack in range(len(self.trace.stacks))]
-        args = [{} if line is None else {"line": line.place, "source": line.text} for line in lines]
+        args = [{} if line is None else {"line": line.location, "source": line.text} for line in lines]
         durations = (np.maximum(self.end - self.start, 0) / 1000).tolist()
         rows = zip(spans.name.tolist(), spans.kind.tolist(), spans.stack.tolist(), self.starts, durations, strict=True)
         for name, kind, stack, at, duration in rows:
