@@ -30,10 +30,10 @@ from virtualgpu.driver import driver, nvml, smi
 from virtualgpu.hardware import Machine
 from virtualgpu.host import python_costs
 from virtualgpu.host.cpu_operators import HostOperators
-from virtualgpu.ops import dispatch, recurrent, registry
+from virtualgpu.ops import call, recurrent
 from virtualgpu.processes import inheritance, ledger, sharing
 from virtualgpu.streams import backward, streams
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, place, tensors, unsupported
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, allocate_on, tensors, unsupported
 
 _ABSENT = object()
 
@@ -72,7 +72,7 @@ class Installation:
 
     def remove(self) -> None:
         """Take the machine away. What still lies on its GPUs raises an error when it is used."""
-        self.machine.order.end()
+        self.machine.races.end()
         self.machine.alive = False
         self.machine.turns.close()
         autocast.remove()
@@ -101,7 +101,7 @@ class Installation:
         hardware.put_in_place(None)
         self.machine.limbo.close()
         self.machine.ledger.close()
-        if self.machine.kept_bytes or self.machine.hollow:
+        if self.machine.kept_bytes or self.machine.without_values:
             gc.collect()  # what only cycles hold is freed with its machine
 
     def _serve_tools(self) -> None:
@@ -299,8 +299,8 @@ class Installation:
             self._library.impl("empty.memory_format", factories.cuda_empty, "CUDA")
             self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
             autocast.register(self._library)
-            for name in errors.CHECKS.keys() | dispatch.registry.COMPOSITES.keys():
-                kernel = _above_autograd(name, dispatch.registry.COMPOSITES.get(name))
+            for name in call.CHECKS.keys() | call.COMPOSITES.keys():
+                kernel = _above_autograd(name, call.COMPOSITES.get(name))
                 for key in ("AutogradCPU", "CPU"):
                     self._library.impl(name, kernel, key)
 
@@ -309,7 +309,7 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
     """The kernel of a composite operator: as on CUDA if a device tensor is among the arguments, as it was otherwise."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    check = errors.CHECKS.get(name)
+    check = call.CHECKS.get(name)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if any(type(x) is VirtualTensor for x in tensors(args)):
@@ -317,7 +317,7 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
                 check(args, kwargs)
             if function is not None:
                 return function(*args, **kwargs)
-        return registry.made_of(operator, *args, **kwargs)
+        return call.made_of(operator, *args, **kwargs)
 
     return kernel
 
@@ -327,7 +327,7 @@ def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
     if not location.startswith("cuda"):
         return None
     torch.serialization._validate_device(location, "cuda")
-    place(storage, hardware.machine().gpu(location))
+    allocate_on(hardware.machine().gpu(location), storage)
     return storage
 
 

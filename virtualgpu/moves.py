@@ -15,7 +15,7 @@ from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
 from virtualgpu.host.pinned import is_pinned, pinned
 from virtualgpu.ops.copies import move
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, hollow
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, tensor_without_values
 
 _to = torch.Tensor.to
 _data = torch.Tensor.data
@@ -112,9 +112,9 @@ def read_on_host(read: Any) -> Any:
     """`Tensor.numpy` or `tolist` of a tensor on the host, into which a copy may be under way."""
 
     def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        order = hardware.machine().order
-        if order.host_copies:
-            order.host_reads(self, read.__name__)
+        races = hardware.machine().races
+        if races.host_copies:
+            races.host_reads(self, read.__name__)
         return read(self, *args, **kwargs)
 
     return checked
@@ -194,7 +194,7 @@ def _shell(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its kind then.
     """
     if type(value) is VirtualTensor:
-        shell = hollow(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
+        shell = tensor_without_values(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
     else:
         shell = torch.empty_strided(gradient.size(), gradient.stride(), dtype=gradient.dtype, device="cpu")
     shell._stands_for = gradient  # its object takes the shell's place once the shell has got its content

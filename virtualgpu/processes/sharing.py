@@ -29,7 +29,7 @@ from virtualgpu.hardware import Gpu, Memory
 from virtualgpu.processes.loans import LAST, Loan, count_down
 from virtualgpu.processes.shared_file import address_of, has_proc, reach
 from virtualgpu.streams.streams import Event
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, hang, hollow, unsupported
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, hang, tensor_without_values, unsupported
 
 FIRST_ADDRESS, GRANULE = 0x7D0000000000, 2 << 20  # where a GPU's received memory begins, and what the driver rounds it up to
 HOLLOW, FILE, NAME = "hollow", "file", "name"  # how values are reached: not at all, for there are none; by a file; by PyTorch's manager
@@ -167,7 +167,7 @@ def _handle(kind: str, serial: int, *where: str) -> bytes:
 
 def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedStorage:
     if kind == HOLLOW:
-        return hollow(gpu, (nbytes,), (1,), torch.uint8, allocated=False).untyped_storage()
+        return tensor_without_values(gpu, (nbytes,), (1,), torch.uint8, allocated=False).untyped_storage()
     if kind == NAME:
         return _own_object(_open_name(where[0].encode(), where[1].encode(), nbytes))
     file = reach(where[0])

@@ -22,7 +22,7 @@ import labkit
 from labkit.machine import Machine
 from virtualgpu import hardware
 from virtualgpu.clock.clock import Span
-from virtualgpu.ops.half import KERNELS
+from virtualgpu.ops.call import operator
 from virtualgpu.threads.seats import Seat, State
 from virtualgpu.threads.turns import Turns
 
@@ -174,7 +174,7 @@ def test_a_thread_that_waits_for_its_kernels_own_threads_keeps_its_turn(machine,
         running.pop()
         return torch.ops.aten.exp.default(x)
 
-    monkeypatch.setitem(KERNELS, torch.ops.aten.exp.default, kernel)
+    monkeypatch.setattr(operator(torch.ops.aten.exp.default), "kernel", kernel)
     inputs = [torch.zeros(3, device="cuda") for _ in range(3)]
     run_threads(*[lambda x=x: [x.exp() for _ in range(3)] for x in inputs])
     assert most == 1
