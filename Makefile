@@ -15,7 +15,7 @@
 #
 # Variables:
 #   ARGS="--no-browser --port=9999"                         passed on to JupyterLab
-#   TORCH_INDEX=https://download.pytorch.org/whl/cpu        PyTorch's CPU wheels: smaller, for a machine without an NVIDIA GPU
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu        where PyTorch comes from; else its CPU build on Linux without an NVIDIA driver
 #   PYTHON=/path/to/python3.12                              the Python that .venv is made with
 #   VERSIONS="2.8 newest"                                   for test-versions: oldest, pinned, newest, installed or a number
 
@@ -35,7 +35,7 @@ SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$python" -c '$(SUITABLE)' 2>/dev/null && { echo "$$python"; break; }; done)
 
-PIP_OPTIONS = --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PIP_OPTIONS = --quiet --disable-pip-version-check $(shell "$(PYTHON)" tools/torch_index.py $(TORCH_INDEX))
 PIP_INSTALL = $(BIN)/python -m pip install $(PIP_OPTIONS) --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --timeout 300
 PARALLEL := -n auto --maxprocesses 4
@@ -44,9 +44,9 @@ NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests
 .PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-classic test-binder unit unit-all notebooks stored-outputs lint format clean
 
 # The address that JupyterLab prints leads to the first lesson. It refuses to run as root, which is who you are in most containers, unless told.
-lab: $(VENV)/installed
+lab: $(VENV)/installed-lab
 	@$(BIN)/python -m labkit lessons --to work
-	$(BIN)/python -m jupyterlab --ServerApp.root_dir=work --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	@$(BIN)/python tools/running_lab.py work || $(BIN)/python -m jupyterlab --ServerApp.root_dir=work --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 # $(call in_turn,PARTS): make one part after the other, say which one runs, and at the end how long each took. A part that fails is the last.
 in_turn = @number=0; report=""; status=0; \
@@ -122,12 +122,18 @@ make_venv = $(1)/bin/python -m pip --version >/dev/null 2>&1 || { \
 	test -n "$(PYTHON)" || { echo "Python 3.11, 3.12, 3.13 or 3.14 is needed: install one, or name it: make lab PYTHON=/path/to/python3.12" >&2; exit 1; }; \
 	echo "making $(1) with $(PYTHON)"; "$(PYTHON)" -m venv --clear $(1); }
 
-# A changed pin or dependency installs again; an interrupted installation starts again.
-$(VENV)/installed: constraints.txt pyproject.toml
+# A changed pin or dependency installs again; an interrupted installation starts again. A learner's installation has no test tools, and shows
+# what it does: PyTorch is large.
+$(VENV)/installed-lab: constraints.txt pyproject.toml
 	@$(call make_venv,$(VENV))
-	@echo "installing the pinned packages into $(VENV) (PyTorch is large: this takes some minutes the first time)"
-	@$(PIP_INSTALL) --editable '.[lab,test]'
+	@echo "installing the pinned packages into $(VENV): this takes some minutes the first time"
+	@$(filter-out --quiet,$(PIP_INSTALL)) --editable '.[lab]'
 	@$(BIN)/jupyter labextension disable --level=sys_prefix '@jupyterlab/apputils-extension:announcements' >/dev/null 2>&1 # no question about news
+	@touch $@
+
+$(VENV)/installed: $(VENV)/installed-lab
+	@echo "installing what the tests need into $(VENV)"
+	@$(PIP_INSTALL) --editable '.[lab,test]'
 	@touch $@
 
 $(VENV)/installed-browser: $(VENV)/installed

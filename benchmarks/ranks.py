@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import labkit
-from labkit.isolation import forkserver
+from labkit.processes import forkserver
 
 SCRIPT = "import torch.distributed as dist\ndist.init_process_group()\ndist.barrier()\ndist.destroy_process_group()\n"
 

@@ -23,7 +23,7 @@ import psutil
 from gputrace import Trace, figures
 from gputrace.events import ACTIVATIONS, ALLOC, FREE_COMPLETED, FREE_REQUESTED, GRADIENTS, OTHER, SEGMENT_ALLOC, Events, SourceLine
 from gputrace.phases import Phase
-from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Spans, Waits, Work
+from gputrace.spans import H2D, HOST, KERNEL, LAUNCH, Execution, Spans, Waits
 from virtualgpu.allocator.settings import Settings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -59,7 +59,7 @@ def step_of_training() -> tuple[np.ndarray, list[Phase]]:
     return np.array(rows), [Phase("forward", 0, middle, 1), Phase("backward", middle, len(rows), 2)]
 
 
-def make_work(count: int) -> Work:
+def make_work(count: int) -> Execution:
     """So many kernels and copies, launched one after the other: on each device kernels on one stream wait for copies on another."""
     number = np.arange(count)
     device, copies = (number // 2) % DEVICES, number % 2 == 1
@@ -85,7 +85,7 @@ def make_work(count: int) -> Work:
     kinds, names = np.where(copies, H2D, KERNEL), np.where(copies, "copy", np.where(number % 4, "mm", "add"))
     work = zip(start, duration, device, 7 * copies, kinds, names.tolist(), number % 3, number, strict=True)
     waits = [(start[i] + duration[i], device[i], 7, start[i] + duration[i], device[i], 0, 1) for i in np.flatnonzero(copies)[::5].tolist()]
-    return Work(Spans.of([*host, *work]), Waits.of(waits), [])
+    return Execution(Spans.of([*host, *work]), Waits.of(waits), [])
 
 
 def make_trace(count: int) -> Trace:
@@ -124,7 +124,8 @@ def make_trace(count: int) -> Trace:
         error="",
         badge="made up",
         origin={},
-        work=make_work(count),
+        execution=make_work(count),
+        census=None,
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # what a type checker reads in place of the table below
     from gputrace import report
     from gputrace.figures.figure import Figure
     from gputrace.leaks import Leaks
-    from gputrace.oom import OutOfMemoryExplanation
+    from gputrace.oom.explanation import OutOfMemoryExplanation
     from gputrace.recording import record
     from gputrace.tables import Table
     from gputrace.trace import Trace
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # what a type checker reads in place of the table below
 _HOMES = {
     "Figure": "gputrace.figures.figure",
     "Leaks": "gputrace.leaks",
-    "OutOfMemoryExplanation": "gputrace.oom",
+    "OutOfMemoryExplanation": "gputrace.oom.explanation",
     "Table": "gputrace.tables",
     "Trace": "gputrace.trace",
     "record": "gputrace.recording",

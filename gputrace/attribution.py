@@ -1,4 +1,5 @@
-"""Which line of Python an event or a span belongs to, where its source does not say: that of the phase, or of what came before it."""
+"""The phases of a recording, and the line of Python for each event and span whose source does not give one: that of its phase, or of
+what came before it."""
 
 import bisect
 from collections.abc import Iterable
@@ -6,33 +7,44 @@ from dataclasses import replace
 
 import numpy as np
 
-from gputrace.events import ALLOC, Event, Events, Stack
-from gputrace.phases import Phase, phase_of
-from gputrace.spans import Work
+from gputrace.events import ALLOC, Events, MemoryEvent, Stack
+from gputrace.phases import NotedPhase, Phase, broken_off, phase_of, with_forwards
+from gputrace.spans import Execution
 from virtualgpu.source_lines import is_users
 
 
-def with_stacks(events: Iterable[Event], phases: list[Phase]) -> list[Event]:
-    """The events; those without a stack get that of the phase they lie in, for a backward pass on CUDA runs in C++ threads."""
+def with_phases(recorded: Iterable[MemoryEvent], noted: list[NotedPhase], end: float, stacks: list[Stack]) -> tuple[Events, list[Phase]]:
+    """The columns of the events, each with a stack, and all phases; those noted and not ended last until `end`."""
+    noted = list(noted)  # another thread may add to it
+    phases = [Phase(one.name, one.start, end if one.end is None else one.end, one.stack) for one in noted]
+    events = Events.of(_with_stacks(recorded, phases))
+    for index, one in enumerate(noted):
+        if one.name == "step" and one.end is None:
+            phases[index] = broken_off(phases[index], phases, events, stacks)
+    return events, with_forwards(phases, events, stacks)
+
+
+def _with_stacks(events: Iterable[MemoryEvent], phases: list[Phase]) -> list[MemoryEvent]:
+    """Events without a stack get that of the backward in which they lie: on CUDA it runs in C++ threads."""
     backward = [phase for phase in phases if phase.name == "backward"]
     starts = [phase.start for phase in backward]
 
-    def stack(event: Event) -> int:
+    def stack(event: MemoryEvent) -> int:
         at = bisect.bisect_right(starts, event.time) - 1
         return backward[at].stack if at >= 0 and event.time <= backward[at].end else 0
 
     return [event if event.stack else replace(event, stack=stack(event)) for event in events]
 
 
-def with_allocators_streams(work: Work, events: Events) -> Work:
-    """The spans with each stream as PyTorch's allocator calls it, which CUPTI numbers otherwise.
+def with_allocators_streams(execution: Execution, events: Events) -> Execution:
+    """The spans with the stream handles that PyTorch's allocator uses; CUPTI numbers streams differently.
 
-    What runs on a stream takes its memory on that stream right before. So the two are the same if most launches on the one follow an
-    event on the other; and no two are the same as one.
+    What runs on a stream allocates its memory on that stream right before. A CUPTI stream is the handle whose allocations most of its
+    launches follow, and no two streams get the same handle.
     """
-    spans, waits = work.spans, work.waits
+    spans, waits = execution.spans, execution.waits
     if not len(events):
-        return work
+        return execution
     same: dict[tuple[int, int], int] = {}
     for device in np.unique(spans.device[spans.launch >= 0]).tolist():
         mine = np.flatnonzero((spans.device == device) & (spans.launch >= 0))
@@ -49,27 +61,27 @@ def with_allocators_streams(work: Work, events: Events) -> Work:
                 same[device, stream] = handle
                 taken.add(handle)
 
-    def told(devices: np.ndarray, streams: np.ndarray) -> np.ndarray:
-        places = zip(devices.tolist(), streams.tolist(), strict=True)
-        return np.array([same.get(place, place[1]) for place in places], np.int64)
+    def handles_of(devices: np.ndarray, streams: np.ndarray) -> np.ndarray:
+        pairs = zip(devices.tolist(), streams.tolist(), strict=True)
+        return np.array([same.get(pair, pair[1]) for pair in pairs], np.int64)
 
     return replace(
-        work,
-        spans=replace(spans, stream=told(spans.device, spans.stream)),
-        waits=replace(waits, stream=told(waits.device, waits.stream), to_stream=told(waits.to_device, waits.to_stream)),
+        execution,
+        spans=replace(spans, stream=handles_of(spans.device, spans.stream)),
+        waits=replace(waits, stream=handles_of(waits.device, waits.stream), to_stream=handles_of(waits.to_device, waits.to_stream)),
     )
 
 
-def with_lines(work: Work, events: Events, phases: list[Phase], stacks: list[Stack]) -> Work:
+def with_lines(execution: Execution, events: Events, phases: list[Phase], stacks: list[Stack]) -> Execution:
     """The spans; those whose stack has no line of the user's get that of the phase in which they were launched.
 
-    The profiler on CUDA tells of no stacks: asked for them, it costs a quarter more. There a launch gets the stack of the last event of
-    the memory before it in its phase that has one. Nearly every operator allocates its result and then launches at once; one that works
-    in place may be told as the line of the operator before.
+    The profiler on CUDA reports no stacks: with them it costs a quarter more. There a launch gets the stack of the last memory event
+    before it in its phase. Nearly every operator allocates its result and launches right after; one that works in place may get the
+    line of the operator before.
     """
-    if not len(work.spans) and not len(work.waits):
-        return work
-    spans, waits = work.spans, work.waits
+    spans, waits = execution.spans, execution.waits
+    if not len(spans) and not len(waits):
+        return execution
     launched = np.where(spans.launch >= 0, spans.start[spans.launch], spans.start)
     known = np.flatnonzero(events.stack)
     users = np.array([any(is_users(line.filename) for line in stack) for stack in stacks], dtype=bool)
@@ -84,7 +96,7 @@ def with_lines(work: Work, events: Events, phases: list[Phase], stacks: list[Sta
         return np.where(users[stack], stack, np.where(stack == 0, guessed, np.where(phase >= 0, of_phase, stack)))
 
     return replace(
-        work,
+        execution,
         spans=replace(spans, stack=better(spans.stack, launched)),
         waits=replace(waits, stack=better(waits.stack, waits.until)),
     )

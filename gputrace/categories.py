@@ -1,6 +1,6 @@
 """What each block was for: parameters, gradients, activations, optimizer state, workspace, other.
 
-Nothing is asked while the program runs. A block's category follows from what holds it when the recording starts or ends, and else
+Nothing is looked up while the program runs. A block's category follows from what holds it when the recording starts or ends, and else
 from the phase in which it was born and the one in which it died.
 """
 
@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from gputrace.events import (
     ACTIVATIONS,
@@ -22,22 +23,21 @@ from gputrace.events import (
     Events,
     Stack,
 )
+from gputrace.holders.tensors import Living, of_kind
 from gputrace.phases import Phase, phase_of
-from gputrace.replay import Segment
-from gputrace.tensors import Living, of_kind
+from gputrace.replay import RecordedSegment
+from virtualgpu import workspaces
 
-Held = dict[tuple[int, int], int]  # the category of what lies at (device, address)
+CategoryAt = dict[tuple[int, int], int]  # the category of what lies at (device, address)
 
 _MAKES_PARAMETERS = {"__init__", "_apply", "to_empty"}  # functions of a module's class that do nothing else with tensors
 
 
-def held(objects: list[Any], living: Living) -> Held:
-    """What the storages that are alive are for, by what holds them; OTHER of those for which that says nothing.
+def held(objects: list[Any], living: Living) -> CategoryAt:
+    """The categories of the storages that are alive, by what holds them; OTHER where that does not show it.
 
     `objects` is what the garbage collector tracks, or the relevant of it; `living` is what was found among them.
     """
-    import torch
-
     gradients = {id(gradient) for _, gradient, how in living.links if how == "grad"}
     buffers = {id(buffer) for module in of_kind(objects, torch.nn.Module) for buffer in vars(module).get("_buffers", {}).values()}
     optimizers = of_kind(objects, torch.optim.Optimizer)
@@ -49,23 +49,21 @@ def held(objects: list[Any], living: Living) -> Held:
             return PARAMETERS
         return GRADIENTS if id(tensor) in gradients else OPTIMIZER_STATE if id(tensor) in states else OTHER
 
-    return {place: min(map(category, storage.tensors), default=OTHER) for place, storage in living.storages.items()}
+    return {key: min(map(category, storage.tensors), default=OTHER) for key, storage in living.storages.items()}
 
 
 def workspace_sizes(capability: int) -> set[int]:
     """Bytes that cuBLAS and cuBLASLt take for a workspace on a GPU of this major compute capability."""
-    from virtualgpu import workspaces
-
     return {workspaces.cublas_bytes(capability, os.environ), workspaces.cublaslt_bytes(os.environ)} - {0}
 
 
 def categorised(
     events: Events,
-    segments: Iterable[Segment],
+    segments: Iterable[RecordedSegment],
     stacks: list[Stack],
     phases: list[Phase],
-    at_start: Held,
-    at_end: Held,
+    at_start: CategoryAt,
+    at_end: CategoryAt,
     workspaces: set[int],
 ) -> Events:
     """The same events with their categories; those of `segments`, the blocks that were there at the start, are set in place."""
@@ -103,7 +101,7 @@ def _by_phase(events: Events, stacks: list[Stack], phases: list[Phase], born: np
             birth == "backward",
             (birth == "step") & (birth_phase != death_phase),
             birth == "step",
-            makes[events.stack[born]],  # before what a death tells: a model's may come right after the backward
+            makes[events.stack[born]],  # before the rule about deaths: a model's may come right after the backward
             (birth == "forward") | (death == "backward"),
         ],
         [GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS, ACTIVATIONS],

@@ -1,4 +1,4 @@
-"""Forward, backward and step: the phases of training, found without the learner's help.
+"""Forward, backward and step: the phases of training, found without marks in the program.
 
 Backward passes and optimizer steps are noted as they happen. A forward pass is found afterwards: it runs from the first allocation
 inside a module's call to the backward pass that follows.
@@ -14,6 +14,8 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gputrace.events import Events, Stack
 
@@ -22,7 +24,7 @@ _MODULE_CALLS = ("_call_impl", "_wrapped_call_impl")  # torch.nn.Module.__call__
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`name` is "forward", "backward" or "step"; `start` and `end` in seconds; `stack` numbers the stack that called it."""
+    """`name` is "forward", "backward" or "step"; `start` and `end` in seconds; `stack` is the number of the stack that called it."""
 
     name: str
     start: float
@@ -30,7 +32,17 @@ class Phase:
     stack: int
 
 
-Note = Callable[[str, FrameType | None], Callable[[], None]]  # called when a phase starts; gives what to call when it ends
+@dataclass(slots=True)
+class NotedPhase:
+    """A phase under way; `end` is None until it ends."""
+
+    name: str
+    start: float
+    stack: int
+    end: float | None = None
+
+
+Note = Callable[[str, FrameType | None], Callable[[], None]]  # called when a phase starts; returns what to call when it ends
 
 _notes: list[Note] = []  # of the recordings under way
 _lock = threading.Lock()
@@ -39,7 +51,7 @@ _undo: Callable[[], None] | None = None
 
 @contextmanager
 def noted(note: Note) -> Iterator[None]:
-    """Calls `note` at every backward pass and optimizer step, of any thread, until the block ends."""
+    """Call `note` at every backward pass and optimizer step, in any thread, until the block ends."""
     global _undo
     with _lock:
         _notes.append(note)
@@ -56,11 +68,8 @@ def noted(note: Note) -> Iterator[None]:
 
 
 def _watch() -> Callable[[], None]:
-    """Watch backward passes and steps; returns what ends it. PyTorch has hooks for every optimizer, and none for backward."""
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    # What ends the steps of each thread and optimizer, the innermost last: a class's step may call that of the class it is made from.
+    """Watch backward passes and steps; returns what ends it. PyTorch has hooks for optimizers' steps, and none for backward."""
+    # What ends the steps of each thread and optimizer, the innermost last: a class's step may call its base class's.
     steps: dict[tuple[int, int], list[list[Callable[[], None]]]] = {}
 
     def before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
@@ -71,22 +80,22 @@ def _watch() -> Callable[[], None]:
         for end in under_way.pop() if under_way else ():
             end()
 
-    places: dict[Any, tuple[Any, Any]] = {place: _wrap(place) for place in (torch.autograd, torch.autograd.graph)}
+    wrapped_in: dict[Any, tuple[Any, Any]] = {module: _wrap(module) for module in (torch.autograd, torch.autograd.graph)}
     hooks = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
 
     def undo() -> None:
-        for place, (original, wrapped) in places.items():
-            if place._engine_run_backward is wrapped:  # else somebody put a function of his own around ours
-                place._engine_run_backward = original
+        for module, (original, wrapped) in wrapped_in.items():
+            if module._engine_run_backward is wrapped:  # else somebody has wrapped ours
+                module._engine_run_backward = original
         for hook in hooks:
             hook.remove()
 
     return undo
 
 
-def _wrap(place: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Put a function around the one through which `place` starts a backward; returns both."""
-    original = place._engine_run_backward
+def _wrap(module: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Wrap the function through which a module starts a backward; returns the original and the wrapper."""
+    original = module._engine_run_backward
 
     @functools.wraps(original)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +106,7 @@ def _wrap(place: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
             for end in ends:
                 end()
 
-    place._engine_run_backward = run_backward
+    module._engine_run_backward = run_backward
     return original, run_backward
 
 
@@ -106,7 +115,7 @@ def _begin(name: str, frame: FrameType | None) -> list[Callable[[], None]]:
 
 
 def broken_off(step: Phase, phases: list[Phase], events: Events, stacks: list[Stack]) -> Phase:
-    """A step that an exception ended, until its last event before the next phase: of that end PyTorch's hooks hear nothing."""
+    """A step that an exception ended, which PyTorch's hooks do not report: it lasts until its last event before the next phase."""
     caller = stacks[step.stack][1:]  # the innermost line is PyTorch's own, which calls the hooks
     inside = np.array([stack[len(stack) - len(caller) :] == caller for stack in stacks], dtype=bool)
     until = min((phase.start for phase in phases if phase.start > step.start), default=np.inf)

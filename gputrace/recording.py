@@ -1,46 +1,46 @@
-"""`labkit.record()`: put a block of code under the instrument."""
+"""`record()`: record a block of code."""
 
 import datetime
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
-from typing import Any
+
+import torch
 
 import virtualgpu
-from gputrace.attribution import with_allocators_streams, with_lines, with_stacks
+from gputrace.attribution import with_allocators_streams, with_lines, with_phases
 from gputrace.categories import categorised, held, workspace_sizes
-from gputrace.clock_source import ClockSource
-from gputrace.events import Events, StackTable
-from gputrace.kineto import KinetoSource
-from gputrace.phases import Phase, broken_off, noted, with_forwards
+from gputrace.events import StackTable
+from gputrace.holders.tensors import Census, alive, relevant_objects
+from gputrace.phases import NotedPhase, noted
 from gputrace.replay import complete, complete_without_start
-from gputrace.sources import CudaSource, VirtualSource
-from gputrace.spans import Work
-from gputrace.tensors import Census, alive, relevant_objects
+from gputrace.sources.clock import ClockSource
+from gputrace.sources.kineto import KinetoSource
+from gputrace.sources.memory import CudaSource, VirtualSource
+from gputrace.spans import Execution
 from gputrace.trace import Trace
 from virtualgpu import front_end
 from virtualgpu.machines import with_maker
 
 MAX_EVENTS = 200_000  # on a real GPU some 2 KB of host memory each
-_NO_WORK = Work.none("it was asked for memory alone; labkit.record(timeline=True) and %%gpu_timeline record both")
+_NO_TIMELINE = Execution.none("it was asked for memory alone; labkit.record(timeline=True) and %%gpu_timeline record both")
 
 
 def record(max_events: int = MAX_EVENTS, *, timeline: bool | None = None) -> AbstractContextManager[Trace]:
-    """Record what happens to the memory of all GPUs in this process, and when what runs on them, until the `with` block ends.
+    """Record the memory of all GPUs in this process, and what runs on them, until the `with` block ends.
 
-    The trace has its figures when the block has ended, also by an exception. Recordings may lie in one another or overlap. None
-    resets the peaks that `torch.cuda` keeps, and none ends a memory history that you had switched on before. In a child process that
-    is forked in the block nothing is recorded.
+    The trace has its numbers when the block has ended, also by an exception. Recordings may be nested or overlap. They leave the peaks
+    that `torch.cuda` keeps, and a memory history that was on before, as they are. A child process forked in the block records nothing.
 
     Args:
         max_events: the newest events of each real GPU, or of all virtual ones, that are kept; `trace.lost` counts the others. Of the
             spans of virtual GPUs as many are kept.
-        timeline: record kernels and copies too. None records them on virtual GPUs alone: on real ones PyTorch's profiler tells of
-            them, whose first start takes a second or more, and which costs a little at each launch. It can run once in a process,
-            so `trace.no_timeline` says why there is none where the program uses it itself; and it keeps the first 128 MiB of what
-            it hears (libkineto/src/Config.cpp), which is some hundred thousand launches.
+        timeline: record kernels and copies too. None records them on virtual GPUs alone: on real ones they come from PyTorch's
+            profiler, whose first start takes a second or more, and which costs a little at each launch. Only one can run in a process,
+            so where the program uses it itself there is no timeline, and `trace.no_timeline` says why. It keeps the first 128 MiB of
+            its events (libkineto/src/Config.cpp), which is some hundred thousand launches.
 
     Raises:
         ValueError: `max_events` is not a positive whole number.
@@ -53,8 +53,8 @@ def record(max_events: int = MAX_EVENTS, *, timeline: bool | None = None) -> Abs
 
 @contextmanager
 def _recorded(max_events: int, timeline: bool | None) -> Iterator[Trace]:
-    recording = _Recording(max_events, timeline)
-    trace = Trace.__new__(Trace)
+    recording = _Recorder(max_events, timeline)
+    trace = Trace.__new__(Trace)  # without attributes until the block has ended
     error, process = "", os.getpid()
     with ExitStack() as undo:
         undo.callback(recording.stop)
@@ -67,15 +67,13 @@ def _recorded(max_events: int, timeline: bool | None) -> Iterator[Trace]:
             raise
         finally:
             if os.getpid() == process:
-                recording.finish(trace, error)
+                vars(trace).update(vars(recording.finish(error)))
 
 
-class _Recording:
+class _Recorder:
     """A recording under way."""
 
     def __init__(self, max_events: int, timeline: bool | None) -> None:
-        import torch
-
         virtual = virtualgpu.current() is not None
         if not virtual and not torch.cuda.is_available():
             raise RuntimeError(f"there is no GPU to record: {front_end.name()}.use(gpus=1) gives you one, real or virtual")
@@ -89,9 +87,8 @@ class _Recording:
         else:
             self._source = CudaSource(self._table, max_events, frees=not timeline)
             self._clock = KinetoSource() if timeline else None
-        self._phases: list[list[Any]] = []  # name, start, end or None, stack
-        # Now, for the block may take the machine away.
-        self._badge, self._origin = _badge(), _origin()
+        self._phases: list[NotedPhase] = []
+        self._badge, self._origin = _badge(), _origin()  # now, for the block may take the machine away
 
     def start(self) -> None:
         objects = relevant_objects()
@@ -107,46 +104,37 @@ class _Recording:
         if self._clock is not None:
             self._clock.stop()
 
-    def note(self, name: str, frame: FrameType | None) -> Any:
-        """A phase starts; returns what to call when it ends."""
-        phase = [name, self._source.now(), None, self._table.of_frame(frame)]
+    def note(self, name: str, frame: FrameType | None) -> Callable[[], None]:
+        """Note that a phase starts; returns what to call when it ends."""
+        phase = NotedPhase(name, self._source.now(), self._table.of_frame(frame))
         self._phases.append(phase)
 
         def end() -> None:
-            phase[2] = self._source.now()
+            phase.end = self._source.now()
 
         return end
 
-    def finish(self, trace: Trace, error: str) -> None:
-        """Give the trace its figures."""
+    def finish(self, error: str) -> Trace:
+        """End the recording, and make the trace of it."""
         seconds = self._source.now()
         recorded = self._source.finish()
-        work = _NO_WORK if self._clock is None else self._clock.finish(self._source.origin)
+        execution = _NO_TIMELINE if self._clock is None else self._clock.finish(self._source.origin)
         self.stop()
         objects = relevant_objects()
         living = alive(objects)
         at_end, census = held(objects, living), Census(living)
         del objects, living
-        told = list(self._phases)
-        phases = [Phase(name, start, seconds if end is None else end, stack) for name, start, end, stack in told]
         stacks = self._table.stacks()
-        events = Events.of(with_stacks(recorded.events, phases))
-        for index, (name, _, end, _) in enumerate(told):
-            if name == "step" and end is None:
-                phases[index] = broken_off(phases[index], phases, events, stacks)
-        phases = with_forwards(phases, events, stacks)
+        events, phases = with_phases(recorded.events, self._phases, seconds, stacks)
         if recorded.lost:
             events = complete_without_start(events, recorded.settings)
         else:
             events = complete(events, recorded.segments, recorded.settings)
         if isinstance(self._clock, KinetoSource):
-            work = with_allocators_streams(work, events)
-        work = with_lines(work, events, phases, stacks)
+            execution = with_allocators_streams(execution, events)
         workspaces = workspace_sizes(recorded.capability)
-        events = categorised(events, recorded.segments, stacks, phases, self._at_start, at_end, workspaces)
-        Trace.__init__(
-            trace,
-            events=events,
+        return Trace(
+            events=categorised(events, recorded.segments, stacks, phases, self._at_start, at_end, workspaces),
             stacks=stacks,
             start=recorded.segments,
             settings=recorded.settings,
@@ -161,14 +149,12 @@ class _Recording:
             badge=self._badge,
             origin=self._origin,
             census=census,
-            work=work,
+            execution=with_lines(execution, events, phases, stacks),
         )
 
 
 def _out_of_memory(error: BaseException) -> str:
     """The text of an out-of-memory error, empty for another."""
-    import torch
-
     return str(error) if isinstance(error, torch.OutOfMemoryError) else ""
 
 
@@ -176,15 +162,11 @@ def _badge() -> str:
     used = virtualgpu.current()
     if used is not None:
         return used.badge
-    import torch
-
     return f"measured on {with_maker(torch.cuda.get_device_name(0))}"
 
 
 def _origin() -> dict[str, str]:
-    import torch
-
     origin = {"torch": torch.__version__, "python": platform.python_version()}
-    if virtualgpu.current() is None:  # what a virtual GPU tells is the same on every day
+    if virtualgpu.current() is None:  # a virtual GPU's numbers do not depend on the day
         origin["date"] = datetime.date.today().isoformat()
     return origin

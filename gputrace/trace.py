@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gputrace import chrome, files, snapshot
 from gputrace import lines as lines_of_code
 from gputrace.events import ALLOC, CATEGORIES
+from gputrace.files import archive as files
+from gputrace.files import chrome, snapshot
 from gputrace.leaks import Birth, Leaks, find_leaks
-from gputrace.times import Device
-from gputrace.trace_data import UNFINISHED, TraceData
+from gputrace.trace_data import UNFINISHED, Device, TraceData
 
 if TYPE_CHECKING:
     from gputrace.figures.figure import Figure
-    from gputrace.oom import OutOfMemoryExplanation
+    from gputrace.oom.explanation import OutOfMemoryExplanation
 
 
 class Trace(TraceData):
@@ -45,7 +45,7 @@ class Trace(TraceData):
         """What each line of yours did to the memory of a device: a list of `LineMemory`, in order of the source, which prints as a table.
 
         Its columns: "change", the bytes that the line allocated less those that it freed; "peak", the most that was allocated on the
-        device while it worked; "allocated", what it asked for in all; "times", in how many allocations. What a backward pass or an
+        device while it worked; "allocated", what it allocated in all; "times", in how many allocations. What a backward pass or an
         optimizer's step does belongs to the line that called it.
         """
         return lines_of_code.by_line(self, self.device_index(device))
@@ -53,7 +53,7 @@ class Trace(TraceData):
     @property
     def oom(self) -> "OutOfMemoryExplanation | None":
         """The out-of-memory error that ended the block, or else the last one in it, explained; None if there was none."""
-        from gputrace.oom import explain
+        from gputrace.oom.explanation import explain
 
         return explain(self)
 
@@ -135,8 +135,8 @@ class Trace(TraceData):
 
         Raises ValueError where events were lost: the segments are not known then.
         """
-        told = pickle.dumps(snapshot.of(self), protocol=4)
-        Path(path).write_bytes(told)
+        content = pickle.dumps(snapshot.of(self), protocol=4)
+        Path(path).write_bytes(content)
 
     def export_chrome(self, path: str | Path) -> None:
         """Write a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open: spans, waits, races and memory.

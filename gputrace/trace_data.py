@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -20,20 +20,22 @@ from gputrace.events import (
     Stack,
 )
 from gputrace.phases import Phase
-from gputrace.replay import Segment
-from gputrace.spans import HOST, Race, Waits, Work
-from gputrace.times import Device, Times
+from gputrace.replay import RecordedSegment
+from gputrace.spans import COPIES, HOST, KERNEL, KIND_GROUPS, WAIT, Execution, chosen, seconds_of, seconds_of_both
 from virtualgpu.allocator import Settings
 from virtualgpu.source_lines import is_users
 
 if TYPE_CHECKING:
-    from gputrace.tensors import Census
+    import torch
 
+    from gputrace.holders.tensors import Census
+
+Device: TypeAlias = "int | str | torch.device"  # 1, "cuda:1" or torch.device("cuda", 1)
 UNFINISHED = "the recording is still under way: its figures are there when the `with` block has ended"
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
+class MemoryTimeline:
     """The memory of one device over time: arrays of equal length, the first entry the start of the recording and then one an event.
 
     `times` in seconds from the start, the rest in bytes. `used` counts everyone's on the device; -1 where that is not known.
@@ -45,65 +47,42 @@ class Timeline:
     used: np.ndarray
 
 
-class TraceData(Times):
-    """What a `Trace` knows, and tells figures, tables and files; `Trace` says what each attribute is."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class TraceData:
+    """The numbers of a `Trace`, for figures, tables and files; `Trace` describes each attribute."""
 
     events: Events
     stacks: list[Stack]
-    phases: list[Phase]
-    start: list[Segment]
+    start: list[RecordedSegment]
     settings: Settings
+    phases: list[Phase]
     used: list[tuple[float, int, int]]
     allocated_at_end: dict[int, int]
     reserved_at_end: dict[int, int]
     totals: dict[int, int]
-    work: Work
+    seconds: float
     lost: int
     error: str
     badge: str
     origin: dict[str, str]
     census: "Census | None"
-    waits: Waits
-    races: list[Race]
-    lost_spans: int
-    named_streams: dict[int, str]
+    execution: Execution
 
-    def __init__(
-        self,
-        *,
-        events: Events,
-        stacks: list[Stack],
-        start: list[Segment],
-        settings: Settings,
-        phases: list[Phase],
-        used: list[tuple[float, int, int]],
-        allocated_at_end: dict[int, int],
-        reserved_at_end: dict[int, int],
-        totals: dict[int, int],
-        seconds: float,
-        lost: int,
-        error: str,
-        badge: str,
-        origin: dict[str, str],
-        census: "Census | None" = None,
-        work: Work | None = None,
-    ) -> None:
-        work = Work.none("only its memory was recorded") if work is None else work
-        self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
-        self.spans, self.waits, self.races = work.spans, work.waits, work.races
-        self.lost_spans, self.no_timeline = work.lost, work.missing
-        self.named_streams = {}
-        self._timelines: dict[int, Timeline] = {}
+    def __post_init__(self) -> None:
+        work = self.execution
+        self.spans, self.waits, self.races, self.lost_spans, self.no_timeline = work.spans, work.waits, work.races, work.lost, work.missing
+        self.named_streams: dict[int, str] = {}
+        self._timelines: dict[int, MemoryTimeline] = {}
 
     if not TYPE_CHECKING:  # a type checker that saw it would take any attribute for one
 
         def __getattr__(self, name: str) -> Any:
-            """Called only for what is not there: everything, until the recording has ended."""
+            """Called for missing attributes only: all of them, until the recording has ended."""
             if "events" not in self.__dict__ and not name.startswith("_"):
                 raise RuntimeError(UNFINISHED)
             raise AttributeError(f"a Trace has no attribute {name!r}")
 
-    # Figures
+    # Memory
 
     @property
     def devices(self) -> list[int]:
@@ -120,7 +99,8 @@ class TraceData(Times):
     @property
     def device(self) -> int:
         """The device with the highest peak."""
-        return max(self.devices, key=lambda device: (self.peaks[device], -device))
+        peaks = self.peaks
+        return max(peaks, key=lambda device: (peaks[device], -device))
 
     @property
     def peak(self) -> int:
@@ -134,7 +114,7 @@ class TraceData(Times):
 
     @property
     def allocated(self) -> np.ndarray:
-        """Bytes that tensors take on `device` at each of `times`; `timeline(device)` tells of another device."""
+        """Bytes that tensors take on `device` at each of `times`; `timeline(device)` has those of another device."""
         return self.timeline().allocated
 
     @property
@@ -154,14 +134,14 @@ class TraceData(Times):
         at = int(self.timeline(device).allocated.argmax())
         return -1 if at == 0 else int(np.flatnonzero(self.events.device == device)[at - 1])
 
-    def timeline(self, device: "Device | None" = None) -> Timeline:
+    def timeline(self, device: "Device | None" = None) -> MemoryTimeline:
         """The memory of a device over time; by default of the one with the highest peak."""
         device = self.device_index(device)
         if device not in self._timelines:
             self._timelines[device] = self._make_timeline(device)
         return self._timelines[device]
 
-    def _make_timeline(self, device: int) -> Timeline:
+    def _make_timeline(self, device: int) -> MemoryTimeline:
         chosen = self.events.device == device
         times = np.concatenate([[0.0], self.events.time[chosen]])
         action = self.events.action[chosen]
@@ -171,10 +151,10 @@ class TraceData(Times):
         held = self.events.requested[chosen]
         reserved = np.concatenate([[0], np.cumsum(np.where(grows, held, 0) - np.where(shrinks, held, 0))])
         reserved += self.reserved_at_end.get(device, 0) - reserved[-1]
-        return Timeline(times, allocated, reserved, self._used_at(times, device))
+        return MemoryTimeline(times, allocated, reserved, self._used_at(times, device))
 
     def _used_at(self, times: np.ndarray, device: int) -> np.ndarray:
-        """What was last seen of the device's use at each of these times."""
+        """Bytes in use on the device at each of these times, as last measured before."""
         seen = [(seconds, nbytes) for seconds, where, nbytes in self.used if where == device]
         if not seen:
             return np.full(len(times), -1, np.int64)
@@ -206,7 +186,7 @@ class TraceData(Times):
 
     # Blocks
 
-    def segments(self, at: str | float | int = "end", device: "Device | None" = None) -> list[Segment]:
+    def segments(self, at: str | float | int = "end", device: "Device | None" = None) -> list[RecordedSegment]:
         """The device's segments and their blocks at one moment: "start", "peak", "end", "oom" (before the last allocation that was
         refused), a time in seconds (a float), or after so many events (an int).
 
@@ -265,7 +245,7 @@ class TraceData(Times):
         Raises ValueError for one that the recording does not know.
         """
         if device is None:
-            # Not `self.device`, which asks for all timelines, where there is no choice.
+            # Not `self.device`, which makes all timelines, where there is no choice.
             return self.devices[0] if len(self.devices) == 1 else self.device
         index: Any = device
         if isinstance(device, str):
@@ -275,3 +255,47 @@ class TraceData(Times):
         if index not in self.totals:
             raise ValueError(f"device={device!r}: the recording knows {', '.join(map(str, sorted(self.totals)))}")
         return int(index)
+
+    # Times
+
+    @property
+    def end(self) -> float:
+        """When the last of all was done: the recording itself, or what it had launched."""
+        return max(self.seconds, float(self.spans.end.max(initial=0.0)))
+
+    def busy(self, device: "Device | None" = None, kind: str | None = None) -> float:
+        """Seconds in which a device worked: on anything, or on a `kind`: "kernel", "copy", "h2d", "d2h" or "p2p".
+
+        Without a device it is the one with the highest peak of memory. A copy between two devices is work of the one that it comes from.
+        Raises ValueError for another kind or device, RuntimeError where no timeline was recorded.
+        """
+        if kind is not None and kind not in KIND_GROUPS:
+            raise ValueError(f"kind={kind!r}: choose {', '.join(map(repr, KIND_GROUPS))}, or None for all of them")
+        return seconds_of(self.spans, self._ran(device, (KERNEL, *COPIES) if kind is None else KIND_GROUPS[kind]))
+
+    def idle(self, device: "Device | None" = None) -> float:
+        """Seconds in which a device did nothing, from the start of the recording to the end of all work. Raises as `busy` does."""
+        idle = self.end - self.busy(device)
+        return idle if idle > 1e-12 else 0.0  # less than a picosecond is the rounding of a sum
+
+    def overlap(self, device: "Device | None" = None) -> float:
+        """Seconds in which a device copied and ran a kernel at once; `busy(device, "copy")` says how long it copied.
+
+        Raises as `busy` does.
+        """
+        return seconds_of_both(self.spans, self._ran(device, (KERNEL,)), self._ran(device, COPIES))
+
+    @property
+    def host_waited(self) -> float:
+        """Seconds in which a thread of the host waited for a device. Raises RuntimeError where no timeline was recorded."""
+        self.require_timeline()
+        return seconds_of(self.spans, chosen(self.spans, HOST, (WAIT,)))
+
+    def require_timeline(self) -> None:
+        """Raises RuntimeError, which says why, where no timeline was recorded."""
+        if self.no_timeline:
+            raise RuntimeError(f"this recording has no timeline: {self.no_timeline}")
+
+    def _ran(self, device: "Device | None", kinds: tuple[int, ...]) -> np.ndarray:
+        self.require_timeline()
+        return chosen(self.spans, self.device_index(device), kinds)

@@ -30,15 +30,14 @@ if TYPE_CHECKING:  # what a type checker reads in place of the tables below
     from gputrace import Trace, record
     from labkit import labs
     from labkit.checks import check, progress
-    from labkit.inventory import gpus
     from labkit.isolation import Isolated, IsolatedError, isolated
-    from labkit.machine import current, host_time, races, use
+    from labkit.machine import current, gpus, host_time, races, use
     from labkit.ranks import TorchrunError, torchrun
 
 # Where each public function lives.
 _FUNCTIONS = {
     "use": "labkit.machine",
-    "gpus": "labkit.inventory",
+    "gpus": "labkit.machine",
     "host_time": "labkit.machine",
     "races": "labkit.machine",
     "current": "labkit.machine",
@@ -73,8 +72,7 @@ def __dir__() -> list[str]:
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext labkit`: the cell magics `%%gpu_memory`, `%%gpu_timeline` and `%%torchrun`; interrupted cells leave no child process."""
     from gputrace.magics import GpuMagics
-    from labkit import interrupts
-    from labkit.ranks.magic import TorchrunMagic
+    from labkit import ipython
 
-    shell.register_magics(GpuMagics, TorchrunMagic)
-    interrupts.load_ipython_extension(shell)
+    shell.register_magics(GpuMagics)
+    ipython.load(shell)

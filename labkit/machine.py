@@ -10,10 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 import virtualgpu
+from labkit import nvidia
 from virtualgpu import profiles
 from virtualgpu.machines import check_count, check_memory, gibibytes, parse_bytes, with_maker
 
 if TYPE_CHECKING:
+    from gputrace import Table
     from virtualgpu import Race, VirtualGPUs
 
 _current: "Machine | None" = None
@@ -262,6 +264,42 @@ def races() -> "list[Race]":
     if used is None:
         raise RuntimeError("races are found on virtual GPUs, and none is in use: labkit.use(gpus=1, virtual=True)")
     return used.races()
+
+
+def gpus() -> "Table":
+    """A table of the GPUs in use: name, memory, driver, compute capability and multiprocessors, and the source of the figures."""
+    from gputrace import Table
+
+    used = current()
+    if used is None:
+        return Table(("device",), (), "No GPUs are in use: labkit.use(gpus=1) gives you one.")
+    import torch
+
+    header = ("device", "name", "memory", "capability", "multiprocessors", "driver", "source")
+    virtual = virtualgpu.current()
+    driver, source = _real_source() if virtual is None else (virtual.profile.driver_version, "labkit's profile of the model")
+    rows = []
+    for index in range(used.count):
+        figures = torch.cuda.get_device_properties(index)
+        rows.append(
+            (
+                f"cuda:{index}",
+                figures.name,
+                gibibytes(figures.total_memory),
+                f"{figures.major}.{figures.minor}",
+                str(figures.multi_processor_count),
+                driver,
+                source,
+            )
+        )
+    return Table(header, tuple(rows), used.badge)
+
+
+def _real_source() -> tuple[str, str]:
+    answer = nvidia.ask_nvml()
+    if answer.gpus:
+        return answer.gpus[0].driver, "CUDA; driver: NVML"
+    return f"unknown ({answer.trouble})", "CUDA"
 
 
 def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Request:

@@ -11,10 +11,10 @@ import pytest
 import gputrace
 import labkit
 import virtualgpu
-from gputrace.holders import Holder
+from gputrace.holders.search import Holder
 from gputrace.leaks import Leak, Leaks
 from gputrace.tables import Table
-from gputrace.trace_data import Timeline
+from gputrace.trace_data import MemoryTimeline
 from labkit import cli, labs
 from labkit.checks import Progress, Verdict
 from labkit.machine import Machine
@@ -23,7 +23,7 @@ from virtualgpu.streams.race_reports import Race
 
 PACKAGES = ("virtualgpu", "gputrace", "labkit")
 # Classes without a public name whose objects public functions return.
-GIVEN = [Holder, Leak, Leaks, Machine, Progress, Race, Ranks, Table, Timeline, Verdict]
+GIVEN = [Holder, Leak, Leaks, Machine, Progress, Race, Ranks, Table, MemoryTimeline, Verdict]
 
 
 def named() -> Iterator[tuple[str, object]]:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import labkit
+from gputrace import Table
 from labkit import machine
-from labkit.inventory import Table
 
 
 @pytest.fixture(autouse=True)

@@ -74,7 +74,8 @@ def test_commands_are_there(page):
 
 
 def test_make_lab_opens_the_learner_s_copy_of_the_first_lesson():
-    told = subprocess.run(["make", "--dry-run", "--old-file=.venv/installed", "lab"], cwd=ROOT, capture_output=True, text=True, check=True)
+    dry_run = ["make", "--dry-run", "--old-file=.venv/installed-lab", "lab"]
+    told = subprocess.run(dry_run, cwd=ROOT, capture_output=True, text=True, check=True)
     [start] = [line for line in told.stdout.splitlines() if "-m jupyterlab" in line]
     folder = re.search(r"--ServerApp\.root_dir=(\S+)", start)[1]
     assert f"-m labkit lessons --to {folder}\n" in told.stdout and f"{folder}/\n" in (ROOT / ".gitignore").read_text()

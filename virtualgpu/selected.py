@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from virtualgpu.clock.clock import StreamTime
+from virtualgpu.clock.machine_clock import StreamTime
 
 GpuOrNone = Any  # a Gpu of virtualgpu.hardware, which stands on this module
 
@@ -21,7 +21,7 @@ class Selected(threading.local):
         self.task = -1  # the backward under way,
         self.places: set[GpuOrNone] = set()  # and where its operators ran so far; None stands for the CPU
         self.root: GpuOrNone = None  # where the next backward starts
-        self.beside = False  # a thread that works beside the host's: it takes none of their time
+        self.untimed = False  # a thread whose work takes none of the host's time
         self.nodes = 0  # nodes of autograd that this thread has made so far
         self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return
         self.watched = False  # an operator is running whose memory is watched: those that it is made of are not

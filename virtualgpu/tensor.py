@@ -53,7 +53,7 @@ class VirtualStorage(torch.UntypedStorage):
     def clone(self) -> "VirtualStorage":
         gpu = self.memory.gpu
         if self.memory.kept is None:
-            return _storage_of(tensor_without_values(gpu, (self.nbytes(),), (1,), torch.uint8))
+            return _storage_of(empty_without_values(gpu, (self.nbytes(),), (1,), torch.uint8))
         return VirtualStorage(self.nbytes(), device=gpu.device).copy_(self)
 
     def resize_(self, nbytes: int) -> "VirtualStorage":
@@ -229,7 +229,7 @@ def require_values(memory: Memory) -> None:
 
 def require_within_capacity(storage: VirtualStorage, nbytes: int) -> None:
     """Raises NotImplementedError if a storage would have to grow that was sent to another process: C++ ends the process there."""
-    if storage.memory.loan is not None and nbytes > storage.nbytes():
+    if storage.memory.export is not None and nbytes > storage.nbytes():
         raise unsupported("resizing a tensor that was sent to another process")
 
 
@@ -332,7 +332,7 @@ def span_bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
     return (sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else 0) * dtype.itemsize
 
 
-def tensor_without_values(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, allocated: bool = True) -> VirtualTensor:
+def empty_without_values(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, allocated: bool = True) -> VirtualTensor:
     """A tensor with a shape and memory, but without values."""
     nbytes = span_bytes(size, stride, dtype)
     memory = Memory(gpu, gpu.allocate(nbytes) if allocated else None, None)  # first, so that no half-made tensor outlives its failure
@@ -347,7 +347,7 @@ def tensor_without_values(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, 
 def empty(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype) -> VirtualTensor:
     """Uninitialised memory on a GPU, as `torch.empty_strided`, with values while the host has room for them."""
     if not gpu.machine.may_keep(span_bytes(size, stride, dtype)):
-        made = tensor_without_values(gpu, size, stride, dtype)
+        made = empty_without_values(gpu, size, stride, dtype)
     else:
         with _DisableTorchDispatch():
             made = wrap(_empty_strided(size, stride, dtype=dtype, device="cpu"), gpu)

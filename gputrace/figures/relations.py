@@ -9,7 +9,7 @@ from matplotlib.patheffects import withStroke
 
 from gputrace.figures.figure import BLACK, TEXT_POINTS
 from gputrace.figures.lanes import FILLED, RACE, Lane
-from gputrace.spans import HOST, Race, Side
+from gputrace.spans import HOST, RacingSpan, RecordedRace
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
@@ -49,13 +49,13 @@ def _edge(row: int, other: int) -> float:
     return row + 1 - EDGE if other > row else row + EDGE
 
 
-def draw_races(axes: Axes, races: list[Race], lanes: list[Lane], window: tuple[float, float]) -> None:
+def draw_races(axes: Axes, races: list[RecordedRace], lanes: list[Lane], window: tuple[float, float]) -> None:
     """Both pieces of work framed in red, a red line between them, and the number of the race."""
     for number, race in enumerate(races, 1):
-        ends = [_place(side, lanes) for side in (race.first, race.second)]
-        for place in ends:
-            if place is not None:
-                row, start, end = place
+        ends = [_drawn_at(side, lanes) for side in (race.first, race.second)]
+        for drawn in ends:
+            if drawn is not None:
+                row, start, end = drawn
                 least = (window[1] - window[0]) / 200  # so that the shortest is seen
                 axes.broken_barh(
                     [(start, max(end - start, least))], (row + EDGE, FILLED), facecolor="none", edgecolor=RACE, linewidth=2, zorder=8
@@ -69,7 +69,7 @@ def draw_races(axes: Axes, races: list[Race], lanes: list[Lane], window: tuple[f
             axes.text(sum(x) / 2, sum(y) / 2, str(number), **look, zorder=9, bbox={"boxstyle": "circle,pad=0.15", "fc": RACE, "ec": "none"})
 
 
-def _place(side: Side, lanes: list[Lane]) -> tuple[int, float, float] | None:
+def _drawn_at(side: RacingSpan, lanes: list[Lane]) -> tuple[int, float, float] | None:
     """The row of a side, and from when to when it is drawn there; None where it has no lane."""
     for row, lane in enumerate(lanes):
         if lane.device == side.device and (side.device == HOST or lane.stream == side.stream):
@@ -77,7 +77,7 @@ def _place(side: Side, lanes: list[Lane]) -> tuple[int, float, float] | None:
     return None
 
 
-def race_text(race: Race) -> str:
+def race_text(race: RecordedRace) -> str:
     """Both sides with their lines, and what is wrong between them."""
     sides = " and ".join(f"{side.name}{f' ({side.line})' if side.line else ''}" for side in (race.first, race.second))
     return f"{race.kind or 'not ordered'}: {sides}"

@@ -1,4 +1,4 @@
-"""Experiments that may crash: a function runs in a process of its own, and whatever happens there, this one goes on."""
+"""Experiments that may crash: a function runs in a process of its own, and this process goes on whatever happens there."""
 
 import json
 import linecache
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit import machine
-from labkit.isolation import endings, parcel
-from labkit.isolation.endings import Isolated, IsolatedError, Original
+from labkit.isolation import exit_status, payload
+from labkit.isolation.exit_status import Isolated, IsolatedError, Original
 from labkit.isolation.process import LIMITS, Ended, Process, Stage
 
 __all__ = ["Isolated", "IsolatedError", "Original", "isolated"]
@@ -22,7 +22,7 @@ NOT_RUN = "the function was not run"
 def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None = 60, **keywords: Any) -> Isolated:
     """Run `function(*args, **keywords)` in a process of its own, on the same machine, and return its result, output and trace.
 
-    The process is new: beside the machine it has only this one's working directory, environment and import path, no input, and what
+    The process is new: besides the machine it has only this one's working directory, environment and import path, no input, and what
     the function and its arguments bring along. A function of a cell takes the variables and the classes that it uses with it, as copies.
     Tensors on a GPU cannot come along, nor be returned: make them inside, and return `.cpu()` copies or numbers.
     When it ends, all its memory is free again, on the GPU too, and every process that it started is ended.
@@ -37,16 +37,16 @@ def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None 
     """
     _check(function, timeout)
     name = f"{getattr(function, '__name__', type(function).__name__)}()"
-    with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
-        place = Path(folder)
-        _write_request(place, name, function, args, keywords, timeout)
+    with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as name_of_folder:
+        folder = Path(name_of_folder)
+        _write_request(folder, name, function, args, keywords, timeout)
         try:
-            process = Process(place)
+            process = Process(name_of_folder)
         except OSError as error:
             raise IsolatedError(
                 f"a process of its own for {name} cannot be started: {error}", kind="start", why_no_trace=NOT_RUN
             ) from error
-        return _outcome(place, name, process.run(timeout), timeout)
+        return _result(folder, name, process.run(timeout), timeout)
 
 
 def _check(function: Any, timeout: Any) -> None:
@@ -59,34 +59,34 @@ def _check(function: Any, timeout: Any) -> None:
 
 
 def _write_request(
-    place: Path, name: str, function: Callable[..., Any], args: tuple, keywords: dict[str, Any], timeout: float | None
+    folder: Path, name: str, function: Callable[..., Any], args: tuple, keywords: dict[str, Any], timeout: float | None
 ) -> None:
     used = machine.current()
     cells = {name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and not os.path.exists(name)}
     request = {"machine": asdict(used.request) if used else None, "timeout": timeout, "cells": cells}
-    (place / "request.json").write_text(json.dumps(request))
+    (folder / "request.json").write_text(json.dumps(request))
     try:
-        parcel.pack(place / "call", (function, args, keywords))
+        payload.pack(folder / "call", (function, args, keywords))
     except Exception:
-        part, error = parcel.unsendable(name, function, args, keywords, place / "call")
-        if isinstance(error, parcel.DeviceTensorError):
+        part, error = payload.unsendable(name, function, args, keywords, folder / "call")
+        if isinstance(error, payload.DeviceTensorError):
             advice = f"holds {error}, whose memory belongs to this process: make it inside the function, or send x.cpu()"
         else:
             advice = f"cannot be sent to another process ({type(error).__name__}: {error}): make it inside the function"
         raise IsolatedError(f"{part} {advice}.", kind="argument", why_no_trace=NOT_RUN) from error
 
 
-def _outcome(place: Path, name: str, ended: Ended, timeout: float | None) -> Isolated:
+def _result(folder: Path, name: str, ended: Ended, timeout: float | None) -> Isolated:
     """The result, or the error, from what the worker left in its folder."""
     try:
-        report = json.loads((place / "report.json").read_text())
+        report = json.loads((folder / "report.json").read_text())
     except FileNotFoundError:
-        raise _without_report(place, name, ended, timeout) from None
+        raise _without_report(folder, name, ended, timeout) from None
     ending = report["ending"]
-    known = {"output": ended.output, **_trace(place, ran=ending in ("returned", "raised", "result"))}
+    known = {"output": ended.output, **_trace(folder, ran=ending in ("returned", "raised", "result"))}
     if ending == "returned":
         try:
-            return Isolated(parcel.unpack(place / "value"), cut=ended.cut, **known)
+            return Isolated(payload.unpack(folder / "value"), cut=ended.cut, **known)
         except Exception as error:
             raise IsolatedError(
                 f"{name} returned a value of type {report['of']} that cannot be built in this process ({type(error).__name__}: {error}).",
@@ -98,36 +98,36 @@ def _outcome(place: Path, name: str, ended: Ended, timeout: float | None) -> Iso
     raise IsolatedError(_message(name, kind, original, report, ended.output), kind=kind, original=original, **known)
 
 
-def _trace(place: Path, ran: bool) -> dict[str, Any]:
+def _trace(folder: Path, ran: bool) -> dict[str, Any]:
     """The trace, or why there is none."""
-    if (place / "trace").exists():
+    if (folder / "trace").exists():
         from gputrace import Trace
 
-        return {"trace": Trace.load(place / "trace"), "why_no_trace": ""}
-    why = place / "why_no_trace"
+        return {"trace": Trace.load(folder / "trace"), "why_no_trace": ""}
+    why = folder / "why_no_trace"
     reason = why.read_text() if why.exists() else "the process ended before it was written" if ran else NOT_RUN
     return {"trace": None, "why_no_trace": reason}
 
 
 def _message(name: str, kind: str, error: Original, report: dict[str, str], output: str) -> str:
-    said = f"{error.type}: {error.text}"
+    cause = f"{error.type}: {error.text}"
     if kind == "start":
-        return f"the machine of this process cannot be put in place in the one for {name} ({said})."
+        return f"the machine of this process cannot be put in place in the one for {name} ({cause})."
     if kind == "argument":
-        return f"{name} or an argument cannot be built in another process ({said})."
+        return f"{name} or an argument cannot be built in another process ({cause})."
     if kind == "result":
         if error.type.endswith("DeviceTensorError"):
             held = error.text if report["of"].endswith(("Tensor", "Parameter")) else f"a {report['of']} with {error.text} in it"
             return f"{name} returned {held}, whose memory ends with its process: return x.cpu(), or a number."
-        return f"{name} returned a value of type {report['of']} that cannot be sent to this process ({said}): return plain data."
-    return endings.raised(name, kind, error, output)
+        return f"{name} returned a value of type {report['of']} that cannot be sent to this process ({cause}): return plain data."
+    return exit_status.raised(name, kind, error, output)
 
 
-def _without_report(place: Path, name: str, ended: Ended, timeout: float | None) -> IsolatedError:
-    """What ended the process before it could say so itself."""
-    crash = place / "crash"
-    stack = endings.stack(crash.read_text(errors="replace")) if crash.exists() else ""
-    kind, message = endings.died(name, ended.status)
+def _without_report(folder: Path, name: str, ended: Ended, timeout: float | None) -> IsolatedError:
+    """The error for a process that ended before it had written its report."""
+    crash = folder / "crash"
+    stack = exit_status.stack(crash.read_text(errors="replace")) if crash.exists() else ""
+    kind, message = exit_status.without_report(name, ended.status)
     if ended.stage == Stage.STARTING:
         why = f"it was not ready after {LIMITS[ended.stage]:g} s" if ended.late else (ended.output.strip() or message).splitlines()[-1]
         kind, message = "start", f"the process of its own for {name} cannot be started: {why.rstrip('.')}."

@@ -1,7 +1,7 @@
-"""The process of its own: started, listened to until it ends, and ended together with all that it started.
+"""The process in which an isolated function runs: started, listened to until it ends, and ended together with all that it started.
 
-Nothing here can block. Output comes through a pipe that is always emptied, everything else lies in files. A socket joins the two
-processes: the worker says there that the function begins and ends, and sees there, when it closes, that nobody waits for it any more.
+Nothing here can block. Output comes through a pipe that is always emptied, everything else lies in files. On a connection the worker
+reports that the function begins and ends; when it closes, the worker knows that nobody waits for it any more.
 """
 
 import contextlib
@@ -9,29 +9,22 @@ import json
 import math
 import os
 import selectors
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 
 import psutil
 
-from labkit.isolation.forkserver import MARK
+from labkit.processes.supervision import CHUNK, KILLING, KIT, LOOK, KeptOutput, job_environment, kill_job, start_connected
 
 STOPPING = 0.25  # seconds over its time for a process to write where it is
-KILLING = 10.0  # seconds until the system has ended what was killed
-LOOK = 0.05  # seconds between looks at a process that has closed everything
-KEPT = 512 << 10  # bytes of output kept of its beginning, and of its end
-CHUNK = 64 << 10  # bytes: what a pipe holds
 
 
 class Stage(IntEnum):
-    """How far a worker is; it says so whenever it goes on."""
+    """How far a worker is; it sends this byte whenever it goes on."""
 
     STARTING = 0  # torch is imported, the GPUs are initialised, the function is built
     RUNNING = 1  # the function runs
@@ -42,7 +35,7 @@ class Stage(IntEnum):
 # Seconds that a stage may take; a function may run for the time that its caller gives.
 LIMITS = {Stage.STARTING: 120.0, Stage.RETURNING: 120.0, Stage.ENDING: 5.0}
 
-_START = os.path.join(os.path.dirname(__file__), "start.py")
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from labkit.isolation import worker; worker.main(*sys.argv[2:])"
 
 
 @dataclass(frozen=True)
@@ -57,57 +50,20 @@ class Ended:
     cut: bool
 
 
-class Ends:
-    """The first and the last `KEPT` bytes of a stream."""
-
-    def __init__(self) -> None:
-        self.first, self.last, self.left_out = bytearray(), bytearray(), 0
-
-    def add(self, data: bytes) -> None:
-        room = KEPT - len(self.first)
-        self.first += data[:room]
-        self.last += data[room:]
-        if len(self.last) > 2 * KEPT:  # not at every write: cutting moves the rest
-            self._cut()
-
-    def _cut(self) -> None:
-        surplus = max(0, len(self.last) - KEPT)
-        del self.last[:surplus]
-        self.left_out += surplus
-
-    def text(self) -> str:
-        self._cut()
-        if not self.left_out:
-            return (self.first + self.last).decode(errors="replace")
-        # The cuts may lie within a character.
-        note = f"\n[... {self.left_out / (1 << 20):.1f} MiB of output left out ...]\n"
-        return self.first.decode(errors="ignore") + note + self.last.decode(errors="ignore")
-
-
 class Process:
     """A worker for the request that lies in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = os.fspath(folder)
-        self._output = Ends()
-        self._control, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    # -P: the working directory is searched as this process does it, no sooner. -u: a crash loses no output.
-                    [sys.executable, "-P", "-u", _START, _search_path(), folder, str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                    env=os.environ | mark(self._folder),
-                )
-        except BaseException:
-            self._control.close()
-            raise
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._output = KeptOutput()
+        # Modules are looked for where this process looks, and at last where this kit lies.
+        path = json.dumps([*(entry for entry in sys.path if isinstance(entry, str)), KIT])
+        # -P: the working directory is searched as this process does it, no sooner. -u: a crash loses no output.
+        command = [sys.executable, "-P", "-u", "-c", _START, path, folder]
+        env = os.environ | job_environment(folder)
+        self._process, self._connection = start_connected(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
         assert self._process.stdout is not None  # it is a pipe
-        self._told = self._process.stdout
+        self._pipe = self._process.stdout
         self._stage, self._deadline = Stage.STARTING, time.monotonic() + LIMITS[Stage.STARTING]
 
     def run(self, timeout: float | None) -> Ended:
@@ -115,8 +71,8 @@ class Process:
         try:
             late = not self._listen(math.inf if timeout is None else timeout)
         finally:
-            with self._control, self._told:
-                self._end_all()
+            with self._connection, self._pipe:
+                self._kill_all()
                 self._read_rest()
         output = self._output.text()
         return Ended(self._process.returncode, output, self._stage, late, self._output.left_out > 0)
@@ -124,8 +80,8 @@ class Process:
     def _listen(self, timeout: float) -> bool:
         """False if the process still runs when its time is over."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._told, selectors.EVENT_READ)
-            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(self._pipe, selectors.EVENT_READ)
+            selector.register(self._connection, selectors.EVENT_READ)
             while self._process.poll() is None:
                 remaining = self._deadline - time.monotonic()
                 if remaining <= 0:
@@ -136,18 +92,17 @@ class Process:
                         selector.unregister(key.fileobj)
                         with contextlib.suppress(subprocess.TimeoutExpired):
                             self._process.wait(LOOK)  # most often it is ending
-                    elif key.fileobj is self._control:
-                        self._hear(data, timeout)
+                    elif key.fileobj is self._connection:
+                        self._enter_stage(Stage(data[-1]), timeout)
                     else:
                         self._output.add(data)
         return True
 
-    def _hear(self, stages: bytes, timeout: float) -> None:
-        self._stage = Stage(stages[-1])
-        limit = timeout + STOPPING if self._stage == Stage.RUNNING else LIMITS[self._stage]
-        self._deadline = time.monotonic() + limit
+    def _enter_stage(self, stage: Stage, timeout: float) -> None:
+        self._stage = stage
+        self._deadline = time.monotonic() + (timeout + STOPPING if stage == Stage.RUNNING else LIMITS[stage])
 
-    def _end_all(self) -> None:
+    def _kill_all(self) -> None:
         """Kill what is left of the worker, of its process group, and of what has left the group; return when all are gone."""
         if self._process.poll() is None:
             with contextlib.suppress(psutil.Error):
@@ -156,67 +111,12 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids what is a zombie
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(KILLING)
-        end_started_in(self._folder)
+        kill_job(self._folder)
 
     def _read_rest(self) -> None:
         """What lies in the pipe; nobody is left to add to it."""
-        output = self._told.fileno()
+        output = self._pipe.fileno()
         os.set_blocking(output, False)
         with contextlib.suppress(BlockingIOError):
             while data := os.read(output, CHUNK):
                 self._output.add(data)
-
-
-def mark(folder: str) -> dict[str, str]:
-    """The environment variables of what belongs to `folder`: a run within another one belongs to both."""
-    marks = [*filter(None, [os.environ.get(MARK)]), folder]
-    # CUDA would write what lies on the GPU to a file.
-    return {MARK: " ".join(marks), "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0"}
-
-
-def started_in(folder: str) -> list[psutil.Process]:
-    """A worker and what it started, wherever that went: they have the worker's folder in their environment. A zombie has none any more."""
-    found = []
-    for pid in psutil.pids():
-        with contextlib.suppress(psutil.Error, OSError):
-            process = psutil.Process(pid)
-            if folder in process.environ().get(MARK, "") and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def end_started_in(folder: str) -> None:
-    """Kill what was started in `folder`, but for the process that asks; return when all is gone."""
-    deadline = time.monotonic() + KILLING
-    while (left := [process for process in started_in(folder) if process.pid != os.getpid()]) and time.monotonic() < deadline:
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        time.sleep(0.001)
-
-
-def end_with(line: socket.socket, folder: str) -> None:
-    """For a thread of a worker. Nothing ever comes on this line: it closes when the process at its other end is gone. Then nobody else
-    clears up. Of several workers in one folder one does it, the first to rename it: they would kill each other first."""
-    with contextlib.suppress(OSError):
-        line.recv(1)
-    with contextlib.suppress(OSError):
-        ended = f"{folder}-ended"
-        os.rename(folder, ended)
-        end_started_in(folder)  # what still writes would keep the folder from going
-        shutil.rmtree(ended, ignore_errors=True)
-    os.killpg(os.getpid(), signal.SIGKILL)
-
-
-def stay_until_cleared(line: socket.socket) -> None:
-    """For the end of a worker's main thread. Where nobody is at the line's other end any more, `end_with` is clearing up in its thread,
-    and ends this process when it has."""
-    with contextlib.suppress(OSError):
-        if not line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-            time.sleep(2 * KILLING)
-
-
-def _search_path() -> str:
-    """This process's, as JSON; at its end the place that this kit came from, should it be found nowhere else."""
-    path = [entry for entry in sys.path if isinstance(entry, str)]
-    return json.dumps([*path, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))])

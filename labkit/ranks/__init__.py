@@ -1,4 +1,4 @@
-"""Ranks from a notebook: PyTorch's own torchrun starts them, `labkit.torchrun` shows what they print and leaves nothing behind."""
+"""Ranks from a notebook: PyTorch's own torchrun starts them, `labkit.torchrun` prints what they print and leaves nothing behind."""
 
 import json
 import os
@@ -9,15 +9,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from labkit.ranks.job import Job
-from labkit.ranks.outcome import Ranks, TorchrunError, outcome
-from labkit.ranks.shown import Shown
+from labkit.ranks.job import TorchrunJob
+from labkit.ranks.printing import RankPrinter
+from labkit.ranks.result import Ranks, TorchrunError, result
 from virtualgpu.machines import MAXIMUM
 from virtualgpu.script import check_script
 
 __all__ = ["Ranks", "TorchrunError", "torchrun"]
 
-_LONGEST = 90  # bytes of a folder's name that leave room in a socket's: 104 on macOS, 108 on Linux
+_LONGEST = 90  # bytes of a folder's name that leave enough for a socket's: 104 on macOS, 108 on Linux
 
 
 def torchrun(
@@ -84,13 +84,13 @@ def _run(source: bytes, request: dict[str, Any], timeout: float | None, live: bo
             cell.write_bytes(source)
             request["script"] = str(cell)
         Path(folder, "request.json").write_text(json.dumps(request))
-        job = Job(folder, request, Shown(request["ranks_here"] * request["nodes_here"], live, quiet))
+        job = TorchrunJob(folder, request, RankPrinter(request["ranks_here"] * request["nodes_here"], live, quiet))
         job.run(timeout)
-        return outcome(job, _command(request), timeout)
+        return result(job, _command(request), timeout)
 
 
 def _short_folder() -> str | None:
-    """Where temporary files lie, or a place with a shorter name: that of a socket is limited."""
+    """The folder of temporary files, or one with a shorter name: that of a socket is limited."""
     return None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST - len("labkit-12345678/ranks") else "/tmp"
 
 

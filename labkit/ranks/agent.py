@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 if not sys.flags.safe_path:
     del sys.path[0]  # this folder
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
-from labkit.isolation import forkserver
-from labkit.isolation.process import end_with, stay_until_cleared
+from labkit.processes import forkserver, messages
+from labkit.processes.supervision import end_with_caller, stay_until_cleared
 
 sys.path.pop(0)
 
@@ -35,52 +34,45 @@ class RefusedError(Exception):
     """The ranks cannot be started: a kind, and a sentence that says why; "" if a node did not come."""
 
 
-def main(folder: str, control: str, node: str) -> None:
-    """Run the `node`-th agent of this machine, as `folder`'s request asks. What comes of it goes down the control line, a JSON a line."""
-    line = socket.socket(fileno=int(control))
+def main(folder: str, fileno: str, node: str) -> None:
+    """Run the `node`-th agent of this machine, as `folder`'s request asks. Messages to the caller report what comes of it."""
+    caller = socket.socket(fileno=int(fileno))
     request = json.loads((Path(folder) / "request.json").read_text())
     status = 1
     try:
-        endpoint = _ask(line, request["endpoint"], folder)
+        endpoint = _endpoint(caller, folder)
         _choose_devices(request, int(node))
         host, port, address = _addresses(endpoint)
         store = _meeting_place(host, port, address, request["join_timeout"])
-        _tell(line, endpoint=f"{host}:{store.port}", devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu")
+        messages.send(caller, endpoint=f"{host}:{store.port}", devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu")
         _name_interface(address, both=request["endpoint"] is not None)
         # Or ranks that are started again would look for the dead ones, whose addresses the store of the first start still has.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-        _watch_exits(line)
+        _report_exits(caller)
         if forkserver.is_here():
             _fork_ranks()
         run.main(_torchrun_arguments(request, folder, f"{host}:{store.port}", address))
         status = 0
     except ChildFailedError:
-        pass  # told rank by rank
+        pass  # reported rank by rank
     except RefusedError as error:
-        _tell(line, refused=error.args)
+        messages.send(caller, refused=error.args)
     except Exception as error:
         late = isinstance(error, RendezvousTimeoutError)
-        _tell(line, refused=("join", "") if late else ("start", f"{type(error).__name__}: {error}"))
-    stay_until_cleared(line)
+        messages.send(caller, refused=("join", "") if late else ("start", f"{type(error).__name__}: {error}"))
+    stay_until_cleared(caller)
     sys.stdout.flush()
     os._exit(status)  # with its threads and its store
 
 
-def _tell(line: socket.socket, **what: Any) -> None:
-    with contextlib.suppress(OSError):
-        line.sendall(json.dumps(what).encode() + b"\n")
-
-
-def _ask(line: socket.socket, endpoint: str | None, folder: str) -> str:
-    """Where the agents of this job meet: "host:0" for the one that chooses a port. From then on the line only says that somebody waits."""
-    told = b""
-    while not told.endswith(b"\n"):
-        received = line.recv(1 << 12)
-        if not received:
-            os._exit(1)
-        told += received
-    threading.Thread(target=end_with, args=(line, folder), name="lifeline", daemon=True).start()
-    return told.decode().strip()
+def _endpoint(caller: socket.socket, folder: str) -> str:
+    """Where the agents of this job meet, as the caller says: "host:0" for the agent that chooses a port."""
+    try:
+        endpoint: str = messages.receive(caller)["endpoint"]
+    except (OSError, EOFError):
+        os._exit(1)
+    end_with_caller(caller, folder)
+    return endpoint
 
 
 def _choose_devices(request: dict[str, Any], node: int) -> None:
@@ -136,14 +128,14 @@ def _name_interface(address: str, both: bool) -> None:
             return
 
 
-def _watch_exits(line: socket.socket) -> None:
-    """Have torchrun's agent tell how its ranks ended, whenever one failed: it only reports the last time itself."""
+def _report_exits(caller: socket.socket) -> None:
+    """Have torchrun's agent report how its ranks ended, whenever one failed: by itself it only reports the last time."""
 
     class Agent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: Any) -> Any:
             result = super()._monitor_workers(worker_group)
             if result.is_failed():
-                _tell(line, exits={failure.pid: failure.exitcode for failure in result.failures.values()})
+                messages.send(caller, exits={failure.pid: failure.exitcode for failure in result.failures.values()})
             return result
 
     launcher.api.LocalElasticAgent = Agent  # type: ignore[misc]  # as torchrun looks it up when it starts

@@ -5,57 +5,44 @@ import torch
 
 import labkit
 from gputrace import figures as plots
-from gputrace.events import Event, Events, SourceLine
+from gputrace.events import SourceLine
 from gputrace.lines import NO_LINE, signed
-from gputrace.replay import complete
-from gputrace.trace import Trace
-from virtualgpu.allocator.settings import Settings
 
-KiB = 1 << 10
+KiB, MiB = 1 << 10, 1 << 20
 HERE = SourceLine(__file__, 1, "test", "x = f()")
 INSIDE = SourceLine(torch.__file__, 1, "f", "")
 
 
-def trace_of(*rows):
-    """A trace of rows (action, address, bytes, stack) on device 0; stack 1 is the user's line below one of torch's, 2 torch's alone."""
-    events = complete(
-        Events.of(Event(float(i), 0, 0, a, address, size, size, stack) for i, (a, address, size, stack) in enumerate(rows)), [], Settings()
-    )
-    live = sum(size * (1 if action == 0 else -1) for action, _, size, _ in rows if action in (0, 1))
-    return Trace(
-        events=events,
-        stacks=[(), (INSIDE, HERE), (INSIDE,)],
-        start=[],
-        settings=Settings(),
-        phases=[],
-        used=[],
-        allocated_at_end={0: live},
-        reserved_at_end={0: 0},
-        totals={0: 1 << 30},
-        seconds=1.0,
-        lost=0,
-        error="",
-        badge="made up",
-        origin={},
-    )
+ALLOC, FREE = ("alloc",), ("free_requested", "free_completed")
 
 
-def test_an_event_belongs_to_the_innermost_line_of_the_users():
-    lines = trace_of((0, 512, 512, 1), (0, 1024, 1024, 1), (1, 512, 512, 1), (2, 512, 512, 1)).lines()
+@pytest.fixture
+def lines_of(trace_of):
+    """The lines of a trace of rows (actions, bytes, stack): stack 1 is the user's line below one of torch's, 2 torch's alone."""
+
+    def make(*rows):
+        told = [(0.0, action, address / MiB, 512 / MiB, 0, stack) for actions, address, stack in rows for action in actions]
+        return trace_of(told, stacks=[(), (INSIDE, HERE), (INSIDE,)]).lines()
+
+    return make
+
+
+def test_an_event_belongs_to_the_innermost_line_of_the_users(lines_of):
+    lines = lines_of((ALLOC, 512, 1), (ALLOC, 1024, 1), (ALLOC, 1536, 1), (FREE, 512, 1))
     (entry,) = lines
-    assert (entry.line, entry.delta, entry.peak, entry.allocated, entry.count) == (HERE, 1024, 1536, 1536, 2)
-    assert repr(lines).splitlines()[0] == "cuda:0, made up"
-    assert repr(lines).splitlines()[2].split() == ["test_lines.py:1", "+1", "KiB", "1.5", "KiB", "1.5", "KiB", "2", "x", "=", "f()"]
+    assert (entry.line, entry.delta, entry.peak, entry.allocated, entry.count) == (HERE, 1024, 1536, 1536, 3)
+    assert repr(lines).splitlines()[0] == "cuda:0, measured on paper"
+    assert repr(lines).splitlines()[2].split() == ["test_lines.py:1", "+1", "KiB", "1.5", "KiB", "1.5", "KiB", "3", "x", "=", "f()"]
 
 
-def test_what_no_line_of_the_users_did_is_told_apart():
-    lines = trace_of((0, 512, 512, 1), (1, 512, 512, 2), (2, 512, 512, 2)).lines()
+def test_what_no_line_of_the_users_did_is_listed_apart(lines_of):
+    lines = lines_of((ALLOC, 512, 1), (FREE, 512, 2))
     assert {entry.line: entry.delta for entry in lines} == {HERE: 512, NO_LINE: -512}
     assert "no line of yours" in repr(lines)
 
 
-def test_a_free_of_no_known_line_belongs_to_who_allocated():
-    (entry,) = trace_of((0, 512, 512, 1), (0, 1024, 512, 1), (1, 512, 512, 0), (2, 512, 512, 0)).lines()
+def test_a_free_of_no_known_line_belongs_to_who_allocated(lines_of):
+    (entry,) = lines_of((ALLOC, 512, 1), (ALLOC, 1024, 1), (FREE, 512, 0))
     assert (entry.line, entry.delta, entry.peak) == (HERE, 512, 1024)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.events import ACTION_OF, Event, Events
+from gputrace.events import ACTION_OF, Events, MemoryEvent
 from gputrace.replay import complete, complete_without_start, from_snapshot, segments_at
 from virtualgpu.allocator import CachingAllocator, OutOfMemory, Settings
 
@@ -37,7 +37,7 @@ def listen(allocator, heard):
     def listener(action, block, size):
         if block is not None:
             address = block.segment.address if action == "segment_alloc" else block.address
-            heard.append(Event(float(len(heard)), 0, block.stream, ACTION_OF[action], address, 0, size, 0))
+            heard.append(MemoryEvent(float(len(heard)), 0, block.stream, ACTION_OF[action], address, 0, size, 0))
 
     allocator.listen(listener)
     return listener
@@ -85,7 +85,7 @@ def test_the_sizes_of_blocks_in_expandable_segments(steps):
     run(allocator, steps, [])
     history = [entry for entry in allocator.history() if entry["action"] in ACTION_OF and entry["action"] not in ("oom", "snapshot")]
     events = Events.of(
-        Event(float(i), 0, entry["stream"], ACTION_OF[entry["action"]], entry["addr"], 0, entry["size"], 0)
+        MemoryEvent(float(i), 0, entry["stream"], ACTION_OF[entry["action"]], entry["addr"], 0, entry["size"], 0)
         for i, entry in enumerate(history)
     )
     completed = complete(events, [], allocator.settings)
@@ -110,7 +110,7 @@ def test_the_birth_of_each_block_is_known():
 def test_without_the_first_events_births_are_found_and_sizes_rounded_up():
     rows = [("free_completed", 512, 100), ("alloc", 1024, 100), ("segment_alloc", 8192, 2 * MiB), ("free_requested", 1024, 100)]
     rows += [("free_completed", 1024, 100), ("alloc", 1024, 600)]
-    told = [Event(n, 0, 0, ACTION_OF[action], address, 0, asked, 0) for n, (action, address, asked) in enumerate(rows)]
+    told = [MemoryEvent(n, 0, 0, ACTION_OF[action], address, 0, asked, 0) for n, (action, address, asked) in enumerate(rows)]
     completed = complete_without_start(Events.of(told), Settings())
     assert completed.birth.tolist() == [-1, 1, -1, 1, 1, 5]
     assert completed.size.tolist() == [512, 512, 0, 512, 512, 1024]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import labkit
-from gputrace.clock_source import EARLIER
+from gputrace.sources.clock import EARLIER
 from gputrace.spans import COPIES, H2D, HOST, KERNEL, KINDS, LAUNCH, WAIT, Spans, seconds_of, seconds_of_both
 from virtualgpu import hardware
 from virtualgpu.streams.race_reports import RaceWarning

@@ -7,9 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from left_over import left_over
 
 import labkit
+from labkit.machine import Machine
+from labkit.processes.supervision import processes_of
 
 
 @pytest.fixture
@@ -21,17 +22,17 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
         children = psutil.Process().children()
         yield
         assert list(Path(folder).iterdir()) == []
-        assert left_over(folder) == [] and psutil.Process().children() == children
+        assert processes_of(folder) == [] and psutil.Process().children() == children
 
 
 @pytest.fixture(scope="module")
-def machine() -> Iterator[labkit.machine.Machine]:
+def machine() -> Iterator[Machine]:
     with labkit.use(2, like="H200", memory="16GiB", virtual=True, quiet=True) as used:
         yield used
 
 
 @pytest.fixture
-def on_virtual(machine: labkit.machine.Machine, nothing_left: None) -> Iterator[None]:
+def on_virtual(machine: Machine, nothing_left: None) -> Iterator[None]:
     """Two virtual GPUs, which still work when a run has ended."""
     x = torch.ones(3, device="cuda:1")
     yield

@@ -13,9 +13,9 @@ import nbformat
 import psutil
 import pytest
 import torch
-from left_over import left_over
 
 import labkit
+from labkit.processes.supervision import processes_of
 
 pytestmark = pytest.mark.slow
 
@@ -81,8 +81,8 @@ def test_a_script_without_a_guard_which_is_killed(tmp_path, monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
         ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TMPDIR": folder}, timeout=100)
         assert (ran.stdout, ran.stderr, ran.returncode) == ("True True NVIDIA H200\n", "", -signal.SIGKILL)
-        psutil.wait_procs(left_over(folder), timeout=10)
-        assert left_over(folder) == []
+        psutil.wait_procs(processes_of(folder), timeout=10)
+        assert processes_of(folder) == []
         assert [path.name for path in Path(folder).glob("labkit-*") if (path / "request.json").exists()] == []
 
 

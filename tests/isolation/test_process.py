@@ -10,20 +10,21 @@ import pytest
 
 import labkit
 from labkit.isolation import process
+from labkit.processes import supervision
 
 pytestmark = pytest.mark.slow
 
 
 def test_short_output_is_whole():
-    ends = process.Ends()
+    ends = supervision.KeptOutput()
     for _ in range(3):
         ends.add("µ\n".encode())
     assert ends.text() == "µ\n" * 3
 
 
 def test_of_long_output_both_ends_are_kept(monkeypatch):
-    monkeypatch.setattr(process, "KEPT", 1 << 10)
-    ends, lines = process.Ends(), [f"line {number} µµµ\n" for number in range(100_000)]
+    monkeypatch.setattr(supervision, "KEPT", 1 << 10)
+    ends, lines = supervision.KeptOutput(), [f"line {number} µµµ\n" for number in range(100_000)]
     for line in lines:
         ends.add(line.encode())
     first, last = ends.text().split("\n[... 1.7 MiB of output left out ...]\n")
@@ -33,11 +34,12 @@ def test_of_long_output_both_ends_are_kept(monkeypatch):
 
 
 _WORKER = """
-import socket, sys
-from labkit.isolation.process import end_with
-line = socket.socket(fileno=int(sys.argv[1]))
-line.send(b"!")
-end_with(line, sys.argv[2])
+import socket, sys, time
+from labkit.processes.supervision import end_with_caller
+caller = socket.socket(fileno=int(sys.argv[1]))
+end_with_caller(caller, sys.argv[2])
+caller.send(b"!")
+time.sleep(60)
 """
 
 
@@ -52,7 +54,7 @@ def test_workers_in_one_folder_that_lose_their_caller_at_once_leave_nothing(tmp_
                 [sys.executable, "-c", _WORKER, str(other.fileno()), str(folder)],
                 pass_fds=[other.fileno()],
                 start_new_session=True,
-                env=os.environ | {process.MARK: str(folder)},
+                env=os.environ | {supervision.JOB_VARIABLE: str(folder)},
             )
         )
         other.close()

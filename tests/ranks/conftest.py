@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit.isolation import forkserver
-from labkit.isolation.process import started_in
+from labkit.processes import forkserver
+from labkit.processes.supervision import processes_of
 
 
 def shared_segments() -> set[str]:
@@ -22,7 +22,7 @@ def shared_segments() -> set[str]:
 def children_but_the_fork_server() -> list[psutil.Process]:
     """This process's children and the server's: the server itself stays for the next job, unless that needs one of another kind."""
     children = psutil.Process().children()
-    servers = [child for child in children if child.pid in (forkserver.pid(), *(process.pid for process in forkserver._left))]
+    servers = [child for child in children if child.pid in (forkserver.pid(), *(process.pid for process in forkserver._retired))]
     deadline = time.monotonic() + 5
     while any(server.children() for server in servers) and time.monotonic() < deadline:
         time.sleep(0.01)  # it may just be told that nobody waits for them any more
@@ -39,7 +39,7 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))  # the fork server outlives a test
         children, segments = children_but_the_fork_server(), shared_segments()
         yield folder
-        assert started_in(folder) == [] and [child for child in children_but_the_fork_server() if child not in children] == []
+        assert processes_of(folder) == [] and [child for child in children_but_the_fork_server() if child not in children] == []
         assert list(Path(folder).iterdir()) == []
         assert {name for name in shared_segments() - segments if name.startswith(("torch_", "nccl-"))} == set()
 

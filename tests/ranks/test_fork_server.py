@@ -1,7 +1,6 @@
 """The fork server: jobs share it and nothing else, it ends with the process that has it, and without it all goes as before."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 import labkit
-from labkit.isolation import forkserver
+from labkit.processes import forkserver
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left", "on_cpus"),
@@ -124,7 +123,7 @@ def test_where_no_server_can_be(script, monkeypatch):
     monkeypatch.setattr(forkserver, "POSSIBLE", False)
     assert len(set(results(path))) == 1 and forkserver.pid() is None  # torchrun's agent
     monkeypatch.setattr(forkserver, "POSSIBLE", True)
-    monkeypatch.setattr(forkserver, "__file__", os.devnull)
+    monkeypatch.setattr(forkserver, "_START", "pass")
     for _ in range(2):
         assert len(set(results(path))) == 1
     forkserver.end()
@@ -132,7 +131,7 @@ def test_where_no_server_can_be(script, monkeypatch):
 
 CALLER = """
 import labkit, os, sys
-from labkit.isolation import forkserver
+from labkit.processes import forkserver
 labkit.torchrun({path!r}, ranks=1, quiet=True)
 print(forkserver.pid(), flush=True)
 sys.stdin.readline()
@@ -160,7 +159,7 @@ def test_a_process_that_was_forked_has_a_server_of_its_own(script):
     results(path)
     code = f"""
 import json, labkit, os, warnings
-from labkit.isolation import forkserver
+from labkit.processes import forkserver
 run = lambda: labkit.torchrun({str(path)!r}, ranks=1, quiet=True).results
 first = run()
 child = os.fork()

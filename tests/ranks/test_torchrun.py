@@ -14,9 +14,10 @@ from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 import labkit
-from labkit.isolation.process import started_in
-from labkit.ranks.job import Job, Life
-from labkit.ranks.shown import Shown
+from labkit.processes.supervision import processes_of
+from labkit.ranks.job import TorchrunJob
+from labkit.ranks.printing import RankPrinter
+from labkit.ranks.rank_process import RankProcess
 
 pytestmark = [pytest.mark.usefixtures("nothing_left", "on_cpus"), pytest.mark.slow]
 
@@ -177,9 +178,9 @@ def test_other_ends(script, last, message, code):
 
 
 def test_an_error_lists_also_a_rank_that_was_not_there_yet():
-    job = Job("", {"ranks_here": 2, "nodes_here": 1}, None)
+    job = TorchrunJob("", {"ranks_here": 2, "nodes_here": 1}, None)
     job._attempts = ["0"]
-    job.lives = [Life(rank=3, attempt=0, pid=1, exit_code=7)]  # of the second of two machines
+    job.processes = [RankProcess(rank=3, attempt=0, pid=1, exit_code=7)]  # of the second of two machines
     error = labkit.TorchrunError("rank 3 ended", job=job)
     assert error.exit_codes == [None, 7] and error.outputs == ["", ""]
 
@@ -218,10 +219,10 @@ def test_torchrun_starts_all_ranks_again(script, capsys):
 
 def test_attempts_in_which_a_rank_is_ended_before_it_says_a_word():
     """Rank 1 dies so soon that torchrun ends rank 0 in its first moments; another one is heard too late."""
-    job = Job("", {"ranks_here": 3, "nodes_here": 1, "nodes": 1, "max_restarts": 1}, Shown(3, live=False, quiet=True))
+    job = TorchrunJob("", {"ranks_here": 3, "nodes_here": 1, "nodes": 1, "max_restarts": 1}, RankPrinter(3, live=False, quiet=True))
     for pid, (rank, attempt) in enumerate([(1, "0"), (0, "1"), (2, "0"), (2, "1"), (1, "1")]):
-        assert job._life(rank, pid, attempt) is job._life(rank, pid, attempt)
-    assert [[life.rank for life in lives] for lives in job.attempts()] == [[1, 2], [0, 1, 2]]
+        assert job._process(rank, pid, attempt) is job._process(rank, pid, attempt)
+    assert [[process.rank for process in attempt] for attempt in job.attempts()] == [[1, 2], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
@@ -231,12 +232,12 @@ def test_nothing_is_left_when_the_caller_ends(script, nothing_left, how):
     caller = f"import labkit\nlabkit.torchrun({str(script(code))!r}, ranks=2, nodes=2, live=True)"
     with subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         lines = [process.stdout.readline() for _ in range(3)]
-        assert sorted(lines)[:2] == ["[rank 0] begun\n", "[rank 1] begun\n"] and started_in(nothing_left)
+        assert sorted(lines)[:2] == ["[rank 0] begun\n", "[rank 1] begun\n"] and processes_of(nothing_left)
         process.send_signal(how)
         error = process.stderr.read()
     assert process.returncode == -how and (how == signal.SIGKILL or error.rstrip().endswith("KeyboardInterrupt")), error
     deadline = time.monotonic() + 5
-    while (started_in(nothing_left) or os.listdir(nothing_left)) and how == signal.SIGKILL and time.monotonic() < deadline:
+    while (processes_of(nothing_left) or os.listdir(nothing_left)) and how == signal.SIGKILL and time.monotonic() < deadline:
         time.sleep(0.05)  # nobody waits for what ends by itself
 
 
@@ -333,7 +334,7 @@ def test_a_cell(monkeypatch):
 def shown(live, *steps):
     """What is printed after each of (rank, data), where data None is the rank's end."""
 
-    class Kept(Shown):
+    class Kept(RankPrinter):
         def _print(self, text):
             printed[-1].append(text)
 

@@ -39,7 +39,7 @@ class HostOperators(TorchDispatchMode):
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine
-        self.turns = machine.turns
+        self.scheduler = machine.scheduler
         self.races = machine.races = RaceDetector(machine)
 
     @classmethod
@@ -48,8 +48,8 @@ class HostOperators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         try:
-            if self.turns.several:
-                self.turns.take()
+            if self.scheduler.several:
+                self.scheduler.take_turn()
             selected = self.machine.selected
             task = _graph_task()
             if task == -1:

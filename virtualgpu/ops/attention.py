@@ -19,7 +19,7 @@ from virtualgpu.hardware import Gpu
 from virtualgpu.ops.blas import product_format
 from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, handles
 from virtualgpu.ops.sequence import Out, Plan, perform, play
-from virtualgpu.tensor import VirtualTensor, empty, memory_of, tensor_without_values
+from virtualgpu.tensor import VirtualTensor, empty, empty_without_values, memory_of
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -31,7 +31,7 @@ ATTENTION_HALF, ATTENTION_BACKWARD_HALF = 256, 512  # queries with which half of
 
 def scratch_tensor(gpu: Gpu, nbytes: int) -> VirtualTensor:
     """Memory that a graph keeps and nobody reads."""
-    return tensor_without_values(gpu, (nbytes,), (1,), torch.uint8)
+    return empty_without_values(gpu, (nbytes,), (1,), torch.uint8)
 
 
 # Which backend

@@ -129,7 +129,7 @@ def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_b
     form = {} if memory_format is None else {"memory_format": memory_format}
     shape = torch.empty_like(torch.empty_strided(source.size(), source.stride(), dtype=dtype, device="meta"), **form)
     if gpu is None:
-        if type(source) is VirtualTensor:
+        if type(source) is VirtualTensor and not source._gpu.machine.blanks_host:
             require_values(memory_of(source))
         target = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device="cpu")
         if non_blocking and type(source) is VirtualTensor:

@@ -17,7 +17,7 @@ from virtualgpu.ops.call import Call, Work, bytes_of, common_gpu, composes, cuda
 from virtualgpu.ops.elementwise import LONG_ROW, contiguous_copies
 from virtualgpu.ops.reductions import sum_bytes
 from virtualgpu.ops.without_values import all_known, loses_values
-from virtualgpu.tensor import tensor_without_values, tensors, wrap_all
+from virtualgpu.tensor import empty_without_values, tensors, wrap_all
 
 aten = torch.ops.aten
 _LOW = (torch.float16, torch.bfloat16)
@@ -192,8 +192,8 @@ class _RmsNorm(torch.autograd.Function):
 def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor | None) -> Any:
     """The results of one kernel: of `values`, or of the shapes alone where values are not kept."""
     gpu = common_gpu(*inputs)
-    if gpu.machine.without_values and not all_known(*inputs):
-        results = tuple(None if x is None else tensor_without_values(gpu, x.size(), x.stride(), x.dtype) for x in shapes())
+    if gpu.machine.valueless_storages and not all_known(*inputs):
+        results = tuple(None if x is None else empty_without_values(gpu, x.size(), x.stride(), x.dtype) for x in shapes())
     else:
         with _DisableTorchDispatch():
             results = values()

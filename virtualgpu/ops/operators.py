@@ -18,11 +18,11 @@ from virtualgpu.ops.work import work
 from virtualgpu.tensor import (
     VirtualTensor,
     allocate_on,
+    empty_without_values,
     memory_of,
     require_values,
     require_within_capacity,
     span_bytes,
-    tensor_without_values,
     tensors,
     unsupported,
     wrap,
@@ -93,7 +93,7 @@ def like(call: Call) -> Any:
     nbytes = numel * dtype.itemsize
     if not gpu.machine.may_keep(nbytes):
         shape = on_meta(call)
-        result = tensor_without_values(gpu, shape.size(), shape.stride(), shape.dtype)
+        result = empty_without_values(gpu, shape.size(), shape.stride(), shape.dtype)
     elif name in _FILLED:
         with _DisableTorchDispatch():
             form = kwargs.get("memory_format", torch.preserve_format)
@@ -142,7 +142,7 @@ def into_given(call: Call) -> Any:
             raise different_devices(call.args, call.kwargs)
     for position, name in enumerate(call.op.outs):
         x = call.kwargs.get(name)
-        if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).loan is not None:
+        if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).export is not None:
             with _DisableTorchDispatch():
                 empty = torch.empty(0, dtype=x.dtype, device="meta")
             found = list(tensors(on_meta(call.with_arguments(*call.args, **call.kwargs | {name: empty}))))
@@ -169,9 +169,9 @@ def resize(call: Call) -> Any:
     """`resize_`: the storage grows in place, and takes a new block if it does."""
     x = call.args[0]
     gpu = call.common_gpu()
-    if gpu.machine.without_values and memory_of(x).kept is None:
+    if gpu.machine.valueless_storages and memory_of(x).kept is None:
         raise unsupported("resize_ of a tensor whose values were not kept")
-    if memory_of(x).loan is not None:
+    if memory_of(x).export is not None:
         _require_within_capacity(x, on_meta(call))
     with _DisableTorchDispatch():
         return refit(call.op.kernel(*call.args, **call.kwargs))

@@ -14,7 +14,7 @@ from virtualgpu.hardware import Gpu, Memory
 from virtualgpu.ops.call import Call
 from virtualgpu.ops.without_values import loses_values, shapes_of
 from virtualgpu.ops.work import work
-from virtualgpu.tensor import hang, tensor_without_values, wrap
+from virtualgpu.tensor import empty_without_values, hang, wrap
 
 
 class Out(NamedTuple):
@@ -59,7 +59,7 @@ def _made(gpu: Gpu, output: Any, nbytes: int | None, known: bool) -> Any:
     if not isinstance(output, torch.Tensor):
         return output
     if not known:
-        return tensor_without_values(gpu, output.size(), output.stride(), output.dtype)
+        return empty_without_values(gpu, output.size(), output.stride(), output.dtype)
     if nbytes is not None and nbytes > output.untyped_storage().nbytes():
         storage = output.untyped_storage()
         hang(Memory(gpu, gpu.allocate(nbytes), storage.nbytes()), storage)

@@ -6,7 +6,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu.ops.call import Call
-from virtualgpu.tensor import VirtualTensor, memory_of, tensor_without_values, tensors, unsupported
+from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors, unsupported
 
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
@@ -15,7 +15,7 @@ INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's outpu
 def loses_values(call: Call) -> bool:
     """Must this operator's outputs go without values? Cheap where nothing is large or without values already."""
     machine = call.gpu.machine
-    return bool(machine.without_values or not machine.values or call.most >= INFER_FROM) and not _keeps_values(call)
+    return bool(machine.valueless_storages or not machine.values or call.most >= INFER_FROM) and not _keeps_values(call)
 
 
 def _keeps_values(call: Call) -> bool:
@@ -89,7 +89,7 @@ def infer(call: Call) -> Any:
 
     def result_of(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return tensor_without_values(gpu, x.size(), x.stride(), x.dtype)
+            return empty_without_values(gpu, x.size(), x.stride(), x.dtype)
         if isinstance(x, (list, tuple)):
             return type(x)(result_of(y) for y in x)
         return x

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
+from typing import Any
 
 _FILES = {
     "T4": "t4", "L4": "l4", "A100": "a100", "H100": "h100", "H200": "h200", "RTX 4090": "rtx4090", "A100-80": "a100_80",
@@ -108,7 +109,7 @@ def _plain(name: str) -> str:
 @cache
 def _read(short: str) -> Profile:
     folder = files(__name__)
-    figures = {}
+    figures: dict[str, Any] = {}
     for file in ("host.toml", f"{_FILES[short]}.toml"):
         figures |= tomllib.loads(folder.joinpath(file).read_text(encoding="utf-8"))
     tables = {key: MappingProxyType(value) for key, value in figures.items() if isinstance(value, dict)}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu.clock.clock import StreamTime
+from virtualgpu.clock.machine_clock import StreamTime
 from virtualgpu.ops.call import Call
 from virtualgpu.source_lines import is_users
 from virtualgpu.streams.accesses import Place, Region, at, has_region, mapped, whole

@@ -16,7 +16,7 @@ from weakref import WeakSet
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu.clock.clock import Known, StreamTime
+from virtualgpu.clock.machine_clock import Known, StreamTime
 from virtualgpu.hardware import Machine, Memory
 from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.streams import race_reports

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtualgpu.clock.clock import Clock, Span, StreamTime, Wait
+from virtualgpu.clock.machine_clock import Clock, Span, StreamTime, Wait
 
 # Multiples of a power of two, so that sums are exact and the tests can compare with ==.
 seconds = st.integers(0, 1000).map(lambda n: n / 1024)

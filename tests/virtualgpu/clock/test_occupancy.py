@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtualgpu.clock.clock import Clock, StreamTime
-from virtualgpu.clock.occupancy import Room
+from virtualgpu.clock.machine_clock import Clock, StreamTime
+from virtualgpu.clock.occupancy import Occupancy
 
 # Sums of these are exact.
 moments = st.integers(0, 64).map(lambda n: n / 8)
@@ -16,24 +16,24 @@ shares = st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.25, 0.125])
 kernels = st.lists(st.tuples(moments, durations, shares), max_size=30)
 
 
-def taken_at(room: Room, moment: float) -> float:
+def taken_at(room: Occupancy, moment: float) -> float:
     return next((taken for time, taken in zip(reversed(room._times), reversed(room._taken), strict=True) if time <= moment), 0.0)
 
 
-def steps(*rooms: Room) -> list[tuple[float, float]]:
+def steps(*rooms: Occupancy) -> list[tuple[float, float]]:
     """Stretches of time in which none of the rooms changes."""
     return list(pairwise(sorted({time for room in rooms for time in room._times} | {0.0})))
 
 
-def copied(room: Room) -> Room:
-    copy = Room()
+def copied(room: Occupancy) -> Occupancy:
+    copy = Occupancy()
     copy._times, copy._taken = list(room._times), list(room._taken)
     return copy
 
 
 @given(kernels)
 def test_work_is_conserved_and_no_share_is_above_one(program):
-    room = Room()
+    room = Occupancy()
     for start, seconds, share in program:
         before = copied(room)
         begin, end = room.take(0.0, start, seconds, share)
@@ -54,7 +54,7 @@ def test_work_is_conserved_and_no_share_is_above_one(program):
 @given(kernels, moments)
 def test_what_has_gone_by_can_be_forgotten(program, now):
     """With or without the moments before `now`, the kernels that start later get the same times."""
-    whole, pruned = Room(), Room()
+    whole, pruned = Occupancy(), Occupancy()
     for start, seconds, share in program:
         assert whole.take(0.0, start, seconds, share) == pruned.take(0.0, start, seconds, share)
     gone = max(n for n, time in enumerate(pruned._times) if time <= now)
@@ -64,7 +64,7 @@ def test_what_has_gone_by_can_be_forgotten(program, now):
 
 
 def test_a_long_program_keeps_little():
-    room = Room()
+    room = Occupancy()
     for n in range(10_000):
         room.take(float(n), n + 0.25, 0.5, 1.0)
     assert len(room._times) < 100

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from virtualgpu import hardware
-from virtualgpu.clock.clock import Span, Wait
+from virtualgpu.clock.machine_clock import Span, Wait
 
 TIMING = Path(__file__).parents[3] / "benchmarks" / "timing"
 # Off by more than a factor of two, and why no rule mends it: rows of 64 and of 50,257 go by kernels of their own; narrow rows of a table

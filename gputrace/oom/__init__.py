@@ -1,0 +1,1 @@
+"""An out-of-memory error explained."""

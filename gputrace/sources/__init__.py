@@ -1,0 +1,1 @@
+"""Where a recording's events and spans come from."""

@@ -1,0 +1,70 @@
+"""What `make lab` asks: where pip takes PyTorch from, and whether JupyterLab already serves the folder."""
+
+import subprocess
+import sys
+import urllib.error
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[1] / "tools" / "torch_index.py"
+sys.path.insert(0, str(TOOL.parent))
+import running_lab  # noqa: E402  (tools, not a package)
+import torch_index  # noqa: E402
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A function that says what this machine is: its system, whether it has a driver, whether the index of CPU builds answers."""
+
+    def be(platform: str = "linux", driver: bool = False, online: bool = True) -> None:
+        monkeypatch.setattr(torch_index.sys, "platform", platform)
+        monkeypatch.setattr(torch_index, "has_driver", lambda: driver)
+        monkeypatch.setattr(torch_index, "answers", lambda index: online)
+
+    return be
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ({}, torch_index.CPU),
+        ({"driver": True}, ""),
+        ({"online": False}, ""),
+        ({"platform": "darwin"}, ""),
+    ],
+    ids=["no driver", "a driver", "offline", "macOS"],
+)
+def test_the_cpu_build_is_for_linux_without_a_driver(machine, what, expected):
+    machine(**what)
+    index, sentence = torch_index.choose()
+    assert index == expected
+    assert sentence.endswith(".") and "PyTorch comes" in sentence
+
+
+def test_what_is_given_is_taken(machine):
+    machine(online=False)
+    assert torch_index.choose("https://example.org/simple")[0] == "https://example.org/simple"
+
+
+def test_an_index_that_does_not_answer_is_no_error(monkeypatch):
+    def fail(*args, **kwargs):
+        raise urllib.error.URLError("no route")
+
+    monkeypatch.setattr(torch_index.urllib.request, "urlopen", fail)
+    assert not torch_index.answers(torch_index.CPU)
+
+
+def test_the_command_prints_options_for_pip_and_a_sentence_for_the_reader():
+    done = subprocess.run([sys.executable, TOOL, "https://example.org/simple"], capture_output=True, text=True, check=True)
+    assert done.stdout == "--extra-index-url https://example.org/simple\n"
+    assert "example.org" in done.stderr
+
+
+def test_a_server_of_the_same_folder_is_found_and_no_other(tmp_path):
+    servers = [
+        {"root_dir": str(tmp_path / "other"), "url": "http://localhost:8888/", "token": "a"},
+        {"root_dir": str(tmp_path / "work"), "url": "http://localhost:8889/", "token": "b"},
+    ]
+    assert running_lab.address(str(tmp_path / "work" / ".." / "work"), servers) == "http://localhost:8889/lab?token=b"
+    assert running_lab.address(str(tmp_path), servers) is None
