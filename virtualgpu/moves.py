@@ -152,7 +152,7 @@ def get_data(self: torch.Tensor) -> torch.Tensor:
 
 
 class Attribute(property):
-    """torch looks up whose attribute a getter is, and its name, as C's attributes tell them."""
+    """A property with the owner and the name that torch looks up on attributes made in C."""
 
     __objclass__ = torch._C.TensorBase
 
