@@ -160,3 +160,41 @@ def matrix_rank(x: torch.Tensor, *, atol=None, rtol=None, hermitian: bool = Fals
 @composes("linalg_matrix_rank.tol_tensor", "linalg_matrix_rank")
 def matrix_rank_of_tolerance(x: torch.Tensor, tol, hermitian: bool = False) -> torch.Tensor:
     return matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian)
+
+
+@composes("pad_sequence")
+def pad_sequence(sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> torch.Tensor:
+    """C++ would make the result on the CPU."""
+    longest = max(len(x) for x in sequences)
+    shape = (len(sequences), longest) if batch_first else (longest, len(sequences))
+    output = sequences[0].new_full((*shape, *sequences[0].shape[1:]), padding_value)
+    for i, x in enumerate(sequences):
+        row = output.select(0 if batch_first else 1, i)
+        (row[: len(x)] if padding_side == "right" else row[longest - len(x) :]).copy_(x)
+    return output
+
+
+@composes("_pad_packed_sequence")
+def pad_packed_sequence(
+    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Steps with equally many sequences are copied at once, as PyTorch's native/PackedSequence.cpp does."""
+    sizes = batch_sizes.tolist()
+    steps, batch = len(sizes), sizes[0]
+    if 0 < total_length < steps:
+        raise RuntimeError(
+            "Expected total_length to be at least the length of the longest sequence in input, but got "
+            f"total_length={total_length} and max sequence length being {steps}"
+        )
+    output = data.new_full((max(total_length, steps), batch, *data.shape[1:]), padding_value)
+    lengths = torch.zeros(batch, dtype=torch.int64, device="cpu")
+    start = offset = 0
+    for step in range(1, steps + 1):
+        now = sizes[step] if step < steps else 0
+        if now != sizes[start]:
+            rows = (step - start) * sizes[start]
+            part = data[offset : offset + rows].view(step - start, sizes[start], *data.shape[1:])
+            output[start:step, : sizes[start]].copy_(part)
+            lengths[now : sizes[start]] = step
+            offset, start = offset + rows, step
+    return output.transpose(0, 1) if batch_first else output, lengths

@@ -1,6 +1,6 @@
 """Convolutions as cuDNN computes them: a workspace for the output, one for the input's gradient, one for the weight's.
 
-cuDNN chooses its algorithm by itself, and no rule for its workspaces is known: these are estimates. The table beside this file holds
+cuDNN chooses its algorithm by itself, and no rule for its workspaces is known: these are estimates. The table among the profiles holds
 what it asked for on an H200 for 111,000 convolutions (benchmarks/fidelity/cudnn.py measures them): for each layer and size of image,
 straight lines over the batch. Another size takes the nearest one of the same layer, another layer the nearest one of the same kind.
 Most workspaces are copies in the order that the kernels want (input, output, and weight with channels last) with a little beside them,
@@ -11,8 +11,8 @@ Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convoluti
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.resources import files
 from math import log, prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +55,7 @@ class Layer(NamedTuple):
 @lru_cache(maxsize=1)
 def _recording() -> tuple[dict[str, dict[str, list[list[int]]]], dict[str, list[tuple[Layer, str]]]]:
     """Lines by layer and size, and the layers of each kind."""
-    lines = json.loads(Path(__file__).with_name("cudnn_convolution_h200.json").read_text())["lines"]
+    lines = json.loads((files("virtualgpu.profiles") / "cudnn_convolution_h200.json").read_text())["lines"]
     kinds: dict[str, list[tuple[Layer, str]]] = {}
     for key in lines:
         layer = Layer.read(key)

@@ -17,7 +17,7 @@ from virtualgpu.ops.call import Call, handles, overwrites
 from virtualgpu.ops.operators import compute, refuse_waiting
 from virtualgpu.ops.without_values import forget
 from virtualgpu.ops.work import laid_out
-from virtualgpu.tensor import VirtualTensor, empty, mark_written, memory_of, require_values, span_bytes, unsupported
+from virtualgpu.tensor import VirtualTensor, empty, mark_written, memory_of, require_values, span_bytes, unsupported, wrap
 
 _node, _graph_task = torch._C._current_autograd_node, torch._C._current_graph_task_id
 overwrites("copy_", "_foreach_copy_")
@@ -161,6 +161,13 @@ def clone(call: Call) -> Any:
         return x
     indices, values = x._indices().clone(), x._values().clone()
     return torch.sparse_coo_tensor(indices, values, x.size(), is_coalesced=x.is_coalesced(), check_invariants=False)
+
+
+@handles("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe")
+def make_sparse(call: Call) -> Any:
+    """A sparse tensor is made of the two that it is given, whatever size it stands for."""
+    gpu = call.common_gpu()
+    return wrap(call.on_cpu(), gpu)
 
 
 def staging(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: Gpu | None, non_blocking: bool) -> tuple[int, ...]:

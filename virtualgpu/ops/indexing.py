@@ -30,7 +30,7 @@ from virtualgpu.ops.call import (
 from virtualgpu.ops.reductions import of_all
 from virtualgpu.ops.sequence import OUT, Out, Plan, every_output, perform, play
 from virtualgpu.ops.without_values import all_known
-from virtualgpu.tensor import VirtualTensor, wrap
+from virtualgpu.tensor import VirtualTensor
 
 aten = torch.ops.aten
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
@@ -339,13 +339,6 @@ def embedding_dense_backward(call: Call) -> Any:
         return perform(call, every_output)
     plan = sorted_gradient(n, rows, grad.shape[-1], indices.itemsize, grad.itemsize, bool(by_frequency))
     return perform(call, plan)
-
-
-@handles("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe")
-def sparse(call: Call) -> Any:
-    """A sparse tensor is made of the two that it is given, whatever size it stands for."""
-    gpu = call.common_gpu()
-    return wrap(call.on_cpu(), gpu)
 
 
 MAXIMUM = 2  # the mode of an embedding bag
