@@ -74,7 +74,7 @@ class AllocatorRules:
         return self._stats.reserved
 
     def free_bytes(self) -> int:
-        """Bytes of the device that nobody holds."""
+        """Bytes of the device that no process holds."""
         return max(self.total - self.reserved - self._others(), 0)
 
     def _configure(self, settings: Settings) -> None:

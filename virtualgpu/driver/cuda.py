@@ -81,7 +81,7 @@ def names_in_torch() -> frozenset[str]:
 
 
 def answers(machine: Machine) -> dict[str, Any]:
-    """What stands in `torch._C` while the machine is in place: every name of the driver, served or refused."""
+    """The driver's names in `torch._C` while the machine is in place: each is served or refused."""
     served = device_answers(machine) | stream_answers(machine) | memory_answers(machine) | memory_history.answers(machine) | comm.ANSWERS
     return {name: refuse(f"torch._C.{name}", getattr(torch._C, name, None)) for name in names_in_torch() - served.keys()} | served
 
@@ -98,7 +98,7 @@ def group_tensors(lists: list[list[torch.Tensor | None]], with_indices: bool = F
     groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]] = {}
     if any(x and len(x) != len(lists[0]) for x in lists):
         raise RuntimeError("the lists of tensors differ in length")
-    filled = [x or [None] * len(lists[0]) for x in lists]  # an empty list among the others stands for "none of these"
+    filled = [x or [None] * len(lists[0]) for x in lists]  # an empty list among the others means None for each
     for position, entry in enumerate(zip(*filled, strict=True)):
         members, indices = groups.setdefault((entry[0].device, entry[0].dtype), ([[] for _ in lists], []))
         for member, tensor, whole in zip(members, entry, lists, strict=True):

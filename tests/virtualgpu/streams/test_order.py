@@ -432,7 +432,7 @@ def test_watching_keeps_no_memory_of_the_gpus_and_none_of_the_hosts_for_good(sid
     torch.cuda.synchronize()
     from virtualgpu import hardware
 
-    assert not hardware.machine().order._in_flight
+    assert not hardware.machine().races._in_flight
 
 
 def test_what_copies_have_replaced_is_let_go_when_the_host_has_waited():
