@@ -1,6 +1,6 @@
 """What each block was for: parameters, gradients, activations, optimizer state, workspace, other.
 
-Nothing is asked while the program runs. A block's category follows from what holds it when the recording starts or ends, and else
+Nothing is looked up while the program runs. A block's category follows from what holds it when the recording starts or ends, and else
 from the phase in which it was born and the one in which it died.
 """
 
@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from gputrace.events import (
     ACTIVATIONS,
@@ -24,7 +25,8 @@ from gputrace.events import (
 )
 from gputrace.holders.tensors import Living, of_kind
 from gputrace.phases import Phase, phase_of
-from gputrace.replay import Segment
+from gputrace.replay import RecordedSegment
+from virtualgpu import workspaces
 
 CategoryAt = dict[tuple[int, int], int]  # the category of what lies at (device, address)
 
@@ -32,12 +34,10 @@ _MAKES_PARAMETERS = {"__init__", "_apply", "to_empty"}  # functions of a module'
 
 
 def held(objects: list[Any], living: Living) -> CategoryAt:
-    """What the storages that are alive are for, by what holds them; OTHER of those for which that says nothing.
+    """The categories of the storages that are alive, by what holds them; OTHER where that does not show it.
 
     `objects` is what the garbage collector tracks, or the relevant of it; `living` is what was found among them.
     """
-    import torch
-
     gradients = {id(gradient) for _, gradient, how in living.links if how == "grad"}
     buffers = {id(buffer) for module in of_kind(objects, torch.nn.Module) for buffer in vars(module).get("_buffers", {}).values()}
     optimizers = of_kind(objects, torch.optim.Optimizer)
@@ -54,14 +54,12 @@ def held(objects: list[Any], living: Living) -> CategoryAt:
 
 def workspace_sizes(capability: int) -> set[int]:
     """Bytes that cuBLAS and cuBLASLt take for a workspace on a GPU of this major compute capability."""
-    from virtualgpu import workspaces
-
     return {workspaces.cublas_bytes(capability, os.environ), workspaces.cublaslt_bytes(os.environ)} - {0}
 
 
 def categorised(
     events: Events,
-    segments: Iterable[Segment],
+    segments: Iterable[RecordedSegment],
     stacks: list[Stack],
     phases: list[Phase],
     at_start: CategoryAt,
@@ -103,7 +101,7 @@ def _by_phase(events: Events, stacks: list[Stack], phases: list[Phase], born: np
             birth == "backward",
             (birth == "step") & (birth_phase != death_phase),
             birth == "step",
-            makes[events.stack[born]],  # before what a death tells: a model's may come right after the backward
+            makes[events.stack[born]],  # before the rule about deaths: a model's may come right after the backward
             (birth == "forward") | (death == "backward"),
         ],
         [GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS, ACTIVATIONS],

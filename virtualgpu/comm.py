@@ -1,20 +1,26 @@
 """Copies and sums over several virtual GPUs: what torch.nn.parallel asks of C++ (torch/csrc/cuda/comm.cpp)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.parallel
 
 from virtualgpu import hardware
 from virtualgpu.moves import gpu_of, to_device
 from virtualgpu.tensor import VirtualTensor, memory_of, unsupported
 
-BUFFER_BYTES = 10 << 20  # broadcast_coalesced: tensors travel together until a group reaches this
+BUFFER_BYTES = 10 << 20  # broadcast_coalesced: tensors are sent together until a group reaches this
+
+
+def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change; the driver's names are in `ANSWERS`."""
+    yield torch.nn.parallel._functions, {"_streams": None}  # DataParallel remembers a stream of each GPU
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
-    """The tensor on each device; where it lies already, itself."""
+    """The tensor on each device; on its own device the tensor itself."""
     if gpu_of(tensor) is not None and hardware.machine().gpu(devices[0]) is not gpu_of(tensor):
         raise RuntimeError("Expected first device to be the device of the tensor to broadcast")
     _take_time(tensors=len(devices))
@@ -32,7 +38,7 @@ def broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[tor
 def broadcast_coalesced(
     tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int = BUFFER_BYTES
 ) -> list[list[torch.Tensor]]:
-    """Every tensor on every device. Small ones travel in one flat buffer, of which the receivers keep views."""
+    """Every tensor on every device. Small ones are sent in one flat buffer, of which the receivers keep views."""
     if any(gpu_of(tensor) is not hardware.machine().gpus[devices[0]] for tensor in tensors):
         raise RuntimeError("All tensors must be on devices[0]: " + str(devices[0]))
     received: list[dict[int, torch.Tensor]] = [{} for _ in devices]
@@ -79,7 +85,8 @@ def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = 
     _take_time(tensors=len(tensors))
     shape = list(tensors[0].shape)
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
-    device = "cpu" if destination == -1 else hardware.machine().gpu(destination).device
+    gpu = None if destination == -1 else hardware.machine().gpu(destination)
+    device = torch.device("cpu") if gpu is None else gpu.device
     return gather_out(tensors, torch.empty(shape, dtype=tensors[0].dtype, device=device), dim)
 
 
@@ -89,7 +96,7 @@ def gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> 
     return out
 
 
-def reduce(inputs: Sequence[torch.Tensor], output: torch.Tensor, root: int = 0, op: int = 0, *rest: Any) -> None:
+def reduce(inputs: Sequence[VirtualTensor], output: VirtualTensor, root: int = 0, op: int = 0, *rest: Any) -> None:
     """NCCL's sum of one tensor a device into `output`, which lies on the root's device."""
     if op != 0:
         raise unsupported("a reduction other than the sum, in torch.cuda.nccl.reduce,")
@@ -126,7 +133,7 @@ def _check_gather(tensors: Sequence[torch.Tensor], dim: int) -> None:
 
 
 def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]]:
-    """Positions of the tensors that travel together: of one dtype, until a group reaches `buffer_size` bytes."""
+    """Positions of the tensors that are sent together: of one dtype, until a group reaches `buffer_size` bytes."""
     groups: list[list[int]] = []
     open_groups: dict[torch.dtype, tuple[list[int], int]] = {}
     for position, tensor in enumerate(tensors):
@@ -149,18 +156,6 @@ def _add_from(output: VirtualTensor, tensor: VirtualTensor) -> None:
     if memory_of(output).kept is not None and memory_of(tensor).kept is not None:
         with torch._C._DisableTorchDispatch():
             output.add_(tensor)
-
-
-def without_nccl(make_group: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes torch.distributed's process groups, for all backends but NCCL: that talks to real GPUs alone."""
-    from torch.distributed import distributed_c10d
-
-    def make(size: int, rank: int, ranks: list[int], backend: str, *args: Any, **kwargs: Any) -> Any:
-        if "nccl" in distributed_c10d.BackendConfig(backend).device_backend_map.values():
-            raise unsupported("NCCL, torch.distributed's backend for CUDA tensors,")
-        return make_group(size, rank, ranks, backend, *args, **kwargs)
-
-    return make
 
 
 ANSWERS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The command `run`, of `python -m virtualgpu` and of whoever offers it too."""
+"""The command `run`, of `python -m virtualgpu` and of packages that build on it."""
 
 import argparse
 import sys
@@ -75,4 +75,4 @@ def _set_up_for_times(gpus: "VirtualGPUs", options: argparse.Namespace) -> None:
     machine = gpus.machine
     machine.blanks_host = options.no_values  # a script times copies to the host too
     if options.virtual_time:
-        host_clock.put_in_place(machine.clock, lambda seconds: machine.turns.sleep(seconds, machine.clock))
+        host_clock.put_in_place(machine.clock, lambda seconds: machine.scheduler.sleep(seconds, machine.clock))

@@ -1,11 +1,12 @@
-"""How tensors come to be on a virtual GPU: two kernels of the CUDA dispatch key, and the few makers that ask C++ for more."""
+"""Functions that make tensors on a virtual GPU: two kernels of the CUDA dispatch key, and replacements where C++ does more than these."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
 import torch
+import torch.utils._device
 
 from virtualgpu import hardware
 from virtualgpu.errors import outermost
@@ -39,16 +40,36 @@ _COPY_CONSTRUCT = (
 )
 
 
-# The CUDA dispatch key: all factories end in these two, in any thread
+def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any]]]:
+    """By owner, the names that change."""
+    torch.utils._device._device_constructors()  # it remembers torch's own functions at its first call: not ours
+    makers: dict[str, Any] = {name: with_any_device(getattr(torch, name)) for name in FACTORIES if hasattr(torch, name)}
+    makers |= {name: made_on_host(getattr(torch, name)) for name in MOVED}
+    makers |= {"tensor": tensor, "as_tensor": as_tensor, "device": Device}
+    # In a script, and PyTorch scripts some functions of its own for forward derivatives, the new functions still name its operators.
+    builtins = torch.jit._builtins._get_builtin_table()
+    scripted = {id(made): operator for name, made in makers.items() if (operator := builtins.get(id(getattr(torch, name)))) is not None}
+    yield torch, makers
+    yield builtins, scripted
+    yield torch.Tensor, {name: with_any_device(getattr(torch.Tensor, name)) for name in METHODS} | {"new_tensor": new_tensor}
+    yield torch.fft, {name: with_any_device(getattr(torch.fft, name)) for name in ("fftfreq", "rfftfreq")}
+    yield torch._C, {"_set_default_tensor_type": set_default_tensor_type}
+    yield torch.cuda, {name: _LegacyType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}) for name, dtype in LEGACY.items()}
+    names = ("nested_tensor", "as_nested_tensor")
+    yield torch.nested, {name: on_the_cpu_only(f"torch.nested.{name}", getattr(torch.nested, name)) for name in names}
+
+
+# The CUDA dispatch key: all factories call these two, in any thread
 
 
 def cuda_empty(
     size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None
 ) -> Any:
     dtype = dtype or torch.get_default_dtype()
-    gpu = hardware.machine().gpu(device)
+    gpu = _gpu(device)
     if memory_format in (None, torch.contiguous_format):
-        stride, step = [], 1
+        stride: list[int] = []
+        step = 1
         for length in reversed(size):
             stride.insert(0, step)
             step *= max(length, 1)
@@ -58,7 +79,13 @@ def cuda_empty(
 
 
 def cuda_empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
-    return empty(hardware.machine().gpu(device), size, stride, dtype or torch.get_default_dtype())
+    return empty(_gpu(device), size, stride, dtype or torch.get_default_dtype())
+
+
+def _gpu(device: Any) -> hardware.Gpu:
+    gpu = hardware.machine().gpu(device)
+    assert gpu is not None  # C++ calls these for CUDA devices
+    return gpu
 
 
 # Makers that read Python data
@@ -131,7 +158,7 @@ def made_on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     return make
 
 
-def on_the_cpu_alone(name: str, factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def on_the_cpu_only(name: str, factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A factory that is refused where it would make a tensor on a GPU."""
 
     @wraps(factory)
@@ -152,7 +179,7 @@ class _AnyDevice(type):
 
 
 class Device(metaclass=_AnyDevice):
-    """What `torch.device` names while a machine is in place: C++ understands a bare number only where it was built with CUDA."""
+    """Replaces `torch.device`: C++ understands a bare number only where it was built with CUDA."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and type(args[0]) is int:
@@ -164,7 +191,7 @@ class Device(metaclass=_AnyDevice):
 
 
 class _LegacyType(type):
-    """`torch.cuda.FloatTensor` and its like: called, they make tensors; asked, they know their own."""
+    """The type of `torch.cuda.FloatTensor` and others: calls make tensors, and `isinstance` works."""
 
     dtype: torch.dtype
     is_cuda = True
@@ -183,12 +210,8 @@ class _LegacyType(type):
         return torch.empty(args, dtype=cls.dtype, device="cuda")
 
 
-def legacy_types() -> dict[str, type]:
-    return {name: _LegacyType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}) for name, dtype in LEGACY.items()}
-
-
 def set_default_tensor_type(kind: Any) -> None:
-    """`torch._C._set_default_tensor_type`: C++ knows the CPU's types alone."""
+    """`torch._C._set_default_tensor_type`: C++ takes CPU types only."""
     if isinstance(kind, _LegacyType):
         raise unsupported('a CUDA type in torch.set_default_tensor_type (torch.set_default_device("cuda") takes its place)')
     _set_default_tensor_type(kind)

@@ -14,7 +14,7 @@ from virtualgpu import hardware
 _Generator = torch.Generator
 _STATE = struct.Struct("<Qq")  # seed and offset, as CUDAGeneratorImpl.cpp writes them
 NUMBERS_AT_ONCE = 4  # that a thread draws: Philox makes four
-_virtual: WeakValueDictionary[int, "VirtualGenerator"] = WeakValueDictionary()  # by C++'s address: it makes new objects for old ones
+_virtual: WeakValueDictionary[int, "VirtualGenerator"] = WeakValueDictionary()  # by address in C++, which makes new Python objects
 
 
 class VirtualGenerator(_Generator):
@@ -22,6 +22,9 @@ class VirtualGenerator(_Generator):
 
     The draws are those of the CPU's algorithm, started afresh from the two for each operator; so they differ from CUDA's.
     """
+
+    _gpu: hardware.Gpu
+    _cdata: int
 
     def __new__(cls, gpu: hardware.Gpu) -> "VirtualGenerator":
         self = super().__new__(cls)
@@ -31,7 +34,7 @@ class VirtualGenerator(_Generator):
         return self
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return self._gpu.device
 
     def manual_seed(self, seed: int) -> "VirtualGenerator":
@@ -49,17 +52,18 @@ class VirtualGenerator(_Generator):
     def get_offset(self) -> int:
         return self._offset
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> "VirtualGenerator":
         if offset % NUMBERS_AT_ONCE:
             raise RuntimeError(f"offset must be a multiple of {NUMBERS_AT_ONCE}")
         self._offset = offset
+        return self
 
     def get_state(self) -> torch.Tensor:
         """16 bytes on the CPU: the seed and the offset."""
         return torch.frombuffer(bytearray(_STATE.pack(self._seed, self._offset)), dtype=torch.uint8)
 
     def set_state(self, state: torch.Tensor) -> "VirtualGenerator":
-        """Take the state that `get_state` gave. The seed's 8 bytes alone stand for its beginning."""
+        """Take the state that `get_state` gave. The seed's 8 bytes without an offset mean offset 0."""
         if not isinstance(state, torch.Tensor):
             raise TypeError(f"expected a torch.ByteTensor, but got {type(state).__name__}")
         if state.dtype is not torch.uint8 or state.device.type != "cpu" or not state.is_contiguous():
@@ -88,7 +92,7 @@ class VirtualGenerator(_Generator):
 
     @contextmanager
     def as_default(self, count: int) -> Iterator[None]:
-        """Let this generator stand in for the CPU's default one, for an operator that takes no generator and draws `count` numbers."""
+        """Use this generator as the CPU's default one, for an operator that takes no generator and draws `count` numbers."""
         default = torch.default_generator
         before = default.get_state()
         default.set_state(_Generator.get_state(self.next_draws(count)))
@@ -99,17 +103,21 @@ class VirtualGenerator(_Generator):
 
 
 def chosen(given: torch.Generator | None, gpu: hardware.Gpu) -> VirtualGenerator:
-    """What an operator on this GPU draws from: the GPU's generator, unless the caller gives one of its kind. Raises RuntimeError."""
+    """The generator that an operator on this GPU draws from: the given one or the GPU's. Raises RuntimeError for a CPU generator."""
     if given is None:
         return gpu.generator
     if not is_virtual(given):
         raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{given.device.type}'")
-    return _virtual[given._cdata]
+    return _virtual[_address(given)]
 
 
 def is_virtual(generator: torch.Generator) -> bool:
-    """Is it a GPU's, though C++ may have put it into another object?"""
-    return generator._cdata in _virtual
+    """Whether it is a GPU's, though C++ may have put it into another object."""
+    return _address(generator) in _virtual
+
+
+def _address(generator: Any) -> int:
+    return generator._cdata
 
 
 class _AnyGenerator(type):
@@ -118,8 +126,17 @@ class _AnyGenerator(type):
 
 
 class Generator(metaclass=_AnyGenerator):
-    """What `torch.Generator` names while a virtual machine is in place: it makes generators for both kinds of device."""
+    """Replaces `torch.Generator`: it makes generators for both kinds of device."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         gpu = hardware.machine().gpu(device)
         return _Generator() if gpu is None else VirtualGenerator(gpu)
+
+
+def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Give each GPU its generator, with the seed of the CPU's. By owner, the names that change."""
+    for gpu in machine.gpus:
+        gpu.generator = VirtualGenerator(gpu)
+        gpu.generator.manual_seed(torch.initial_seed() & (1 << 63) - 1)
+    yield torch, {"Generator": Generator}
+    yield torch.cuda, {"default_generators": tuple(gpu.generator for gpu in machine.gpus)}

@@ -4,28 +4,22 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from virtualgpu import errors, front_end
 from virtualgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
 from virtualgpu.clock import costs
-from virtualgpu.clock.clock import Clock, StreamEvents, StreamTime
-from virtualgpu.host.budget import host_budget
-from virtualgpu.processes.ledger import Ledger
-from virtualgpu.processes.loans import Limbo, Loan
+from virtualgpu.clock.machine_clock import Clock, StreamEvents, StreamTime
+from virtualgpu.host_memory import host_budget
+from virtualgpu.processes.exported_blocks import ExportedBlock, PendingFrees
+from virtualgpu.processes.usage_table import UsageTable
 from virtualgpu.profiles import Profile
 from virtualgpu.selected import Selected
 from virtualgpu.streams.sync_debug import SyncDebug
-from virtualgpu.threads.turns import Turns
-
-if TYPE_CHECKING:
-    from virtualgpu.ops.faults import Fault
-    from virtualgpu.streams.accesses import Place
-    from virtualgpu.streams.order import Order
+from virtualgpu.threads.scheduler import Scheduler
 
 NUMBER_BYTES = 8  # of one number: kept even with values=False, so that a script can read what it counts
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
@@ -34,37 +28,37 @@ POOL_STREAMS = 32  # streams of one priority that a device has; more Stream obje
 class Memory:
     """What a storage holds on a GPU. It hangs on the storage's Python object, so it dies with the last view of the storage.
 
-    `kept` is the number of bytes of values on the host; a storage without values (`kept` is None) is called hollow.
+    `kept` is the number of bytes of values on the host, None for a storage without values.
     """
 
-    __slots__ = ("__weakref__", "block", "born", "gpu", "kept", "loan", "place", "storage", "written")
+    __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "storage", "touched", "written")
 
     def __init__(self, gpu: "Gpu", block: Block | None, kept: int | None) -> None:
         self.gpu = gpu
         self.block = block
         self.born = gpu.machine.selected.call  # the call that made it: a Python instruction or a node of a backward
         self.kept = kept
-        self.loan: Loan | None = None  # to other processes
+        self.export: ExportedBlock | None = None  # to other processes
         self.storage: weakref.ref[torch.UntypedStorage] | None = None  # where the garbage collector does not tell of it
-        self.place: Place | None = None  # who has touched it, once that is watched (virtualgpu.streams.order)
+        self.touched: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
         # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
-        self.written = gpu.default_stream.count + 1 if watcher is None else 0
+        self.written = 0 if gpu.machine.several_streams else gpu.default_stream.count + 1
         gpu.machine.keep(kept)
 
     def __del__(self) -> None:
         self.gpu.machine.keep(self.kept, -1)
         if self.block is not None:
-            if self.place is not None and watcher is not None:
-                watcher.freed(self)
-            if self.loan is not None:
-                self.gpu.machine.limbo.add(self.gpu.allocator, self.block, self.loan)
+            if self.touched is not None and self.gpu.machine.several_streams:
+                self.gpu.machine.races.freed(self)
+            if self.export is not None:
+                self.gpu.machine.pending_frees.add(self.gpu.allocator, self.block, self.export)
             else:
                 self.gpu.allocator.free(self.block)
 
     @property
     def shared(self) -> bool:
         """May another process see the values?"""
-        return self.loan is not None
+        return self.export is not None
 
     def forget(self) -> None:
         """The values are known no longer."""
@@ -100,19 +94,19 @@ class Gpu:
             index,
             machine.total_memory,
             settings=Settings.from_environment(os.environ),
-            others=lambda: self.profile.context_bytes + machine.ledger.others(self.number),
+            others=lambda: self.profile.context_bytes + machine.usage.others(self.number),
             events=StreamEvents(machine.clock, self.streams),
-            processes=lambda: machine.ledger.holders(self.number),
+            processes=lambda: machine.usage.holders(self.number),
             version=torch.__version__,
             driver=self._driver_call,
-            claiming=machine.ledger.claiming,
-            collect=machine.limbo.collect,
+            claiming=machine.usage.claiming,
+            collect=machine.pending_frees.collect,
         )
         self.next_stream = {0: 0, -1: 0}  # by priority
         self.passed_on: bool | None = None  # in a broadcast: have the bytes been sent once?
-        self.fault: Fault | None = None  # the device-side assert that stopped it
+        self.fault: errors.Fault | None = None  # the device-side assert that stopped it
         self.generator: Any = None  # set by virtualgpu.install
-        self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (virtualgpu.ops.registry)
+        self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (virtualgpu.ops.blas)
 
     @property
     def stream(self) -> StreamTime:
@@ -121,7 +115,7 @@ class Gpu:
 
     def pool_stream(self, priority: int) -> StreamTime:
         """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
-        watch(self.machine.order)  # with one stream a program cannot race
+        self.machine.several_streams = True
         high = -1 if priority < 0 else 0
         number = self.next_stream[high]
         self.next_stream[high] = (number + 1) % POOL_STREAMS
@@ -158,7 +152,7 @@ class Gpu:
 
     def _hold(self) -> None:
         if not self.machine.forked:  # what a fork inherits is its parent's
-            self.machine.ledger.hold(self.number, self.profile.context_bytes + self.allocator.reserved)
+            self.machine.usage.hold(self.number, self.profile.context_bytes + self.allocator.reserved)
 
     def _driver_call(self, action: str, stream: int) -> None:
         """What the allocator asks of the driver takes host time, and freeing waits for the device. All processes are to know of it."""
@@ -184,14 +178,14 @@ class Gpu:
         around: float = 0.0,
         name: str = "kernel",
     ) -> None:
-        """Queue a kernel, which does what `kernels.Work` says, on the calling thread's current stream; `name` is the operator's."""
+        """Queue a kernel, which does what `ops.call.Work` says, on the calling thread's current stream; `name` is the operator's."""
         if self.fault is not None:
             self.notice()
         profile, machine = self.profile, self.machine
         overhead = profile.launch_seconds + (profile.product_seconds if flops else 0.0)
         if torch._C._current_graph_task_id() != -1:
             overhead += profile.backward_seconds
-        elif machine.turns.several:
+        elif machine.scheduler.several:
             overhead = max(overhead, machine.handing_over())  # the lock is free while the launch is made
         seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=flops > 0, outputs=outputs)
         if clocks or serial or around:
@@ -257,28 +251,30 @@ class Machine:
         total_memory: int | None = None,
         values: bool = True,
         heeds_environment: bool = False,
-        ledger: Ledger | None = None,
+        usage: UsageTable | None = None,
     ) -> None:
         self.profile = profile
         self.total_memory = total_memory or profile.total_memory
-        self.ledger = ledger or Ledger(profile.name, count, self.total_memory)
-        self.limbo = Limbo()
+        self.usage = usage or UsageTable(profile.name, count, self.total_memory)
+        self.pending_frees = PendingFrees()
         self.values = values
         self.alive = True
         self.initialised = False  # what torch.cuda.init() does has been done
         self.forked = False  # this is a child process that was forked after that
         self.heeds_environment = heeds_environment
         self.clock = Clock()
-        self.turns = Turns()
+        self.scheduler = Scheduler()
         self.sync_debug = SyncDebug()
-        self.launcher = self.turns.running  # the thread that launched last
+        self.launcher = self.scheduler.running  # the thread that launched last
         self.selected = Selected()
         self.kept_bytes = 0
         self.host_budget, self.largest_kept = host_budget()
-        self.hollow = 0  # storages without values that are alive
+        self.valueless_storages = 0  # that are alive
         self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
         self.gpus = [Gpu(self, index) for index in range(count)]
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
+        self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
+        self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
         self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see `streams.backward`
 
     def handing_over(self) -> float:
@@ -286,20 +282,13 @@ class Machine:
 
         PyTorch lets the lock go in every operator; a thread that waits for it has to be woken.
         """
-        before, self.launcher = self.launcher, self.turns.running  # by its seat: the system gives a thread's number to the next one
+        before, self.launcher = self.launcher, self.scheduler.running  # by its state: the system gives a thread's number to the next one
         return self.profile.handoff_seconds if before is not self.launcher else 0.0
 
     def take_turn(self) -> None:
-        """What takes host time, or memory, begins here: with other threads beside it, the caller waits for its turn."""
-        if self.turns.several:
-            self.turns.take()
-
-    @cached_property
-    def order(self) -> "Order":
-        """Who finds races."""
-        from virtualgpu.streams.order import Order  # it needs tensors, which need this module
-
-        return Order(self)
+        """What takes host time, or memory, begins here: where there are other threads, the caller waits for its turn."""
+        if self.scheduler.several:
+            self.scheduler.take_turn()
 
     @property
     def current(self) -> Gpu:
@@ -365,7 +354,7 @@ class Machine:
 
     def keep(self, kept: int | None, sign: int = 1) -> None:
         if kept is None:
-            self.hollow += sign
+            self.valueless_storages += sign
         else:
             self.kept_bytes += sign * kept
 
@@ -378,13 +367,12 @@ class Machine:
 
 
 _in_place: Machine | None = None
-watcher: "Order | None" = None  # who looks at every operator, once the machine in place has several streams
 
 
 def _mark_forked() -> None:
     if _in_place is not None:
-        _in_place.turns.after_fork()
-        _in_place.ledger.after_fork()
+        _in_place.scheduler.after_fork()
+        _in_place.usage.after_fork()
         _in_place.forked |= _in_place.initialised
 
 
@@ -393,14 +381,10 @@ os.register_at_fork(after_in_child=_mark_forked)
 
 def put_in_place(machine: Machine | None) -> None:
     """Make this the machine that "cuda" means."""
-    global _in_place, watcher
-    _in_place, watcher = machine, None
-
-
-def watch(order: "Order") -> None:
-    """From now on `order` looks at every operator."""
-    global watcher
-    watcher = order
+    global _in_place
+    if _in_place is not None:
+        _in_place.several_streams = False  # what is freed from now on races with nothing
+    _in_place = machine
 
 
 def machine() -> Machine:

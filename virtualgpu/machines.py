@@ -39,16 +39,18 @@ class VirtualGPUs:
     """The virtual GPUs in use. Also a context manager: at the end of a `with` block they are taken away."""
 
     def __init__(self, request: Request) -> None:
-        """Where the environment names a virtual machine of another process that is alike, the GPUs are the same (`processes.ledger`)."""
+        """Where the environment names an equal machine of another process, the GPUs are the same (`processes.usage_table`)."""
         from virtualgpu import hardware
         from virtualgpu.install import Installation
-        from virtualgpu.processes import ledger
+        from virtualgpu.processes import usage_table
 
         self.request = request
         self.profile = profiles.load(request.like or DEFAULT_MODEL)
-        shared = ledger.join(self.profile.name, request.gpus, request.memory or self.profile.total_memory, os.environ.get(ledger.ADDRESS))
+        shared = usage_table.join(
+            self.profile.name, request.gpus, request.memory or self.profile.total_memory, os.environ.get(usage_table.ADDRESS)
+        )
         self.machine = hardware.Machine(self.profile, request.gpus, request.memory, request.values, request.heeds_environment, shared)
-        self._installation: Any = Installation(self.machine, in_child=(inherit, (request, front_end.name())), joins=shared is not None)
+        self._installation: Any = Installation(self.machine, in_child=_InChild(request), joins=shared is not None)
         self.real_gpus: int = self._installation.real_gpus  # those that PyTorch would see without these
 
     @property
@@ -72,16 +74,21 @@ class VirtualGPUs:
 
     def races(self) -> "list[Race]":
         """The races found so far, each pair of lines once."""
-        return list(self.machine.order.races)
+        return list(self.machine.races.races)
 
     @contextmanager
     def without_values(self) -> Iterator[None]:
-        """In the block nothing is computed, as with `values=False`; what it makes must not outlive it."""
-        kept, self.machine.values = self.machine.values, False
+        """In the block nothing is computed, as with `values=False`; what it makes must not outlive it.
+
+        A copy into a tensor on the host takes its time, and brings NaN where the dtype has it.
+        """
+        machine = self.machine
+        before = machine.values, machine.blanks_host
+        machine.values, machine.blanks_host = False, True
         try:
             yield
         finally:
-            self.machine.values = kept
+            machine.values, machine.blanks_host = before
 
     def take_away(self) -> None:
         """What `use(None)` does: PyTorch is as it was. Doing it again changes nothing."""
@@ -103,6 +110,21 @@ class VirtualGPUs:
     def __repr__(self) -> str:
         some = "1 virtual GPU" if self.count == 1 else f"{self.count} virtual GPUs"
         return f"<{some}, modelled on {with_maker(self.name)}, {gibibytes(self.request.memory or self.profile.total_memory)} each>"
+
+
+class _InChild:
+    """Puts the machine of this process in place where it is unpickled: the first thing in a process that multiprocessing starts afresh."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from virtualgpu.driver import smi
+        from virtualgpu.processes import usage_table
+
+        # A server of forks may be older than the machine: its children do not have this process's environment.
+        environment = {name: os.environ[name] for name in (usage_table.ADDRESS, smi.ADDRESS, "PATH") if name in os.environ}
+        return inherit, (self._request, front_end.name(), environment)
 
 
 @overload
@@ -159,14 +181,12 @@ def use(
     return _current
 
 
-def inherit(asked: tuple[Request, str], environment: dict[str, str]) -> None:
+def inherit(request: Request, front: str, environment: dict[str, str]) -> None:
     """Put the machine of the parent in place: called in a process that multiprocessing starts, before it imports the main module.
 
-    `asked` is the parent's request, and the package that its messages name. `environment` has the variables by which the parent's
-    machine is found.
+    `front` is the package that the parent's messages name; `environment` has the variables by which its machine is found.
     """
     global _current
-    request, front = asked
     importlib.import_module(front)  # it registers itself
     if _current is None:
         os.environ.update(environment)

@@ -3,25 +3,49 @@
 C++ takes every copy here for CPU to CPU, and would leave the gradient where it is; so a copy is an autograd Function of its own.
 """
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch._C import _DisableTorchDispatch
-from torch.nn.parameter import UninitializedTensorMixin
+import torch.serialization
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from virtualgpu import hardware
-from virtualgpu.clock import costs
+from virtualgpu import errors, hardware
 from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
-from virtualgpu.host.pinned import is_pinned, pinned
 from virtualgpu.ops.copies import move
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, hollow
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, allocate_on, empty_without_values
 
 _to = torch.Tensor.to
-_data = torch.Tensor.data
+_data: Any = torch.Tensor.data
 _type = torch.Tensor.type
 _parse_to = torch._C._nn._parse_to
 _swap = torch._C._swap_tensor_impl
+
+
+def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    grad: Any = torch.Tensor.grad
+    yield (
+        torch.Tensor,
+        {
+            "to": to,
+            "cuda": cuda,
+            "cpu": cpu,
+            "data": Attribute("data", get_data, set_data),
+            "grad": Attribute("grad", grad.__get__, errors.assign_gradient(grad.__set__), grad.__delete__),
+            "numpy": read_on_host(torch.Tensor.numpy),
+            "tolist": read_on_host(torch.Tensor.tolist),
+            "type": type_,
+            "type_as": type_as,
+        },
+    )
+    yield torch, {"get_device": get_device, "is_storage": partial(_is_storage, torch.is_storage)}
+    yield torch._C._nn, {"_parse_to": parse_to}
+    yield UninitializedTensorMixin, {"materialize": materialize}
+    yield torch.UntypedStorage, {"to": storage_to, "cuda": storage_cuda}
+    yield torch.serialization, {"_package_registry": [(0, lambda storage: None, restore), *torch.serialization._package_registry]}
 
 
 class Move(torch.autograd.Function):
@@ -105,16 +129,16 @@ def cpu(self: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
     return to_device(self, None, memory_format=memory_format)
 
 
-# What C++ reads of a tensor on the host without asking anybody
+# What C++ reads of a tensor on the host without calling an operator
 
 
 def read_on_host(read: Any) -> Any:
     """`Tensor.numpy` or `tolist` of a tensor on the host, into which a copy may be under way."""
 
     def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        order = hardware.machine().order
-        if order.host_copies:
-            order.host_reads(self, read.__name__)
+        races = hardware.machine().races
+        if races.host_copies:
+            races.host_reads(self, read.__name__)
         return read(self, *args, **kwargs)
 
     return checked
@@ -128,7 +152,7 @@ def get_data(self: torch.Tensor) -> torch.Tensor:
 
 
 class Attribute(property):
-    """torch looks up whose attribute a getter is, and its name, as C's attributes tell them."""
+    """A property with the owner and the name that torch looks up on attributes made in C."""
 
     __objclass__ = torch._C.TensorBase
 
@@ -137,7 +161,7 @@ class Attribute(property):
         self.__name__ = name
 
 
-def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+def set_data(self: Any, value: Any) -> None:
     """`parameter.data = …`, which `Module.to` uses: the tensor object stays the same, its content may change device."""
     if (type(self) is VirtualTensor) == (type(value) is VirtualTensor):
         _data.__set__(self, value)
@@ -151,12 +175,12 @@ def set_data(self: torch.Tensor, value: torch.Tensor) -> None:
         self.__dict__, replaced.__dict__ = replaced.__dict__, self.__dict__
 
 
-def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
+def _exchange(tensor: Any, value: torch.Tensor) -> None:
     """Give a plain tensor's object a virtual content, or the other way round.
 
     C++ marks what is virtual on the content, so the contents of two objects are exchanged. Graphs that hold the old content keep it.
     """
-    content = value.detach()
+    content: Any = value.detach()
     if content.dtype.is_floating_point or content.dtype.is_complex:
         content.requires_grad_(tensor.requires_grad)
     gradient, hooks = tensor.grad if tensor.is_leaf else None, (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
@@ -178,7 +202,7 @@ def _exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if hooks[1]:
         tensor._post_accumulate_grad_hooks = hooks[1]
     if content.requires_grad and content.is_leaf:
-        # A graph that was made before would accumulate into the old content, where nobody looks.
+        # A graph that was made before would accumulate into the old content, which no object has any more.
         torch.autograd.graph.get_gradient_edge(content).node.register_prehook(_refuse_gradient)
 
 
@@ -188,16 +212,17 @@ def _refuse_gradient(gradients: Any) -> None:
     )
 
 
-def _shell(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A gradient of the kind of its parameter's new content, without memory of its own.
+def _shell(gradient: torch.Tensor, value: torch.Tensor) -> Any:
+    """A gradient of its parameter's new type, without memory of its own.
 
-    `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its kind then.
+    `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its type then.
     """
+    shell: Any
     if type(value) is VirtualTensor:
-        shell = hollow(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
+        shell = empty_without_values(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
     else:
         shell = torch.empty_strided(gradient.size(), gradient.stride(), dtype=gradient.dtype, device="cpu")
-    shell._stands_for = gradient  # its object takes the shell's place once the shell has got its content
+    shell._stands_for = gradient  # it replaces the shell once the shell has got its content
     return shell
 
 
@@ -247,20 +272,20 @@ def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **k
     return _type(self, dtype, non_blocking, **kwargs)
 
 
-# Pinned memory
+# torch.load
 
 
-def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """A copy in page-locked memory. What is pinned here is a mark: copies then take the time of pinned ones."""
-    if is_pinned(self):
-        return self
-    machine = hardware.machine()
-    if not machine.selected.beside:
-        machine.take_turn()
-        machine.clock.advance_host(costs.pin_seconds(machine.profile, self.numel() * self.itemsize))
-    with _DisableTorchDispatch():  # the time is taken already
-        return pinned(self.clone())
+def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """`torch.load`: what was saved on a GPU goes to the virtual one of that number. None for other locations."""
+    if not location.startswith("cuda"):
+        return None
+    torch.serialization._validate_device(location, "cuda")
+    gpu = hardware.machine().gpu(location)
+    assert gpu is not None
+    allocate_on(gpu, storage)
+    return storage
 
 
-def answer_is_pinned(self: torch.Tensor, device: Any = None) -> bool:
-    return is_pinned(self)
+def _is_storage(known: Callable[[Any], bool], value: Any) -> bool:
+    """`torch.is_storage`, which looks classes up by identity."""
+    return type(value) is VirtualStorage or known(value)

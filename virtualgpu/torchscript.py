@@ -1,9 +1,9 @@
-"""TorchScript on virtual GPUs: C++ runs it on tensors that it takes for the CPU's, so what moves or loads there is done from Python.
+"""TorchScript on virtual GPUs: C++ runs it on tensors that it takes for the CPU's, so moving and loading is done from Python.
 
-Inside a script `x.device` says cpu, for nobody else is asked.
+Inside a script `x.device` is cpu.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -26,6 +26,15 @@ _WITHOUT_CUDA = (
 _COPY = "a copy to a GPU inside torch.jit.script"
 
 
+def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+        yield kind, {"__call__": refusing(kind.__call__)}
+    yield torch.jit.RecursiveScriptModule, {"_apply": apply}
+    yield torch.jit, {name: tracing(getattr(torch.jit, name)) for name in ("trace", "trace_module")}
+    yield torch.jit, {"load": loading(torch.jit.load)}
+
+
 def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
     """A call of a script, which says by name that it cannot move a tensor to a GPU.
 
@@ -45,7 +54,7 @@ def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.jit.trace` and `trace_module`, on the CPU alone: what the virtual GPU asks a tensor would land in the graph."""
+    """`torch.jit.trace` and `trace_module`, on the CPU only: the virtual GPU's own calls on a tensor would be recorded in the graph."""
 
     @wraps(trace)
     def traced(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,9 +73,11 @@ def apply(self: torch.jit.ScriptModule, change: Callable[[torch.Tensor], torch.T
         child._apply(change)
     with torch.no_grad():
         for name, parameter in self._parameters.items():
-            self._c.setattr(name, torch.nn.Parameter(change(parameter), parameter.requires_grad))
+            if parameter is not None:
+                self._c.setattr(name, torch.nn.Parameter(change(parameter), parameter.requires_grad))
         for name, buffer in self._buffers.items():
-            self._c.setattr(name, change(buffer))
+            if buffer is not None:
+                self._c.setattr(name, change(buffer))
     return self
 
 

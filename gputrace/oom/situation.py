@@ -13,7 +13,7 @@ import numpy as np
 
 from gputrace.events import CATEGORIES, OOM, MemoryEvent, SourceLine
 from gputrace.phases import phase_of
-from gputrace.replay import Block, Segment
+from gputrace.replay import RecordedBlock, RecordedSegment
 from virtualgpu.allocator import LARGE_SEGMENT, SMALL_SIZE, Settings, size_text
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Situation:
     context_known: bool
     processes: tuple[tuple[int, int], ...]
     limited: bool
-    segments: list[Segment] | None
+    segments: list[RecordedSegment] | None
     holdings: list[Holding]
     pins: list[Pin]
     settings: Settings
@@ -234,7 +234,7 @@ class Situation:
         return Cause.OTHER_PROCESS if needed <= self.total - self.context else Cause.TOO_MUCH_LIVE
 
 
-def is_small(segment: Segment) -> bool:
+def is_small(segment: RecordedSegment) -> bool:
     """Does the segment serve small requests? Of an expandable one only its blocks tell."""
     used = [block.size for block in segment.blocks if block.state != "free"]
     return segment.small or (segment.expandable and bool(used) and max(used) <= SMALL_SIZE)
@@ -242,7 +242,9 @@ def is_small(segment: Segment) -> bool:
 
 # Read from a trace
 
-_Live = list[tuple[Segment, Block, SourceLine | None]]  # the live blocks, each with its segment and the line that allocated it
+_Live = list[
+    tuple[RecordedSegment, RecordedBlock, SourceLine | None]
+]  # the live blocks, each with its segment and the line that allocated it
 
 
 def situation_of(trace: "TraceData") -> Situation | None:
@@ -342,7 +344,7 @@ def _holdings(live: _Live) -> list[Holding]:
     for _, block, line in live:
         sizes[block.category, line].append(block.size)
     found = [Holding(CATEGORIES[category], line, sum(blocks), len(blocks)) for (category, line), blocks in sizes.items()]
-    return sorted(found, key=lambda holding: (-holding.nbytes, holding.category, holding.line.place if holding.line else ""))
+    return sorted(found, key=lambda holding: (-holding.nbytes, holding.category, holding.line.location if holding.line else ""))
 
 
 def _pins(live: _Live) -> list[Pin]:
@@ -357,4 +359,4 @@ def _pins(live: _Live) -> list[Pin]:
         Pin(*key, sum(size for _, size in blocks), len(blocks), sum(free[address] for address in {address for address, _ in blocks}))
         for key, blocks in found.items()
     ]
-    return sorted(pins, key=lambda pin: (-pin.free, pin.nbytes, pin.stream, pin.line.place if pin.line else ""))
+    return sorted(pins, key=lambda pin: (-pin.free, pin.nbytes, pin.stream, pin.line.location if pin.line else ""))

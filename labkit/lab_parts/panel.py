@@ -13,7 +13,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from gputrace.figures.figure import BLUE, Figure
-from labkit.lab_parts.result import Result, Run, collect
+from labkit.lab_parts.experiment import Result, Run, collect
 
 LARGEST_PREDICTION = 1000.0
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each box makes one of its own of it
@@ -247,6 +247,19 @@ class Lab(Panel):
         self.run_button.disabled = self.prediction is None
         self.run_button.description = "Running…" if running else "Run"
         self.stop_button.disabled = not running
+
+
+def stays_open(why: str, prediction: float, unit: str = "") -> str:
+    """What a lab says of a prediction that nothing was measured for."""
+    return f"{why}, so your prediction of {prediction:g}{unit} stays open. Press Run to try again."
+
+
+def compared_as_factor(was: str, prediction: float, measured: float, good: float) -> str:
+    """A sentence that ends in how many times too high or low the prediction was; within the factor `good` it is a good one."""
+    off = prediction / measured
+    if 1 / good <= off <= good:
+        return f"{was}. A good prediction!"
+    return f"{was}, which is {off:.1f} times too high." if off > 1 else f"{was}, which is {1 / off:.1f} times too low."
 
 
 def choice(description: str, options: Sequence[Any], value: Any, width: str) -> widgets.Dropdown:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from statistics import median
+from functools import partial
 
 import torch
 from matplotlib.axes import Axes
@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from gputrace import units
 from gputrace.figures.figure import BLUE, GREEN, GREY, ORANGE, VERMILLION, Figure, binary_scale, decimal_scale, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.figures import finished, in_style, in_words, sources
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.figures import finished, in_style, sources
+from labkit.lab_parts.timing import event_seconds
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 LARGEST = 1 << 14
@@ -45,10 +46,7 @@ def format_speed(sizes: Sequence[int] = SIZES, repeats: int = 5) -> Run:
 
 def format_gain(result: Result, operation: str, format: str) -> dict[int, float]:
     """How many times faster the operation is than in float32, by size, where both were measured."""
-    plain, other = (
-        dict(zip(*(result.column(name, operation=operation, format=f) for name in ("size", "seconds")), strict=True))
-        for f in ("float32", format)
-    )
+    plain, other = (result.by("size", "seconds", operation=operation, format=name) for name in ("float32", format))
     return {size: plain[size] / seconds for size, seconds in other.items() if size in plain}
 
 
@@ -79,15 +77,7 @@ def _seconds(operation: str, size: int, dtype: torch.dtype, repeats: int) -> flo
     a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
     work: Callable[..., torch.Tensor] = torch.mm if operation == "product" else torch.add
-    times = []
-    for _ in range(2 + repeats):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        before.record()
-        work(a, b, out=out)
-        after.record()
-        torch.cuda.synchronize()
-        times.append(before.elapsed_time(after) / 1e3)
-    return median(times[2:])
+    return event_seconds(partial(work, a, b, out=out), repeats, uncounted=2)
 
 
 # The figure
@@ -121,7 +111,7 @@ def plot_format_speed(result: Result, recorded: Result | None = None) -> Figure:
     decimal_scale(axes, "operations a second (1 T = 10¹²)", _short)
     right = axes.get_xlim()[1]
     label_ends(axes, [(right, *label) for label in labels])
-    return finished(canvas, result, recorded, _proof(result), _proof(recorded))
+    return finished(canvas, result, recorded, _proof)
 
 
 def flops_text(flops: float) -> str:
@@ -179,12 +169,10 @@ def _times(gain: float) -> str:
     return f"{gain:.2g} times faster" if gain > 1 else f"{1 / gain:.2g} times slower"
 
 
-def _proof(result: Result | None) -> str:
-    if result is None or not result.rows:
-        return ""
+def _proof(result: Result) -> str:
     size = max(result.column("size"))
     parts = []
     for name in COLOURS:
         speeds = result.column("flops_per_second", size=size, operation="product", format=name)
         parts += [f"{flops_text(speeds[0])} in {name}"] if speeds else []
-    return in_words(result, f"products of {size}² matrices: {', '.join(parts)}.") if parts else ""
+    return f"products of {size}² matrices: {', '.join(parts)}." if parts else ""

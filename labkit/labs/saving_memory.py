@@ -1,7 +1,6 @@
 """Memory bought with time: a training step as it is, with checkpoints, with its activations on the host, and in micro-batches."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -13,12 +12,12 @@ from torch.autograd.graph import save_on_cpu
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, byte_ticks, darker, new_canvas, time_unit
 from labkit import machine
-from labkit.lab_parts.figures import finished, in_style
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
+from labkit.lab_parts.figures import finished, hollow, in_style, sources
 from labkit.lab_parts.networks import MLP
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count
 
-ROWS = 2048
-NETWORK = MLP(width=256, depth=9)
+ROWS = 4096
+NETWORK = MLP(width=2048, depth=9)  # wide enough that a GPU computes for longer than it launches
 AS_IT_IS = "as it is"
 COLUMNS = {"way": "", "peak": "bytes", "seconds": "seconds"}
 
@@ -57,13 +56,13 @@ WAYS = {
 def memory_for_time(ways: Sequence[str] = tuple(WAYS)[:-1], repeats: int = 1) -> Run:
     """What forward and backward of nine linear layers add to the memory at their peak, and the seconds they take, each way of `WAYS`.
 
-    The median of `repeats`, after one that does not count. Virtual GPUs compute values only where these go to the host.
+    The median of `repeats`, after one that does not count. Needs 1 GiB of device memory.
     Raises ValueError for other ways, RuntimeError when no GPU is in use.
     """
     name, chosen = badge(), list(dict.fromkeys(ways))
     if not chosen or not set(chosen) <= set(WAYS):
         raise ValueError(f"ways={ways!r}: choose from {', '.join(map(repr, WAYS))}")
-    parameters = {"ways": chosen, "rows": ROWS, "repeats": checked_count("repeats", repeats)}
+    parameters = {"ways": chosen, "rows": ROWS, "width": NETWORK.width, "repeats": checked_count("repeats", repeats)}
     return Run("memory_for_time", parameters, COLUMNS, name, len(chosen), _points(chosen, repeats))
 
 
@@ -78,7 +77,7 @@ def prices(result: Result) -> dict[str, tuple[float, float]]:
 
 def _points(ways: list[str], repeats: int) -> Iterator[Row]:
     for way in ways:
-        with nullcontext() if "offload" in way else machine.in_use().without_values():
+        with machine.in_use().without_values():
             peak, seconds = _cost(WAYS[way], repeats)
         yield {"way": way, "peak": peak, "seconds": seconds}
 
@@ -88,8 +87,8 @@ def _cost(step: Callable[[nn.Module, nn.Module, torch.Tensor], None], repeats: i
     x, _ = NETWORK.batch(ROWS, "cuda:0")
     peaks, times = [], []
     for _ in range(1 + repeats):
-        model.zero_grad()
-        frugal.zero_grad()
+        model.zero_grad(set_to_none=False)  # gradients are there before, and stay: what is counted are the activations
+        frugal.zero_grad(set_to_none=False)
         torch.cuda.synchronize(0)
         torch.cuda.reset_peak_memory_stats(0)
         before, start = torch.cuda.memory_allocated(0), machine.host_time()
@@ -105,37 +104,38 @@ def _cost(step: Callable[[nn.Module, nn.Module, torch.Tensor], None], repeats: i
 
 @in_style
 def plot_memory_for_time(result: Result, recorded: Result | None = None) -> Figure:
-    """Peak and seconds of each way; the step as it is stands out."""
+    """Peak and seconds of each way, and hollow what was recorded; the step as it is stands out."""
     canvas, axes = new_canvas(_finding(result))
     if result.rows:
-        _draw(axes, result)
-    return finished(canvas, result, None, _proof(result), _proof(recorded))
+        _draw(axes, result, recorded)
+    shown = result.badge if recorded is None else f"{result.badge}  ·  hollow: {recorded.badge}"
+    return finished(canvas, result, recorded, _proof, shown=shown)
 
 
 def _finding(result: Result) -> str:
     others = {way: price for way, price in prices(result).items() if way != AS_IT_IS}
     if not others:
         return "Not measured yet: memory for time"
-    way = min(others, key=lambda way: others[way][0])
-    memory, time = others[way]
-    return f"“{way}” takes {memory:.0%} of the memory and {time:.1f} times the time"
+    told = [way for way in ("checkpoints", "offload") if way in others] or [min(others, key=lambda way: others[way][0])]
+    return "Times the time of the step as it is: " + ", ".join(f"{way} {others[way][1]:.1f}" for way in told)
 
 
-def _proof(result: Result | None) -> str:
-    if result is None or not result.rows:
-        return ""
-    told = "; ".join(f"{row['way']} {units.byte_text(row['peak'])}, {units.time_text(row['seconds'])}" for row in result.rows)
-    return f"{f'{result.badge}: ' if result.origin else ''}{told}."
+def _proof(result: Result) -> str:
+    return "; ".join(f"{row['way']} {units.byte_text(row['peak'])}, {units.time_text(row['seconds'])}" for row in result.rows)
 
 
-def _draw(axes: Axes, result: Result) -> None:
-    period, short = time_unit(max(result.column("seconds")))
-    middle = max(result.column("seconds")) / period / 2
+def _draw(axes: Axes, result: Result, recorded: Result | None) -> None:
+    longest = max(row["seconds"] for source, _ in sources(result, recorded) for row in source.rows)
+    period, short = time_unit(longest)
+    for row in recorded.rows if recorded else ():
+        plain = row["way"] == AS_IT_IS
+        look = hollow(VERMILLION if plain else BLUE, 9)
+        axes.plot(row["seconds"] / period, row["peak"], "s" if plain else "o", clip_on=False, **look)
     for row in result.rows:
         x, y = row["seconds"] / period, row["peak"]
         plain = row["way"] == AS_IT_IS
         axes.plot(x, y, "s" if plain else "o", color=VERMILLION if plain else BLUE, markersize=9, clip_on=False)
-        side: dict[str, Any] = {"ha": "right", "xytext": (-9, 0)} if x > middle else {"ha": "left", "xytext": (9, 0)}
-        axes.annotate(row["way"], (x, y), **(BESIDE | side), color=darker(VERMILLION) if plain else BLACK)
-    byte_ticks(axes, 1.1 * max(result.column("peak")), 6)
-    axes.set(xlabel=f"{short} for forward and backward", ylabel="added at the peak", xlim=(0, 2.1 * middle))
+        above: dict[str, Any] = {"ha": "center", "va": "bottom", "xytext": (0, 9)}
+        axes.annotate(row["way"], (x, y), **(BESIDE | above), color=darker(VERMILLION) if plain else BLACK)
+    byte_ticks(axes, 1.2 * max(result.column("peak")), 6)
+    axes.set(xlabel=f"{short} for forward and backward", ylabel="added at the peak", xlim=(0, 1.15 * longest / period))

@@ -1,5 +1,6 @@
 """What the tests of recordings share: two virtual H200s, and traces of a few rows."""
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,25 @@ LINES = (
     (SourceLine("/home/me/train.py", 11, "train", "loss = model(x)"),),
     (SourceLine("/home/me/train.py", 12, "train", "loss.backward()"),),
 )
+
+
+@pytest.fixture
+def no_collection():
+    """What lies on a reference cycle stays until the test has ended."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture(scope="module")
+def small_heap():
+    """Two virtual GPUs. What pytest and torch made is left out of searches, which makes them quick; the modules' globals are in them."""
+    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True):
+        gc.collect()
+        gc.freeze()
+        yield
+        gc.unfreeze()
 
 
 @pytest.fixture

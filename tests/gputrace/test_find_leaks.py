@@ -9,15 +9,15 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-import labkit
 import virtualgpu.hardware
 from gputrace.holders.autograd import TELLS_SAVED
 from gputrace.holders.search import UNSEEN
-from gputrace.holders.tensors import Census
+from gputrace.holders.tensors import Census, alive
 from gputrace.leaks import find_leaks
 from virtualgpu.source_lines import SourceLine
 
 LINE = SourceLine("train.py", 12, "train")
+pytestmark = pytest.mark.usefixtures("shell", "small_heap")
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +28,6 @@ def shell(tmp_path_factory):
     yield InteractiveShell.instance(config=settings, ipython_dir=str(tmp_path_factory.mktemp("ipython")))
     InteractiveShell.clear_instance()
     sys.modules["__main__"] = main
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_heap(shell):
-    """The objects of pytest and torch are left out of the search, which makes it quick; the modules' globals are in it."""
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
-        gc.collect()
-        gc.freeze()
-        yield
-        gc.unfreeze()
 
 
 def allocated():
@@ -54,7 +44,7 @@ class Births:
         return self
 
     def __exit__(self, *error):
-        self.census = Census.take()
+        self.census = Census(alive())
         self.list = [
             types.SimpleNamespace(device=0, address=address, size=block["size"], line=LINE, category="other")
             for address, block in allocated().items()
@@ -152,21 +142,16 @@ def test_workspaces_are_no_leaks_and_other_memory_without_a_tensor_is():
     assert births.leaks().workspaces == 0
 
 
-def test_leaks_keep_nothing_alive():
-    gc.collect()
-    gc.disable()
-    try:
-        before = torch.cuda.memory_allocated()
-        with Births() as births:
-            x = torch.ones(1000, device="cuda", requires_grad=True)
-            held = {"loss": (x * 2).exp().sum()}
-        found = births.leaks()
-        assert len(found) == 3
-        del x, held
-        assert torch.cuda.memory_allocated() == before
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
+def test_leaks_keep_nothing_alive(no_collection):
+    before = torch.cuda.memory_allocated()
+    with Births() as births:
+        x = torch.ones(1000, device="cuda", requires_grad=True)
+        held = {"loss": (x * 2).exp().sum()}
+    found = births.leaks()
+    assert len(found) == 3
+    del x, held
+    assert torch.cuda.memory_allocated() == before
+    assert not gc.isenabled()
 
 
 def test_the_same_twice():

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from labkit.lab_parts.result import Result, recorded_result, recordings
+from labkit.lab_parts.experiment import Result, recorded_result, recordings
 
 
 @pytest.mark.parametrize("stem", recordings())
@@ -33,6 +33,12 @@ def test_what_was_not_recorded_is_none():
 def asked(**parameters) -> Result:
     columns = {"size": "bytes", "memory": "", "direction": "", "seconds": "seconds", "bytes_per_second": "bytes per second"}
     return Result("copy_speed", parameters, columns, [], "measured on paper")
+
+
+@pytest.mark.parametrize("name", [name.removesuffix("_h200") for name in recordings()])
+def test_a_result_of_the_recorded_parameters_finds_the_whole_recording(name):
+    recording = recorded_result(name)
+    assert recording.recorded().rows == recording.rows
 
 
 def test_a_result_finds_the_recorded_points_that_it_asked_for():

@@ -17,7 +17,7 @@ import torch.cuda.nccl
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import labkit
-from virtualgpu.driver import driver
+from virtualgpu.driver import cuda
 
 WATCHED = (
     torch,
@@ -103,12 +103,12 @@ def names_in_source() -> set[str]:
     """The driver's names in all of torch's Python but its own tests."""
     folder = Path(torch.__file__).parent
     files = (file for file in folder.rglob("*.py") if not file.is_relative_to(folder / "testing"))
-    return {found[0] for file in files if b"_C._" in (text := file.read_bytes()) for found in driver.USES.findall(text.decode())}
+    return {found[0] for file in files if b"_C._" in (text := file.read_bytes()) for found in cuda.USES.findall(text.decode())}
 
 
 def test_every_name_of_the_driver_is_served_or_refused_by_name():
     with labkit.use(gpus=1, virtual=True, quiet=True):
-        answers = {name: getattr(torch._C, name, None) for name in names_in_source() | driver.names_in_torch()}
+        answers = {name: getattr(torch._C, name, None) for name in names_in_source() | cuda.names_in_torch()}
         asked = {name: answer.__new__ if isinstance(answer, type) else answer for name, answer in answers.items()}
         assert not [name for name, function in asked.items() if not getattr(function, "__module__", "").startswith("virtualgpu.")]
         with pytest.raises(NotImplementedError, match="_cuda_tunableop_is_enabled is not served by the virtual GPU"):

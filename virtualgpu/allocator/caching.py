@@ -1,4 +1,4 @@
-"""PyTorch's CUDA caching allocator for one virtual device, in plain Python and without torch: its face to the rest of the kit."""
+"""PyTorch's CUDA caching allocator for one virtual device: the calls that a program makes, any thread's, one at a time."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -17,11 +17,12 @@ _REENTERED = "the allocator was called from a finalizer or a listener while it w
 class CachingAllocator(AllocatorRules):
     """The memory of device `index`, of `total` bytes. May be called from any thread.
 
-    `others()` gives the bytes of the device that are held outside this allocator. `events` tells when streams are done;
+    `others()` gives the bytes of the device that are held outside this allocator. `events` says when streams are done;
     without it they always are. `processes()` lists (pid, bytes) of the processes on the device, for the text of an
     out-of-memory error, which is worded as PyTorch `version` words it. `driver(action, stream)` is called at every `segment_*`:
     on a real GPU these take time, `segment_free` waits for the device and `segment_unmap` for the stream. `claiming()` is a context in
-    which no other process takes memory of the device. `collect()` frees what other processes have let go, if there is anything.
+    which no other process takes memory of the device. `collect()` frees exported blocks that other processes have released; it returns
+    whether there was one.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class CachingAllocator(AllocatorRules):
     def free(self, block: Block) -> None:
         """Gives a block back. It is free at once, or when the other streams that use it have done what they were asked so far."""
         with self._lock:
-            if self._busy:  # a finalizer ran in the midst of a call: its block waits until the call is over
+            if self._busy:  # a finalizer that ran during a call
                 self._late.append(block)
                 return
             if block.state != ALLOCATED:
@@ -142,7 +143,7 @@ class CachingAllocator(AllocatorRules):
         """Calls `listener(action, block, size)` at every `alloc`, `free_requested`, `free_completed`, `segment_*` and `oom` (which has no
         block), after those that listen already.
 
-        The listener runs in the midst of the call: it must not allocate, and what it frees is freed when the call is over.
+        The listener runs during the call: it must not allocate, and what it frees is freed when the call is over.
         """
         with self._lock:
             self._hear((*self._listeners, listener))
@@ -201,12 +202,12 @@ class CachingAllocator(AllocatorRules):
     def _reclaim(self) -> bool:
         if not self._collect():
             return False
-        while self._late:  # it ran in the midst of this call
+        while self._late:  # by finalizers during this call
             self._free(self._late.pop(0))
         return True
 
     def _free_late(self) -> None:
-        """Frees what finalizers gave back in the midst of the call that now ends."""
+        """Frees what finalizers gave back during the call that now ends."""
         while self._late:
             self._busy = True
             try:

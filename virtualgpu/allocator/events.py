@@ -2,29 +2,29 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from .pool import PENDING, Block
 
 
 class EventSource(Protocol):
-    """Tells when streams are done. `wait` returns when the work is done; none of the three may need the allocator."""
+    """Says when streams are done. `wait` returns when the work is done; none of the three may need the allocator."""
 
     def record(self, stream: int) -> object: ...
-    def done(self, token: object) -> bool: ...
-    def wait(self, token: object) -> None: ...
+    def done(self, event: Any) -> bool: ...
+    def wait(self, event: Any) -> None: ...
 
 
 class NoEvents:
-    """Streams whose work is always done."""
+    """For streams whose work is always done."""
 
     def record(self, stream: int) -> None:
         return None
 
-    def done(self, token: object) -> bool:
+    def done(self, event: object) -> bool:
         return True
 
-    def wait(self, token: object) -> None:
+    def wait(self, event: object) -> None:
         return None
 
 
@@ -40,8 +40,9 @@ class DeferredFrees:
     def add(self, block: Block) -> None:
         """Lets a freed block wait for what its other streams have to do by now."""
         block.state = PENDING
-        block.events = len(block.streams)
-        for stream in sorted(block.streams):
+        streams = sorted(block.streams or ())
+        block.events = len(streams)
+        for stream in streams:
             self.waiting.setdefault(stream, deque()).append((self._events.record(stream), block))
         block.streams = None
 

@@ -1,28 +1,45 @@
 """Expandable segments: one long range of addresses a pool and stream, with memory mapped behind it page by page."""
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from .address_space import AddressSpace
 from .pool import FREE, UNMAPPED, Block, Pool, Segment
-from .settings import SMALL_SEGMENT
-
-if TYPE_CHECKING:
-    from .caching import CachingAllocator
+from .settings import SMALL_SEGMENT, Settings
+from .stats import Stats
 
 _FIRST_ADDRESS = 1 << 50  # out of the way of ordinary segments, which lie below 2**48
 _STRIDE = 1 << 44  # between devices
 
 
+class Allocator(Protocol):
+    """What expandable segments use of their allocator (`rules.AllocatorRules`)."""
+
+    index: int
+    total: int
+    settings: Settings
+    _small: Pool
+    _large: Pool
+    _stats: Stats
+    _segments: dict[int, Segment]
+    _driver: Callable[[str, int], None]
+    _watched: bool
+
+    def free_bytes(self) -> int: ...
+    def _count_reserved(self, pool: Pool, nbytes: int) -> None: ...
+    def _notify(self, action: str, block: Block, address: int, size: int) -> None: ...
+
+
 class ExpandableSegments:
     """The expandable segments of one allocator."""
 
-    def __init__(self, allocator: "CachingAllocator") -> None:
+    def __init__(self, allocator: Allocator) -> None:
         self._allocator = allocator
         self._addresses = AddressSpace(_FIRST_ADDRESS + allocator.index * _STRIDE)
 
     def choose(self, free: list[tuple[int, int, Block]], i: int) -> int:
-        """The place of the best fit among the sorted free blocks, all of which suffice from `i` on; len(free) if there is none.
+        """The index of the best fit among the sorted free blocks, all of which suffice from `i` on; len(free) if there is none.
 
         A block at the growing end of its range counts as large as it can become, so a larger block may fit better. Where
         expandable segments were switched off again, their blocks are passed over.
@@ -42,11 +59,14 @@ class ExpandableSegments:
 
         What was mapped before the device ran out stays, as free blocks.
         """
-        block = self._room(pool, size, stream)
+        block: Block | None = self._room(pool, size, stream)
+        assert block is not None
         if block.state == UNMAPPED:
             block = self._map(block, min(block.size, size))
         while block is not None and block.size < size:
-            block = self._map(block.next, min(size - block.size, block.next.size))
+            following = block.next
+            assert following is not None  # `_room` has found enough
+            block = self._map(following, min(size - block.size, following.size))
         if block is not None:
             pool.remove(block)
         return block
@@ -94,8 +114,8 @@ class ExpandableSegments:
         block.state = FREE
         allocator._count_reserved(pool, size)
         allocator._driver("segment_map", block.stream)
-        if allocator._watched:  # before it is one with its neighbours: the listeners are told what was mapped
-            allocator._tell("segment_map", block, address, size)
+        if allocator._watched:  # before it is merged with its neighbours: listeners get what was mapped
+            allocator._notify("segment_map", block, address, size)
         block = _merge(block)
         pool.add(block)
         return block
@@ -119,7 +139,7 @@ class ExpandableSegments:
         allocator._stats.num_device_free += 1
         allocator._driver("segment_unmap", block.stream)
         if allocator._watched:
-            allocator._tell("segment_unmap", block, start, end - start)
+            allocator._notify("segment_unmap", block, start, end - start)
         block = _merge(block)
         _add_unmapped(block)
         if block.size == segment.size:

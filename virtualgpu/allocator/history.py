@@ -1,4 +1,4 @@
-"""What the allocator tells of itself in PyTorch's own schema: the snapshot of its segments and the history of its events.
+"""The snapshot of an allocator's segments and the history of its events, in PyTorch's own schema.
 
 The schema is that of `torch.cuda.memory._snapshot`, so that PyTorch's viewer (`torch.cuda._memory_viz`) opens what is written here.
 """
@@ -38,7 +38,7 @@ class History:
     def stack(self, action: str) -> list[dict]:
         """The caller's stack if it is to be kept for this action."""
         allocates = action in ("alloc", "segment_alloc", "segment_map", "oom")
-        return self._frames() if self._level >= (1 if allocates else 3) else []
+        return self._frames() if self._frames is not None and self._level >= (1 if allocates else 3) else []
 
     def add(self, action: str, address: int, size: int, stream: int, frames: list[dict] | None = None) -> None:
         """Notes an event; of an `oom` the address is the device's free bytes."""

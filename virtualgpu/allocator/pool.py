@@ -47,6 +47,7 @@ class Block:
     def absorb_next(self) -> None:
         """Takes over the neighbour at the next address, which is then no block any more."""
         absorbed = self.next
+        assert absorbed is not None
         self.size += absorbed.size
         following = self.next = absorbed.next
         if following is not None:
@@ -78,28 +79,10 @@ class Pool:
     """
 
     __slots__ = (
-        "completed",
-        "completed_bytes",
-        "completed_requested",
-        "free",
-        "least_tail",
-        "malloc_bytes",
-        "malloc_requested",
-        "mallocs",
-        "pending",
-        "pending_bytes",
-        "released_bytes",
-        "released_segments",
-        "reserved_bytes",
-        "segments",
-        "small",
-        "split_below",
-        "split_blocks",
-        "split_bytes",
-        "unmapped",
-        "unsplit_blocks",
-        "unsplit_bytes",
-    )
+        "completed", "completed_bytes", "completed_requested", "free", "least_tail", "malloc_bytes", "malloc_requested", "mallocs",
+        "pending", "pending_bytes", "released_bytes", "released_segments", "reserved_bytes", "segments", "small", "split_below",
+        "split_blocks", "split_bytes", "unmapped", "unsplit_blocks", "unsplit_bytes",
+    )  # fmt: skip
 
     def __init__(self, small: bool) -> None:
         self.small = small

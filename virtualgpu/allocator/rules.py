@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import floor
+from typing import Any
 
 from .address_space import AddressSpace
 from .events import DeferredFrees, EventSource
@@ -24,7 +25,7 @@ _LARGEST = 1 << 60  # bytes; a request of this size or more is refused without a
 
 
 class AllocatorRules:
-    """What one device's allocator holds and how it changes; one call at a time. `CachingAllocator` is its face."""
+    """What one device's allocator holds and how it changes, one call at a time. `CachingAllocator` is the public class."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class AllocatorRules:
         return self._stats.reserved
 
     def free_bytes(self) -> int:
-        """Bytes of the device that nobody holds."""
+        """Bytes of the device that no process holds."""
         return max(self.total - self.reserved - self._others(), 0)
 
     def _configure(self, settings: Settings) -> None:
@@ -151,7 +152,7 @@ class AllocatorRules:
         if self.allowed is not None and self.reserved + wanted > self.allowed:
             return None
         with self._claiming():
-            if self.settings.expandable_segments:
+            if self.settings.expandable_segments and self._expandable is not None:
                 return self._expandable.obtain(pool, size, stream)
             return None if wanted > self.free_bytes() else self._new_segment(pool, wanted, stream)
 
@@ -164,7 +165,7 @@ class AllocatorRules:
             self._stats.oversize_segments.change(1)
         self._driver("segment_alloc", stream)
         if self._watched:
-            self._tell("segment_alloc", segment.first, segment.address, wanted)
+            self._notify("segment_alloc", segment.first, segment.address, wanted)
         return segment.first
 
     def _hand_out(self, block: Block, pool: Pool, size: int, nbytes: int) -> None:
@@ -192,7 +193,7 @@ class AllocatorRules:
         if block.size >= self._max_split:
             self._stats.oversize_allocations.change(1)
         if self._watched:
-            self._tell("alloc", block, block.address, nbytes)
+            self._notify("alloc", block, block.address, nbytes)
 
     # A free
 
@@ -201,7 +202,7 @@ class AllocatorRules:
             self._stats.note_use()
             self._risen = False
         if self._watched:
-            self._tell("free_requested", block, block.address, block.requested)
+            self._notify("free_requested", block, block.address, block.requested)
         if block.size >= self._max_split:
             self._stats.oversize_allocations.change(-1)
         if block.streams:
@@ -212,7 +213,7 @@ class AllocatorRules:
     def _complete_free(self, block: Block) -> None:
         """Puts the block back into its pool, as one with its free neighbours."""
         if self._watched:
-            self._tell("free_completed", block, block.address, block.requested)
+            self._notify("free_completed", block, block.address, block.requested)
         pool = block.segment.pool
         pool.completed += 1
         pool.completed_bytes += block.size
@@ -310,12 +311,12 @@ class AllocatorRules:
             self._stats.oversize_segments.change(-1)
         self._driver("segment_free", block.stream)
         if self._watched:
-            self._tell("segment_free", block, segment.address, segment.size)
+            self._notify("segment_free", block, segment.address, segment.size)
 
     # Small parts
 
     def _reclaim(self) -> bool:
-        """Has anything been freed that other processes have let go?"""
+        """Frees exported blocks that other processes have released. Returns whether there was one."""
         return False
 
     def _count_reserved(self, pool: Pool, nbytes: int) -> None:
@@ -323,8 +324,8 @@ class AllocatorRules:
         self._stats.num_device_alloc += 1
         self._stats.note_reserved()
 
-    def _tell(self, action: str, block: Block, address: int, size: int) -> None:
-        """Tells history and listeners of an event."""
+    def _notify(self, action: str, block: Block, address: int, size: int) -> None:
+        """Records an event in the history and calls the listeners."""
         if self._history is not None:
             frames = self._history.stack(action)
             if action == "alloc":
@@ -336,7 +337,7 @@ class AllocatorRules:
             listener(action, block, size)
 
     def _out_of_memory(self, message: str | None, nbytes: int, wanted: int) -> OutOfMemory:
-        figures = {
+        figures: dict[str, Any] = {
             "segment_size": wanted,
             "total": self.total,
             "free": self.free_bytes(),
@@ -346,4 +347,4 @@ class AllocatorRules:
         }
         if message is None:
             message = oom_text(index=self.index, processes=self._processes(), version=self.version, own_pid=os.getpid(), **figures)
-        return OutOfMemory(message, requested=nbytes, **figures)
+        return OutOfMemory(message=message, requested=nbytes, **figures)

@@ -7,6 +7,7 @@ The syntax is PyTorch's: `key:value,key:value`, a list in `[]`, booleans `True` 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 MiB = 1 << 20
 MIN_BLOCK = 512  # every block is a multiple of it
@@ -64,7 +65,7 @@ class Settings:
         Raises ValueError for an unknown key or a bad value and NotImplementedError for a key of PyTorch's that the virtual GPU
         does not serve.
         """
-        values = dict(_read(key, value) for key, value in _pairs(text))
+        values: dict[str, Any] = dict(_read(key, value) for key, value in _pairs(text))
         values.pop("backend", None)
         large = values.get("large_segment_size", LARGE_SEGMENT)
         values.setdefault("max_non_split_rounding", large)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
+from typing import Any
 
 _FILES = {
     "T4": "t4", "L4": "l4", "A100": "a100", "H100": "h100", "H200": "h200", "RTX 4090": "rtx4090", "A100-80": "a100_80",
@@ -17,7 +18,7 @@ FORMATS = ("float32", "tf32", "float16", "bfloat16", "float64", "int8")
 class Profile:
     """One GPU model and the computer around it. Sizes in bytes, times in seconds, rates per second.
 
-    The fields up to `driver_version` are what CUDA and NVML tell; those after it are what `costs` computes with. The files beside
+    The fields up to `driver_version` are what CUDA and NVML report; those after it are what `costs` computes with. The files beside
     this one say for every figure whether it was measured, published or assumed.
     """
 
@@ -59,7 +60,7 @@ class Profile:
     product_seconds: float  # host time that a matrix product costs more: cuBLAS chooses a kernel
     allocate_seconds: float  # host time of new memory for an output whose block comes from the cache
     view_seconds: float  # host time of an operator that launches nothing
-    module_seconds: float  # host time of a module's call, beside what it calls
+    module_seconds: float  # host time of a module's call, without what it calls
     replicate_seconds: float  # host time of one module of one replica that nn.DataParallel makes, without what it holds
     attribute_seconds: float  # host time of each tensor or child that Python hands to a replica
     function_seconds: float  # host time of Python's part of a scatter, gather or broadcast of nn.parallel
@@ -108,7 +109,7 @@ def _plain(name: str) -> str:
 @cache
 def _read(short: str) -> Profile:
     folder = files(__name__)
-    figures = {}
+    figures: dict[str, Any] = {}
     for file in ("host.toml", f"{_FILES[short]}.toml"):
         figures |= tomllib.loads(folder.joinpath(file).read_text(encoding="utf-8"))
     tables = {key: MappingProxyType(value) for key, value in figures.items() if isinstance(value, dict)}

@@ -1,15 +1,17 @@
-"""On which streams a backward runs: each node on that of its forward operator, as CUDA's engine does.
+"""The streams of a backward: each node runs on that of its forward operator, as in PyTorch's engine.
 
 The engine lets the stream of a node wait for those that made its gradients, and in the end the streams that were current for all of
 them (torch.autograd, "Stream semantics of backward passes"). Here a GPU's streams wait for one another whenever the next node is on
 another stream than the last: so branches of a backward on two streams of one GPU run one after the other.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from virtualgpu.clock.clock import StreamTime
+from virtualgpu import errors
+from virtualgpu.clock.machine_clock import StreamTime
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.ops.gradients import count_references
 from virtualgpu.selected import Selected
@@ -20,7 +22,7 @@ _sequence = torch.autograd._get_sequence_nr
 
 
 def follow(machine: Machine, node: Any, args: tuple) -> None:
-    """Before an operator on device tensors: note the stream of a forward's node, or take up that of a backward's."""
+    """Before an operator on device tensors: record the stream of a forward's node, or switch to that of a backward's."""
     if node is None:
         _note(machine)
     elif not node.name().endswith("AccumulateGrad"):  # which goes on where its gradient was made
@@ -31,7 +33,7 @@ def follow(machine: Machine, node: Any, args: tuple) -> None:
 
 
 def _note(machine: Machine) -> None:
-    """Autograd has made the nodes of an operator when it calls it: they have the numbers since the last one.
+    """Autograd has made the nodes of an operator when it calls it: they have the sequence numbers since the last one.
 
     Each thread counts its own nodes from 0, so a number may be that of another thread's node too: the newest counts.
     """
@@ -62,7 +64,7 @@ def _switch(selected: Selected, gpu: Gpu, wanted: StreamTime) -> None:
 
 def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a backward, and return to the streams that were current before it, which then wait for it."""
-    count_references()
+    count_references(machine)
     selected = machine.selected
     outer, selected.ambient = selected.ambient, {}
     try:
@@ -71,3 +73,24 @@ def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any
         for index, stream in selected.ambient.items():
             _switch(selected, machine.gpus[index], stream)
         selected.ambient = outer
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    autograd = torch.autograd
+    engine = starting_at_roots(machine, autograd._engine_run_backward)
+    yield autograd, {"_make_grads": errors.make_gradients(autograd._make_grads), "_engine_run_backward": engine}
+
+
+def starting_at_roots(machine: Machine, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward that knows on which GPU it starts: its first node may make a number there before it looks at any tensor."""
+
+    def run_from(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        roots = {x._gpu if type(x) is VirtualTensor else None for x in tensors(outputs)}
+        before, machine.selected.root = machine.selected.root, roots.pop() if len(roots) == 1 else None
+        try:
+            return run_on_streams(machine, run, outputs, *args, **kwargs)
+        finally:
+            machine.selected.root = before
+
+    return run_from

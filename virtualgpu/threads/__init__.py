@@ -1,1 +1,1 @@
-"""Host threads of one machine take turns, so that every run has the same order."""
+"""Host threads of one machine run one at a time, in an order that is the same in every run."""

@@ -1,46 +1,45 @@
-"""Locks and queues of a machine's threads: who waits, and who is woken, is known at once, and who came first is served first.
+"""Locks and queues of a machine's threads: they serve the thread that has waited longest, and report it to the scheduler.
 
-Python's own go to whom the operating system wakes, or to who asks just then: another one in every run.
+Python's own serve the thread that the operating system wakes first, or that asks just then: another one in every run.
 """
 
 import _thread
 import queue
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from virtualgpu.threads.seats import Absence
-    from virtualgpu.threads.turns import Turns
+from virtualgpu.threads.scheduler import Scheduler
+from virtualgpu.threads.thread_state import BlockedWait
 
 
 class Waiter:
-    """Stands in for the lock on which a `threading.Condition` keeps one thread."""
+    """The lock on which a `threading.Condition` keeps one thread."""
 
-    item: Any  # what it waited for, if that is a thing
+    item: Any  # that a queue has given it
 
-    def __init__(self, turns: "Turns") -> None:
-        self._turns = turns
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._lock = _thread.allocate_lock()
-        self._absence: Absence | None = None
+        self._wait: BlockedWait | None = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if self._lock.acquire(blocking=False):
             return True
         if not blocking:
             return False
-        with self._turns.away() as self._absence:
+        with self._scheduler.blocked() as self._wait:
             return self._lock.acquire(True, timeout)
 
     def release(self) -> None:
         self._lock.release()
-        if self._absence is not None:
-            self._turns.expect(self._absence)
+        if self._wait is not None:
+            self._scheduler.unblock(self._wait)
 
 
 class Lock:
     """`threading.Lock`: a release hands it to the thread that has waited longest."""
 
-    turns: "Turns"  # set in a class of each machine's own
+    scheduler: Scheduler  # set in a class of each machine's own
 
     def __init__(self) -> None:
         self._lock = _thread.allocate_lock()
@@ -51,16 +50,16 @@ class Lock:
             return self._lock.acquire(blocking, timeout)  # Python says what is wrong with a time without blocking
         if self._lock.acquire(blocking=False):
             return True
-        waiter = Waiter(self.turns)
+        waiter = Waiter(self.scheduler)
         waiter.acquire()
         self._waiting.append(waiter)
         if self._lock.acquire(blocking=False):  # it was released in between
             self._waiting.remove(waiter)
             return True
         try:
-            return waiter.acquire(True, timeout) or not _gives_up(waiter, self._waiting)
+            return waiter.acquire(True, timeout) or not _give_up(waiter, self._waiting)
         except BaseException:
-            if not _gives_up(waiter, self._waiting):
+            if not _give_up(waiter, self._waiting):
                 self.release()
             raise
 
@@ -72,7 +71,7 @@ class Lock:
                 self._lock.release()
                 if not self._waiting or not self._lock.acquire(blocking=False):
                     return
-                # Somebody has come to wait in between: the lock is his.
+                # A thread has begun to wait in between: the lock goes to it.
             else:
                 return waiter.release()
 
@@ -86,14 +85,14 @@ class Lock:
         self.release()
 
     def _at_fork_reinit(self) -> None:
-        """Python calls this in a forked child, where nobody holds a lock but who forked."""
+        """Called by Python in a forked child, where only the thread that forked may hold a lock."""
         self._lock, self._waiting = _thread.allocate_lock(), deque()
 
 
 class SimpleQueue:
     """`queue.SimpleQueue`: an item goes to the thread that has waited longest. Like Python's, it may be put into by a finalizer."""
 
-    turns: "Turns"  # set in a class of each machine's own
+    scheduler: Scheduler  # set in a class of each machine's own
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
@@ -114,19 +113,19 @@ class SimpleQueue:
                 return self._items.popleft()
             if not block or timeout == 0:
                 raise queue.Empty
-            waiter = Waiter(self.turns)
+            waiter = Waiter(self.scheduler)
             waiter.acquire()
             self._waiting.append(waiter)
         try:
             waiter.acquire(True, -1 if timeout is None else timeout)
         except BaseException:
             with self._guard:
-                if not _gives_up(waiter, self._waiting):
+                if not _give_up(waiter, self._waiting):
                     self._items.appendleft(waiter.item)
                     self._hand_out()
             raise
         with self._guard:
-            if _gives_up(waiter, self._waiting):
+            if _give_up(waiter, self._waiting):
                 raise queue.Empty
         return waiter.item
 
@@ -153,8 +152,8 @@ class SimpleQueue:
         return len(self._items)
 
 
-def _gives_up(waiter: Waiter, waiting: deque[Waiter]) -> bool:
-    """Is the waiter still there to be taken away? If not, it has got what it waited for."""
+def _give_up(waiter: Waiter, waiting: deque[Waiter]) -> bool:
+    """Stop waiting. Returns False if the waiter has got what it waited for meanwhile."""
     try:
         waiting.remove(waiter)
     except ValueError:

@@ -4,7 +4,6 @@ import json
 from collections import Counter, defaultdict
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 
@@ -194,19 +193,6 @@ def test_a_saved_trace_has_the_same_timeline(trace, tmp_path):
         trace.races,
     )
     assert list(chrome.events_of(loaded)) == list(chrome.events_of(trace))
-
-
-def test_a_trace_from_a_file_of_the_time_before_timelines(trace, tmp_path):
-    trace.save(tmp_path / "new.npz")
-    with np.load(tmp_path / "new.npz") as stored:
-        header = json.loads(stored["header"].tobytes())
-        del header["work"]
-        columns = {name: stored[name] for name in stored.files if name.startswith("event_")}
-    np.savez(tmp_path / "old.npz", header=np.frombuffer(json.dumps(header).encode(), np.uint8), **columns)
-    old = labkit.Trace.load(tmp_path / "old.npz")
-    assert old.peak == trace.peak
-    with pytest.raises(RuntimeError, match="written before recordings had one"):
-        old.plot_timeline()
 
 
 def test_a_saved_trace_of_memory_alone_still_says_why(machine, tmp_path):

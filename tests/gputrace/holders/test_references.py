@@ -6,13 +6,7 @@ import pytest
 
 from gputrace.holders.references import Ancestors, References, Snapshot, without
 
-
-@pytest.fixture(autouse=True)
-def small_heap():
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("small_heap")
 
 
 class Node:
@@ -66,14 +60,9 @@ def test_cycles_are_told_from_what_hangs_on_them():
     assert ancestors.cycles([leaf]) == []
 
 
-def test_a_snapshot_leaves_nothing_behind():
-    gc.collect()
-    gc.disable()
-    try:
-        References(Snapshot.take(), [])
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
+def test_a_snapshot_leaves_nothing_behind(no_collection):
+    References(Snapshot.take(), [])
+    assert gc.collect() == 0
 
 
 def test_without_compares_by_identity():

@@ -66,7 +66,7 @@ def test_the_kit_and_pytest_are_tools():
     assert tool_of(frame) == "_pytest"
 
 
-def test_variables_are_read_without_being_kept():
+def test_variables_are_read_without_being_kept(no_collection):
     class Thing:
         pass
 
@@ -75,23 +75,13 @@ def test_variables_are_read_without_being_kept():
         found = dict(variables(sys._getframe()))
         return found["thing"] is thing
 
-    gc.collect()
-    gc.disable()
-    try:
-        assert look()
-        assert not any(type(thing) is Thing for thing in gc.get_objects())
-    finally:
-        gc.enable()
+    assert look()
+    assert not any(type(thing) is Thing for thing in gc.get_objects())
 
 
-def test_roots_leave_no_cycle_behind():
-    gc.collect()
-    gc.disable()
-    try:
-        Roots()
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
+def test_roots_leave_no_cycle_behind(no_collection):
+    Roots()
+    assert gc.collect() == 0
 
 
 def test_a_place_is_a_function_and_a_line():

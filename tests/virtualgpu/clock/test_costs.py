@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtualgpu import profiles
-from virtualgpu.clock.clock import Clock, StreamTime
 from virtualgpu.clock.costs import TILES, copy_seconds, cpu_seconds, kernel_seconds, pin_seconds, share
+from virtualgpu.clock.machine_clock import Clock, StreamTime
 
 H200 = profiles.load("H200")
 TIMING = Path(__file__).parents[3] / "benchmarks" / "timing"

@@ -32,7 +32,7 @@ def run(command: str) -> subprocess.CompletedProcess:
 
 def as_recorded(text: str) -> str:
     """The text with the figures of this machine replaced by those of the recorded one."""
-    gpu = nvml.reading(hardware.machine().gpus[0])
+    gpu = nvml.gpu_report(hardware.machine().gpus[0])
     text = text.replace(gpu.uuid, "GPU-85a3bf5c-7ab3-f17b-913c-9d6f69196dff").replace(gpu.bus_id, "00000000:00:06.0")
     text = text.replace("580.00    ", "580.159.04").replace("580.00", "580.159.04")
     return re.sub(r"^\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}", "Sat Nov 21 06:24:30 2026", text)
@@ -146,7 +146,7 @@ def test_a_process_that_ends_leaves_no_folder():
 
 
 def test_folders_of_killed_processes_are_removed_and_no_others(one, monkeypatch):
-    program = "import os; from virtualgpu.driver import smi; print(smi.Office(dict).folder, flush=True); os._exit(1)"
+    program = "import os; from virtualgpu.driver import smi; print(smi.Server(dict).folder, flush=True); os._exit(1)"
 
     def killed() -> Path:
         return Path(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip())
@@ -157,8 +157,8 @@ def test_folders_of_killed_processes_are_removed_and_no_others(one, monkeypatch)
     assert not first.exists() and (second / "socket").exists()
     with monkeypatch.context() as another_user:
         another_user.setattr(os, "getuid", lambda: -1)
-        smi.Office(dict).close()
+        smi.Server(dict).close()
     assert second.exists()
-    smi.Office(dict).close()
+    smi.Server(dict).close()
     assert not second.exists()
     assert smi.ask(os.environ[smi.ADDRESS])["gpus"]  # that of this process, which listens

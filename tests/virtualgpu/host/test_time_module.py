@@ -7,7 +7,7 @@ import timeit
 
 import pytest
 
-from virtualgpu.clock.clock import Clock, StreamTime
+from virtualgpu.clock.machine_clock import Clock, StreamTime
 from virtualgpu.host import time_module as host_clock
 from virtualgpu.host.time_module import EPOCH, READ_SECONDS
 

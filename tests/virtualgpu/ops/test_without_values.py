@@ -71,7 +71,7 @@ def test_training_takes_the_same_memory_with_values_and_without(name):
 
 
 @pytest.fixture
-def hollow():
+def no_values():
     with labkit.use(gpus=2, like="H200", virtual=True, quiet=True, values=False) as used:
         yield used
 
@@ -84,18 +84,18 @@ def hollow():
         lambda x: x.untyped_storage().cpu(),
     ],
 )  # fmt: skip
-def test_reading_says_that_the_values_were_not_kept(hollow, read):
+def test_reading_says_that_the_values_were_not_kept(no_values, read):
     with pytest.raises(RuntimeError, match=NOT_KEPT):
         read(torch.randn(3, device="cuda"))
 
 
 @pytest.mark.parametrize("choose", [lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.unique(), lambda x: x.masked_select(x > 0)])
-def test_a_shape_that_depends_on_values_is_refused(hollow, choose):
+def test_a_shape_that_depends_on_values_is_refused(no_values, choose):
     with pytest.raises(RuntimeError, match="the shape of its result depends on values, and these were not kept"):
         choose(torch.randn(3, device="cuda"))
 
 
-def test_shapes_dtypes_and_devices_are_right(hollow):
+def test_shapes_dtypes_and_devices_are_right(no_values):
     x = torch.randn(4, 6, device="cuda")
     assert (x @ x.T).shape == (4, 4)
     assert x.half().double().dtype == torch.float64
@@ -106,7 +106,7 @@ def test_shapes_dtypes_and_devices_are_right(hollow):
     assert x.T.contiguous().stride() == (4, 1)
 
 
-def test_a_product_of_three_dimensions_takes_its_memory_once(hollow):
+def test_a_product_of_three_dimensions_takes_its_memory_once(no_values):
     x, weight = torch.ones(2, 512, 64, device="cuda"), torch.ones(64, 4096, device="cuda")
     x @ weight  # takes cuBLAS's workspace
     torch.cuda.reset_peak_memory_stats()
@@ -115,7 +115,7 @@ def test_a_product_of_three_dimensions_takes_its_memory_once(hollow):
     assert torch.cuda.max_memory_allocated() - before == result.nbytes
 
 
-def test_shapes_are_remembered_and_told_apart(hollow, monkeypatch):
+def test_shapes_are_remembered_and_told_apart(no_values, monkeypatch):
     x = torch.ones(3, 4, dtype=torch.int32, device="cuda")
     asked = []
     ask = without_values._on_meta
@@ -135,7 +135,7 @@ def test_shapes_are_remembered_and_told_apart(hollow, monkeypatch):
     assert (x / 2).dtype is torch.float32
 
 
-def test_a_module_can_be_copied(hollow):
+def test_a_module_can_be_copied(no_values):
     layer = nn.Linear(3, 3).cuda()
     assert copy.deepcopy(layer).weight.shape == (3, 3)
 

@@ -1,0 +1,154 @@
+"""The programs that isolate a submission from this machine: bubblewrap, else util-linux's unshare, else nothing but limits.
+
+Each backend is a command line to put before a Python that runs `labcourse.sandbox_server`. With bubblewrap a submission sees Python, its
+packages and the kit, read-only, and of the checks only what observes answers; one small folder of its own; no home, no network, no other
+process.
+"""
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import gputrace
+import labkit
+import virtualgpu
+
+PACKAGES = tuple(Path(file).resolve().parent for file in (virtualgpu.__file__, gputrace.__file__, labkit.__file__, __file__))
+CHECKS = PACKAGES[2] / "checks"
+SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/localtime")
+HIDDEN = ("/usr/local/share/nbgrader",)  # where nbgrader keeps what a class handed in
+NOBODY = 65534  # a user that owns nothing
+PROBE_SECONDS = 20
+VISIBLE_CHECKS = "CHECKS"  # in a command, the folder with what submissions may see of the checks
+WORKING, SHARED = "/submission", "/dev/shm"  # where the disk is hidden: the working folder, and a folder for shared memory of its own
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to isolate a process.
+
+    Attributes:
+        name: "bubblewrap", "unshare" or "none".
+        command: what comes before Python's own command line.
+        hides_disk: whether the files of this machine are out of sight.
+        own_processes: whether its first process is number 1, and sees no process of this machine.
+        warning: what a course must know about a weaker backend, or "".
+    """
+
+    name: str
+    command: tuple[str, ...]
+    hides_disk: bool
+    own_processes: bool
+    warning: str = ""
+
+    def command_with(self, checks: str) -> list[str]:
+        """The command, with the folder that stands for `labkit/checks`."""
+        return [checks if part == VISIBLE_CHECKS else part for part in self.command]
+
+
+def best(scratch_bytes: int, wanted: str | None = None) -> Backend:
+    """The strongest backend that works here, tried out. `wanted` names one, for tests and for those who know better.
+
+    Raises:
+        ValueError: there is no backend of that name.
+        RuntimeError: it does not work here.
+    """
+    makers = {"bubblewrap": _bubblewrap, "unshare": _unshare, "none": _none}
+    if wanted is not None and wanted not in makers:
+        raise ValueError(f"no sandbox is called {wanted!r}: choose {', '.join(makers)}")
+    reasons: list[str] = []
+    for name in [wanted] if wanted else makers:
+        backend = makers[name](scratch_bytes, "; ".join(reasons))
+        trouble = _tried(backend)
+        if not trouble:
+            return backend
+        reasons.append(f"{name} {trouble}")
+    raise RuntimeError("; ".join(reasons))
+
+
+def environment(working: str) -> dict[str, str]:
+    """The whole environment of an isolated process, nothing of the grader's. `working` is its working folder."""
+    return {
+        "PATH": os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin", "/bin"]),
+        "USER": "student",  # torch asks for a name, and this user has none in the sandbox
+        "HOME": working,
+        "TMPDIR": working,
+        "MPLCONFIGDIR": f"{working}/matplotlib",
+        "IPYTHONDIR": f"{working}/ipython",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(str(package.parent) for package in PACKAGES)),
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LANG": "C.UTF-8",
+        "LABKIT_VIRTUAL": "1",
+        "MPLBACKEND": "agg",
+        "OMP_NUM_THREADS": "1",  # threads do not survive a fork
+    }
+
+
+def _tried(backend: Backend) -> str:
+    """Why it does not work here, or ""."""
+    if not backend.command:
+        return ""
+    if shutil.which(backend.command[0]) is None:
+        return "is not installed"
+    try:
+        done = subprocess.run(
+            [*backend.command_with(os.fspath(CHECKS)), sys.executable, "-I", "-c", ""],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not start ({error})"
+    return "" if done.returncode == 0 else f"does not start ({(done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]})"
+
+
+def _bubblewrap(scratch_bytes: int, _: str) -> Backend:
+    command = ["bwrap", "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
+    command += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "lab"]
+    command += ["--dir", "/tmp"]
+    for path in _visible():
+        command += ["--ro-bind-try", path, path]
+    command += ["--ro-bind", VISIBLE_CHECKS, os.fspath(CHECKS)]
+    for path in filter(os.path.isdir, HIDDEN):
+        command += ["--tmpfs", path]
+    command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    for folder in (WORKING, SHARED):
+        command += ["--size", str(scratch_bytes), "--tmpfs", folder]
+    command += ["--remount-ro", "/", "--chdir", WORKING]
+    return Backend("bubblewrap", tuple(command), hides_disk=True, own_processes=True)
+
+
+def _visible() -> list[str]:
+    """Folders that Python needs, the outer ones first, so that an inner one is not covered."""
+    folders = [*SYSTEM, sys.base_prefix, sys.prefix, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return list(dict.fromkeys([*folders, os.path.realpath(sys.executable), *map(os.fspath, PACKAGES)]))
+
+
+def _unshare(_: int, reasons: str) -> Backend:
+    command = ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--net", "--ipc", "--pid", "--fork", "--kill-child")
+    return Backend(
+        "unshare",
+        (*command, "--mount-proc"),
+        hides_disk=False,
+        own_processes=True,
+        warning=f"SUBMISSIONS CAN READ THIS MACHINE'S FILES, solutions and other submissions among them ({reasons}). Install bubblewrap.",
+    )
+
+
+def _none(_: int, reasons: str) -> Backend:
+    return Backend(
+        "none",
+        (),
+        hides_disk=False,
+        own_processes=False,
+        warning="THERE IS NO SANDBOX: submissions run as you, with limits on time, memory and files, and can read and change what you can, "
+        f"end your processes and use the network ({reasons}). Install bubblewrap, or grade on a machine of no value.",
+    )

@@ -1,0 +1,366 @@
+"""The caching allocator by hand: allocate, free and empty the cache step by step, and see its segments and blocks after each."""
+
+from dataclasses import dataclass
+from math import isfinite
+from string import ascii_uppercase
+
+import ipywidgets as widgets
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from gputrace import units
+from gputrace.figures.figure import BESIDE, BLACK, SIZE, SKY_BLUE, TEXT_POINTS, Figure, add_title, binary_ticks, text_width
+from labkit.lab_parts.experiment import badge
+from labkit.lab_parts.figures import badged, in_style
+from labkit.lab_parts.panel import WRAP, Panel
+
+MIB = 1 << 20
+STREAMS = 3
+MOST_BLOCKS = len(ascii_uppercase)  # that are alive at once
+LARGEST = 1024 * MIB  # of one request
+_POOL = 32  # streams of one priority that a device has; torch.cuda.Stream() hands them out in turn
+
+
+@dataclass(frozen=True)
+class HandBlock:
+    """A block of a segment; sizes in bytes. `name` is the letter of the request that holds it, empty where it is free."""
+
+    offset: int
+    size: int
+    name: str
+
+
+@dataclass(frozen=True)
+class HandSegment:
+    """Memory got from the device at once for the requests of one stream; sizes in bytes."""
+
+    stream: int
+    size: int
+    blocks: tuple[HandBlock, ...]
+
+
+@dataclass(frozen=True)
+class HandStep:
+    """What one step did. `reserved` and `allocated` are the bytes of the hand's own segments and requests before and after it."""
+
+    did: str
+    reserved: tuple[int, int]
+    allocated: tuple[int, int]
+
+    @property
+    def grown(self) -> int:
+        """Bytes that the allocator took from the device in this step; negative where it gave some back."""
+        return self.reserved[1] - self.reserved[0]
+
+
+class AllocatorByHand:
+    """Real requests to PyTorch's allocator on the current GPU, named A, B, C …
+
+    They run on three streams of their own, numbered 0 to 2: segments serve one stream only, so nothing else in the process fills or
+    uses those seen here. Bytes that are allocated and reserved are those of these streams. `badge` says what GPU it is.
+
+    Raises RuntimeError when no GPU is in use.
+    """
+
+    def __init__(self) -> None:
+        self.badge = badge()
+        self.device = torch.cuda.current_device()
+        self._streams = [unused_stream() for _ in range(STREAMS)]
+        self._requests: dict[str, tuple[int, torch.Tensor]] = {}  # by name: bytes asked for, and the tensor
+        self.steps: list[HandStep] = []
+
+    # Steps
+
+    def allocate(self, nbytes: int, stream: int = 0) -> str:
+        """Ask for so many bytes on a stream; returns the request's name.
+
+        Raises ValueError for a size outside 1 byte to 1 GiB, another stream, or a 27th request; torch.OutOfMemoryError as PyTorch does.
+        """
+        if type(nbytes) is not int or not 1 <= nbytes <= LARGEST:
+            raise ValueError(f"{nbytes!r} bytes cannot be asked for here: choose 1 byte to {LARGEST // MIB} MiB")
+        if stream not in range(STREAMS):
+            raise ValueError(f"there is no stream {stream!r} here: choose 0 to {STREAMS - 1}")
+        free_names = [letter for letter in ascii_uppercase if letter not in self._requests]
+        if not free_names:
+            raise ValueError(f"{MOST_BLOCKS} requests are alive, as many as there are letters: free one first")
+        name = free_names[0]
+        before = self.reserved, self.allocated
+        with torch.cuda.device(self.device), torch.cuda.stream(self._streams[stream]):
+            self._requests[name] = nbytes, torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        self._note(f"allocate {name}", before)
+        return name
+
+    def free(self, name: str) -> None:
+        """Let go of a request. Raises ValueError, naming those that are alive, for another name."""
+        if name not in self._requests:
+            raise ValueError(f"there is no block {name!r} to free; there are {', '.join(self._requests) or 'none'}")
+        before = self.reserved, self.allocated
+        del self._requests[name]
+        self._note(f"free {name}", before)
+
+    def empty_cache(self) -> None:
+        """`torch.cuda.empty_cache()`."""
+        before = self.reserved, self.allocated
+        torch.cuda.empty_cache()
+        self._note("empty the cache", before)
+
+    def reset(self) -> None:
+        """Let go of all requests, give their memory back, and forget the steps."""
+        self._requests.clear()
+        torch.cuda.empty_cache()
+        self.steps.clear()
+
+    def _note(self, did: str, before: tuple[int, int]) -> None:
+        self.steps.append(HandStep(did, (before[0], self.reserved), (before[1], self.allocated)))
+
+    # What is there
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """The bytes that each request that is alive asked for, by name."""
+        return {name: nbytes for name, (nbytes, _) in self._requests.items()}
+
+    @property
+    def reserved(self) -> int:
+        """Bytes in the segments."""
+        return sum(segment.size for segment in self.segments())
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in the blocks of requests that are alive."""
+        return sum(block.size for segment in self.segments() for block in segment.blocks if block.name)
+
+    def segments(self) -> list[HandSegment]:
+        """The segments of the three streams, stream by stream, each stream's by address."""
+        numbers = {stream.cuda_stream: number for number, stream in enumerate(self._streams)}
+        names = {tensor.data_ptr(): name for name, (_, tensor) in self._requests.items()}
+        found = []
+        for segment in torch.cuda.memory_snapshot():
+            if segment["device"] == self.device and segment["stream"] in numbers:
+                start = segment["address"]
+                blocks, at = [], start
+                for block in segment["blocks"]:
+                    blocks.append(HandBlock(at - start, block["size"], names.get(at, "")))
+                    at += block["size"]
+                found.append(
+                    (numbers[segment["stream"]], start, HandSegment(numbers[segment["stream"]], segment["total_size"], tuple(blocks)))
+                )
+        return [segment for _, _, segment in sorted(found, key=lambda entry: entry[:2])]
+
+
+def unused_stream() -> torch.cuda.Stream:
+    """A stream of the current GPU without segments of its own, after emptying the cache: what lies free on others cannot serve it.
+
+    Raises RuntimeError where all have some.
+    """
+    torch.cuda.empty_cache()
+    device = torch.cuda.current_device()
+    used = {segment["stream"] for segment in torch.cuda.memory_snapshot() if segment["device"] == device}
+    for _ in range(_POOL):
+        stream = torch.cuda.Stream()
+        if stream.cuda_stream not in used:
+            return stream
+    raise RuntimeError(f"tensors are alive on all {_POOL} streams of this GPU: free those of one stream, and try again")
+
+
+# The figure
+
+
+LEFT, RIGHT = 0.24, 0.94  # where the axes lie, as shares of the figure's width
+TITLE, AXIS, BADGE, LINE = 0.5, 0.5, 0.3, 0.36  # inches, from the top down; LINE for each segment
+MOST = int((SIZE[1] - TITLE - AXIS - BADGE) / LINE)  # segments that are drawn
+FILLED = 0.75  # of a line
+LEAST_WIDTH = 20 << 20  # bytes on the axis
+
+
+@in_style
+def plot_allocator_by_hand(hand: AllocatorByHand) -> Figure:
+    """The segments as they are now; the largest where there are more than fit."""
+    segments = hand.segments()
+    shown = sorted(sorted(segments, key=lambda segment: -segment.size)[:MOST], key=lambda segment: segment.stream)
+    lines = max(len(shown), 1)
+    height = TITLE + lines * LINE + AXIS + BADGE
+    canvas = Canvas(figsize=(SIZE[0], height), facecolor="white")
+    add_title(canvas, _finding(hand, segments))
+    axes = canvas.add_axes((LEFT, (AXIS + BADGE) / height, RIGHT - LEFT, lines * LINE / height))
+    end = max([LEAST_WIDTH, *(segment.size for segment in shown)])
+    axes.set(xlim=(0, end), ylim=(lines, 0), yticks=[], xlabel=_caption(segments, shown))
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False)
+    binary_ticks(axes, end, most=6)
+    for y, segment in enumerate(shown):
+        name = f"stream {segment.stream}: {units.byte_text(segment.size)}"
+        axes.annotate(name, (0, y + FILLED / 2), (-8, 0), **BESIDE, ha="right", fontsize=TEXT_POINTS)
+        _draw(axes, segment, y, 72 * SIZE[0] * (RIGHT - LEFT) / end)
+    return badged(canvas, hand.badge, *map(_told, shown))
+
+
+def _finding(hand: AllocatorByHand, segments: list[HandSegment]) -> str:
+    if not segments:
+        return "Nothing is reserved"
+    held = sum(segment.size for segment in segments)
+    count = f"{len(segments)} segment{'s' * (len(segments) != 1)}"
+    return f"{units.byte_text(hand.allocated)} allocated, {units.byte_text(held)} reserved in {count}"
+
+
+def _caption(segments: list[HandSegment], shown: list[HandSegment]) -> str:
+    hidden = len(segments) - len(shown)
+    return f"bytes of a segment; and {hidden} smaller segment{'s' * (hidden != 1)}" if hidden else "bytes of a segment"
+
+
+def _told(segment: HandSegment) -> str:
+    blocks = ", ".join(f"{block.name or 'free'} {units.byte_text(block.size)}" for block in segment.blocks)
+    return f"Segment of stream {segment.stream}, {units.byte_text(segment.size)}: {blocks}"
+
+
+def _draw(axes: Axes, segment: HandSegment, y: int, points: float) -> None:
+    """The blocks of a segment, at so many points a byte: coloured with its letter where a request holds it, white where it is free."""
+    for block in segment.blocks:
+        colour = SKY_BLUE if block.name else "white"
+        axes.broken_barh([(block.offset, block.size)], (y, FILLED), facecolor=colour, edgecolor=BLACK, linewidth=0.7)
+        size = units.byte_text(block.size)
+        texts = (f"{block.name}  {size}", block.name) if block.name else (f"free  {size}", size, "")
+        text = next((text for text in texts if text_width(text) + 6 <= block.size * points), "")
+        middle = block.offset + block.size / 2
+        axes.text(middle, y + FILLED / 2, text, ha="center", va="center_baseline", fontsize=TEXT_POINTS, color=BLACK)
+
+
+# The widget
+
+
+WIDE = {"description_width": "initial"}
+MOST_PREDICTED = 100_000.0  # MiB
+ALLOCATE, FREE, EMPTY = "allocate", "free", "empty the cache"
+
+
+class AllocatorLab(Panel):
+    """Allocate, free and empty the cache by hand, on one of three streams; predict first how much will be reserved afterwards.
+
+    The requests are real ones to PyTorch's allocator, on the GPU in use. `hand` is what they are made with, from the first step on.
+    There is nothing to stop: a step is done at once.
+    """
+
+    def __init__(self) -> None:
+        self.hand: AllocatorByHand | None = None
+        self.right = 0  # predictions that came true
+        self.action = widgets.Dropdown(options=[ALLOCATE, FREE, EMPTY], description="Next step:", style=WIDE)
+        self.size = widgets.Text(value="5", description="MiB:", style=WIDE, layout=widgets.Layout(width="9em"))
+        self.stream = widgets.Dropdown(options=range(STREAMS), description="on stream:", style=WIDE, layout=widgets.Layout(width="9em"))
+        self.block = widgets.Dropdown(options=[], description="block:", style=WIDE, layout=widgets.Layout(width="13em"))
+        self.answer = widgets.Text(
+            description="Reserved afterwards, you predict:", placeholder="MiB", style=WIDE, layout=widgets.Layout(width="22em")
+        )
+        self.run_button = widgets.Button(description="Do it", icon="play", tooltip="Take the prediction, and do the step")
+        self.reset_button = widgets.Button(description="Reset", icon="undo", tooltip="Free all blocks, give all memory back, start again")
+        self.message = widgets.HTML()
+        self.picture = widgets.HTML()
+        self.action.observe(lambda _: self._show_choices(), names="value")
+        self._when_clicked(self.run_button, self._do)
+        self._when_clicked(self.reset_button, self._reset)
+        question = "Will the next step need a new segment? How much will these streams have reserved afterwards?"
+        super().__init__(
+            [
+                widgets.HTML(f"<p><b>{question}</b></p>"),
+                widgets.HBox([self.action, self.size, self.stream, self.block], layout=WRAP),
+                widgets.HBox([self.answer, widgets.Label("MiB"), self.run_button, self.reset_button], layout=WRAP),
+                self.message,
+                self.picture,
+            ]
+        )
+        self._show_choices()
+        self._say("Nothing is reserved yet. Choose a step, type your prediction, and press Do it.")
+
+    def figure(self) -> Figure:
+        """The segments as they are now. Raises RuntimeError when no GPU is in use."""
+        return plot_allocator_by_hand(self._hand())
+
+    def _hand(self) -> AllocatorByHand:
+        if self.hand is None:
+            self.hand = AllocatorByHand()
+        return self.hand
+
+    def _do(self) -> None:
+        try:
+            predicted = _mebibytes(self.answer.value, "Your prediction", 0)
+            size = _mebibytes(self.size.value, "The size", 1 / MIB) if self.action.value == ALLOCATE else 0
+            hand = self._hand()
+            self._step(hand, size)
+        except ValueError as error:
+            self._say(str(error), alert=True)
+        except Exception as error:  # out of memory, or no GPU: the learner must see it, and the lab goes on
+            self._show()
+            self._say(f"{type(error).__name__}: {error}", alert=True)
+        else:
+            self._show()
+            self._say(self._verdict(hand, hand.steps[-1], predicted))
+
+    def _step(self, hand: AllocatorByHand, size: int) -> None:
+        match self.action.value:
+            case "allocate":
+                hand.allocate(size, self.stream.value)
+            case "free":
+                if self.block.value is None:
+                    raise ValueError("There is no block to free yet: allocate one first.")
+                hand.free(self.block.value)
+            case _:
+                hand.empty_cache()
+
+    def _verdict(self, hand: AllocatorByHand, step: HandStep, predicted: int) -> str:
+        now = step.reserved[1]
+        if step.grown > 0:
+            did = f"A new segment of {units.byte_text(step.grown)}: no free block of stream {self.stream.value} was large enough."
+        elif step.grown < 0:
+            did = f"{units.byte_text(-step.grown)} went back to the device: whole segments that were free."
+        elif step.did.startswith("allocate"):
+            did = "No new segment: a free block of this stream served the request."
+        elif step.did.startswith("free"):
+            did = "The block is free for the next request of its stream, and its segment stays."
+        else:
+            did = "Nothing went back to the device: no segment was wholly free."
+        came_true = round(predicted / MIB, 2) == round(now / MIB, 2)
+        self.right += came_true
+        held = units.byte_text(now) if now else "nothing"
+        judged = "as you predicted" if came_true else f"you predicted {units.byte_text(predicted) if predicted else 'nothing'}"
+        return f"{did} Now {held} reserved, {judged}. {self.right} of {len(hand.steps)} predictions came true."
+
+    def _reset(self) -> None:
+        """Also after the lesson changed machines: the next step begins on the one then in use."""
+        hand, self.hand, self.right = self.hand, None, 0
+        if hand is not None:
+            try:
+                hand.reset()
+            except Exception as error:
+                self._say(f"{type(error).__name__}: {error}", alert=True)
+                return
+        self.picture.value = ""
+        self._show_choices()
+        self._say("All blocks are freed, and their memory is given back. Choose a step, type your prediction, and press Do it.")
+
+    def _show(self) -> None:
+        self._show_choices()
+        if self.hand is not None:
+            self.picture.value = plot_allocator_by_hand(self.hand).html
+
+    def _show_choices(self) -> None:
+        """What the chosen step needs, and the blocks that can be freed."""
+        for box, action in ((self.size, ALLOCATE), (self.stream, ALLOCATE), (self.block, FREE)):
+            box.layout.display = None if self.action.value == action else "none"
+        alive = self.hand.requests if self.hand is not None else {}
+        options = [(f"{name}, {units.byte_text(nbytes)}", name) for name, nbytes in alive.items()]
+        if list(self.block.options) != options:
+            self.block.options = options
+
+
+def _mebibytes(text: str, what: str, least: float) -> int:
+    """The bytes of a number of MiB that a learner typed. Raises ValueError saying what is allowed."""
+    try:
+        number = float(text.strip())
+    except ValueError:
+        number = float("nan")
+    most = LARGEST / MIB if least else MOST_PREDICTED
+    if not isfinite(number) or not least <= number <= most:
+        typed = f"“{text.strip()}” is none" if text.strip() else "nothing is typed yet"
+        allowed = f"from 0 to {most:g}" if not least else f"greater than 0 and up to {most:g}"
+        raise ValueError(f"{what} is a number of MiB {allowed}, such as 20; {typed}.")
+    return round(number * MIB)

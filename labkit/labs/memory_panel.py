@@ -1,0 +1,280 @@
+"""The memory of each GPU in use over time: allocated, reserved, and used on the device by everyone."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ipywidgets as widgets
+from matplotlib.ticker import MaxNLocator
+
+from gputrace import units
+from gputrace.figures.figure import BLACK, BLUE, VERMILLION, Figure, label_ends, new_canvas, time_unit
+from labkit import machine
+from labkit.lab_parts.experiment import badge
+from labkit.lab_parts.figures import badged, in_style
+from labkit.lab_parts.panel import Panel
+
+LOOK_PERIOD = 0.02  # seconds between two looks at a real GPU
+MOST = 2000  # samples kept of one GPU
+
+_watching: "MemoryRecorder | None" = None
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """`seconds` since the recorder started, the GPU's index, and bytes: held by tensors, by PyTorch's cache too, by all processes."""
+
+    seconds: float
+    device: int
+    allocated: int
+    reserved: int
+    used: int
+
+
+class MemoryRecorder:
+    """Watches the memory of the GPUs in use.
+
+    On virtual GPUs every event of the allocator gives a sample, so a run gives the same samples each time. Real GPUs are looked at
+    from a thread, every 20 ms, which reads figures and does nothing else; it misses what comes and goes between two looks.
+    One recorder watches at a time: `start` stops the one before.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, list[MemorySample]] = {}
+        self._heard: list[tuple[Any, Callable[..., None]]] = []  # virtual GPUs' allocators and what listens to each
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._start = 0.0
+        self.machine: machine.Machine | None = None
+        self.badge = ""
+        self.looks = 0  # how often something new was seen
+
+    @property
+    def running(self) -> bool:
+        """Whether it watches."""
+        return self is _watching
+
+    @property
+    def samples(self) -> list[MemorySample]:
+        """All samples, device by device, in order of time."""
+        return [sample for device in sorted(self._kept) for sample in list(self._kept[device])]
+
+    def start(self) -> None:
+        """Watch the machine in use, forgetting earlier samples. Raises RuntimeError when no GPU is in use."""
+        global _watching
+        if _watching is not None:
+            _watching.stop()
+        self.badge = badge()
+        _watching, used = self, machine.in_use()
+        self.machine, self._kept, self._start = used, {}, machine.host_time()
+        if used.virtual:
+            self._listen()
+        else:
+            self._look(used.count)
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._watch, args=(used.count,), name="labkit memory", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more; the samples stay."""
+        global _watching
+        if _watching is self:
+            _watching = None
+        for allocator, listener in self._heard:
+            allocator.unlisten(listener)
+        count = 0 if self.machine is None else self.machine.count
+        self._heard, self.machine = [], None
+        if self._thread is not None:
+            self._ended.set()
+            self._thread.join()
+            self._thread = None
+            self._look(count)
+
+    def _listen(self) -> None:
+        from virtualgpu import instruments
+
+        for gpu in instruments.machine().gpus:
+            allocator = gpu.allocator
+            self._add(gpu.index, allocator.allocated, allocator.reserved, allocator.total - allocator.free_bytes())
+            listener = self._listener(gpu.index, allocator)
+            allocator.listen(listener)
+            self._heard.append((allocator, listener))
+
+    def _listener(self, index: int, allocator: Any) -> Callable[..., None]:
+        def listen(action: str, block: Any, size: int) -> None:
+            # The allocator tells of a completed free before it counts it.
+            freed = block.size if action == "free_completed" else 0
+            self._add(index, allocator.allocated - freed, allocator.reserved, allocator.total - allocator.free_bytes())
+
+        return listen
+
+    def _watch(self, count: int) -> None:
+        while not self._ended.wait(LOOK_PERIOD):
+            self._look(count)
+
+    def _look(self, count: int) -> None:
+        import torch
+
+        if not torch.cuda.is_initialized():  # to look would create the CUDA context that the learner's first tensor creates
+            return
+        for index in range(count):
+            free, total = torch.cuda.mem_get_info(index)
+            self._add(index, torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index), total - free)
+
+    def _add(self, device: int, allocated: int, reserved: int, used: int) -> None:
+        kept = self._kept.setdefault(device, [])
+        if kept and (kept[-1].allocated, kept[-1].reserved, kept[-1].used) == (allocated, reserved, used):
+            return
+        self.looks += 1
+        kept.append(MemorySample(machine.host_time() - self._start, device, allocated, reserved, used))
+        if len(kept) > MOST:
+            self._kept[device] = thinned(kept)
+
+
+def thinned(samples: list[MemorySample]) -> list[MemorySample]:
+    """About half the samples of one device: of each four in a row those with the most and the least allocated, so peaks stay."""
+    chosen = []
+    for start in range(0, len(samples), 4):
+        four = samples[start : start + 4]
+        most, least = max(four, key=lambda s: s.allocated), min(four, key=lambda s: s.allocated)
+        chosen += sorted({most, least}, key=four.index)
+    return chosen
+
+
+# The figure
+
+
+@in_style
+def plot_memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure:
+    """Bytes allocated, reserved and used on each GPU over time, one panel a GPU. Raises ValueError without samples."""
+    if not samples:
+        raise ValueError("no samples of memory to draw: nothing was recorded")
+    devices = sorted({sample.device for sample in samples})
+    peaks = {name: max(getattr(sample, name) for sample in samples) for name in ("allocated", "reserved", "used")}
+    size, unit = units.byte_unit(peaks["used"])
+    end = max(sample.seconds for sample in samples) or 1e-6  # the lines of a single moment need some length
+    period, short = time_unit(end)
+    finding = f"Allocated memory peaks at {units.byte_text(peaks['allocated'])}, reserved memory at {units.byte_text(peaks['reserved'])}"
+    canvas, *panels = new_canvas(finding, rows=len(devices))
+    for axes, device in zip(panels, devices, strict=True):
+        mine = [sample for sample in samples if sample.device == device]
+        times = [sample.seconds / period for sample in mine] + [end / period]
+        labels = []
+        for name, colour, width in (("used", BLACK, 1.2), ("reserved", VERMILLION, 2), ("allocated", BLUE, 2)):
+            heights = [getattr(sample, name) / size for sample in mine]
+            axes.step(times, [*heights, heights[-1]], where="post", color=colour, linewidth=width)
+            labels.append((times[-1], heights[-1], "used on the device" if name == "used" else name, colour))
+        axes.set(ylim=(0, None), ylabel="memory" if len(devices) == 1 else f"cuda:{device}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} {unit}")
+        axes.yaxis.set_major_locator(MaxNLocator(max(2, 6 // len(devices))))
+        axes.margins(x=0)
+        label_ends(axes, labels)
+    panels[-1].set_xlabel(f"time since the start, {short}")
+    used = f"All processes together use at most {units.byte_text(peaks['used'])} of a device."
+    return badged(canvas, badge, used, f"{len(devices)} GPU{'s' * (len(devices) > 1)}, {len(samples)} samples.")
+
+
+# The widget
+
+
+DRAW_PERIOD = 0.5  # seconds between two drawings while the kernel is free
+
+
+class MemoryPanel(Panel):
+    """Memory allocated by tensors, reserved by PyTorch and used on the device, over time.
+
+    It starts at once, and redraws after each cell, and between cells as something changes. A new panel takes over from the one
+    before. Where there is no GPU it says so, and can be started later.
+    """
+
+    def __init__(self) -> None:
+        self.recorder = MemoryRecorder()
+        self._drawn = -1
+        self._task: asyncio.Task | None = None
+        self._cells: Any = None  # the notebook's events, while the panel listens to them
+        self.start_button = widgets.Button(description="Start", icon="play", tooltip="Forget what was seen and watch the memory")
+        self.stop_button = widgets.Button(description="Stop", icon="stop", tooltip="Stop watching; the figure stays")
+        self.message = widgets.HTML()
+        self.picture = widgets.HTML()
+        self._when_clicked(self.start_button, self.start)
+        self._when_clicked(self.stop_button, self._stop_clicked)
+        super().__init__([widgets.HBox([self.start_button, self.stop_button]), self.message, self.picture])
+        self.start()
+
+    def start(self) -> None:
+        """Forget what was seen and watch the machine in use."""
+        self.stop()
+        try:
+            self.recorder.start()
+        except Exception as error:  # no GPU, or one whose driver does not answer: the panel stays usable
+            self._say(f"Not watching. {error}")
+            return
+        self._set_buttons()
+        self._drawn = -1
+        self._follow_cells()
+        if self._loop is not None and self._loop.is_running():
+            self._task = self._loop.create_task(self._redraw_often())
+        self.refresh()
+
+    def stop(self) -> None:
+        """Watch no more. The figure stays."""
+        if self._cells is not None:
+            self._cells.unregister("post_run_cell", self._after_cell)
+            self._cells = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self.recorder.running:
+            self.refresh()
+            self.recorder.stop()
+        self._set_buttons()
+
+    def _stop_clicked(self) -> None:
+        self._keyboard_goes_to(self.start_button)
+        self.stop()
+
+    def figure(self) -> Figure:
+        """What was seen, as a plain figure. Raises ValueError when nothing was."""
+        return plot_memory_over_time(self.recorder.samples, self.recorder.badge)
+
+    def refresh(self) -> None:
+        """Draw what is new. Call it from the main thread only."""
+        if self.recorder.looks == self._drawn or not (samples := self.recorder.samples):
+            return
+        self._drawn = self.recorder.looks
+        self.picture.value = plot_memory_over_time(samples, self.recorder.badge).html
+        last = {sample.device: sample for sample in samples}
+        self._say(
+            " ".join(
+                f"cuda:{device}: {units.byte_text(now.allocated)} allocated, {units.byte_text(now.reserved)} reserved, "
+                f"{units.byte_text(now.used)} used on the device."
+                for device, now in last.items()
+            )
+        )
+
+    def _follow_cells(self) -> None:
+        from IPython import get_ipython
+
+        shell = get_ipython()
+        if shell is not None:
+            self._cells = shell.events
+            self._cells.register("post_run_cell", self._after_cell)
+
+    def _after_cell(self, *_: Any) -> None:
+        if not self.recorder.running:  # another panel watches now
+            self.stop()
+        elif self.recorder.machine is not machine.current():
+            self.start()  # the lesson changed machines: watch the new one, or say that there is none
+        else:
+            self.refresh()
+
+    async def _redraw_often(self) -> None:
+        """Labs run on the event loop between cells; show what they do to the memory, too."""
+        while self.recorder.running:
+            await asyncio.sleep(DRAW_PERIOD)
+            self._after_cell()
+
+    def _set_buttons(self) -> None:
+        self.stop_button.disabled = not self.recorder.running

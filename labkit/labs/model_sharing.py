@@ -1,0 +1,222 @@
+"""One model for several processes: a copy each, the weights mapped into all, or one server that the others ask. Who holds what?"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ipywidgets as widgets
+import torch
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from gputrace import units
+from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, Figure, binary_ticks, darker, new_canvas
+from labkit.lab_parts.experiment import Result, Row, Run, badge
+from labkit.lab_parts.figures import finished, hollow, in_style
+from labkit.lab_parts.panel import Lab, one_of, stays_open
+from labkit.lab_parts.sharing_process import take_part
+from labkit.processes import PATIENCE, children, context
+
+MIB = 1 << 20
+# By way, the part of the first process and that of each other.
+PARTS = {"a copy each": ("worker", "worker"), "shared weights": ("owner", "borrower"), "one server": ("server", "client")}
+WAYS = tuple(PARTS)
+MOST_PROCESSES = 8
+LARGEST = 1 << 34  # bytes
+COLUMNS = {"way": "", "process": "", "context": "bytes", "weights": "bytes", "cache": "bytes"}
+HELD = ("context", "weights", "cache")
+
+
+def shared_model(ways: Sequence[str] = WAYS, processes: int = 3, weights: int = 512 * MIB, work: int = 64 * MIB) -> Run:
+    """Bytes of the GPU that each of some `processes` holds, when all use one model, by way.
+
+    "a copy each": each process has weights of its own. "shared weights": the first lends them to the others. "one server": the first
+    has them, the others send it numbers. A request takes `work` bytes for a moment, which stay in the cache of the process that
+    answers it. One row a process: its CUDA `context`, with all that the GPU lost beside PyTorch's reserve; its own `weights`; and the
+    rest of what it has reserved, the `cache`. Nothing is computed.
+
+    Raises ValueError for other ways, processes outside 2 to 8, or sizes outside 1 MiB to 16 GiB, RuntimeError when no GPU is in use.
+    """
+    chosen = [way for way in WAYS if way in ways]
+    if not chosen or not set(ways) <= set(WAYS):
+        raise ValueError(f"ways={ways!r}: choose from {', '.join(map(repr, WAYS))}")
+    if type(processes) is not int or not 2 <= processes <= MOST_PROCESSES:
+        raise ValueError(f"processes={processes!r}: give a whole number from 2 to {MOST_PROCESSES}")
+    for name, size in (("weights", weights), ("work", work)):
+        if type(size) is not int or not MIB <= size <= LARGEST:
+            raise ValueError(f"{name}={size!r}: give a number of bytes from {MIB} (1 MiB) to {LARGEST} (16 GiB)")
+    parameters = {"ways": chosen, "processes": processes, "weights": weights, "work": work}
+    return Run("shared_model", parameters, COLUMNS, badge(), len(chosen) * processes, _points(chosen, processes, weights, work))
+
+
+def held_by_way(result: Result) -> dict[str, int]:
+    """Bytes of the GPU that all processes hold together, by way."""
+    return {way: sum(sum(result.column(name, way=way)) for name in HELD) for way in dict.fromkeys(result.column("way"))}
+
+
+def _points(ways: list[str], processes: int, weights: int, work: int) -> Iterator[Row]:
+    torch.empty(1, device="cuda")  # this process's context is not counted
+    for way in ways:
+        first, other = PARTS[way]
+        yield from _rows(way, [first] + [other] * (processes - 1), weights, work)
+
+
+def _rows(way: str, parts: list[str], weights: int, work: int) -> Iterator[Row]:
+    """Starts the processes, gives each its turn, and ends them in reverse: who borrows must go first."""
+    make = context()
+    queues = [make.SimpleQueue() for _ in range(3)]
+    lines = [make.Pipe() for _ in parts]
+    arguments = [(theirs, part, weights, work, queues) for (_, theirs), part in zip(lines, parts, strict=True)]
+    with children(take_part, arguments) as started:
+        for _, theirs in lines:
+            theirs.close()  # a child that dies is heard of
+        for number, ((line, _), part) in enumerate(zip(lines, parts, strict=True)):
+            before = _used()
+            line.send(len(parts) - 1)
+            try:
+                reserved, own = line.recv()
+            except (EOFError, ConnectionResetError):
+                raise RuntimeError(f"process {number + 1} of “{way}” has ended; its error stands in the kernel's log") from None
+            taken = _used() - before
+            name = part if parts.count(part) == 1 else f"{part} {number + (parts[0] == part)}"
+            yield {"way": way, "process": name, "context": taken - reserved, "weights": own, "cache": reserved - own}
+        for (line, _), process in reversed(list(zip(lines, started, strict=True))):
+            line.close()
+            process.join(PATIENCE)
+
+
+def _used() -> int:
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+# The figure
+
+
+COLOURS = dict(zip(HELD, (GREY, BLUE, ORANGE), strict=True))
+FILLED, THIN = 0.56, 0.16  # of a bar's place: this machine's bar, and the recorded one below it
+ROW, MARGIN = 0.83, 0.75  # inches: a bar's place, and what stands above and below the bars
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@in_style
+def plot_shared_model(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
+    """A bar for each way, of one piece a process and kind of memory. `prediction` is in GiB, of the first way."""
+    canvas, axes = new_canvas(_finding(result))
+    ways = [way for way in WAYS if way in result.column("way")]
+    height = 2 * MARGIN + ROW * max(len(ways), 1)
+    canvas.set_figheight(height)
+    axes.set_position((0.16, MARGIN / height, 0.72, 1 - 2 * MARGIN / height))
+    for row, way in enumerate(ways):
+        _bar(axes, result, way, row)
+        if recorded is not None and way in held_by_way(recorded):
+            recorded_bar = {"facecolor": "none", "edgecolor": BLACK, "linestyle": "--"}
+            axes.barh(row + (FILLED + THIN) / 2, held_by_way(recorded)[way], THIN, **recorded_bar)
+    if prediction is not None and ways:
+        above = prediction * GIB, -FILLED / 2 - 0.12
+        axes.plot(*([value] for value in above), marker="o", **hollow(BLUE, 9))
+        beside = ((9, 0), "left") if prediction * GIB < max(held_by_way(result).values()) / 2 else ((-9, 0), "right")
+        axes.annotate(f"predicted: {prediction:g} GiB", above, beside[0], **BESIDE, ha=beside[1], color=darker(BLUE))
+    highest = [*held_by_way(result).values(), *(held_by_way(recorded).values() if recorded else []), (prediction or 0) * GIB, MIB]
+    binary_ticks(axes, 1.02 * max(highest))
+    axes.set_yticks(range(len(ways)), [_on_two_lines(way) for way in ways])
+    axes.set(ylim=(max(len(ways), 1) - 0.4, -0.6), xlabel="memory of the GPU")
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    kinds = [Patch(facecolor=colour, edgecolor=BLACK, linewidth=0.6, label=kind) for kind, colour in COLOURS.items()]
+    axes.legend(handles=kinds, ncols=len(kinds), loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2)
+    said = "" if prediction is None else f"Predicted: {prediction:g} GiB."
+    return finished(canvas, result, recorded, _proof, said)
+
+
+def _bar(axes: Axes, result: Result, way: str, row: int) -> None:
+    """The processes one after the other, each with a number where there is room, and the sum at the end."""
+    end = 0
+    for *sizes, _ in zip(*(result.column(name, way=way) for name in (*HELD, "process")), strict=True):
+        start = end
+        for kind, size in zip(HELD, sizes, strict=True):
+            axes.barh(row, size, FILLED, left=end, color=COLOURS[kind])
+            end += size
+        axes.barh(row, end - start, FILLED, left=start, facecolor="none", edgecolor=BLACK, linewidth=1.2)
+    axes.annotate(units.byte_text(end), (end, row), (6, 0), **BESIDE)
+
+
+def _on_two_lines(way: str) -> str:
+    return "\n".join(way.rsplit(" ", 1))
+
+
+def _finding(result: Result) -> str:
+    sums = held_by_way(result)
+    processes = result.parameters["processes"]
+    if not result.rows:
+        return "Not measured yet: not even one process"
+    if len(sums) == 1:
+        (way,) = sums
+        count = len(result.rows)
+        some = f"{count} process{'es' * (count > 1)}"
+        return f"{some}, {way}: {units.byte_text(sums[way])} of the GPU"
+    least, most = min(sums, key=lambda way: sums[way]), max(sums, key=lambda way: sums[way])
+    return f"For {processes} processes, {least} takes {units.byte_text(sums[least])}, {most} {units.byte_text(sums[most])}"
+
+
+def _proof(result: Result) -> str:
+    parts = []
+    for way, total in held_by_way(result).items():
+        kinds = ", ".join(f"{kind} {units.byte_text(sum(result.column(kind, way=way)))}" for kind in HELD)
+        parts.append(f"{way} {units.byte_text(total)} ({kinds})")
+    return f"{'; '.join(parts)}."
+
+
+# The widget
+
+
+WEIGHTS = (64 * MIB, 512 * MIB, 2 * GIB, 7 * GIB)
+WORK = 64 * MIB  # what a request takes for a moment
+PROCESSES = range(2, 7)
+GOOD = 0.1  # a prediction this close, as a share of what was measured, is called good
+
+
+class SharingLab(Lab):
+    """Choose how some processes share a model, predict what they take of the GPU together, and start them one by one.
+
+    `way`, `processes` and `weights` (bytes: 64 MiB, 512 MiB, 2 GiB or 7 GiB) are chosen at first; what they mean,
+    `labkit.labs.shared_model` says.
+    """
+
+    question = "How many GiB of the GPU do these processes take together, their contexts included?"
+    unit = "GiB"
+
+    def __init__(self, way: str = WAYS[0], processes: int = 3, weights: int = 512 * MIB) -> None:
+        self.choices = {
+            "way": _choice("way", [(way, way) for way in WAYS], way),
+            "processes": _choice("processes", [(str(count), count) for count in PROCESSES], processes),
+            "weights": _choice("weights", [(units.byte_text(size), size) for size in WEIGHTS], weights),
+        }
+        super().__init__(list(self.choices.values()))
+        told = f"A request takes {units.byte_text(WORK)} more for a moment, in the process that answers it."
+        question, row, *others = self.children
+        self.children = (question, row, widgets.HTML(f"<p>{told}</p>"), *others)
+
+    def experiment(self) -> Run:
+        chosen = {name: choice.value for name, choice in self.choices.items()}
+        return shared_model([chosen["way"]], chosen["processes"], chosen["weights"], WORK)
+
+    def point(self, row: dict[str, Any]) -> str:
+        sizes = (f"{name} {units.byte_text(row[name])}" for name, unit in COLUMNS.items() if unit == "bytes")
+        return f"{row['process']} holds {', '.join(sizes)}"
+
+    def draw(self, result: Result, prediction: float | None) -> Figure:
+        return plot_shared_model(result, result.recorded(), prediction)
+
+    def verdict(self, result: Result, prediction: float) -> str:
+        if len(result.rows) < result.parameters["processes"]:
+            return stays_open("Not all processes were started", prediction)
+        taken = sum(held_by_way(result).values()) / GIB
+        was = f"Together they take {taken:.3g} GiB; you predicted {prediction:g}"
+        if abs(prediction - taken) <= GOOD * taken:
+            return f"{was}. A good prediction!"
+        return f"{was}, {abs(prediction - taken):.3g} too {'high' if prediction > taken else 'low'}."
+
+
+def _choice(name: str, options: list[tuple[str, Any]], value: Any) -> widgets.Dropdown:
+    one_of(value, (allowed for _, allowed in options))
+    return widgets.Dropdown(description=name, options=options, value=value, layout=widgets.Layout(width="17em"))

@@ -1,0 +1,176 @@
+"""What a copy between host and device costs: pageable and pinned memory, both ways, by size."""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+
+from gputrace import units
+from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.figures import SAME, add_line, finished, hollow, in_style, sources
+from labkit.lab_parts.panel import Lab, compared_as_factor, stays_open
+from labkit.lab_parts.timing import event_seconds
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
+LARGEST = 1 << 30
+PREDICTED_SIZE = 16 * MIB  # where learners predict how many times faster pinned memory is
+COLUMNS = {"size": "bytes", "memory": "", "direction": "", "seconds": "seconds", "bytes_per_second": "bytes per second"}
+
+
+def copy_speed(sizes: Sequence[int] = SIZES, repeats: int = 5) -> Run:
+    """Copies between the host and the current GPU; `sizes` in bytes, each copy the median of `repeats` after a first that does not count.
+
+    One row a point: `memory` is "pageable" or "pinned" (page-locked, copied with `non_blocking=True`), `direction` "h2d" (host to
+    device) or "d2h". Needs host and device memory of the largest size each.
+
+    Raises ValueError for sizes outside 1 byte to 1 GiB, RuntimeError when no GPU is in use.
+    """
+    sizes = checked_sizes("sizes", sizes, LARGEST)
+    repeats = checked_count("repeats", repeats)
+    return Run("copy_speed", {"sizes": sizes, "repeats": repeats}, COLUMNS, badge(), 4 * len(sizes), _points(sizes, repeats))
+
+
+def pinned_gain(result: Result, direction: str = "h2d") -> dict[int, float]:
+    """How many times faster pinned memory copies than pageable memory, by size in bytes, where both were measured."""
+    pinned, pageable = (result.by("size", "bytes_per_second", memory=memory, direction=direction) for memory in ("pinned", "pageable"))
+    return {size: speed / pageable[size] for size, speed in pinned.items() if size in pageable}
+
+
+def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
+    for size in sizes:
+        device = torch.empty(size, dtype=torch.uint8, device="cuda")
+        for memory in ("pageable", "pinned"):
+            pinned = memory == "pinned"
+            # Written, not only allocated: the operating system gives the pages of an unwritten tensor when they are first touched.
+            host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).fill_(1)
+            for direction, target, source in (("h2d", device, host), ("d2h", host, device)):
+                seconds = event_seconds(partial(target.copy_, source, non_blocking=pinned), repeats)
+                yield {"size": size, "memory": memory, "direction": direction, "seconds": seconds, "bytes_per_second": size / seconds}
+            del host, target, source  # before the next is allocated: only one of the two is ever held
+
+
+# The figure
+
+
+@in_style
+def plot_copy_speed(result: Result, recorded: Result | None = None, prediction: float | None = None, *, direction: str = "h2d") -> Figure:
+    """Copy speed by size, pageable and pinned, in one direction: "h2d" (host to device) or "d2h".
+
+    `prediction` says how many times faster pinned memory copies 16 MiB; it is drawn above the pageable speed measured there.
+    Raises ValueError for another direction.
+    """
+    if direction not in ("h2d", "d2h"):
+        raise ValueError(f'direction={direction!r}: choose "h2d", host to device, or "d2h", device to host')
+    canvas, axes = new_canvas(_finding(pinned_gain(result, direction)))
+    labels = []
+    for source, dashes in sources(result, recorded):
+        for memory, colour in (("pinned", BLUE), ("pageable", VERMILLION)):
+            sizes = source.column("size", memory=memory, direction=direction)
+            speeds = source.column("bytes_per_second", memory=memory, direction=direction)
+            label = memory if source is result else f"{memory}, recorded"
+            labels += add_line(axes, sizes, speeds, colour, dashes, label)
+    sentence = _predicted(axes, result, direction, prediction)
+    way = "host to device" if direction == "h2d" else "device to host"
+    binary_scale(axes, f"bytes copied, {way}", units.byte_text, most=7)
+    decimal_scale(axes, "copy speed", units.rate_text)
+    label_ends(axes, labels)
+    return finished(canvas, result, recorded, partial(_proof, direction=direction), sentence)
+
+
+def _finding(gain: dict[int, float]) -> str:
+    """The size from which pinned memory is ahead, and by how much at least."""
+    if not gain:
+        return "Not measured yet: pageable and pinned at one size"
+    sizes = sorted(gain)
+    last = gain[sizes[-1]]
+    if last < 1 / SAME:
+        return f"Pinned memory copies {1 / last:.1f} times slower at {units.byte_text(sizes[-1])}"
+    if last < SAME:
+        return f"Pinned memory makes no difference at {units.byte_text(sizes[-1])}"
+    start = sizes[-1]  # from here up the gain is at least four fifths of the largest copy's
+    for size in reversed(sizes):
+        if gain[size] < 0.8 * last:
+            break
+        start = size
+    least = min(gain[size] for size in sizes if size >= start)
+    if start == sizes[-1]:
+        return f"Pinned memory copies {last:.1f} times faster at {units.byte_text(start)}"
+    return f"Pinned memory copies at least {_floor(least)} times faster from {units.byte_text(start)} up"
+
+
+def _floor(factor: float) -> str:
+    """One digit after the point, never more than the factor itself."""
+    return f"{math.floor(factor * 10 + 1e-9) / 10:.1f}"
+
+
+def _proof(result: Result, direction: str) -> str:
+    if not (gain := pinned_gain(result, direction)):
+        return ""
+    largest = max(gain)
+    pinned, pageable = (
+        result.column("bytes_per_second", size=largest, memory=memory, direction=direction)[0] for memory in ("pinned", "pageable")
+    )
+    word = "from" if direction == "h2d" else "to"
+    speeds = f"{units.rate_text(pinned)} {word} pinned, {units.rate_text(pageable)} {word} pageable memory"
+    return f"{units.byte_text(largest)} copies at {speeds}."
+
+
+def _predicted(axes: Axes, result: Result, direction: str, prediction: float | None) -> str:
+    """Draw the predicted speed of pinned memory as a hollow marker, and say it."""
+    pageable = result.column("bytes_per_second", size=PREDICTED_SIZE, memory="pageable", direction=direction)
+    if prediction is None or not pageable:
+        return ""
+    speed = prediction * pageable[0]
+    axes.plot([PREDICTED_SIZE], [speed], marker="o", **hollow(BLUE))
+    words = f"predicted: {prediction:g} times"
+    behind = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    axes.annotate(words, (PREDICTED_SIZE, speed), (-11, 0), **BESIDE, ha="right", color=darker(BLUE), bbox=behind)
+    return f"Predicted at {units.byte_text(PREDICTED_SIZE)}: {prediction:g} times faster."
+
+
+# The widget
+
+
+GOOD = 1.15  # a prediction within this factor is called good
+
+
+class CopySpeedLab(Lab):
+    """Predict how many times faster 16 MiB are copied to the GPU from pinned than from pageable memory; then measure it.
+
+    `sizes` and `repeats` are those of `labkit.labs.copy_speed`; where 16 MiB are not among the sizes, the question is for the
+    largest. Raises ValueError without a size.
+    """
+
+    unit = "times"
+
+    def __init__(self, sizes: Sequence[int] = SIZES, repeats: int = 5) -> None:
+        if not sizes:
+            raise ValueError("sizes: give at least one, in bytes, such as 1 << 20")
+        self.sizes, self.repeats = sizes, repeats
+        self.asked = PREDICTED_SIZE if PREDICTED_SIZE in sizes else max(sizes)
+        size = units.byte_text(self.asked)
+        self.question = f"How many times faster is it to copy {size} to the GPU from pinned than from pageable memory?"
+        super().__init__()
+
+    def experiment(self) -> Run:
+        return copy_speed(self.sizes, self.repeats)
+
+    def point(self, row: dict[str, Any]) -> str:
+        way = "to the GPU" if row["direction"] == "h2d" else "to the host"
+        return f"{units.byte_text(row['size'])}, {row['memory']}, {way}: {units.time_text(row['seconds'])}"
+
+    def draw(self, result: Result, prediction: float | None) -> Figure:
+        return plot_copy_speed(result, result.recorded(), prediction)
+
+    def verdict(self, result: Result, prediction: float) -> str:
+        gain = pinned_gain(result).get(self.asked)
+        size = units.byte_text(self.asked)
+        if gain is None:
+            return stays_open(f"Copies of {size} were not measured", prediction)
+        was = f"From pinned memory {size} were copied {gain:.1f} times faster; you predicted {prediction:g}"
+        return compared_as_factor(was, prediction, gain, GOOD)

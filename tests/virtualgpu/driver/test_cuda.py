@@ -1,0 +1,253 @@
+"""What torch.cuda and torch.accelerator answer on a virtual machine, and how they refuse."""
+
+import contextlib
+import os
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+import labkit
+from virtualgpu import errors
+
+
+@pytest.fixture
+def used(machine):
+    return machine
+
+
+def fresh():
+    """A machine that nothing has initialised."""
+    return labkit.use(gpus=2, like="H200", virtual=True, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        lambda: torch.ones(1000, device="cuda"),
+        lambda: torch.ones(1000).cuda(),
+        lambda: torch.ones(1000).to("cuda"),
+        lambda: torch.tensor([0.0] * 1000, device="cuda"),
+        lambda: nn.Linear(1000, 1, bias=False).cuda(),
+    ],
+)
+@pytest.mark.parametrize("time", ["first machine", "second machine"])
+def test_what_touches_a_gpu_initialises_it(touch, time):
+    with fresh():
+        assert not torch.cuda.is_initialized()
+        assert torch.cuda.memory_allocated() == 0
+        kept = touch()
+        assert torch.cuda.is_initialized() and torch.cuda.memory_allocated() == 4096
+        del kept
+
+
+def test_a_saved_file_opens_without_the_machine(tmp_path):
+    with fresh():
+        torch.save(nn.Linear(2, 2).cuda(1).state_dict(), tmp_path / "layer.pt")
+    assert type(torch.load(tmp_path / "layer.pt", map_location="cpu")["weight"]) is torch.Tensor
+
+
+# Devices
+
+
+def test_devices(used):
+    cuda = torch.cuda
+    assert cuda.is_available() and cuda.device_count() == 4 and cuda.current_device() == 0
+    assert [cuda.get_device_name(k) for k in (None, 0, "cuda:3", torch.device("cuda", 1))] == ["NVIDIA H200"] * 4
+    assert cuda.get_device_capability() == (9, 0)
+    properties = cuda.get_device_properties("cuda:1")
+    assert (properties.name, properties.major, properties.minor, properties.multi_processor_count) == ("NVIDIA H200", 9, 0, 132)
+    assert properties.total_memory == cuda.mem_get_info(1)[1] == 150_109_880_320
+    assert isinstance(properties.uuid, uuid.UUID) and properties.uuid != cuda.get_device_properties(0).uuid
+    assert repr(properties).startswith("_CudaDeviceProperties(name='NVIDIA H200', major=9, minor=0, total_memory=143155MB, ")
+    assert cuda.is_bf16_supported() and cuda.can_device_access_peer(0, 1)
+    assert torch.version.cuda and torch.backends.cuda.is_built() and torch.backends.cudnn.is_available()
+    assert not cuda.is_current_stream_capturing()
+
+
+def test_the_current_device_in_its_three_ways(used):
+    with torch.cuda.device(2):
+        assert torch.cuda.current_device() == 2
+        with torch.cuda.device("cuda:1"), torch.cuda.device(-1), torch.cuda.device(None):
+            assert torch.cuda.current_device() == 1
+        with torch.cuda.device_of(torch.ones(1, device="cuda:3")):
+            assert torch.cuda.current_device() == 3
+    assert torch.cuda.current_device() == 0
+    torch.cuda.set_device("cuda:3")
+    assert torch.cuda.current_device() == 3
+    torch.cuda.set_device(-1)
+    assert torch.cuda.current_device() == 3
+
+
+@pytest.mark.parametrize(
+    ("mistake", "error", "text"),
+    [
+        (lambda: torch.cuda.set_device(9), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (lambda: torch.cuda.set_device("cpu"), ValueError, "Expected a cuda device, but got: cpu"),
+        (lambda: torch.cuda.synchronize(9), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (lambda: torch.cuda.device(9).__enter__(), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (lambda: torch.cuda.mem_get_info(9), errors.AcceleratorError, "CUDA error: invalid device ordinal"),
+        (lambda: torch.cuda.get_device_properties(9), AssertionError, "Invalid device id"),
+        (lambda: torch.cuda.can_device_access_peer(0, 9), AssertionError, "Invalid peer device id"),
+        (lambda: torch.cuda.memory_allocated(9), RuntimeError, "Invalid device argument 9: did you call init?"),
+        (lambda: torch.cuda.memory_stats(9), RuntimeError, "Invalid device argument 9: did you call init?"),
+        (lambda: torch.cuda.reset_peak_memory_stats(9), RuntimeError, "Invalid device argument 9: did you call init?"),
+        (lambda: torch.cuda.current_stream(9), RuntimeError, "9"),
+        (lambda: torch.cuda.set_per_process_memory_fraction(1.5), ValueError, "Invalid fraction value: 1.5. Allowed range: 0~1"),
+        (lambda: torch.cuda.memory_allocated("cpu"), ValueError, "Expected a cuda device, but got: cpu"),
+        (lambda: torch.cuda.CUDAGraph(), NotImplementedError, "not served by the virtual GPU"),
+        (lambda: torch.cuda.MemPool(), NotImplementedError, "not served by the virtual GPU"),
+    ],
+)
+def test_mistakes(used, mistake, error, text):
+    with pytest.raises(error, match=text):
+        mistake()
+
+
+# Memory
+
+
+def test_memory_figures(used):
+    x = torch.ones(1000, device="cuda:1")
+    assert (torch.cuda.memory_allocated(1), torch.cuda.memory_reserved(1), torch.cuda.memory_allocated(0)) == (4096, 2 << 20, 0)
+    y = x + 1
+    del y
+    assert (torch.cuda.memory_allocated("cuda:1"), torch.cuda.max_memory_allocated(1)) == (4096, 8192)
+    torch.cuda.reset_peak_memory_stats(1)
+    assert torch.cuda.max_memory_allocated(1) == 4096
+    statistics = torch.cuda.memory_stats(1)
+    assert (statistics["allocated_bytes.all.current"], statistics["num_ooms"]) == (4096, 0)
+    assert "4096 B" in torch.cuda.memory_summary(1)
+    free, total = torch.cuda.mem_get_info(1)
+    assert torch.cuda.mem_get_info(0)[0] - free == 2 << 20 and free < total
+    del x
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(1) == 0 and torch.cuda.mem_get_info(1)[0] == free + (2 << 20)
+
+
+def test_running_out_of_memory_names_the_figures_and_leaves_them(used):
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"^CUDA out of memory. Tried to allocate 200.00 GiB. GPU 1 has a total capacity of 139.80 GiB"
+    ):
+        torch.empty(200 << 30, dtype=torch.uint8, device="cuda:1")
+    assert torch.cuda.memory_allocated(1) == 0 and torch.cuda.memory_stats(1)["num_ooms"] == 1
+    torch.cuda.set_per_process_memory_fraction(0.001, 2)
+    try:
+        with pytest.raises(torch.cuda.OutOfMemoryError, match="143.16 MiB allowed; Of the allocated memory"):
+            torch.empty(1 << 30, dtype=torch.uint8, device="cuda:2")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 2)
+
+
+def test_the_allocators_settings_change_while_it_runs(used):
+    settings = torch._C._accelerator_setAllocatorSettings
+    settings("max_split_size_mb:32")
+    large = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    del large
+    kept = torch.empty(12 << 20, dtype=torch.uint8, device="cuda")  # may not be cut from the 64 MiB now
+    assert torch.cuda.memory_reserved() == 76 << 20
+    settings("expandable_segments:True")
+    settings("max_split_size_mb:20")  # says nothing of the segments, so they expand as before
+    more = torch.empty(64 << 20, dtype=torch.uint8, device="cuda:1")
+    assert torch.cuda.memory_snapshot()[-1]["is_expandable"]
+    with pytest.raises(ValueError, match="max_split_size_mb must be at least 20"):
+        settings("max_split_size_mb:1")
+    settings("expandable_segments:False")
+    del kept, more
+
+
+def test_threads_on_four_devices(used):
+    def work(index: int) -> None:
+        torch.cuda.set_device(index)
+        for _ in range(60):
+            x = torch.randn(40, device="cuda")
+            y = (x * 2 + x.sum()).to(f"cuda:{(index + 1) % 4}")
+            assert x.get_device() == index and torch.equal(y.cpu(), (x * 2 + x.sum()).cpu())
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert torch.cuda.current_device() == 0
+
+
+def test_the_accelerator_is_cuda(used):
+    accelerator = torch.accelerator
+    assert accelerator.is_available() and accelerator.device_count() == 4
+    assert accelerator.current_accelerator() == torch.device("cuda")
+    accelerator.set_device_index(2)
+    assert accelerator.current_device_index() == torch.cuda.current_device() == 2
+    torch.cuda._sleep(10_000_000)
+    assert not accelerator.current_stream().query()
+    accelerator.synchronize()
+    assert accelerator.current_stream().query()
+
+
+@pytest.mark.skipif(not hasattr(torch.accelerator, "device_index"), reason="torch.accelerator.device_index came with torch 2.8")
+def test_the_accelerator_s_current_device_for_a_block(used):
+    with torch.accelerator.device_index(1):
+        assert torch.cuda.current_device() == 1
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.skipif(not hasattr(torch.accelerator, "memory_allocated"), reason="torch.accelerator's memory figures came with torch 2.9")
+def test_the_accelerator_s_memory(used):
+    accelerator = torch.accelerator
+    x = torch.ones(1000, device="cuda")
+    assert accelerator.memory_allocated() == accelerator.max_memory_allocated() == 4096
+    assert accelerator.memory_reserved() == 2 << 20
+    del x
+    accelerator.empty_cache()
+    assert accelerator.memory_reserved() == 0
+
+
+# Processes
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("touch", [lambda: torch.ones(1, device="cuda"), lambda: torch.ones(1).cuda(), lambda: torch.cuda.set_device(1)])
+def test_no_cuda_after_a_fork(used, touch):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            touch()
+            os.write(writing, b"nothing was raised")
+        except RuntimeError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        assert answer.read().startswith("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing")
+
+
+def test_ranges_for_a_timeline(used):
+    with torch.cuda.nvtx.range("step"):
+        assert (torch.cuda.nvtx.range_push("forward"), torch.cuda.nvtx.range_pop()) == (1, 1)
+    torch.cuda.nvtx.mark("done")
+    torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("copy"))
+
+
+def test_fake_cuda_tensors_are_refused(used):
+    """With them autograd would end the process, in a build without CUDA."""
+    with torch._subclasses.FakeTensorMode() as fake:
+        assert torch.ones(2).device.type == "cpu"
+        with pytest.raises(NotImplementedError, match="a FakeTensor on a CUDA device.* is not served by the virtual GPU"):
+            torch.ones(2, device="cuda")
+    with pytest.raises(NotImplementedError, match="a FakeTensor on a CUDA device.* is not served by the virtual GPU"):
+        fake.from_tensor(torch.ones(2, device="cuda"))
+
+
+@pytest.mark.parametrize("activities", [["CPU", "CUDA"], ["CUDA"], None])
+def test_the_profiler_sees_the_cpus_work(activities, used, capfd):
+    chosen = None if activities is None else [getattr(torch.profiler.ProfilerActivity, name) for name in activities]
+    expected = pytest.warns(UserWarning, match="torch.profiler sees the CPU's work alone") if activities else contextlib.nullcontext()
+    with expected:
+        profile = torch.profiler.profile(activities=chosen)
+        with profile:
+            torch.ones(2, device="cuda").exp()
+    assert "aten::exp" in profile.key_averages().table()
+    assert "Failed to record" not in capfd.readouterr().err

@@ -1,0 +1,320 @@
+"""The clock of one machine: a host that queues work, and devices that work through their queues.
+
+Nothing here waits or reads a real clock. When a piece of work will end is known as soon as it is queued, so the same program has the
+same times everywhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from threading import Lock
+
+from virtualgpu.clock.occupancy import Occupancy
+
+# A vector clock: by stream, the number of its pieces of work that are done before something else.
+Known = dict["StreamTime", int]
+
+
+class StreamTime:
+    """The queue of one stream, as far as time is concerned: work queued now starts at `ready` or later.
+
+    Streams order nothing among each other without an event. That is CUDA's rule for the streams that PyTorch makes: they are
+    created non-blocking, so even the legacy default stream (stream 0) neither waits for them nor makes them wait.
+    """
+
+    __slots__ = ("count", "device_index", "known", "learned", "ready", "stream_id")
+
+    def __init__(self, device_index: int, stream_id: int = 0) -> None:
+        self.device_index = device_index
+        self.stream_id = stream_id
+        self.ready = 0.0
+        self.count = 0  # pieces of work queued so far
+        self.known: Known = {}  # of other streams: how many of their pieces are done before what is queued here next
+        self.learned = 0  # the version of the host's `known` that is included in this stream's
+
+    def __repr__(self) -> str:
+        return f"StreamTime(device_index={self.device_index}, stream_id={self.stream_id}, ready={self.ready!r})"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class EventTime:
+    """The moment (seconds of the machine's clock) when all that was queued on a stream before the event is done.
+
+    `known` says of each stream how many pieces of its work are done then.
+    """
+
+    stream: StreamTime
+    time: float
+    known: Known
+
+    def __repr__(self) -> str:
+        return f"EventTime(stream={self.stream!r}, time={self.time!r})"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Span:
+    """A piece of work on a device: `kind` is "kernel" or the copy engine's name; `start` and `duration` are in seconds.
+
+    The host went on at `launched`; `overhead` is what it had worked to launch it.
+    """
+
+    device: int
+    stream: int
+    kind: str
+    name: str
+    start: float
+    duration: float
+    launched: float = 0.0
+    overhead: float = 0.0
+
+    @property
+    def end(self) -> float:
+        return self.start + self.duration
+
+    def __repr__(self) -> str:
+        return f"Span({self.kind} {self.name!r} on cuda:{self.device} stream {self.stream}, {self.start!r} s + {self.duration!r} s)"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Wait:
+    """The host or a stream waits for work of `device`, on `stream`, or on all its streams where that is None, that is done at `time`.
+
+    `waiter` is the stream that waits, None for the host, which waits by what is called `name`. The host asked at `asked`; the waiter
+    may go on at `until`.
+    """
+
+    device: int
+    stream: int | None
+    time: float
+    waiter: StreamTime | None
+    name: str
+    asked: float
+    until: float
+
+    def __repr__(self) -> str:
+        return f"Wait({self.waiter or 'the host'} for cuda:{self.device} stream {self.stream}, {self.asked!r} s to {self.until!r} s)"
+
+
+Listener = Callable[[Span | Wait], None]
+
+
+class Clock:
+    """Host time and device time of one machine. Every method may be called from any thread.
+
+    Copies of one engine run one after the other, and so do kernels of one stream. Kernels of several streams run at once while the GPU
+    has multiprocessors free: see `virtualgpu.clock.occupancy`.
+
+    `host` is the host's time in seconds since the machine was put in place. Durations and overheads are in seconds, finite and
+    not negative; anything else raises ValueError and changes nothing.
+
+    Besides times it keeps vector clocks, which say what is ordered before what whatever the times: `known` is what the host has waited
+    for; all that it launches from then on comes after that.
+    """
+
+    __slots__ = ("_devices", "_engines", "_learner", "_listeners", "_lock", "_occupancies", "_streams", "_version", "host", "known")
+
+    def __init__(self) -> None:
+        self.host = 0.0
+        self._devices: dict[int, float] = {}  # when the last work queued on a device ends
+        self._engines: dict[tuple[int, str], float] = {}  # when a copy engine is free again
+        self._occupancies: dict[int, Occupancy] = {}
+        self._streams: dict[int, list[StreamTime]] = {}  # those of a device that have had work
+        self.known: Known = {}
+        self._version = 0
+        self._learner: Callable[[], None] | None = None
+        self._listeners: tuple[Listener, ...] = ()
+        self._lock = Lock()
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` with every span and every wait from now on, outside the clock's lock, after those that listen already."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        """Call `listener` no more. Raises ValueError if it does not listen."""
+        with self._lock:
+            if listener not in self._listeners:
+                raise ValueError(f"{listener} does not listen to this clock")
+            self._listeners = tuple(other for other in self._listeners if other != listener)
+
+    def call_when_learned(self, learner: Callable[[], None] | None) -> None:
+        """Call `learner` whenever the host gets to know that more work is done, outside the clock's lock; None ends it."""
+        self._learner = learner
+
+    def before(self, stream: StreamTime) -> Known:
+        """What is done before the work that is queued on the stream next: of each stream, so many pieces of work."""
+        with self._lock:
+            self._note_known(stream)
+        return {**stream.known, stream: stream.count}
+
+    def advance_host(self, seconds: float) -> None:
+        """Let the host work for `seconds` by itself."""
+        _check(seconds)
+        with self._lock:
+            self.host += seconds
+
+    def launch(self, stream: StreamTime, seconds: float, overhead: float, name: str = "kernel", share: float = 1.0) -> Span:
+        """Queue a kernel on a stream; the host goes on after `overhead`.
+
+        It fills a `share` of the GPU, above 0 and at most 1, and takes `seconds` if that much is free. Raises ValueError for another
+        share.
+        """
+        # Written out, not through _queue: every operator comes here, and a call more costs a tenth of the whole.
+        if not (0.0 <= seconds < inf and 0.0 <= overhead < inf):
+            _check(seconds, overhead)
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"a kernel fills a share of the GPU above 0 and at most 1, not {share!r}")
+        device = stream.device_index
+        with self._lock:
+            self.host = launched = start = self.host + overhead
+            if stream.learned != self._version or not stream.count:
+                self._note_known(stream)
+            stream.count += 1
+            if stream.ready > start:
+                start = stream.ready
+            occupancy = self._occupancies.get(device)
+            if occupancy is None:
+                occupancy = self._occupancies[device] = Occupancy()
+            start, end = occupancy.take(launched, start, seconds, share)
+            stream.ready = end
+            if end > self._devices.get(device, 0.0):
+                self._devices[device] = end
+        span = Span(device, stream.stream_id, "kernel", name, start, seconds if end == start + seconds else end - start, launched, overhead)
+        for listener in self._listeners:
+            listener(span)
+        return span
+
+    def copy(self, stream: StreamTime, engine: str, seconds: float, overhead: float, blocking: bool, name: str = "copy") -> Span:
+        """Queue a copy on a stream and on a copy engine ("h2d", "d2h" or "p2p") of the stream's device.
+
+        It starts when the stream and the engine are both free. A blocking copy keeps the host until its end.
+        """
+        _check(seconds, overhead)
+        device = stream.device_index
+        with self._lock:
+            self._note_known(stream)
+            stream.count += 1
+            self.host = launched = self.host + overhead
+            start = max(self.host, stream.ready, self._engines.get((device, engine), 0.0))
+            stream.ready = self._engines[device, engine] = end = start + seconds
+            self._devices[device] = max(end, self._devices.get(device, 0.0))
+            if blocking:
+                self.host = end
+        if blocking:
+            self._learn({**stream.known, stream: stream.count})
+        span = Span(device, stream.stream_id, engine, name, start, seconds, launched, overhead)
+        if self._listeners:
+            self._notify(span)
+            if blocking:
+                self._notify(Wait(device, stream.stream_id, end, None, name, launched, end))
+        return span
+
+    def record(self, stream: StreamTime, overhead: float = 0.0) -> EventTime:
+        """An event at the end of what is queued on the stream now; on an idle stream, now."""
+        _check(overhead)
+        with self._lock:
+            self._note_known(stream)
+            event = EventTime(stream, max(self.host, stream.ready), {**stream.known, stream: stream.count})
+            self.host += overhead
+        return event
+
+    def wait(self, stream: StreamTime, event: EventTime) -> None:
+        """Work queued on the stream from now on starts after the event. The host does not wait."""
+        with self._lock:
+            self._note_known(stream)
+            _add(stream.known, event.known)
+            stream.ready = max(stream.ready, event.time)
+            device = stream.device_index
+            self._devices[device] = max(stream.ready, self._devices.get(device, 0.0))
+            asked, until = self.host, max(self.host, stream.ready)
+        if self._listeners:
+            source = event.stream
+            self._notify(Wait(source.device_index, source.stream_id, event.time, stream, "wait", asked, until))
+
+    def query(self, event: EventTime, overhead: float = 1e-6) -> bool:
+        """Whether the event has happened. Asking takes host time, or a loop that asks until it has would never end."""
+        _check(overhead)
+        with self._lock:
+            self.host += overhead
+            done = event.time <= self.host
+        if done:
+            self._learn(event.known)
+        return done
+
+    def synchronize_stream(self, stream: StreamTime, overhead: float) -> None:
+        """The host waits until all that is queued on the stream is done."""
+        self._hold_host(stream.ready, overhead, "synchronize stream", stream.device_index, stream.stream_id)
+        self._learn({**stream.known, stream: stream.count})
+
+    def synchronize_device(self, device_index: int, overhead: float) -> None:
+        """The host waits until all that is queued on any stream of the device is done."""
+        self._hold_host(self._devices.get(device_index, 0.0), overhead, "synchronize device", device_index)
+        self._learn({stream: stream.count for stream in self._streams.get(device_index, ())})
+
+    def synchronize_event(self, event: EventTime, overhead: float) -> None:
+        """The host waits for the event."""
+        self._hold_host(event.time, overhead, "synchronize event", event.stream.device_index, event.stream.stream_id)
+        self._learn(event.known)
+
+    def _note_known(self, stream: StreamTime) -> None:
+        """Note on a stream what the host knows to be done: it is done before all that the host queues from now on."""
+        if not stream.count:
+            mine = self._streams.setdefault(stream.device_index, [])
+            if stream not in mine:
+                mine.append(stream)
+        if stream.learned != self._version:
+            stream.learned = self._version
+            _add(stream.known, self.known)
+
+    def _learn(self, known: Known) -> None:
+        with self._lock:
+            more = _add(self.known, known)
+            self._version += more
+        if more and self._learner is not None:
+            self._learner()
+
+    def _hold_host(self, done: float, overhead: float, name: str, device: int, stream: int | None = None) -> None:
+        """The host waits, by what is called `name`, for work that is done at `done`."""
+        _check(overhead)
+        with self._lock:
+            asked = self.host
+            self.host = until = max(asked, done) + overhead
+        if self._listeners:
+            self._notify(Wait(device, stream, done, None, name, asked, until))
+
+    def _notify(self, what: Span | Wait) -> None:
+        for listener in self._listeners:
+            listener(what)
+
+
+def _add(known: Known, more: Known) -> bool:
+    """Join the vector clock `more` into `known`; returns whether anything changed."""
+    grown = False
+    for stream, count in more.items():
+        if count > known.get(stream, 0):
+            known[stream] = count
+            grown = True
+    return grown
+
+
+def _check(*durations: float) -> None:
+    for seconds in durations:
+        if not 0.0 <= seconds < inf:
+            raise ValueError(f"a duration is a finite number of seconds, 0 or more, not {seconds!r}")
+
+
+class StreamEvents:
+    """Tells the allocator of a device when the work on the device's streams, given by their numbers, is done."""
+
+    def __init__(self, clock: Clock, streams: dict[int, StreamTime]) -> None:
+        self._clock = clock
+        self._streams = streams
+
+    def record(self, stream: int) -> EventTime:
+        return self._clock.record(self._streams[stream])
+
+    def done(self, event: EventTime) -> bool:
+        return self._clock.query(event, 0.0)
+
+    def wait(self, event: EventTime) -> None:
+        self._clock.synchronize_event(event, 0.0)

@@ -1,0 +1,309 @@
+"""Answers where torch.cuda and torch.accelerator ask the CUDA driver.
+
+torch.cuda is Python over some names in `torch._C`. Given these, its own code runs as it is: lazy initialisation, device contexts,
+memory_stats and its summary, snapshots, streams. A name that torch uses and that is not served here is refused by name.
+"""
+
+import importlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.backends.cudnn
+import torch.cuda.nvtx
+
+from virtualgpu import comm, errors, hardware
+from virtualgpu.allocator import Settings
+from virtualgpu.clock import costs
+from virtualgpu.driver import memory_history
+from virtualgpu.driver.properties import CUDA_VERSION, CUDNN_VERSION, properties
+from virtualgpu.hardware import Machine
+from virtualgpu.refusals import refuse
+from virtualgpu.streams.cuda_streams import CUDA, Stream
+from virtualgpu.tensor import VirtualTensor
+
+ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # what PyTorch's build for CUDA 13.0 holds kernels for
+# Names of the driver in `torch._C`, and as they stand in the source of torch's own Python.
+NAME = re.compile(r"_(cuda|accelerator|nccl)_\w+")
+USES = re.compile(rf"\b_C\.({NAME.pattern})")
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """What torch.cuda asks of C++, and what it remembers of the answers; by owner, the names that change."""
+    answered = answers(machine)
+    yield torch._C, answered | {"_has_cuda": True}
+    yield (
+        torch.cuda,
+        {
+            "_initialized": False,
+            "_queued_calls": list(torch.cuda._queued_calls),
+            "_cached_device_count": None,
+            "_device_count_nvml": lambda: -1,
+            "_cudart": runtime(machine),
+            "_exchange_device": answered["_cuda_exchangeDevice"],
+            "_maybe_exchange_device": answered["_cuda_maybeExchangeDevice"],
+            "_is_in_bad_fork": answered["_cuda_isInBadFork"],
+            "_get_nvml_device_index": machine.nvml_index,
+            "_get_device_properties": lambda index: properties(machine.profile, machine.total_memory, index),
+            "is_current_stream_capturing": lambda: False,
+        },
+    )
+    yield torch.cuda.graphs, {"is_current_stream_capturing": lambda: False}
+    yield torch.cuda.memory, {"_get_nvml_device_index": machine.nvml_index}
+    yield torch.cuda.nvtx, {"_nvtx": nvtx()}
+    yield torch.version, {"cuda": CUDA_VERSION}
+    cudnn = {
+        "is_available": lambda: True,
+        "version": lambda: CUDNN_VERSION,
+        "is_acceptable": lambda tensor: tensor.is_cuda and tensor.dtype.is_floating_point,
+    }
+    yield torch.backends.cudnn, cudnn
+    for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
+        module = importlib.import_module(name)  # torch.optim hides its submodule
+        if types := getattr(module, "_foreach_supported_types", None):
+            yield module, {"_foreach_supported_types": [*types, VirtualTensor]}
+
+
+@cache
+def names_in_torch() -> frozenset[str]:
+    """The driver's names that the installed torch has, if it is a build for CUDA, and those that its Python for GPUs uses."""
+    folder = Path(torch.__file__).parent
+    sources = [file for part in ("accelerator", "backends", "cuda") for file in (folder / part).rglob("*.py")]
+    sources.append(folder / "_dynamo/trace_rules.py")  # lists C functions that any other part calls
+    used = {found[0] for file in sources for found in USES.findall(file.read_text("utf-8"))}
+    return frozenset(used.union(filter(NAME.fullmatch, dir(torch._C))))
+
+
+def answers(machine: Machine) -> dict[str, Any]:
+    """The driver's names in `torch._C` while the machine is in place: each is served or refused."""
+    served = device_answers(machine) | stream_answers(machine) | memory_answers(machine) | memory_history.answers(machine) | comm.ANSWERS
+    return {name: refuse(f"torch._C.{name}", getattr(torch._C, name, None)) for name in names_in_torch() - served.keys()} | served
+
+
+def one_gpu(machine: Machine, index: int) -> hardware.Gpu:
+    """The GPU of this number. Raises RuntimeError as the allocator does for a number that is not there."""
+    if not 0 <= index < len(machine.gpus):
+        raise RuntimeError(f"Invalid device argument {index}: did you call init?")
+    return machine.gpus[index]
+
+
+def group_tensors(lists: list[list[torch.Tensor | None]], with_indices: bool = False) -> dict[Any, Any]:
+    """Lists of tensors, one entry a parameter, cut up by the device and dtype of the first list's: foreach optimizers ask for it."""
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]] = {}
+    if any(x and len(x) != len(lists[0]) for x in lists):
+        raise RuntimeError("the lists of tensors differ in length")
+    filled = [x or [None] * len(lists[0]) for x in lists]  # an empty list among the others means None for each
+    for position, entry in enumerate(zip(*filled, strict=True)):
+        members, indices = groups.setdefault((entry[0].device, entry[0].dtype), ([[] for _ in lists], []))
+        for member, tensor, whole in zip(members, entry, lists, strict=True):
+            if whole:
+                member.append(tensor)
+        if with_indices:
+            indices.append(position)
+    return groups
+
+
+def device_answers(machine: Machine) -> dict[str, Any]:
+    selected = machine.selected
+    benchmark = {"limit": 10}
+
+    def checked(index: int) -> int:
+        machine.require_alive()
+        if not 0 <= index < len(machine.gpus):
+            raise errors.invalid_ordinal()
+        return index
+
+    def set_device(index: int) -> None:
+        selected.device = checked(index)
+        if machine.initialised:
+            machine.current.open_context()
+
+    def exchange(index: int) -> int:
+        before = selected.device
+        if index >= 0:
+            set_device(index)
+            return before
+        return -1
+
+    def maybe_exchange(index: int) -> int:
+        return exchange(index)  # a function of its own: torch.compile's tables are keyed by function
+
+    def synchronize(index: int | None = None) -> None:
+        machine.require_alive()
+        machine.take_turn()
+        machine.gpus[selected.device if index is None else checked(index)].synchronize()
+
+    def sleep(cycles: int) -> None:
+        machine.take_turn()
+        gpu = machine.current
+        seconds = cycles / (gpu.profile.sm_clock_khz * 1e3)
+        gpu.machine.clock.launch(gpu.stream, seconds, gpu.profile.launch_seconds, "sleep", costs.share(gpu.profile, bytes_moved=0))
+
+    def capability(index: int) -> dict[str, Any]:
+        return {"supported_dtypes": set(), "major": machine.profile.major, "minor": machine.profile.minor}
+
+    return {
+        "_cuda_init": machine.initialise,
+        "_cuda_getDeviceCount": machine.visible,
+        "_cuda_getDevice": lambda: selected.device,
+        "_cuda_setDevice": set_device,
+        "_cuda_exchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": maybe_exchange,
+        "_cuda_synchronize": synchronize,
+        "_cuda_sleep": sleep,
+        "_cuda_isInBadFork": lambda: machine.forked,
+        "_cuda_canDeviceAccessPeer": lambda a, b: a != b and machine.profile.peer_access,
+        "_cuda_getArchFlags": lambda: ARCHITECTURES,
+        "_cuda_get_sync_debug_mode": lambda: machine.sync_debug.mode,
+        "_cuda_set_sync_debug_mode": machine.sync_debug.set,
+        "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.replace(".", "0")) * 10,
+        "_cuda_hasPrimaryContext": lambda index: machine.initialised and checked(index) == index,
+        "_cuda_get_cudnn_benchmark_limit": lambda: benchmark["limit"],
+        "_cuda_set_cudnn_benchmark_limit": lambda limit: benchmark.update(limit=limit),
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_lock_mutex": lambda: None,  # until torch 2.8: around the freeing of memory
+        "_cuda_unlock_mutex": lambda: None,
+        "_cuda_ipc_collect": machine.pending_frees.collect,
+        "_group_tensors_by_device_and_dtype": group_tensors,
+        "_get_accelerator": lambda: torch.device("cuda"),
+        "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+        "_accelerator_deviceCount": machine.visible,
+        "_accelerator_getDeviceIndex": lambda: selected.device,
+        "_accelerator_setDeviceIndex": set_device,
+        "_accelerator_exchangeDevice": exchange,
+        "_accelerator_maybeExchangeDevice": maybe_exchange,
+        "_accelerator_synchronizeDevice": synchronize,
+        "_accelerator_getDeviceCapability": capability,
+        "_accelerator_getDefaultGenerator": lambda index: machine.gpus[checked(index)].generator,
+    }
+
+
+def stream_answers(machine: Machine) -> dict[str, Any]:
+    def current(index: int) -> tuple[int, int, int]:
+        return one_gpu(machine, index).stream.stream_id, index, CUDA
+
+    def set_stream(stream_id: int, device_index: int, device_type: int = CUDA) -> None:
+        gpu = machine.gpus[device_index]
+        machine.selected.device = device_index
+        machine.selected.streams[device_index] = gpu.streams[stream_id]
+
+    def accelerator_stream(index: int) -> Stream:
+        stream_id, device_index, _ = current(index)
+        return Stream(stream_id=stream_id, device_index=device_index)
+
+    return {
+        "_cuda_getCurrentStream": current,
+        "_cuda_getDefaultStream": lambda index: (0, index, CUDA),
+        "_cuda_getCurrentRawStream": lambda index: current(index)[0],
+        "_cuda_setStream": set_stream,
+        "_accelerator_getStream": accelerator_stream,
+        "_accelerator_setStream": lambda stream: set_stream(stream.stream_id, stream.device_index),
+    }
+
+
+def memory_answers(machine: Machine) -> dict[str, Any]:
+    gpus = machine.gpus
+    raw: dict[int, tuple[Any, Any]] = {}  # address -> GPU and block of caching_allocator_alloc
+
+    def empty_cache() -> None:
+        machine.take_turn()
+        machine.clock.advance_host(machine.profile.empty_cache_seconds)
+        for gpu in gpus:
+            gpu.notice(waits=True)
+            gpu.allocator.empty_cache()
+
+    def of_one(method: str) -> Callable[[int], Any]:
+        return lambda index: getattr(one_gpu(machine, index).allocator, method)()
+
+    def set_fraction(fraction: float, index: int) -> None:
+        one_gpu(machine, index).allocator.set_memory_fraction(fraction)
+
+    def configure(text: str) -> None:
+        """Takes settings in the syntax of PYTORCH_CUDA_ALLOC_CONF; whether segments expand stays as it is where the text does not say."""
+        settings = Settings.parse(text)
+        if "expandable_segments" not in text:
+            settings = replace(settings, expandable_segments=gpus[0].allocator.settings.expandable_segments)
+        for gpu in gpus:
+            gpu.allocator.configure(settings)
+
+    def raw_allocate(size: int, stream: int) -> int:
+        machine.take_turn()
+        gpu = machine.current
+        block = gpu.allocate(size)
+        assert block is not None
+        raw[block.address] = gpu, block
+        return block.address
+
+    def raw_free(address: int) -> None:
+        gpu, block = raw.pop(address)
+        gpu.allocator.free(block)
+
+    return {
+        "_cuda_memoryStats": of_one("stats"),
+        "_cuda_resetPeakMemoryStats": of_one("reset_peak_stats"),
+        "_cuda_resetAccumulatedMemoryStats": of_one("reset_accumulated_stats"),
+        "_cuda_setMemoryFraction": set_fraction,
+        "_cuda_getMemoryFraction": lambda index: one_gpu(machine, index).allocator.memory_fraction,
+        "_cuda_emptyCache": empty_cache,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_cudaCachingAllocator_raw_alloc": raw_allocate,
+        "_cuda_cudaCachingAllocator_raw_delete": raw_free,
+        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": configure,  # until torch 2.8; then the accelerator's
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_emptyCache": empty_cache,
+        "_accelerator_setAllocatorSettings": configure,
+        "_accelerator_getDeviceStats": of_one("stats"),
+        "_accelerator_resetPeakStats": of_one("reset_peak_stats"),
+        "_accelerator_resetAccumulatedStats": of_one("reset_accumulated_stats"),
+        "_accelerator_getMemoryInfo": lambda index: free_and_total(one_gpu(machine, index)),
+    }
+
+
+def free_and_total(gpu: hardware.Gpu) -> tuple[int, int]:
+    """Bytes that no process holds on this GPU, and all of its bytes."""
+    gpu.open_context()
+    return gpu.allocator.free_bytes(), gpu.machine.total_memory
+
+
+def nvtx() -> SimpleNamespace:
+    """`torch._C._nvtx`: names for a timeline, which a real GPU's profiler would show. Ranges count their depth, and that is all."""
+    open_ranges = threading.local()
+
+    def push(name: str) -> int:
+        open_ranges.depth = getattr(open_ranges, "depth", 0) + 1
+        return open_ranges.depth - 1
+
+    def pop() -> int:
+        open_ranges.depth = getattr(open_ranges, "depth", 0) - 1
+        return open_ranges.depth
+
+    def nothing(*arguments: Any) -> int:
+        return 0
+
+    others = ("rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
+    return SimpleNamespace(rangePushA=push, rangePop=pop, **dict.fromkeys(others, nothing))
+
+
+def runtime(machine: Machine) -> SimpleNamespace:
+    """`torch.cuda.cudart()`: the few functions of the CUDA runtime that torch's own Python calls."""
+    success = 0
+
+    def memory_info(device: Any) -> tuple[int, int]:
+        gpu = machine.gpu(device)
+        assert gpu is not None
+        return free_and_total(gpu)
+
+    return SimpleNamespace(
+        cudaError=SimpleNamespace(success=success),
+        cudaGetErrorString=lambda error: f"CUDA error {error}",
+        cudaMemGetInfo=memory_info,
+        cudaProfilerStart=lambda: success,
+        cudaProfilerStop=lambda: success,
+    )

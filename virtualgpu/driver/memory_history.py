@@ -1,0 +1,79 @@
+"""Memory snapshots and histories of a virtual machine, as `torch.cuda.memory` asks for them."""
+
+import os
+import sys
+from types import FrameType
+from typing import Any
+
+from virtualgpu.allocator.settings import UNLIMITED
+from virtualgpu.front_end import HERE
+from virtualgpu.hardware import Machine
+
+_OURS_IN_TORCH = os.path.join("torch", "_ops.py")  # called by our operators, not by the user's
+
+
+def python_frames() -> list[dict[str, Any]]:
+    """The caller's Python stack, innermost first, without the virtual GPU's own functions."""
+    frames = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith(HERE) and not filename.endswith(_OURS_IN_TORCH):
+            frames.append({"name": frame.f_code.co_name, "filename": filename, "line": frame.f_lineno})
+        frame = frame.f_back
+    return frames
+
+
+def answers(machine: Machine) -> dict[str, Any]:
+    metadata = {"text": ""}
+
+    def record(enabled: str | None, context: str | None, stacks: str, max_entries: int, clear_history: bool = False, *rest: Any) -> None:
+        """Stacks are of Python only: there is no C++ below a virtual GPU that anyone would look for."""
+        for gpu in machine.gpus:
+            gpu.allocator.record_history(
+                enabled,
+                max_entries,
+                python_frames,
+                context=context,
+                clock=lambda: round(machine.clock.host * 1e6),
+                clear=clear_history,
+            )
+
+    def record_legacy(
+        enabled: bool, record_context: bool = True, max_entries: int = 1, alloc_context: bool = False, cpp: bool = False, *rest: Any
+    ) -> None:
+        context = None if not record_context else "alloc" if alloc_context else "state"
+        record("all" if enabled else None, context, "python", max_entries, *rest)
+
+    def snapshot(pool: tuple[int, int, bool] | None = None) -> dict[str, Any]:
+        settings = machine.gpus[0].allocator.settings
+        divisions = settings.divisions
+        return {
+            "segments": [segment for gpu in machine.gpus for segment in gpu.allocator.segments()],
+            "device_traces": [gpu.allocator.history() for gpu in machine.gpus],
+            "allocator_settings": {
+                "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+                "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
+                "garbage_collection_threshold": 0.0,
+                "expandable_segments": settings.expandable_segments,
+                "roundup_power2_divisions": {str(1 << i): division for i, division in enumerate(divisions)},
+            },
+            "external_annotations": [],
+        }
+
+    def traceback_of(address: int) -> list[dict[str, Any]] | None:
+        for gpu in machine.gpus:
+            for segment in gpu.allocator.segments():
+                for block in segment["blocks"]:
+                    if block["address"] == address and block["frames"]:
+                        return block["frames"]
+        return None
+
+    return {
+        "_cuda_record_memory_history": record,
+        "_cuda_record_memory_history_legacy": record_legacy,
+        "_cuda_memorySnapshot": snapshot,
+        "_cuda_allocationTraceback": traceback_of,
+        "_cuda_setMemoryMetadata": lambda text: metadata.update(text=text),
+        "_cuda_getMemoryMetadata": lambda: metadata["text"],
+    }

@@ -1,0 +1,79 @@
+"""What a virtual GPU cannot do: it raises NotImplementedError by name, at its first use."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.autograd.profiler
+import torch.distributed
+from torch._subclasses.fake_tensor import FakeTensor
+
+from virtualgpu.hardware import Machine
+from virtualgpu.tensor import unsupported
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    for name in ("graph", "make_graphed_callables", "use_mem_pool", "CUDAGraph", "ExternalStream", "MemPool"):
+        if original := getattr(torch.cuda, name, None):
+            yield torch.cuda, {name: refuse(f"torch.cuda.{name}", original)}
+    yield torch, {"compile": refuse("torch.compile")}
+    if torch.distributed.is_available():
+        groups = torch.distributed.distributed_c10d
+        yield groups, {"_new_process_group_helper": without_nccl(groups._new_process_group_helper)}
+    yield FakeTensor, {"__new__": fake_on_the_cpu_only(FakeTensor.__new__)}
+    profile = torch.autograd.profiler.profile
+    yield profile, {"__init__": profile_of_the_cpu(profile.__init__)}
+    yield torch.autograd, {"_supported_activities": lambda: {torch.profiler.ProfilerActivity.CPU}}
+
+
+def refuse(name: str, original: Any = None) -> Any:
+    """A function that raises NotImplementedError, in place of a function, or of a class where `original` is one.
+
+    A class may stand in annotations and `isinstance` without harm. torch's compiler unwraps decorated functions when it is imported.
+    """
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise unsupported(name)
+
+    if isinstance(original, type):
+        return type(original.__name__, (), {"__new__": refused, "__module__": original.__module__})
+    if wrapped := getattr(original, "__wrapped__", None):
+        refused.__wrapped__ = wrapped  # type: ignore[attr-defined]
+    return refused
+
+
+def without_nccl(make_group: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes torch.distributed's process groups, for all backends but NCCL, which talks to real GPUs only."""
+
+    def make(size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any) -> Any:
+        if "nccl" in torch.distributed.distributed_c10d.BackendConfig(backend).device_backend_map.values():
+            raise unsupported("NCCL, torch.distributed's backend for CUDA tensors,")
+        return make_group(size, rank, ranks, backend, *args, **kwargs)
+
+    return make
+
+
+def fake_on_the_cpu_only(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Fake tensors, as torch.export makes them, except on CUDA: with those, autograd aborts a process without CUDA."""
+
+    def make_fake(*args: Any, **kwargs: Any) -> Any:
+        fake = make(*args, **kwargs)
+        if fake.fake_device.type == "cuda":
+            raise unsupported("a FakeTensor on a CUDA device, as torch.export, torch.onnx.export and DTensors (fully_shard) make them,")
+        return fake
+
+    return make_fake
+
+
+def profile_of_the_cpu(prepare: Callable[..., None]) -> Callable[..., None]:
+    """`torch.profiler` asks the real driver what a GPU does: here it profiles the CPU only, with a warning."""
+
+    def prepare_cpu(self: Any, *args: Any, use_cuda: bool = False, use_device: str | None = None, **options: Any) -> None:
+        if use_cuda or use_device == "cuda":
+            warnings.warn("torch.profiler sees the CPU's work alone: a virtual GPU's times are not in its tables", stacklevel=3)
+            options["use_cpu"], use_device = True, None
+        prepare(self, *args, use_device=use_device, **options)
+
+    return prepare_cpu

@@ -1,0 +1,192 @@
+"""`torch.cuda.Stream` and `torch.cuda.Event` of a virtual machine."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from virtualgpu import hardware
+from virtualgpu.clock.machine_clock import EventTime, StreamTime
+from virtualgpu.hardware import Gpu, Machine
+
+CUDA = 1  # c10::DeviceType::CUDA
+_BETWEEN_PROCESSES = "events between processes are not served by the virtual GPU: its processes have clocks of their own"
+
+
+class Stream:
+    """A queue of work on a GPU. Named by `stream_id` and `device_index`, as torch.cuda asks for one that exists, or new."""
+
+    def __init__(
+        self,
+        device: Any = None,
+        priority: int = 0,
+        *,
+        stream_id: int | None = None,
+        device_index: int | None = None,
+        device_type: int = CUDA,
+    ) -> None:
+        machine = hardware.machine()
+        gpu = machine.gpu(device if device_index is None else device_index)
+        if gpu is None:
+            raise ValueError(f"a CUDA stream lives on a CUDA device, not on {device}")
+        if stream_id is None:
+            machine.take_turn()
+        self._gpu: Gpu = gpu
+        self._time: StreamTime = gpu.pool_stream(priority) if stream_id is None else gpu.streams[stream_id]
+        self.priority = -1 if self._time.stream_id & 4 else 0
+        self.stream_id = self.cuda_stream = self._time.stream_id
+        self.device_index = gpu.index
+        self.device_type = CUDA
+        self.device = gpu.device
+
+    def synchronize(self) -> None:
+        """Wait until all that is queued on the stream is done."""
+        self._gpu.machine.take_turn()
+        self._gpu.machine.sync_debug.notice()
+        self._gpu.notice(waits=True)
+        self._gpu.machine.clock.synchronize_stream(self._time, self._gpu.profile.synchronize_seconds)
+
+    def query(self) -> bool:
+        """Whether all that was queued on the stream is done."""
+        self._gpu.machine.take_turn()
+        self._gpu.notice()
+        clock = self._gpu.machine.clock
+        return clock.query(clock.record(self._time))
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: "Event") -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: "Stream") -> None:
+        self.wait_event(stream.record_event())
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The lowest and the highest priority, as on an H200."""
+        return 0, -5
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def __enter__(self) -> "Stream":
+        make: Any = torch.cuda.StreamContext  # its annotation names torch's own Stream
+        self._context = make(self)
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._context.__exit__(*exception)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Stream) and self._time is other._time
+
+    def __hash__(self) -> int:
+        return hash((self.cuda_stream, self.device))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+class Event:
+    """A mark in a stream: it has happened when all that was queued before it is done."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False) -> None:
+        if interprocess:
+            raise NotImplementedError(_BETWEEN_PROCESSES)
+        self.enable_timing = enable_timing
+        self._recorded: EventTime | None = None
+        self._gpu: Gpu | None = None
+
+    @property
+    def device(self) -> torch.device | None:
+        return None if self._gpu is None else self._gpu.device
+
+    def record(self, stream: Stream | None = None) -> None:
+        stream = _or_current(stream)
+        if self._gpu is not None and self._gpu is not stream._gpu:
+            raise RuntimeError(f"Event device {self._gpu.index} does not match recording stream's device {stream._gpu.index}.")
+        self._gpu = stream._gpu
+        self._gpu.machine.take_turn()
+        self._gpu.notice()
+        self._recorded = self._gpu.machine.clock.record(stream._time, self._gpu.profile.event_seconds)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Work queued on the stream from now on starts after the event."""
+        stream = _or_current(stream)
+        if self._recorded is not None:
+            stream._gpu.machine.take_turn()
+            stream._gpu.machine.clock.wait(stream._time, self._recorded)
+
+    def query(self) -> bool:
+        if self._gpu is None or self._recorded is None:
+            return True
+        self._gpu.machine.take_turn()
+        self._gpu.notice()
+        return self._gpu.machine.clock.query(self._recorded, self._gpu.profile.event_seconds)
+
+    def synchronize(self) -> None:
+        if self._gpu is not None and self._recorded is not None:
+            self._gpu.machine.take_turn()
+            self._gpu.notice(waits=True)
+            self._gpu.machine.clock.synchronize_event(self._recorded, self._gpu.profile.synchronize_seconds)
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Milliseconds from this event to `end`. Raises ValueError or RuntimeError as CUDA does."""
+        if not (self.enable_timing and end.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._gpu is None or self._recorded is None or end._recorded is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        clock = self._gpu.machine.clock
+        if not (clock.query(self._recorded, 0.0) and clock.query(end._recorded, 0.0)):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return (end._recorded.time - self._recorded.time) * 1e3
+
+    def ipc_handle(self) -> Any:
+        raise NotImplementedError(_BETWEEN_PROCESSES)
+
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
+        raise NotImplementedError(_BETWEEN_PROCESSES)
+
+    def __repr__(self) -> str:
+        return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {id(self):#x}>"
+
+
+def _or_current(stream: Stream | None) -> Stream:
+    current: Any = torch.cuda.current_stream
+    return current() if stream is None else stream
+
+
+class _Generic(type):
+    """`torch.Stream` and `torch.Event`, which make CUDA's own and know them as theirs."""
+
+    original: type
+    cuda: type
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, (cls.original, cls.cuda))
+
+
+class GenericStream(metaclass=_Generic):
+    original, cuda = torch.Stream, Stream
+
+    def __new__(cls, device: Any = None, *, priority: int = 0, **identity: Any) -> Any:
+        return Stream(device, priority, **identity)
+
+
+class GenericEvent(metaclass=_Generic):
+    original, cuda = torch.Event, Event
+
+    def __new__(cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
+        return Event(enable_timing, blocking, interprocess)
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    for module in (torch.cuda, torch.cuda.streams):
+        yield module, {"Stream": Stream, "Event": Event}
+    yield torch, {"Stream": GenericStream, "Event": GenericEvent}

@@ -1,0 +1,98 @@
+"""Replacements of Python's own threads, locks and queues while a machine is in place."""
+
+import _thread
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch.utils.data
+
+from virtualgpu.hardware import Machine
+from virtualgpu.threads.locks import Lock, SimpleQueue, Waiter
+from virtualgpu.threads.scheduler import Scheduler
+from virtualgpu.threads.thread_state import ThreadState
+
+
+def replacements(machine: Machine, mode: AbstractContextManager) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change. Threads run under `mode`, which belongs to one thread alone, and take turns."""
+    scheduler, thread = machine.scheduler, threading.Thread
+    started = outside_the_scheduler(machine, thread.start, starting(scheduler, thread.start, mode))
+    yield thread, {"start": started, "join": joining(scheduler, thread.join)}
+    yield threading, {"Lock": type("lock", (Lock,), {"scheduler": scheduler})}
+    yield queue, {"SimpleQueue": type("SimpleQueue", (SimpleQueue,), {"scheduler": scheduler})}
+    if hasattr(threading, "_allocate_lock"):  # a private name: without it, a blocked thread is noticed a little later
+        yield threading, {"_allocate_lock": lambda: _condition_lock(scheduler)}
+
+
+def starting(
+    scheduler: Scheduler, start: Callable[[threading.Thread], None], mode: AbstractContextManager
+) -> Callable[[threading.Thread], None]:
+    """`Thread.start` for a thread that takes turns, and runs under `mode`."""
+
+    def run_in_turns(state: ThreadState, run: Callable[[], None]) -> None:
+        with scheduler.attached(state), mode if scheduler.has(state) else nullcontext():
+            run()
+
+    def start_in_turns(thread: threading.Thread) -> None:
+        state = scheduler.add()
+        thread.run = partial(run_in_turns, state, thread.run)  # type: ignore[method-assign]
+        try:
+            with scheduler.keeping_turn():  # it waits until the thread is there, which needs no turn
+                start(thread)
+        except BaseException:
+            scheduler.remove_unstarted(state)
+            raise
+        thread._scheduler_state = state  # type: ignore[attr-defined]
+
+    return start_in_turns
+
+
+def joining(scheduler: Scheduler, join: Callable[..., None]) -> Callable[..., None]:
+    """`Thread.join` that lets the others run."""
+
+    def join_in_turns(thread: threading.Thread, timeout: float | None = None) -> None:
+        state: ThreadState | None = getattr(thread, "_scheduler_state", None)
+        if timeout == 0 or (state is not None and not scheduler.has(state)):  # it ends at once
+            with scheduler.keeping_turn():
+                return join(thread, timeout)
+        with scheduler.blocked() as wait:
+            if wait is None or state is None:
+                return join(thread, timeout)
+            state.joined_by.append(wait)
+            try:
+                return join(thread, timeout)
+            finally:
+                state.joined_by.remove(wait)
+
+    return join_in_turns
+
+
+def outside_the_scheduler(
+    machine: Machine, start: Callable[[threading.Thread], None], in_turns: Callable[[threading.Thread], None]
+) -> Callable[[threading.Thread], None]:
+    """`Thread.start`, which leaves DataLoader's pinning thread out: how far ahead it gets depends on other processes' real speed.
+
+    It has a processor of its own on the computers that it is meant for, so it takes none of the host's time and no turns.
+    """
+
+    def run_untimed(run: Callable[[], None]) -> None:
+        machine.selected.untimed = True
+        run()
+
+    def start_thread(thread: threading.Thread) -> None:
+        if getattr(thread, "_target", None) is torch.utils.data._utils.pin_memory._pin_memory_loop:
+            thread.run = partial(run_untimed, thread.run)  # type: ignore[method-assign]
+            return start(thread)
+        machine.clock.advance_host(machine.profile.thread_seconds)
+        in_turns(thread)
+
+    return start_thread
+
+
+def _condition_lock(scheduler: Scheduler) -> Any:
+    """The lock that `threading` makes for its own use. A condition makes one for each thread that waits on it."""
+    return Waiter(scheduler) if sys._getframe(2).f_code is threading.Condition.wait.__code__ else _thread.allocate_lock()
