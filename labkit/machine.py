@@ -325,7 +325,7 @@ def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Ma
 
 
 def _virtual_is_asked_for(like: str | None, values: bool) -> bool:
-    """Does anything but the number of GPUs ask for virtual ones?"""
+    """Whether anything but the number of GPUs asks for virtual ones."""
     return os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0") or like is not None or not values
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from virtualgpu import hardware
 from virtualgpu.clock.machine_clock import Span
-from virtualgpu.ops.half import KERNELS
+from virtualgpu.ops.call import operator
 from virtualgpu.threads.scheduler import Scheduler
 
 
@@ -129,7 +129,7 @@ def test_a_thread_that_waits_for_its_kernels_own_threads_keeps_its_turn(machine,
         running.pop()
         return torch.ops.aten.exp.default(x)
 
-    monkeypatch.setitem(KERNELS, torch.ops.aten.exp.default, kernel)
+    monkeypatch.setattr(operator(torch.ops.aten.exp.default), "kernel", kernel)
     inputs = [torch.zeros(3, device="cuda") for _ in range(3)]
     run_threads(*[lambda x=x: [x.exp() for _ in range(3)] for x in inputs])
     assert most == 1
