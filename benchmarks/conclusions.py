@@ -7,15 +7,15 @@ from collections.abc import Callable
 from math import isclose
 from statistics import median
 
-from labkit.lab_parts.result import Result
+from labkit.lab_parts.experiment import Result
 from labkit.labs.ddp import DATA_PARALLEL, DDP
-from labkit.labs.leaks import growth
 from labkit.labs.measured_memory import formula_errors
 from labkit.labs.mixed_precision import last_loss, step_seconds
+from labkit.labs.model_sharing import held_by_way
 from labkit.labs.pipeline import stage_peaks, stages, waiting_share
 from labkit.labs.roofline import format_gain
 from labkit.labs.saving_memory import prices
-from labkit.labs.sharing import held_by_way
+from labkit.labs.training_leaks import growth
 
 Conclusions = dict[str, Callable[[Result], bool]]
 LEAST_PINNED = 64 << 10  # bytes of a copy from which on pinned memory pays

@@ -1,6 +1,6 @@
 """What each block was for: parameters, gradients, activations, optimizer state, workspace, other.
 
-Nothing is asked while the program runs. A block's category follows from what holds it when the recording starts or ends, and else
+Nothing is looked up while the program runs. A block's category follows from what holds it when the recording starts or ends, and else
 from the phase in which it was born and the one in which it died.
 """
 
@@ -32,7 +32,7 @@ _MAKES_PARAMETERS = {"__init__", "_apply", "to_empty"}  # functions of a module'
 
 
 def held(objects: list[Any], living: Living) -> CategoryAt:
-    """What the storages that are alive are for, by what holds them; OTHER of those for which that says nothing.
+    """The categories of the storages that are alive, by what holds them; OTHER where that does not show it.
 
     `objects` is what the garbage collector tracks, or the relevant of it; `living` is what was found among them.
     """
@@ -103,7 +103,7 @@ def _by_phase(events: Events, stacks: list[Stack], phases: list[Phase], born: np
             birth == "backward",
             (birth == "step") & (birth_phase != death_phase),
             birth == "step",
-            makes[events.stack[born]],  # before what a death tells: a model's may come right after the backward
+            makes[events.stack[born]],  # before the rule about deaths: a model's may come right after the backward
             (birth == "forward") | (death == "backward"),
         ],
         [GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS, ACTIVATIONS],

@@ -1,4 +1,4 @@
-"""The columns of a recording: what happened to GPU memory, when, and which line of Python asked for it."""
+"""The memory events of a recording in columns: what happened, when, and on which line of Python."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -49,12 +49,12 @@ class StackTable:
         Code counts by its identity. Python compares it without its file, so that two cells of the same text would be one, and hashes
         it by all it holds, a module's with that of all its functions.
         """
-        told: list[int] = []
+        numbers: list[int] = []
         caller = frame
         while caller is not None:
-            told += id(caller.f_code), caller.f_lasti
+            numbers += id(caller.f_code), caller.f_lasti
             caller = caller.f_back
-        key = tuple(told)
+        key = tuple(numbers)
         number = self._numbers.get(key)
         if number is None:
             while frame is not None:
@@ -91,13 +91,13 @@ class StackTable:
 def _resolved(key: tuple, line: Callable[[int, int], SourceLine]) -> Stack:
     if not key or isinstance(key[0], SourceLine):
         return key
-    told = (line(identity, last) for identity, last in zip(key[::2], key[1::2], strict=True))
-    return tuple(one for one in told if not one.filename.startswith(front_end.folders()))
+    lines = (line(identity, last) for identity, last in zip(key[::2], key[1::2], strict=True))
+    return tuple(one for one in lines if not one.filename.startswith(front_end.folders()))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvent:
-    """One event as its source tells it. `time` in seconds from the start of the recording; `size` is what the block takes, 0 where
+    """One event as its source has it. `time` in seconds from the start of the recording; `size` is what the block takes, 0 where
     the source knows only `requested`; of an "oom" `address` is the device's free bytes. `stack` numbers a stack of the table."""
 
     time: float
@@ -133,11 +133,11 @@ class Events:
         return len(self.time)
 
     def __iter__(self) -> Iterator[MemoryEvent]:
-        return map(MemoryEvent, *(getattr(self, name).tolist() for name in _TOLD))
+        return map(MemoryEvent, *(getattr(self, name).tolist() for name in _RECORDED))
 
     def row(self, index: int) -> MemoryEvent:
         """One of the events."""
-        return MemoryEvent(*(getattr(self, name)[index].item() for name in _TOLD))
+        return MemoryEvent(*(getattr(self, name)[index].item() for name in _RECORDED))
 
     @property
     def rises(self) -> np.ndarray:
@@ -157,11 +157,11 @@ class Events:
         """The columns of these events, in order of time; `birth` and `category` are not known yet."""
         rows = sorted(events, key=lambda event: event.time)
         count = len(rows)
-        columns = {name: np.fromiter((getattr(row, name) for row in rows), _TYPES[name], count) for name in _TOLD}
+        columns = {name: np.fromiter((getattr(row, name) for row in rows), _TYPES[name], count) for name in _RECORDED}
         return cls(**columns, birth=np.full(count, -1, _TYPES["birth"]), category=np.full(count, OTHER, _TYPES["category"]))
 
 
-_TOLD = [column.name for column in fields(MemoryEvent)]
+_RECORDED = [column.name for column in fields(MemoryEvent)]
 _TYPES = {
     "time": np.float64,
     "device": np.int16,

@@ -77,10 +77,10 @@ class Leaks(list[Leak]):
         groups = [group for each in alike.values() for group in ([each] if len(each) > MOST_ALIKE else [[leak] for leak in each])]
         rows = tuple(_row(group) for group in sorted(groups, key=lambda group: -sum(leak.bytes for leak in group)))
         some = "1 tensor" if len(self) == 1 else f"{len(self)} tensors"
-        said = f"{some} born in the block outlive{'s' * (len(self) == 1)} it: {units.byte_text(self.bytes)}" if self else _NONE
+        caption = f"{some} born in the block outlive{'s' * (len(self) == 1)} it: {units.byte_text(self.bytes)}" if self else _NONE
         if self.workspaces:
-            said += f" ({units.byte_text(self.workspaces)} of library workspaces stay: they are used again)"
-        return Table(header if self else (), rows, f"{said}, {self._badge}" if self._badge and self else said)
+            caption += f" ({units.byte_text(self.workspaces)} of library workspaces stay: they are used again)"
+        return Table(header if self else (), rows, f"{caption}, {self._badge}" if self._badge and self else caption)
 
     def __repr__(self) -> str:
         return repr(self.table()).rstrip("\n")
@@ -93,7 +93,7 @@ def find_leaks(births: Iterable[Birth], census: Census | None = None, badge: str
     """Those of the births that are alive now, and who keeps them alive.
 
     With a `census` taken when the block ended, a tensor that came later to the address of one that has died is not mistaken for it.
-    A library's workspace is no leak; of memory that no tensor lies on it is said that C++ alone holds it.
+    A library's workspace is no leak; memory without a tensor is held by C++ alone.
     """
     snapshot = Snapshot.take()
     living = alive(snapshot.objects)
@@ -135,7 +135,7 @@ def _allocated() -> set[tuple[int, int]]:
 
 
 def _place(line: SourceLine | None) -> str:
-    return "an unknown line" if line is None else line.place
+    return "an unknown line" if line is None else line.location
 
 
 def _row(alike: list[Leak]) -> tuple[str, ...]:
@@ -151,8 +151,10 @@ def _row(alike: list[Leak]) -> tuple[str, ...]:
 
 
 def _held_by(holders: tuple[Holder, ...]) -> str:
-    return "; ".join(holder.text for holder in holders[:MOST_TOLD]) + f"; {len(holders) - MOST_TOLD} more" * (len(holders) > MOST_TOLD)
+    return "; ".join(holder.text for holder in holders[:MOST_LISTED]) + f"; {len(holders) - MOST_LISTED} more" * (
+        len(holders) > MOST_LISTED
+    )
 
 
-MOST_TOLD = 3  # holders of one tensor that a table names
-MOST_ALIKE = 5  # tensors of one line, shape and purpose that a table still tells one by one
+MOST_LISTED = 3  # holders of one tensor that a table names
+MOST_ALIKE = 5  # tensors of one line, shape and purpose that a table still lists one by one

@@ -1,4 +1,4 @@
-"""The memory of a recording told line by line of the user's source, and in a few words."""
+"""The memory of a recording by line of the user's source, and its summary."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ _NONE = "no line of yours allocated or freed memory"
 @dataclass(frozen=True)
 class LineMemory:
     """What one line did to the memory of a device, in bytes: `delta` is what it added in all, `peak` the most that was allocated on
-    the device while it worked, `allocated` what it asked for in all, in `count` allocations. What a backward pass or an optimizer's
+    the device while it worked, `allocated` what it allocated in all, in `count` allocations. What a backward pass or an optimizer's
     step does belongs to the line that called it, and a free whose line is not known to the line that allocated."""
 
     line: SourceLine
@@ -41,7 +41,7 @@ class Lines(list[LineMemory]):
         header = ("line", "change", "peak", "allocated", "times", "source")
         rows = tuple(
             (
-                "no line of yours" if entry.line is NO_LINE else entry.line.place,
+                "no line of yours" if entry.line is NO_LINE else entry.line.location,
                 signed(entry.delta),
                 units.byte_text(entry.peak),
                 units.byte_text(entry.allocated),
@@ -71,13 +71,13 @@ def by_line(trace: "TraceData", device: int) -> Lines:
     order = sorted(set(lines), key=lambda line: (line.filename, line.line, line.function))
     number = {line: index for index, line in enumerate(order)}
     of_event = np.array([number[line] for line in lines], dtype=np.int64)[_stacks(events)[chosen]]
-    delta, asked, count, peak = (np.zeros(len(order), np.int64) for _ in range(4))
+    delta, taken, count, peak = (np.zeros(len(order), np.int64) for _ in range(4))
     np.add.at(delta, of_event, rises)
-    np.add.at(asked, of_event, np.where(births, rises, 0))
+    np.add.at(taken, of_event, np.where(births, rises, 0))
     np.add.at(count, of_event, births)
     np.maximum.at(peak, of_event, allocated)
     seen = np.unique(of_event)
-    listed = [LineMemory(order[i], int(delta[i]), int(peak[i]), int(asked[i]), int(count[i])) for i in seen.tolist()]
+    listed = [LineMemory(order[i], int(delta[i]), int(peak[i]), int(taken[i]), int(count[i])) for i in seen.tolist()]
     return Lines(listed, f"cuda:{device}, {trace.badge}")
 
 
@@ -88,16 +88,16 @@ def _stacks(events: Events) -> np.ndarray:
 
 def summary(trace: "TraceData") -> str:
     """A trace in a few lines of text."""
-    told = []
+    rows = []
     for device in trace.devices:
         line = trace.timeline(device)
-        told.append(
+        rows.append(
             f"cuda:{device}: {units.byte_text(line.allocated[0])} allocated at the start, peak {units.byte_text(trace.peaks[device])}, "
             f"{units.byte_text(line.allocated[-1])} at the end ({units.byte_text(line.reserved[-1])} reserved)"
         )
     if trace.lost:
-        told.append(f"{trace.lost} events were lost: peaks may be higher, and segments are not known")
-    return "\n".join([f"Trace of {units.time_text(trace.seconds)}, {len(trace.events)} events, {trace.badge}", *told])
+        rows.append(f"{trace.lost} events were lost: peaks may be higher, and segments are not known")
+    return "\n".join([f"Trace of {units.time_text(trace.seconds)}, {len(trace.events)} events, {trace.badge}", *rows])
 
 
 def signed(nbytes: int) -> str:

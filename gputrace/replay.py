@@ -1,6 +1,6 @@
 """What the allocator's memory looked like at any moment: its segments and blocks, replayed from the events of a recording.
 
-CUDA's history tells how many bytes were asked for, not how many the block took. That follows from the free block that was cut,
+CUDA's history has the bytes requested, not those that the block took. They follow from the free block that was split,
 by the rules of c10/cuda/CUDACachingAllocator.cpp (`should_split`), so a replay from the first event on finds it to the byte.
 """
 
@@ -70,7 +70,7 @@ class Replay:
                     self._used[block.address] = replace(block)  # it changes, and the start stays as it was
 
     def apply(self, index: int, action: int, address: int, size: int, requested: int, stream: int, stack: int) -> Block | None:
-        """Do what event `index` says; returns the block that it is about. `size` 0 is found out."""
+        """Apply event `index`; returns its block. A `size` of 0 is worked out."""
         if action == ALLOC:
             born = Block(address, self._cut(address, size, requested), requested, "allocated", index, stack)
             self._used[address] = born
@@ -182,8 +182,8 @@ def complete(events: Events, segments: Iterable[Segment], settings: Settings) ->
 
 
 def complete_without_start(events: Events, settings: Settings) -> Events:
-    """The same events, of which the first were lost, with the births that are among them. A size that is not told is the one asked for,
-    rounded up; the block may have been larger."""
+    """The same events, of which the first were lost, with the births that are among them. A missing size is the requested one, rounded up;
+    the block may have been larger."""
     size, birth = events.size.copy(), events.birth.copy()
     born: dict[tuple[int, int], int] = {}  # by device and address
     columns = (events.device, events.address, events.action, events.requested)
@@ -221,15 +221,13 @@ def from_snapshot(segments: Iterable[dict], stack_of: Callable[[list[dict]], int
     """Segments as `torch.cuda.memory_snapshot()` lists them."""
     states = {"active_allocated": "allocated", "active_pending_free": "pending", "active_awaiting_free": "pending"}
     found = []
-    for told in segments:
-        blocks, address = [], told["address"]
-        for block in told["blocks"]:
+    for segment in segments:
+        blocks, address = [], segment["address"]
+        for block in segment["blocks"]:
             state = states.get(block["state"], "free")
             stack = stack_of(block.get("frames") or []) if state != "free" else 0
             blocks.append(Block(block.get("address", address), block["size"], block["requested_size"], state, stack=stack))
             address += block["size"]
-        small = told["segment_type"] == "small"
-        found.append(
-            Segment(told["device"], told["address"], told["total_size"], told["stream"], small, told.get("is_expandable", False), blocks)
-        )
+        small, expandable = segment["segment_type"] == "small", segment.get("is_expandable", False)
+        found.append(Segment(segment["device"], segment["address"], segment["total_size"], segment["stream"], small, expandable, blocks))
     return found

@@ -12,8 +12,8 @@ KINDS = ("kernel", "h2d", "d2h", "p2p", "launch", "wait")
 KERNEL, H2D, D2H, P2P, LAUNCH, WAIT = range(len(KINDS))
 KIND_OF = {name: index for index, name in enumerate(KINDS)}
 COPIES = (H2D, D2H, P2P)
-# What `Trace.busy` may be asked for, and the kinds of span that it means.
-ASKED = {"kernel": (KERNEL,), "copy": COPIES, **{name: (KIND_OF[name],) for name in ("h2d", "d2h", "p2p")}}
+# The kinds of work that `Trace.busy` takes, and the kinds of span of each.
+KIND_GROUPS = {"kernel": (KERNEL,), "copy": COPIES, **{name: (KIND_OF[name],) for name in ("h2d", "d2h", "p2p")}}
 HOST = -1  # the device of the host's spans, whose stream is the number of the thread
 
 
@@ -46,16 +46,16 @@ class Spans:
     def of(cls, rows: Iterable[tuple]) -> "Spans":
         """The columns of rows (start, duration, device, stream, kind, name, stack, launch), where `name` is a text and `launch` the
         position of a row, or -1."""
-        told: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(_SPAN_TYPES)
-        names = {name: index for index, name in enumerate(dict.fromkeys(told[5]))}
-        told[5] = [names[name] for name in told[5]]
-        columns = {name: np.array(told[index], kind) for index, (name, kind) in enumerate(_SPAN_TYPES.items())}
+        unordered: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(_SPAN_TYPES)
+        names = {name: index for index, name in enumerate(dict.fromkeys(unordered[5]))}
+        unordered[5] = [names[name] for name in unordered[5]]
+        columns = {name: np.array(unordered[index], kind) for index, (name, kind) in enumerate(_SPAN_TYPES.items())}
         order = np.argsort(columns["start"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
-        place = np.empty(len(order) + 1, np.int32)
-        place[order] = np.arange(len(order))
-        place[-1] = -1  # what "not known" stays
-        columns["launch"] = place[columns["launch"]]
+        position = np.empty(len(order) + 1, np.int32)
+        position[order] = np.arange(len(order))
+        position[-1] = -1  # "not known" stays -1
+        columns["launch"] = position[columns["launch"]]
         return cls(**columns, names=list(names))
 
 
@@ -81,8 +81,8 @@ class Waits:
     @classmethod
     def of(cls, rows: Iterable[tuple]) -> "Waits":
         """The columns of rows (time, device, stream, until, to_device, to_stream, stack)."""
-        told = sorted(rows, key=lambda row: row[3])
-        return cls(*(np.array([row[index] for row in told], kind) for index, kind in enumerate(_WAIT_TYPES.values())))
+        ordered = sorted(rows, key=lambda row: row[3])
+        return cls(*(np.array([row[index] for row in ordered], kind) for index, kind in enumerate(_WAIT_TYPES.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class RacingSpan:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRace:
-    """Two pieces of work that touch the same memory, and nothing orders the one after the other; `kind` says what comes of it."""
+    """Two pieces of work that touch the same memory without an order between them; `kind` is the consequence, as in "stale read"."""
 
     first: RacingSpan
     second: RacingSpan
@@ -110,7 +110,7 @@ class RecordedRace:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a recording knows of time. `lost` counts the oldest spans that were forgotten; `missing` says why there are none at all."""
+    """What ran during a recording. `lost` counts the oldest spans that were dropped; `missing` is the reason why there are none."""
 
     spans: Spans
     waits: Waits

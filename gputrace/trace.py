@@ -45,7 +45,7 @@ class Trace(TraceData):
         """What each line of yours did to the memory of a device: a list of `LineMemory`, in order of the source, which prints as a table.
 
         Its columns: "change", the bytes that the line allocated less those that it freed; "peak", the most that was allocated on the
-        device while it worked; "allocated", what it asked for in all; "times", in how many allocations. What a backward pass or an
+        device while it worked; "allocated", what it allocated in all; "times", in how many allocations. What a backward pass or an
         optimizer's step does belongs to the line that called it.
         """
         return lines_of_code.by_line(self, self.device_index(device))
@@ -135,8 +135,8 @@ class Trace(TraceData):
 
         Raises ValueError where events were lost: the segments are not known then.
         """
-        told = pickle.dumps(snapshot.of(self), protocol=4)
-        Path(path).write_bytes(told)
+        content = pickle.dumps(snapshot.of(self), protocol=4)
+        Path(path).write_bytes(content)
 
     def export_chrome(self, path: str | Path) -> None:
         """Write a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open: spans, waits, races and memory.

@@ -21,7 +21,7 @@ from gputrace.events import (
 )
 from gputrace.phases import Phase
 from gputrace.replay import Segment
-from gputrace.spans import ASKED, COPIES, HOST, KERNEL, WAIT, Execution, chosen, seconds_of, seconds_of_both
+from gputrace.spans import COPIES, HOST, KERNEL, KIND_GROUPS, WAIT, Execution, chosen, seconds_of, seconds_of_both
 from virtualgpu.allocator import Settings
 from virtualgpu.source_lines import is_users
 
@@ -245,7 +245,7 @@ class TraceData:
         Raises ValueError for one that the recording does not know.
         """
         if device is None:
-            # Not `self.device`, which asks for all timelines, where there is no choice.
+            # Not `self.device`, which makes all timelines, where there is no choice.
             return self.devices[0] if len(self.devices) == 1 else self.device
         index: Any = device
         if isinstance(device, str):
@@ -269,9 +269,9 @@ class TraceData:
         Without a device it is the one with the highest peak of memory. A copy between two devices is work of the one that it comes from.
         Raises ValueError for another kind or device, RuntimeError where no timeline was recorded.
         """
-        if kind is not None and kind not in ASKED:
-            raise ValueError(f"kind={kind!r}: choose {', '.join(map(repr, ASKED))}, or None for all of them")
-        return seconds_of(self.spans, self._ran(device, (KERNEL, *COPIES) if kind is None else ASKED[kind]))
+        if kind is not None and kind not in KIND_GROUPS:
+            raise ValueError(f"kind={kind!r}: choose {', '.join(map(repr, KIND_GROUPS))}, or None for all of them")
+        return seconds_of(self.spans, self._ran(device, (KERNEL, *COPIES) if kind is None else KIND_GROUPS[kind]))
 
     def idle(self, device: "Device | None" = None) -> float:
         """Seconds in which a device did nothing, from the start of the recording to the end of all work. Raises as `busy` does."""

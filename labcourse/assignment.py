@@ -49,7 +49,8 @@ class Lab:
 
     @property
     def points(self) -> float:
-        return sum(task.points for task in (*self.exercises, *self.written))
+        tasks: tuple[Exercise | Written, ...] = (*self.exercises, *self.written)
+        return sum(task.points for task in tasks)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Nothing is unpacked: a file's content is read within limits, and what is written goes to names made here.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -98,72 +99,63 @@ def collect(source: Path, course: Course, students: Iterable[str] = ()) -> tuple
     found: dict[tuple[str, str], list[Submission]] = defaultdict(list)
     problems = [] if source.is_file() else _known_problems(source)
     for file in _zipped(source) if source.is_file() else _in_folder(source):
-        student, received = _whose(file)
-        if not _is_id(student):
-            problems.append(Problem(student[:100], "", "name", f"{str(file.path)[:200]!r} names no student in a way that can be used"))
-            continue
-        _sort_in(file, student, received, course, found, problems)
+        for item in _identified(file, course):
+            if isinstance(item, Problem):
+                problems.append(item)
+            else:
+                found[item.student, item.lab].append(item)
     submissions = []
     for (student, lab), candidates in sorted(found.items()):
         if len(candidates) == 1:
             submissions += candidates
         else:
             names = ", ".join(sorted(candidate.origin for candidate in candidates))
-            problems.append(
-                Problem(student, lab, "duplicate", f"{len(candidates)} submissions, none is graded: remove all but one of {names}")
-            )
+            detail = f"{len(candidates)} submissions, none is graded: remove all but one of {names}"
+            problems.append(Problem(student, lab, "duplicate", detail))
     listed = set(students)
-    problems += [
-        Problem(student, lab, "unlisted", "the list of students has no such id")
-        for student, lab in found
-        if listed and student not in listed
-    ]
+    unlisted = [(student, lab) for student, lab in found if listed and student not in listed]
+    problems += [Problem(student, lab, "unlisted", "the list of students has no such id") for student, lab in unlisted]
     expected = sorted(listed or {student for student, _ in found})
     broken = {(problem.student, problem.lab) for problem in problems}
-    for lab in course.labs:
-        for student in expected:
-            if (student, lab.name) not in found and (student, lab.name) not in broken:
-                problems.append(Problem(student, lab.name, "missing", "nothing was handed in"))
-    return sorted(submissions, key=lambda item: (item.lab, item.student)), sorted(
-        set(problems), key=lambda item: (item.lab, item.student, item.kind)
-    )
+    for name in (lab.name for lab in course.labs):
+        known = {student for student, lab in (*found, *broken) if lab == name}
+        problems += [Problem(student, name, "missing", "nothing was handed in") for student in expected if student not in known]
+    submissions.sort(key=lambda item: (item.lab, item.student))
+    return submissions, sorted(set(problems), key=lambda item: (item.lab, item.student, item.kind))
 
 
-def _sort_in(
-    file: _File,
-    student: str,
-    received: str,
-    course: Course,
-    found: dict[tuple[str, str], list[Submission]],
-    problems: list[Problem],
-) -> None:
-    """Which lab a file is for: what it says itself, else its name or its folder's, else the exercises that it checks."""
+def _identified(file: _File, course: Course) -> Iterator[Submission | Problem]:
+    """Whose a file is, and which lab it is for: what it says itself, else its name or its folder's, else the exercises that it checks."""
+    student, received = _whose(file)
+    if not _is_id(student):
+        yield Problem(student[:100], "", "name", f"{str(file.path)[:200]!r} names no student in a way that can be used")
+        return
     names = {lab.name for lab in course.labs}
-    named = next((part for part in (file.path.stem, *reversed(file.path.parts[:-1])) if part in names), "")
     inbound = INBOUND.match(file.path.parts[0])
-    named = named or (inbound["lab"] if inbound and inbound["lab"] in names else "")
+    candidates = (file.path.stem, *reversed(file.path.parts[:-1]), inbound["lab"] if inbound else "")
+    named = next((part for part in candidates if part in names), "")
     origin = str(file.path)
     if file.trouble:
-        problems.append(Problem(student, named, "refused", f"{origin}: {file.trouble}"))
+        yield Problem(student, named, "refused", f"{origin}: {file.trouble}")
         return
     if file.path.suffix != ".ipynb":
-        problems.append(Problem(student, named, "not a notebook", origin))
+        yield Problem(student, named, "not a notebook", origin)
         return
     try:
         notebook = reading.parse(file.data)
         checked = sorted({number[:2] for number in notebook.checked})
         guessed = next((lab.name for lab in course.labs if [lab.name[:2]] == checked), "")
-        lab = notebook.lab if notebook.lab in names else named or guessed
+        name = notebook.lab if notebook.lab in names else named or guessed
     except UnreadableError:
-        lab = named  # the grader says what is wrong with it
-    if not lab and len(course.labs) == 1:
-        lab = course.labs[0].name
-    if not lab:
-        problems.append(Problem(student, "", "unknown", f"{origin}: it cannot be told which lab this is"))
+        name = named  # the grader says what is wrong with it
+    if not name and len(course.labs) == 1:
+        name = course.labs[0].name
+    if not name:
+        yield Problem(student, "", "unknown", f"{origin}: it cannot be told which lab this is")
         return
-    if file.path.stem != lab and not file.path.stem.endswith(f"_{lab}"):
-        problems.append(Problem(student, lab, "renamed", f"{origin} is taken for {lab}"))
-    found[student, lab].append(Submission(student, lab, hashlib.sha256(file.data).hexdigest(), origin, file.source, file.member, received))
+    if file.path.stem != name and not file.path.stem.endswith(f"_{name}"):
+        yield Problem(student, name, "renamed", f"{origin} is taken for {name}")
+    yield Submission(student, name, hashlib.sha256(file.data).hexdigest(), origin, file.source, file.member, received)
 
 
 def _whose(file: _File) -> tuple[str, str]:
@@ -199,11 +191,11 @@ def _in_folder(folder: Path) -> Iterator[_File]:
         raise ValueError(f"{folder} is no folder and no zip file")
     known = _manifest(folder)
     count = 0
-    for place, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__MACOSX")
-        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in sorted([*names, *links]):
-            path = Path(place, name)
+            path = Path(parent, name)
             relative = path.relative_to(folder)
             if name.startswith(".") or name in (*NBGRADERS, MANIFEST):
                 continue
@@ -225,24 +217,17 @@ def _changed(path: Path) -> str:
 
 def _manifest(folder: Path) -> dict[str, str]:
     """When each file was received, where an earlier `collect` wrote this folder."""
-    try:
-        listed = json.loads((folder / MANIFEST).read_text())["submissions"]
-        return {item["file"]: item["received"] for item in listed}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return {item["file"]: item["received"] for item in json.loads((folder / MANIFEST).read_text())["submissions"]}
+    return {}
 
 
 def _known_problems(folder: Path) -> list[Problem]:
     """What an earlier `collect` found wrong, as long as nobody has put it right: the folder may have what was missing then."""
-    try:
-        listed = json.loads((folder / MANIFEST).read_text())["problems"]
-        return [
-            Problem(**item)
-            for item in listed
-            if item["kind"] != "missing" and not (folder / item["student"] / f"{item['lab']}.ipynb").exists()
-        ]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = [Problem(**item) for item in json.loads((folder / MANIFEST).read_text())["problems"]]
+        return [item for item in known if item.kind != "missing" and not (folder / item.student / f"{item.lab}.ipynb").exists()]
+    return []
 
 
 def _zipped(path: Path) -> Iterator[_File]:
@@ -256,7 +241,7 @@ def _zipped(path: Path) -> Iterator[_File]:
             name = PurePosixPath(member.filename.replace("\\", "/"))
             if name.name.startswith(".") or "__MACOSX" in name.parts:
                 continue
-            received = datetime(*member.date_time, tzinfo=UTC).isoformat() if _is_time(member.date_time) else ""
+            received = _zip_time(member.date_time)
             safe = PurePosixPath(*[part for part in name.parts if part not in ("..", "/")]) if name.parts else PurePosixPath("?")
             trouble = _zip_trouble(member, name)
             if trouble or safe.suffix != ".ipynb":
@@ -291,12 +276,11 @@ def _zip_trouble(member: zipfile.ZipInfo, name: PurePosixPath) -> str:
     return ""
 
 
-def _is_time(parts: tuple[int, ...]) -> bool:
+def _zip_time(parts: tuple[int, int, int, int, int, int]) -> str:
     try:
-        datetime(*parts)
+        return datetime(*parts, tzinfo=UTC).isoformat()
     except ValueError:
-        return False
-    return True
+        return ""
 
 
 def write(submissions: list[Submission], problems: list[Problem], folder: Path) -> None:

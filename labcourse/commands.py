@@ -80,14 +80,15 @@ def _release(options: argparse.Namespace, course: "Course") -> int:
     return 0
 
 
-def _students(options: argparse.Namespace) -> list[str]:
+def _students(options: argparse.Namespace) -> dict[str, dict[str, str]]:
+    """The rows of the table of students by their ids: the columns are what platforms know them by."""
     if not options.students:
-        return []
+        return {}
     with open(options.students, encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         if "student" not in (reader.fieldnames or []):
             raise ValueError(f"{options.students} has no column `student`")
-        return [row["student"] for row in reader if row["student"]]
+        return {row["student"]: row for row in reader if row["student"]}
 
 
 def _collect(options: argparse.Namespace, course: "Course") -> int:
@@ -95,12 +96,12 @@ def _collect(options: argparse.Namespace, course: "Course") -> int:
 
     submissions, problems = collect.collect(Path(options.source), course, _students(options))
     collect.write(submissions, problems, Path(options.to))
-    _say(problems)
+    _print(problems)
     print(f"{len(submissions)} submissions in {options.to}, {len(problems)} remarks")
     return 0
 
 
-def _say(problems: "list[Problem]") -> None:
+def _print(problems: "list[Problem]") -> None:
     for problem in problems:
         print(f"{problem.kind}: {problem.student} {problem.lab} {problem.detail}".encode(errors="replace").decode())
 
@@ -110,10 +111,11 @@ def _grade(options: argparse.Namespace, course: "Course") -> int:
 
     if options.workers < 1:
         raise ValueError(f"--workers {options.workers}: choose 1 or more")
-    submissions, problems = collect.collect(Path(options.source), course, _students(options))
+    students = _students(options)
+    submissions, problems = collect.collect(Path(options.source), course, students)
     store = grading.Store(Path(options.out))
     count = grading.grade_all(course, submissions, store, options.workers, options.scheduler, options.sandbox, _progress)
-    results.write(course, submissions, problems, store, Path(options.students) if options.students else None)
+    results.write(course, submissions, problems, store, students)
     print(f"{count} graded, {len(submissions) - count} kept, {len(problems)} remarks: see {Path(options.out) / 'index.html'}")
     return 0
 

@@ -1,7 +1,7 @@
 """One submission's examination: its cells run in a sandbox, each answer is tried on hidden inputs, and judged here.
 
-Beside each answer a control is tried, an answer known to be wrong, on inputs of its own and at a place in the order that nobody can guess.
-If the control looks right, the submission has changed what it is observed with, and nothing that was observed counts.
+With each answer one that is known to be wrong is tried, on inputs of its own and at a position in the order that nobody can guess. If the
+wrong answer looks right, the submission has changed what it is observed with, and nothing that was observed counts.
 """
 
 import json
@@ -13,12 +13,12 @@ from typing import Any
 
 from labcourse import reading
 from labcourse.assignment import Course, Exercise, Lab
-from labcourse.sandbox import EndedError, Run, Sandbox
+from labcourse.sandbox import EndedError, Sandbox, SubmissionProcess
 from labkit import checks
 from labkit.checks import checking
 from labkit.checks.controls import control
 
-# How a submission or an exercise can end other than graded, and what is said of it.
+# How a submission or an exercise can end other than graded, in words.
 KINDS = {
     "tampered": "tampered with",
     "time": "ran out of time",
@@ -40,7 +40,7 @@ _OUT_OF_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Cannot alloc
 
 @dataclass
 class Examined:
-    """What came of it.
+    """The result of an examination.
 
     Attributes:
         status: "graded" or a key of `KINDS`; `detail` says more.
@@ -107,22 +107,22 @@ class _Examination:
         self._sandbox, self._limits, self._examined = sandbox, sandbox.limits, examined
 
     def run(self, results: dict[str, dict[str, Any]]) -> None:
-        open_ends = list(self._lab.exercises)
+        remaining = list(self._lab.exercises)
         first = True
-        while open_ends and self._examined.status not in VOID:
-            with self._sandbox.run() as run:
+        while remaining and self._examined.status not in VOID:
+            with self._sandbox.run() as process:
                 try:
-                    self._run_cells(run, first)
-                    self._try_exercises(run, open_ends, results)
+                    self._run_cells(process, first)
+                    self._try_exercises(process, remaining, results)
                 except EndedError as error:
                     self._examined.note(error.kind, text(str(error) if str(error) != error.kind else "while its cells ran"))
-                    open_ends.clear()
-            self._examined.memory = max(self._examined.memory, run.memory)
+                    remaining.clear()
+            self._examined.memory = max(self._examined.memory, process.memory)
             first = False
 
-    def _run_cells(self, run: Run, first: bool) -> None:
+    def _run_cells(self, process: SubmissionProcess, first: bool) -> None:
         message = {"cells": self._cells, "random": self._number("cells"), "seconds": self._limits.cell_seconds}
-        report = run.ask(message, self._limits.seconds)
+        report = process.ask(message, self._limits.seconds)
         self._see_changes(report)
         errors = report.get("errors")
         if not first or type(errors) is not list:
@@ -138,12 +138,12 @@ class _Examination:
             elif _OUT_OF_MEMORY.search(f"{name} {message}"):
                 self._examined.note("memory", f"in code cell {number}")
 
-    def _try_exercises(self, run: Run, open_ends: list[Exercise], results: dict[str, dict[str, Any]]) -> None:
+    def _try_exercises(self, process: SubmissionProcess, remaining: list[Exercise], results: dict[str, dict[str, Any]]) -> None:
         """As many as the process lives for."""
-        while open_ends:
-            exercise = open_ends.pop(0)
+        while remaining:
+            exercise = remaining.pop(0)
             try:
-                result = self._tried(run, exercise)
+                result = self._tried(process, exercise)
             except EndedError as error:
                 if error.kind in VOID:
                     raise
@@ -153,7 +153,7 @@ class _Examination:
                 self._examined.note(result["status"], f"{exercise.number}: {result['message']}")
                 return  # the process is gone, or of no use any more
 
-    def _tried(self, run: Run, exercise: Exercise) -> dict[str, Any]:
+    def _tried(self, process: SubmissionProcess, exercise: Exercise) -> dict[str, Any]:
         """The result of one exercise: right if every try is."""
         pattern, known_wrong = control(exercise.number)
         order = [""] * self._course.tries + [known_wrong]
@@ -162,9 +162,9 @@ class _Examination:
         for number, source in enumerate(order, 1):
             check = checks.find(exercise.number)
             inputs = check.draw(random.Random(self._number(f"{exercise.number}/{number}")))
-            question = {"exercise": exercise.number, "name": exercise.name, "inputs": inputs, "control": source}
+            question = {"exercise": exercise.number, "name": exercise.name, "inputs": inputs, "wrong_answer": source}
             question |= {"random": self._number(f"{exercise.number}/{number}/random"), "seconds": self._limits.trial_seconds}
-            reply = run.ask(question, self._limits.trial_seconds)
+            reply = process.ask(question, self._limits.trial_seconds)
             self._see_changes(reply)
             if reply.get("late") is True:
                 return _result(exercise, "time", f"your answer took longer than {self._limits.trial_seconds:g} s")
@@ -220,8 +220,8 @@ def judged(check: checking.Check, observation: Any, inputs: Any) -> Any:
 
 def shortened(observation: Any) -> Any:
     """For the record: not the values of whole tensors; no numbers that JSON lacks, no addresses, which differ from run to run."""
-    told = json.dumps(_finite(observation), ensure_ascii=False)
-    return json.loads(_without_addresses(told)) if len(told) <= LONGEST_OBSERVATION else f"{len(told)} characters: {told[:200]} …"
+    full = json.dumps(_finite(observation), ensure_ascii=False)
+    return json.loads(_without_addresses(full)) if len(full) <= LONGEST_OBSERVATION else f"{len(full)} characters: {full[:200]} …"
 
 
 def _finite(value: Any) -> Any:

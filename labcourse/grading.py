@@ -12,19 +12,19 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import labkit
-from labcourse import release, wall
+from labcourse import backends, release
 from labcourse.assignment import Course, Lab
 from labcourse.collect import Submission
 from labcourse.examination import examine
 from labcourse.sandbox import Sandbox
-from labcourse.wall import Wall
 
 HandedOut = dict[str, frozenset[str]]  # the cells of each lab that students were given
 PATIENCE = 15.0  # seconds until a scheduler has answered
@@ -57,7 +57,8 @@ class Store:
 
     def record(self, lab: str, student: str) -> dict[str, Any] | None:
         try:
-            return json.loads(self.record_path(lab, student).read_text(encoding="utf-8"))
+            record: dict[str, Any] = json.loads(self.record_path(lab, student).read_text(encoding="utf-8"))
+            return record
         except (OSError, ValueError):
             return None
 
@@ -80,25 +81,26 @@ class Store:
         """The record last: it says that all the rest is there."""
         lab, student = graded.record["lab"], graded.record["student"]
         for number, image in enumerate(graded.figures, 1):
-            _write(self._figure(lab, student, number), image)
-        _write(self._resources(lab, student), as_json(graded.resources))
+            write_file(self._figure(lab, student, number), image)
+        write_file(self._resources(lab, student), as_json(graded.resources))
         self.write_record(graded.record)
 
     def write_record(self, record: dict[str, Any]) -> None:
-        _write(self.record_path(record["lab"], record["student"]), as_json(record))
+        write_file(self.record_path(record["lab"], record["student"]), as_json(record))
 
     def join_resources(self) -> None:
         """One `resources.json` of all that was used: unlike the rest it differs from run to run."""
         files = sorted((self.folder / "resources").glob("*/*.json"))
         used = {f"{path.parent.name}/{path.stem}": json.loads(path.read_text(encoding="utf-8")) for path in files}
-        _write(self.folder / "resources.json", as_json(used))
+        write_file(self.folder / "resources.json", as_json(used))
 
 
 def as_json(content: Any) -> bytes:
     return (json.dumps(content, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
+    """The whole file, or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(data)
@@ -119,37 +121,32 @@ def fingerprint(submission: Submission, lab: Lab, course: Course) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-class Grader:
-    """Examines submissions in one sandbox, one after another. Each worker has one."""
-
-    def __init__(self, course: Course, handed_out: HandedOut, sandbox: Sandbox) -> None:
-        self._course, self._handed_out, self._sandbox = course, handed_out, sandbox
-
-    def grade(self, submission: Submission) -> Graded:
-        course, lab = self._course, self._course.lab(submission.lab)
-        began = time.monotonic()
-        examined = examine(submission.read(), submission.student, lab, course, self._handed_out[lab.name], self._sandbox)
-        record = {
-            "student": submission.student,
-            "lab": lab.name,
-            "status": examined.status,
-            "detail": examined.detail,
-            "points": examined.points,
-            "out_of": lab.points,
-            "exercises": examined.exercises,
-            "written": [{"id": task.id, "answer": examined.written.get(task.id, ""), "out_of": task.points} for task in lab.written],
-            "cell_errors": examined.cell_errors,
-            "remarks": examined.remarks,
-            "figures": [hashlib.sha256(image.encode()).hexdigest() for image in examined.figures],
-            "seed": course.seed,
-            "versions": versions(),
-            "sandbox": self._sandbox.wall.name,
-            "submission": submission.digest,
-            "received": submission.received,
-            "fingerprint": fingerprint(submission, lab, course),
-        }
-        used = {"seconds": round(time.monotonic() - began, 3), "memory_bytes": examined.memory}
-        return Graded(record, [base64.b64decode(image) for image in examined.figures], used)
+def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox: Sandbox) -> Graded:
+    """Examine one submission and write down what is found."""
+    lab = course.lab(submission.lab)
+    began = time.monotonic()
+    examined = examine(submission.read(), submission.student, lab, course, handed_out[lab.name], sandbox)
+    record = {
+        "student": submission.student,
+        "lab": lab.name,
+        "status": examined.status,
+        "detail": examined.detail,
+        "points": examined.points,
+        "out_of": lab.points,
+        "exercises": examined.exercises,
+        "written": [{"id": task.id, "answer": examined.written.get(task.id, ""), "out_of": task.points} for task in lab.written],
+        "cell_errors": examined.cell_errors,
+        "remarks": examined.remarks,
+        "figures": [hashlib.sha256(image.encode()).hexdigest() for image in examined.figures],
+        "seed": course.seed,
+        "versions": versions(),
+        "sandbox": sandbox.backend.name,
+        "submission": submission.digest,
+        "received": submission.received,
+        "fingerprint": fingerprint(submission, lab, course),
+    }
+    used = {"seconds": round(time.monotonic() - began, 3), "memory_bytes": examined.memory}
+    return Graded(record, [base64.b64decode(image) for image in examined.figures], used)
 
 
 def grade_all(
@@ -159,39 +156,35 @@ def grade_all(
     workers: int = 1,
     scheduler: str | None = None,
     sandbox: str | None = None,
-    progress: Callable[..., None] = lambda *said: None,
+    progress: Callable[..., None] = lambda *line: None,
 ) -> int:
     """Grade what has no record yet, write each result, and return how many were graded.
 
     Args:
-        workers: processes on this machine, each behind a wall of its own.
+        workers: how many at the same time on this machine, each in a sandbox of its own.
         scheduler: a Dask scheduler's address; its workers, which need labkit too, do the work then.
-        sandbox: the wall's name, as in `wall.best`.
+        sandbox: the name of a backend, as in `backends.best`.
         progress: gets a line, and the share that is done where there is one.
     """
     known = ((item, store.record(item.lab, item.student)) for item in submissions)
-    open_ends = [item for item, record in known if not record or record["fingerprint"] != fingerprint(item, course.lab(item.lab), course)]
-    if len(open_ends) < len(submissions):
-        progress(f"{len(submissions) - len(open_ends)} of {len(submissions)} were graded before")
-    if not open_ends:
+    remaining = [item for item, record in known if not record or record["fingerprint"] != fingerprint(item, course.lab(item.lab), course)]
+    if len(remaining) < len(submissions):
+        progress(f"{len(submissions) - len(remaining)} of {len(submissions)} were graded before")
+    if not remaining:
         return 0
     given = {lab.name: release.handed_out(course, lab) for lab in course.labs}
     if scheduler:
-        results = _on_cluster(course, given, open_ends, scheduler, sandbox)
+        results = _on_cluster(course, given, remaining, scheduler, sandbox)
     else:
-        results = _here(course, given, open_ends, workers, sandbox, progress)
+        results = _here(course, given, remaining, workers, sandbox, progress)
     began = time.monotonic()
     with contextlib.closing(results):  # whatever happens, no sandbox is left
         for count, graded in enumerate(results, 1):
             store.write(graded)
-            left = (time.monotonic() - began) / count * (len(open_ends) - count)
+            left = int((time.monotonic() - began) / count * (len(remaining) - count))
             what = f"{graded.record['lab']} of {graded.record['student']}: {graded.record['status']}"
-            progress(f"{count} of {len(open_ends)}, {_clock(left)} left · {what}", count / len(open_ends))
-    return len(open_ends)
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+            progress(f"{count} of {len(remaining)}, {left // 60}:{left % 60:02d} left · {what}", count / len(remaining))
+    return len(remaining)
 
 
 def _here(
@@ -201,52 +194,32 @@ def _here(
     workers: int,
     sandbox: str | None,
     progress: Callable[..., None],
-) -> Iterator[Graded]:
+) -> Generator[Graded, None, None]:
     """The results of threads that each talk to a sandbox, as they come."""
-    barrier = wall.best(course.limits.scratch, sandbox)
-    if barrier.warning:
-        progress(f"WARNING: {barrier.warning}")
-    waiting: queue.SimpleQueue[Submission] = queue.SimpleQueue()
-    for submission in submissions:
-        waiting.put(submission)
-    done: queue.Queue[Graded | BaseException | None] = queue.Queue(maxsize=2 * workers)
-    stopped = threading.Event()
-    threads = [threading.Thread(target=_work, args=(course, given, barrier, waiting, done, stopped), daemon=True) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
-    left = len(threads)
-    try:
-        while left:
-            result = done.get()
-            if isinstance(result, BaseException):
-                raise result
-            if result is None:
-                left -= 1
-            else:
-                yield result
-    finally:
-        stopped.set()
-        for thread in threads:
-            while thread.is_alive():
-                with contextlib.suppress(queue.Empty):
-                    done.get(timeout=0.1)
+    backend = backends.best(course.limits.scratch, sandbox)
+    if backend.warning:
+        progress(f"WARNING: {backend.warning}")
+    free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
+
+    def graded(submission: Submission) -> Graded:
+        chosen = free.get()
+        try:
+            return grade(submission, course, given, chosen)
+        finally:
+            free.put(chosen)
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(workers):
+            free.put(stack.enter_context(Sandbox(backend, course.limits)))
+        pool = stack.enter_context(ThreadPoolExecutor(workers))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        for future in as_completed([pool.submit(graded, submission) for submission in submissions]):
+            yield future.result()
 
 
-def _work(course: Course, given: HandedOut, barrier: Wall, waiting: Any, done: Any, stopped: threading.Event) -> None:
-    try:
-        with Sandbox(barrier, course.limits) as box:
-            grader = Grader(course, given, box)
-            while not stopped.is_set():
-                done.put(grader.grade(waiting.get_nowait()))
-    except queue.Empty:
-        pass
-    except BaseException as error:
-        done.put(error)
-        return
-    done.put(None)
-
-
-def _on_cluster(course: Course, given: HandedOut, submissions: list[Submission], scheduler: str, sandbox: str | None) -> Iterator[Graded]:
+def _on_cluster(
+    course: Course, given: HandedOut, submissions: list[Submission], scheduler: str, sandbox: str | None
+) -> Generator[Graded, None, None]:
     """The results of a Dask cluster's workers. A worker that is lost loses nothing: what it had goes to another."""
     from distributed import Client, as_completed
 
@@ -275,5 +248,5 @@ def grade_on_worker(course: Course, given: HandedOut, submission: Submission, sa
     if getattr(_on_worker, "key", None) != key:
         if hasattr(_on_worker, "sandbox"):
             _on_worker.sandbox.close()
-        _on_worker.sandbox, _on_worker.key = Sandbox(wall.best(course.limits.scratch, sandbox), course.limits), key
-    return Grader(course, given, _on_worker.sandbox).grade(submission)
+        _on_worker.sandbox, _on_worker.key = Sandbox(backends.best(course.limits.scratch, sandbox), course.limits), key
+    return grade(submission, course, given, _on_worker.sandbox)

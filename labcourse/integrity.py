@@ -1,4 +1,4 @@
-"""What a submission may not have replaced: the names of Python, PyTorch and the kit that its answers are observed with."""
+"""Notices what a submission has replaced: the names of Python, PyTorch and the kit that its answers are observed with."""
 
 import os
 import sys
@@ -6,14 +6,16 @@ import types
 from functools import partial
 from typing import Any
 
-WATCHED = ("builtins", "json", "json.encoder", "json.decoder", "math", "random", "time", "torch", "torch.cuda", "torch.functional")
-WATCHED += ("torch.nn.functional", "torch.testing", "torch.cuda.memory", "torch.cuda.streams")
+WATCHED = (
+    *("builtins", "json", "json.encoder", "json.decoder", "math", "random", "time"),
+    *("torch", "torch.cuda", "torch.cuda.memory", "torch.cuda.streams", "torch.functional", "torch.nn.functional", "torch.testing"),
+)
 OWN = ("virtualgpu", "gputrace", "labkit", "labcourse")
-HOMES = (*OWN, "torch")  # whose functions may take each other's place: a machine of the kit changes torch
+MAY_REPLACE = (*OWN, "torch")  # whose functions may take each other's place: a machine of the kit changes torch
 
 
 class Attempts:
-    """Notes what no exercise needs: the network, notebooks on disk, signals to processes above. What it means, a person must say."""
+    """Records what no exercise needs: the network, notebooks on disk, signals to processes above. A person judges what it means."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -38,7 +40,7 @@ class Originals:
     """What the watched names stood for when this was made."""
 
     def __init__(self) -> None:
-        self._held = [(place, owner, {name: (value, _code(value)) for name, value in _callables(owner)}) for place, owner in _places()]
+        self._held = [(path, owner, {name: (value, _code(value)) for name, value in _callables(owner)}) for path, owner in _watched()]
 
     def changed(self) -> list[str]:
         """The names that stand for something else now, in order. Replacements that are the kit's or PyTorch's own do not count.
@@ -46,17 +48,17 @@ class Originals:
         To a class nothing may be added either: it would stand in front of what the class inherits.
         """
         found = []
-        for place, owner, held in self._held:
+        for path, owner, held in self._held:
             now = vars(owner)
             new = [name for name, value in _callables(owner) if name not in held] if isinstance(owner, type) else []
             for name in (*held, *new):
                 value, code = held.get(name, (None, None))
-                if (now.get(name) is not value and not _at_home(now.get(name))) or (now.get(name) is value and _code(value) is not code):
-                    found.append(f"{place}.{name}")
+                if (now.get(name) is not value and not _is_own(now.get(name))) or (now.get(name) is value and _code(value) is not code):
+                    found.append(f"{path}.{name}")
         return sorted(found)
 
 
-def _places() -> list[tuple[str, Any]]:
+def _watched() -> list[tuple[str, Any]]:
     """Modules, the kit's classes and PyTorch's tensors, by name."""
     found: list[tuple[str, Any]] = []
     for name, module in list(sys.modules.items()):
@@ -79,12 +81,12 @@ def _code(value: Any) -> Any:
     return getattr(_inner(value), "__code__", None)
 
 
-def _at_home(value: Any) -> bool:
+def _is_own(value: Any) -> bool:
     module, code = getattr(_inner(value), "__module__", None), _code(value)
     if code is not None:
-        return any(f"/{home}/" in code.co_filename for home in HOMES)
+        return any(f"/{package}/" in code.co_filename for package in MAY_REPLACE)
     module = module or type(value).__module__
-    return isinstance(module, str) and module.partition(".")[0] in HOMES
+    return isinstance(module, str) and module.partition(".")[0] in MAY_REPLACE
 
 
 def _inner(value: Any) -> Any:

@@ -1,7 +1,10 @@
 """Handing out: copies of the lessons' notebooks for students, for the instructor, and for nbgrader. The same bytes each time."""
 
 import ast
+import inspect
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +13,6 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from labcourse import stubs
 from labcourse.assignment import Course, Lab
 from labcourse.reading import PLACEHOLDER, checked_name, checked_number
 from labkit import checks
@@ -109,7 +111,7 @@ def nbgrader_source(course: Course, lab: Lab) -> NotebookNode:
         own = cell.metadata.get("labkit", {})
         if "solution" in cell.metadata.get("tags", []):
             task = next(earlier for earlier in reversed(cells) if "exercise" in earlier.metadata.get("labkit", {}))
-            task.source += f"\n\n### BEGIN SOLUTION\n{SOLVED.search(cell.source)[1]}### END SOLUTION"
+            task.source += f"\n\n### BEGIN SOLUTION\n{SOLVED.findall(cell.source)[0]}### END SOLUTION"
             continue
         if "exercise" in own:
             _mark(cell, f"answer-{own['exercise']}", grade=False, solution=True, locked=False)
@@ -159,7 +161,7 @@ def _cells(course: Course, lab: Lab) -> list[NotebookNode]:
     for cell, following in pairwise(source):
         if "exercise" in cell.metadata.get("tags", []):
             number, name = checked_number(following.source), checked_name(following.source)
-            stubs.require(number or "", name or "", cell.source, f"{lab.name}.ipynb")
+            _require_stub(number or "", name or "", cell.source, f"{lab.name}.ipynb")
             cell.metadata["labkit"] = {"exercise": number}
     written = [cell for question in lab.written for cell in _question(question.id, question.question)]
     if course.contents == "lesson":
@@ -208,6 +210,46 @@ def _imports(cell: NotebookNode) -> Iterator[tuple[str, str]]:
     except SyntaxError:  # a cell that shows what does not work
         return
     for statement in statements:
-        for name in statement.names if isinstance(statement, ast.Import | ast.ImportFrom) else ():
-            alone = ast.Import([name]) if isinstance(statement, ast.Import) else ast.ImportFrom(statement.module, [name], statement.level)
-            yield (name.asname or name.name).partition(".")[0], ast.unparse(alone)
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            for name in statement.names:
+                single = (
+                    ast.Import([name]) if isinstance(statement, ast.Import) else ast.ImportFrom(statement.module, [name], statement.level)
+                )
+                yield (name.asname or name.name).partition(".")[0], ast.unparse(single)
+
+
+def _require_stub(number: str, name: str, source: str, notebook: str) -> None:
+    """Raises ValueError, naming the exercise, unless the cell defines `name` and gives nothing of an answer to it away.
+
+    That is one function with a docstring and `...`, or, where the exercise is to mend a function, the one that the check knows. A comment
+    could hold an answer too: no stub has one.
+    """
+    script = checks.find(number).script
+    expected = ast.parse(inspect.getsource(script)).body[0] if script else None
+    try:
+        [function] = ast.parse(source).body
+        commented = any(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(source).readline))
+    except (SyntaxError, ValueError, tokenize.TokenError):
+        function, commented = None, False
+    if not isinstance(function, ast.FunctionDef) or function.name != name or commented or not _is_stub(function, expected):
+        raise ValueError(
+            f"exercise {number}: its cell in {notebook} is not the stub that the check expects: it may hold an answer. Nothing was "
+            f"written. Put back the function {name} as the kit hands it out, or release from the kit's own lessons "
+            "(no `notebooks` in the course file)"
+        )
+
+
+def _is_stub(function: ast.FunctionDef, expected: ast.stmt | None) -> bool:
+    if isinstance(expected, ast.FunctionDef):
+        return _content(function) == _content(expected)
+    return _content(function)[1] in ([], [ast.dump(ast.Expr(ast.Constant(...)))], [ast.dump(ast.Pass())])
+
+
+def _content(function: ast.FunctionDef) -> tuple[str, list[str]]:
+    """Its parameters and statements, without types, which notebooks leave out, and the docstring, which may be in any language."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.FunctionDef):
+            node.returns = None
+    return ast.dump(function.args), [ast.dump(statement) for statement in function.body[ast.get_docstring(function) is not None :]]

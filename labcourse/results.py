@@ -1,8 +1,6 @@
-"""What comes out: tables for Canvas, for Moodle and for everything else, a page a student, and a page for the instructor."""
+"""The results of a grading: tables for Canvas, for Moodle and for everything else, a page a student, and a page for the instructor."""
 
 import base64
-import csv
-import os
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from labcourse import marks
 from labcourse.assignment import Course, Lab
 from labcourse.collect import Problem, Submission
 from labcourse.examination import KINDS
-from labcourse.grading import Store
+from labcourse.grading import Store, write_file
 
 GRADES = ("student", "lab", "status", "points", "out_of", "exercises", "late_days", "deduction", "to_mark", "detail", "received", "seed")
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
@@ -23,7 +21,10 @@ MOODLE = ("Identifier", "Full name", "ID number", "Email address")
 BINS = 10
 
 
-def write(course: Course, submissions: list[Submission], problems: list[Problem], store: Store, roster: Path | None = None) -> None:
+People = dict[str, dict[str, str]]  # rows of the instructor's own table by student: what a platform knows them by
+
+
+def write(course: Course, submissions: list[Submission], problems: list[Problem], store: Store, people: People | None = None) -> None:
     """All tables and pages, from the records of these submissions and from nothing else: the same bytes each time."""
     written = marks.read_written(store.folder)
     pages = jinja2.Environment(
@@ -34,27 +35,30 @@ def write(course: Course, submissions: list[Submission], problems: list[Problem]
     )
     pages.filters["number"] = lambda value: f"{value:g}"
     keys = [(item.lab, item.student) for item in submissions]
-    for lab, student in keys:
-        record = marks.add_marks(store.record(lab, student), course, written)
+    for record in _records(store, keys):
+        record = marks.add_marks(record, course, written)
         store.write_record(record)
         _write_feedback(course, record, store, pages)
     _leave_out_others(store, set(keys))
     store.join_resources()
-    _save(store.folder / marks.WRITTEN, marks.written_table(_records(store, keys)))
+    write_file(store.folder / marks.WRITTEN, marks.written_table(_records(store, keys)).encode())
     ungraded = [_ungraded(problem) for problem in problems if (problem.lab, problem.student) not in set(keys)]
-    _save(store.folder / "grades.csv", marks.table(GRADES, [*map(_grade, _records(store, keys)), *ungraded]))
-    people = _people(roster)
-    _save(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS))
-    _save(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE))
+    write_file(store.folder / "grades.csv", marks.table(GRADES, [*map(_grade, _records(store, keys)), *ungraded]).encode())
+    people = people or {}
+    write_file(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS).encode())
+    write_file(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE).encode())
     summaries = [_summary(lab, [_essence(record) for record in _records(store, keys) if record["lab"] == lab.name]) for lab in course.labs]
     looks = [*_looks(_records(store, keys)), *((item.student, item.lab, f"{item.kind}: {item.detail}") for item in problems)]
-    _save(store.folder / "index.html", pages.get_template("instructor.html").render(course=course, labs=summaries, looks=looks))
+    page = pages.get_template("instructor.html").render(course=course, labs=summaries, looks=looks)
+    write_file(store.folder / "index.html", page.encode())
 
 
 def _records(store: Store, keys: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """One after another, so that a class of any size fits the memory."""
     for lab, student in keys:
-        yield store.record(lab, student)
+        record = store.record(lab, student)
+        assert record is not None  # each of them was graded
+        yield record
 
 
 def _write_feedback(course: Course, record: dict[str, Any], store: Store, pages: jinja2.Environment) -> None:
@@ -62,7 +66,7 @@ def _write_feedback(course: Course, record: dict[str, Any], store: Store, pages:
     figures = [base64.b64encode(path.read_bytes()).decode() for path in store.figures(lab.name, student)]
     questions = {task.id: task.question for task in lab.written}
     page = pages.get_template("feedback.html").render(course=course, lab=lab, record=record, figures=figures, questions=questions)
-    _save(_feedback(store, lab.name, student), page)
+    write_file(_feedback(store, lab.name, student), page.encode())
 
 
 def _feedback(store: Store, lab: str, student: str) -> Path:
@@ -92,20 +96,12 @@ def _cell(value: Any) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def _people(roster: Path | None) -> dict[str, dict[str, str]]:
-    """The columns that a platform knows a student by, from the instructor's own table with a column `student`."""
-    if roster is None:
-        return {}
-    with roster.open(encoding="utf-8-sig", newline="") as file:
-        return {row["student"]: row for row in csv.DictReader(file) if row.get("student")}
-
-
 def _wide(
     course: Course,
     store: Store,
     keys: list[tuple[str, str]],
     problems: list[Problem],
-    people: dict[str, dict[str, str]],
+    people: People,
     columns: tuple[str, ...],
 ) -> str:
     """A row a student, a column a lab. A mark that does not exist is an empty cell, which the platforms leave as it is: never a zero."""
@@ -149,9 +145,9 @@ def _essence(record: dict[str, Any]) -> dict[str, Any]:
 def _tally(number: str, records: list[dict[str, Any]]) -> dict[str, Any]:
     results = [result for record in records for result in record["exercises"] if result["number"] == number]
     counts = Counter(result["status"] for result in results)
-    told = Counter(result["message"] for result in results if result["status"] == "wrong")
+    messages = Counter(result["message"] for result in results if result["status"] == "wrong")
     known = {"right": counts["right"], "wrong": counts["wrong"], "untried": counts["not attempted"]}
-    often = min(told, key=lambda message: (-told[message], message), default="")
+    often = min(messages, key=lambda message: (-messages[message], message), default="")
     return {"number": number, **known, "other": len(results) - sum(known.values()), "often": often}
 
 
@@ -165,10 +161,3 @@ def _looks(records: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
                 record["lab"],
                 f"{record['marks']['to_mark']} written answer{'s' * (record['marks']['to_mark'] != 1)} to mark in {marks.WRITTEN}",
             )
-
-
-def _save(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

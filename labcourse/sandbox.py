@@ -1,6 +1,7 @@
-"""The grader's end of a sandbox: it starts a nursery behind a wall and talks with one submission at a time. Nothing here can block.
+"""The grader's end of a sandbox: it starts a fork server in isolation and talks with one submission at a time. Nothing here can block.
 
-A submission's copy has one line to the grader, on which it may speak only when asked, and its output, of which only the beginning is kept.
+A submission's process has one connection to the grader, on which it may write only when asked, and its output, of which only the
+beginning is kept.
 """
 
 import array
@@ -17,14 +18,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
-from labcourse import open_lessons
-from labcourse import wall as walls
-from labcourse.wall import Wall
+from labcourse import backends, redaction
+from labcourse.backends import Backend
 from labkit.processes import messages
+from labkit.processes.supervision import start_connected
 
 STARTING = 180.0  # seconds for imports, on a slow disk
 ENDING = 30.0  # seconds until a submission's processes are gone
@@ -32,7 +33,8 @@ KEPT = 8 << 10  # bytes of output that are kept
 LARGEST = 16 << 20  # bytes of one message
 CHUNK = 1 << 16
 FOLDERS = "labkit-course-"  # in the folder for temporary files; then the grader's process
-RETIRE = 500  # submissions after which a nursery is replaced
+RETIRE = 500  # submissions after which a fork server is replaced
+LATE = 75  # exit status of a submission's process that ran out of time and did not react to it
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Limits:
         scratch: bytes of files.
         output: bytes that it may print.
         processes, threads: that run at the same time.
-        grace: seconds beyond its time for a submission to say that it ran out of it.
+        grace: seconds beyond its time for a submission to report that it ran out of it.
     """
 
     cell_seconds: float = 60.0
@@ -61,7 +63,7 @@ class Limits:
 
 
 class EndedError(Exception):
-    """The submission's process is gone, or had to go. `kind` is a key of `labcourse.record.KINDS`."""
+    """The submission's process has ended, or had to be ended. `kind` is a key of `labcourse.examination.KINDS`."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(detail or kind)
@@ -73,12 +75,12 @@ class SandboxError(Exception):
 
 
 class Sandbox:
-    """A nursery behind a wall, for one submission after another; started when first needed, and again after it had to go."""
+    """A fork server in isolation, for one submission after another; started when first needed, and again after it had to be ended."""
 
-    def __init__(self, wall: Wall, limits: Limits) -> None:
-        self.wall, self.limits = wall, limits
-        self._process: subprocess.Popen[bytes] | None = None
-        self._own: tempfile.TemporaryDirectory[str] | None = None
+    def __init__(self, backend: Backend, limits: Limits) -> None:
+        self.backend, self.limits = backend, limits
+        self._server: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "Sandbox":
         return self
@@ -86,127 +88,132 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the nursery and all that is behind the wall."""
-        if self._process is not None:
-            self._line.close()
+    def close(self, kill: bool = False) -> None:
+        """End the fork server and all that it started; with `kill`, at once."""
+        if self._server is not None:
+            self._connection.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.5 if self.wall.own_processes else 5)
-            self._process.kill()  # with the first process behind a wall goes everything there
-            self._process.wait()
-            self._process = None
-        if self._own is not None:
-            self._own.cleanup()
-            self._own = None
+                self._server.wait(0.0 if kill else 0.5 if self.backend.own_processes else 5)
+            self._server.kill()  # in a namespace of its own, all other processes there end with the first one
+            self._server.wait()
+            self._server = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
-    def run(self) -> "Run":
+    def run(self) -> "SubmissionProcess":
         """A process for one submission."""
-        if self._process is None or self._process.poll() is not None or self._used >= RETIRE:
+        if self._server is None or self._server.poll() is not None or self._used >= RETIRE:
             self._start()
         self._used += 1
-        return Run(self)
+        return SubmissionProcess(self)
 
     def _start(self) -> None:
         self.close()
-        _sweep()
-        self._own = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True)
-        folders = (walls.ROOM, walls.SHARED) if self.wall.hides_disk else (self._own.name,)
-        if self.wall.hides_disk:
-            for name, text in open_lessons.sources().items():
-                Path(self._own.name, name).write_text(text)
-        self._line, theirs = socket.socketpair()
+        _remove_abandoned_folders()
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True)
+        folders = (backends.WORKING, backends.SHARED) if self.backend.hides_disk else (self._folder.name,)
+        if self.backend.hides_disk:
+            for name, text in redaction.sources().items():
+                Path(self._folder.name, name).write_text(text)
         self._used, self._inbox = 0, messages.Inbox(LARGEST)
-        nursery = [sys.executable, "-P", "-s", "-m", "labcourse.nursery", str(theirs.fileno()), *folders]
-        with theirs:
-            self._process = subprocess.Popen(
-                [*self.wall.around(self._own.name), *nursery],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=walls.environment(self.wall, folders[0]),
-                cwd="/",
+        self._server, self._connection = start_connected(
+            [*self.backend.command_with(self._folder.name), sys.executable, "-P", "-s", "-m", "labcourse.sandbox_server", *folders],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=backends.environment(folders[0]),
+            cwd="/",
+        )
+        if self.receive(STARTING) is None:
+            self._server.kill()
+            error = self._server.communicate()[1].decode(errors="replace").strip()
+            self._server = None
+            raise SandboxError(
+                f"the sandbox ({self.backend.name}) does not start: {error.splitlines()[-1] if error else 'it prints no reason'}"
             )
-        if self.hear(STARTING) is None:
-            self._process.kill()
-            said = self._process.communicate()[1].decode(errors="replace").strip()
-            self._process = None
-            raise SandboxError(f"the sandbox ({self.wall.name}) does not start: {said.splitlines()[-1] if said else 'it says nothing'}")
-        self._process.stderr.close()
+        if self._server.stderr is not None:
+            self._server.stderr.close()
 
-    def start_copy(self, fds: list[int]) -> None:
+    def fork(self, fds: list[int]) -> None:
+        """Ask the fork server for a process with these files."""
         limits = self.limits
-        job = {"memory": limits.memory, "scratch": limits.scratch, "processes": limits.processes, "threads": limits.threads}
-        job |= {"seconds": int(2 * limits.seconds), "alone": self.wall.own_processes}
+        request = {"memory": limits.memory, "scratch": limits.scratch, "processes": limits.processes, "threads": limits.threads}
+        request |= {"seconds": int(2 * limits.seconds), "own_processes": self.backend.own_processes, "late_status": LATE}
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-        self._line.sendmsg([messages.packed(job)], rights)
+        self._connection.sendmsg([messages.packed(request)], rights)
 
-    def hear(self, seconds: float) -> dict[str, Any] | None:
-        """What the nursery says next; None if it says nothing in that time, or is gone."""
+    def receive(self, seconds: float) -> dict[str, Any] | None:
+        """The fork server's next message; None if none comes in that time, or the server has ended."""
         deadline = time.monotonic() + seconds
         while (message := self._inbox.take()) is None:
-            self._line.settimeout(max(0.001, deadline - time.monotonic()))
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
             try:
-                data = self._line.recv(CHUNK)
+                data = self._connection.recv(CHUNK)
             except (TimeoutError, ConnectionError):
                 return None
             if not data:
                 return None
             self._inbox.add(data)
-        return message
+        return dict(message)
 
     def fileno(self) -> int:
-        return self._line.fileno()
+        return self._connection.fileno()
 
-    def stop_copy(self) -> None:
-        with contextlib.suppress(OSError):
-            self._line.sendall(messages.packed("stop"))
+    def end_process(self, stop: bool) -> dict[str, Any]:
+        """Have the fork server end all that a submission started, and report how it ended.
 
-    def give_up(self) -> None:
-        """The nursery does not answer, or leaves something behind: the next submission gets a new one."""
-        if self._process is not None:
-            self._process.kill()
-        self.close()
+        Without `stop` it may see first how the process ends by itself. A server that does not answer, or leaves something, is ended too.
+        """
+        try:
+            ended = None if stop else self.receive(1.0)
+            if ended is None:
+                with contextlib.suppress(OSError):
+                    self._connection.sendall(messages.packed("stop"))
+                ended = self.receive(ENDING)
+        except messages.MessageError:
+            ended = None
+        if ended is None or not ended.get("clean"):
+            self.close(kill=True)
+        return ended or {}
 
 
-def _sweep() -> None:
-    """Remove what a grader that was killed could not."""
+def _remove_abandoned_folders() -> None:
+    """Remove the folders of graders that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*-*"):
         owner = folder.name.removeprefix(FOLDERS).partition("-")[0]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class Run:
+class SubmissionProcess:
     """One submission's process. Use as a context manager; whatever happens, nothing of it is left."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._limits = sandbox, sandbox.limits
         self._inbox, self.output, self._written = messages.Inbox(LARGEST), bytearray(), 0
-        self.memory, self._over = 0, False
-        self._line, theirs = socket.socketpair()
-        self._output, end = os.pipe()
+        self.memory, self._has_ended = 0, False
+        self._connection, theirs = socket.socketpair()
+        self._output, writing = os.pipe()
         with theirs:
-            sandbox.start_copy([theirs.fileno(), end])
-        os.close(end)
-        self._line.setblocking(False)
+            sandbox.fork([theirs.fileno(), writing])
+        os.close(writing)
+        self._connection.setblocking(False)
         os.set_blocking(self._output, False)
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> "SubmissionProcess":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._line.close()
-        if not self._over:
+        self._connection.close()
+        if not self._has_ended:
             self._end(stop=True)
         os.close(self._output)
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """What the process says to a question.
+        """The process's answer to a question.
 
         Raises:
-            EndedError: it ended, or had to; or it spoke when it was not asked.
+            EndedError: it ended, or had to be ended; or it wrote when it was not asked.
         """
         nonce = secrets.token_hex(16)
         self._listen(0)  # whatever is there now was not asked for
@@ -226,13 +233,13 @@ class Run:
         view = memoryview(data)
         while view:
             try:
-                view = view[self._line.send(view) :]
+                view = view[self._connection.send(view) :]
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     self._stop("time")
                 self._listen(0.05)
             except OSError:
-                self._ended_early()
+                self._raise_ended()
 
     def _read(self, deadline: float) -> Any:
         while (message := self._inbox.take()) is None:
@@ -243,65 +250,50 @@ class Run:
         return message
 
     def _listen(self, seconds: float) -> None:
-        """Take in what comes within that time: answers, output, and what the nursery says."""
+        """Take in what comes within that time: answers, output, and what the fork server reports."""
         with selectors.DefaultSelector() as selector:
-            for source in (self._line, self._output, self._sandbox):
+            for source in (self._connection, self._output, self._sandbox):
                 selector.register(source, selectors.EVENT_READ)
             for key, _ in selector.select(seconds):
-                if key.fileobj is self._line:
-                    with contextlib.suppress(BlockingIOError, ConnectionError):
-                        self._hear_line()
-                elif key.fileobj is self._sandbox:
-                    self._ended_early()
-                else:
-                    self._hear_output()
+                if key.fileobj is self._sandbox:
+                    self._raise_ended()
+                with contextlib.suppress(BlockingIOError, ConnectionError):
+                    self._read_answer() if key.fileobj is self._connection else self._read_output()
 
-    def _hear_line(self) -> None:
-        data = self._line.recv(CHUNK)
+    def _read_answer(self) -> None:
+        data = self._connection.recv(CHUNK)
         if data:
             self._inbox.add(data)
         elif self._inbox.empty:
-            self._ended_early()
+            self._raise_ended()
         else:
             raise messages.MessageError("cut off")
 
-    def _hear_output(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(self._output, CHUNK)
-            self._written += len(data)
-            self.output += data[: KEPT - len(self.output)]
-            if self._written > self._limits.output:
-                self._stop("output", f"it printed more than {self._limits.output >> 20} MiB")
-            if not data:
-                time.sleep(0.01)  # it has closed its output, and may go on
+    def _read_output(self) -> None:
+        data = os.read(self._output, CHUNK)
+        self._written += len(data)
+        self.output += data[: KEPT - len(self.output)]
+        if self._written > self._limits.output:
+            self._stop("output", f"it printed more than {self._limits.output >> 20} MiB")
+        if not data:
+            time.sleep(0.01)  # it has closed its output, and may go on
 
-    def _stop(self, kind: str, detail: str = "") -> None:
+    def _stop(self, kind: str, detail: str = "") -> NoReturn:
         self._end(stop=True)
         raise EndedError(kind, detail)
 
-    def _ended_early(self) -> None:
-        """The line is closed, or the nursery says that the process is gone."""
-        from labcourse.session import LATE
-
+    def _raise_ended(self) -> NoReturn:
+        """The connection is closed, or the fork server reports that the process has ended."""
         ended = self._end(stop=False)
-        why, status = ended.get("why"), ended.get("status")
-        if why in ("memory", "processes"):
-            raise EndedError(why)
+        reason, status = ended.get("reason"), ended.get("status")
+        if reason in ("memory", "processes"):
+            raise EndedError(reason)
         if status == LATE:
             raise EndedError("time")
         raise EndedError("ended", f"exit status {status}" if status is None or status >= 0 else f"signal {-status}")
 
     def _end(self, stop: bool) -> dict[str, Any]:
-        """Let the nursery end all that is left, and hear how it was. Without `stop` it may see first how the process ends by itself."""
-        self._over = True
-        try:
-            ended = None if stop else self._sandbox.hear(1.0)
-            if ended is None:
-                self._sandbox.stop_copy()
-                ended = self._sandbox.hear(ENDING)
-        except messages.MessageError:
-            ended = None
-        if ended is None or not ended.get("clean"):
-            self._sandbox.give_up()
-        self.memory = (ended or {}).get("memory", 0)
-        return ended or {}
+        self._has_ended = True
+        ended = self._sandbox.end_process(stop)
+        self.memory = ended.get("memory", 0)
+        return ended

@@ -1,6 +1,6 @@
-"""What a copy of the nursery does: run one submission's cells in an IPython shell, then observe its answers, one question at a time.
+"""What a copy of the sandbox's fork server does: run one submission's cells in an IPython shell, then observe its answers one by one.
 
-Everything here shares a process with the submission, so nothing here is believed for being said here: the grader asks each question only
+Everything here shares a process with the submission, so the grader does not believe what it reports: it asks each question only
 after the answer to the one before, with inputs that this process has not seen, and asks the same of answers that it knows to be wrong.
 """
 
@@ -35,7 +35,6 @@ from labkit.checks import checking
 from labkit.checks.checking import Verdict
 from labkit.processes import messages
 
-LATE = 75  # exit status of a copy that ran out of time and would not hear it
 FIGURES, FIGURE_BYTES = 12, 400_000  # figures that a submission may show, and the bytes of each
 DUMPABLE = 4
 
@@ -49,7 +48,8 @@ class Figures(DisplayPublisher):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self.on, self.kept = False, []
+        self.on = False
+        self.kept: list[str] = []
 
     def publish(self, data: dict[str, Any], *args: Any, **keywords: Any) -> None:
         image = data.get("image/png")
@@ -82,11 +82,10 @@ def prepare() -> Prepared:
     from gputrace import record  # noqa: F401
     from labkit import labs
 
-    for name in labs.__all__:
+    for name in dir(labs):
         getattr(labs, name)
-
     torch.set_num_threads(1)
-    known = {number: replace(check, judge=None, draw=None) for number, check in checks.exercises().items()}
+    known = {number: replace(check, judge=_left_to_the_grader, draw=_left_to_the_grader) for number, check in checks.exercises().items()}
     checks.check = _checked_later
     with labkit.use(gpus=2, virtual=True, quiet=True):  # the first use imports much
         layer = torch.nn.Linear(8, 8).cuda()
@@ -95,8 +94,12 @@ def prepare() -> Prepared:
     return Prepared(_shell(), known, Originals())
 
 
+def _left_to_the_grader(*arguments: Any) -> Any:
+    raise NotImplementedError("answers are judged where they are graded")
+
+
 def _checked_later(number: str, answer: Any) -> Verdict:
-    """What `labkit.check` is here: judging is the grader's."""
+    """What `labkit.check` is here: judging is left to the grader."""
     return Verdict(False, "is checked when this notebook is graded", exercise=number)
 
 
@@ -115,27 +118,27 @@ def _shell() -> InteractiveShell:
     return shell
 
 
-def serve(line: int, output: int, job: dict[str, Any], prepared: Prepared) -> None:
-    """Run one submission, answer the grader's questions until it closes the line, and end."""
+def serve(fileno: int, output: int, request: dict[str, Any], prepared: Prepared) -> None:
+    """Run one submission, answer the grader's questions until it closes the connection of this number, and end."""
     end = os._exit
     try:
-        _wall_in(line, output, job)
+        _set_limits(fileno, output, request)
         with contextlib.suppress(EOFError):
-            _Session(socket.socket(fileno=line), prepared).run()
+            _Session(socket.socket(fileno=fileno), prepared, request["late_status"]).run()
     except BaseException:
         traceback.print_exc()
     finally:
         end(0)
 
 
-def _wall_in(line: int, output: int, job: dict[str, Any]) -> None:
-    """The limits that the system keeps, for this process and each that it starts."""
+def _set_limits(fileno: int, output: int, request: dict[str, Any]) -> None:
+    """The limits that the system keeps, for this process and each that it starts; of its files only these two stay open."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else map(str, range(3, 256)):
-        if name.isdigit() and int(name) > 2 and int(name) != line:
+        if name.isdigit() and int(name) > 2 and int(name) != fileno:
             with contextlib.suppress(OSError):
                 os.close(int(name))
     sys.stdin = os.fdopen(0, closefd=False)
@@ -143,15 +146,15 @@ def _wall_in(line: int, output: int, job: dict[str, Any]) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="replace", closefd=False)
     limits = {
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: job["scratch"],
+        resource.RLIMIT_FSIZE: request["scratch"],
         resource.RLIMIT_NOFILE: 256,
-        resource.RLIMIT_CPU: job["seconds"],
+        resource.RLIMIT_CPU: request["seconds"],
     }
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DUMPABLE, 1, 0, 0, 0)  # what the nursery keeps to itself, lessons look up: their own memory
-        limits[resource.RLIMIT_AS] = _address_space() + job["memory"]
-    if job["alone"]:  # elsewhere the user's own processes count
-        limits[resource.RLIMIT_NPROC] = job["threads"]
+        ctypes.CDLL(None).prctl(DUMPABLE, 1, 0, 0, 0)  # the fork server hides its memory, but lessons look up their own
+        limits[resource.RLIMIT_AS] = _address_space() + request["memory"]
+    if request["own_processes"]:  # elsewhere the user's own processes count
+        limits[resource.RLIMIT_NPROC] = request["threads"]
     for limit, value in limits.items():
         hard = resource.getrlimit(limit)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -166,30 +169,30 @@ def _address_space() -> int:
 class _Session:
     """One submission. What it needs it holds before the first cell runs."""
 
-    def __init__(self, line: socket.socket, prepared: Prepared) -> None:
-        self._line, self._prepared = line, prepared
+    def __init__(self, connection: socket.socket, prepared: Prepared, late_status: int) -> None:
+        self._connection, self._prepared = connection, prepared
         self._shell, self._names = prepared.shell, prepared.shell.user_ns
         self._encode, self._receive, self._observe = json.JSONEncoder().encode, messages.receive, checking.observe
-        self._send, self._take = socket.socket.sendall, socket.socket.recv
-        self._quote, self._alarm, self._exec = checking.quote, Alarm(os._exit), builtins.exec
+        self._send, self._recv = socket.socket.sendall, socket.socket.recv
+        self._quote, self._alarm, self._exec = checking.quote, Alarm(os._exit, late_status), builtins.exec
         self._attempts = Attempts()
 
     def run(self) -> None:
-        message = self._receive(self._line, self._take)
+        message = self._receive(self._connection, self._recv)
         errors = self._run_cells(message)
-        self._say(message["nonce"], {"errors": errors, "figures": self._shell.display_pub.kept})
+        self._reply(message["nonce"], {"errors": errors, "figures": self._shell.display_pub.kept})
         while True:
-            question = self._receive(self._line, self._take)
-            self._say(question["nonce"], self._answer(question))
+            question = self._receive(self._connection, self._recv)
+            self._reply(question["nonce"], self._answer(question))
 
-    def _say(self, nonce: str, message: dict[str, Any]) -> None:
+    def _reply(self, nonce: str, message: dict[str, Any]) -> None:
         seen = {"changed": self._prepared.originals.changed(), "attempts": sorted(self._attempts.seen)}
         text = self._encode({"nonce": nonce, **message, **seen}).encode()
-        self._send(self._line, len(text).to_bytes(4, "big") + text)
+        self._send(self._connection, len(text).to_bytes(4, "big") + text)
 
     def _run_cells(self, message: dict[str, Any]) -> list[list[Any]]:
         """The cells in order, as a kernel told to go on after errors; [[cell's number, error's class, its text], …]."""
-        _sow(message["random"])
+        _seed(message["random"])
         figures, errors = self._shell.display_pub, []
         for number, cell in enumerate(message["cells"], 1):
             figures.on = cell["figures"]
@@ -218,10 +221,10 @@ class _Session:
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """The observation of the submission's answer to an exercise, or of another answer that the grader sends."""
         check = self._prepared.checks[question["exercise"]]
-        _sow(question["random"])
+        _seed(question["random"])
         try:
             with self._alarm.after(question["seconds"]):
-                answer = answer_in(question["control"], self._exec) if question["control"] else self._names.get(question["name"])
+                answer = answer_in(question["wrong_answer"], self._exec) if question["wrong_answer"] else self._names.get(question["name"])
                 _use_gpus(check.gpus)
                 observation = self._observe(check, answer, question["inputs"])
                 self._encode(observation)
@@ -233,7 +236,7 @@ class _Session:
 
 
 def answer_in(source: str, execute: Callable[..., Any] = exec) -> Any:
-    """The function or class that a control's source defines, with the names at hand that a notebook has."""
+    """The function or class that an answer's source defines, with the names at hand that a notebook has."""
     names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "dist": torch.distributed, "labkit": labkit, "__name__": "__main__"}
     known = set(names) | {"__builtins__"}
     execute(source, names)
@@ -248,7 +251,7 @@ def _use_gpus(count: int) -> None:
         labkit.use(gpus=count, virtual=True, quiet=True)
 
 
-def _sow(seed: int) -> None:
+def _seed(seed: int) -> None:
     """The same random numbers in every run."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
@@ -256,16 +259,16 @@ def _sow(seed: int) -> None:
 
 
 class Alarm:
-    """Interrupts code that takes too long; ends the process if it goes on all the same."""
+    """Interrupts code that takes too long; ends the process, with this status, if it goes on all the same."""
 
-    def __init__(self, end: Callable[[int], Any]) -> None:
-        self._end, self._rung = end, 0
+    def __init__(self, end: Callable[[int], Any], status: int) -> None:
+        self._end, self._status, self._rung = end, status, 0
         signal.signal(signal.SIGALRM, self._ring)
 
     def _ring(self, number: int, frame: Any) -> None:
         self._rung += 1
         if self._rung > 3:
-            self._end(LATE)
+            self._end(self._status)
         raise OutOfTime("the time is over")
 
     @contextlib.contextmanager

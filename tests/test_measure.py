@@ -28,7 +28,7 @@ def test_without_real_gpus_nothing_is_measured(tmp_path, monkeypatch, capsys):
 
 
 def test_every_experiment_of_the_kit_can_be_recorded():
-    from labkit.lab_parts.result import recordings
+    from labkit.lab_parts.experiment import recordings
 
     assert {stem.rsplit("_", 1)[0] for stem in recordings()} <= set(measure.EXPERIMENTS)
 

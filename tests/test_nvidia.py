@@ -58,22 +58,25 @@ def test_smi_missing(no_smi):
     assert answer.gpus == () and "no nvidia-smi on the PATH" in answer.trouble
 
 
-def test_smi_that_fails_says_why(smi):
-    smi(f'echo "{FAILED}"; exit 9')
+@pytest.mark.parametrize(
+    ("body", "trouble"),
+    [
+        (f'echo "{FAILED}"; exit 9', f"exit status 9: {FAILED}"),
+        *(
+            (f"printf '{text}\\n'", "not its table")
+            for text in ("Segmentation fault", "0, NVIDIA H200", "\\377\\376\\000", "a, b, c, d, e, f, g")
+        ),
+    ],
+)
+def test_smi_that_gives_no_table(smi, body, trouble):
+    smi(body)
     answer = nvidia.ask_nvidia_smi()
-    assert answer.gpus == () and "exit status 9" in answer.trouble and FAILED in answer.trouble
+    assert answer.gpus == () and trouble in answer.trouble
 
 
 def test_smi_that_is_no_program(smi):
     smi("").write_bytes(b"\x7fELF not really")
     assert "cannot be run" in nvidia.ask_nvidia_smi().trouble
-
-
-@pytest.mark.parametrize("garbage", ["Segmentation fault", "0, NVIDIA H200", "\\377\\376\\000", "index, name, uuid, a, b, c, d"])
-def test_smi_that_prints_something_else(smi, garbage):
-    smi(f"printf '{garbage}\\n'")
-    answer = nvidia.ask_nvidia_smi()
-    assert answer.gpus == () and "not its table" in answer.trouble
 
 
 def test_smi_that_hangs_is_given_up(smi):
@@ -83,17 +86,17 @@ def test_smi_that_hangs_is_given_up(smi):
     assert "did not answer in 0.2 s" in answer.trouble and time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize("unknown", ["[N/A]", "[Not Supported]", "[Unknown Error]", "N/D", "不支持", "", "nan", "-1"])
-def test_smi_words_in_a_numbers_place_are_unknown(smi, unknown):
-    smi(f"echo '0, NVIDIA GB10, GPU-1, {unknown}, {unknown}, {unknown}, 580.95'")
+@pytest.mark.parametrize(
+    ("figures", "read"),
+    [
+        ("15360 MiB, 3 MiB, 12 %", (15360 * MIB, 3 * MIB, 0.12)),
+        *((", ".join([word] * 3), (None,) * 3) for word in ("[N/A]", "[Not Supported]", "N/D", "不支持", "", "nan", "-1")),
+    ],
+)
+def test_smi_figures_with_units_and_words_in_their_place(smi, figures, read):
+    smi(f"echo '0, NVIDIA GB10, GPU-1, {figures}, 580.95'")
     (gpu,) = nvidia.ask_nvidia_smi().gpus
-    assert (gpu.name, gpu.memory, gpu.used, gpu.utilization) == ("NVIDIA GB10", None, None, None)
-
-
-def test_smi_with_units(smi):
-    smi("echo '0, Tesla T4, GPU-1, 15360 MiB, 3 MiB, 12 %, 535.104'")
-    (gpu,) = nvidia.ask_nvidia_smi().gpus
-    assert (gpu.memory, gpu.used, gpu.utilization) == (15360 * MIB, 3 * MIB, 0.12)
+    assert (gpu.name, gpu.memory, gpu.used, gpu.utilization) == ("NVIDIA GB10", *read)
 
 
 # NVML
@@ -177,11 +180,6 @@ def test_nvml_shuts_down_after_a_lost_gpu(nvml):
     assert "GpuIsLost" in answer.trouble and fake.shut_down == 1
 
 
-def test_nvml_package_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "nvidia-ml-py is missing" in nvidia.ask_nvml().trouble
-
-
 # GPUtil
 
 WITHOUT_DISTUTILS = """
@@ -235,17 +233,12 @@ def test_gputil_without_smi(no_smi):
     assert answer.gpus == () and "missing or cannot be run" in answer.trouble
 
 
-def test_gputil_load_not_available(smi):
-    smi(table("", GPUTIL_H200.replace(" 37,", " [N/A],")))
-    assert math.isnan(nvidia.gputil().getGPUs()[0].load)
+@pytest.mark.parametrize(("unread", "left"), [(" 37,", (143771 * MIB, 4 * MIB, None)), (" 143771,", (None, 4 * MIB, 0.37))])
+def test_gputil_leaves_open_what_it_cannot_read(smi, unread, left):
+    smi(table("", GPUTIL_H200.replace(unread, " [N/A],")))
+    assert any(map(math.isnan, (nvidia.gputil().getGPUs()[0].load, nvidia.gputil().getGPUs()[0].memoryTotal)))
     (gpu,) = nvidia.ask_gputil().gpus
-    assert gpu.utilization is None and gpu.memory == 143771 * MIB
-
-
-def test_gputil_memory_not_available(smi):
-    smi(table("", GPUTIL_H200.replace("143771", "[N/A]")))
-    (gpu,) = nvidia.ask_gputil().gpus
-    assert gpu.memory is None and gpu.used == 4 * MIB
+    assert (gpu.memory, gpu.used, gpu.utilization) == left
 
 
 @pytest.mark.parametrize("output", [FAILED, "0, GPU-5e4a, 37", GPUTIL_H200.replace("143771", "0")])
@@ -255,12 +248,16 @@ def test_gputil_that_stumbles(smi, output):
     assert answer.gpus == () and "could not read what nvidia-smi printed" in answer.trouble
 
 
-def test_gputil_package_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "GPUtil", None)
-    assert "cannot be imported" in nvidia.ask_gputil().trouble
-
-
 # All three
+
+
+@pytest.mark.parametrize(
+    ("module", "ask", "trouble"),
+    [("pynvml", nvidia.ask_nvml, "nvidia-ml-py is missing"), ("GPUtil", nvidia.ask_gputil, "cannot be imported")],
+)
+def test_a_package_that_is_missing(monkeypatch, module, ask, trouble):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert trouble in ask().trouble
 
 
 def test_all_three_on_one_machine(smi, nvml):

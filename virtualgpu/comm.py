@@ -11,7 +11,7 @@ from virtualgpu import hardware
 from virtualgpu.moves import gpu_of, to_device
 from virtualgpu.tensor import VirtualTensor, memory_of, unsupported
 
-BUFFER_BYTES = 10 << 20  # broadcast_coalesced: tensors travel together until a group reaches this
+BUFFER_BYTES = 10 << 20  # broadcast_coalesced: tensors are sent together until a group reaches this
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -20,7 +20,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
-    """The tensor on each device; where it lies already, itself."""
+    """The tensor on each device; on its own device the tensor itself."""
     if gpu_of(tensor) is not None and hardware.machine().gpu(devices[0]) is not gpu_of(tensor):
         raise RuntimeError("Expected first device to be the device of the tensor to broadcast")
     _take_time(tensors=len(devices))
@@ -38,7 +38,7 @@ def broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[tor
 def broadcast_coalesced(
     tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int = BUFFER_BYTES
 ) -> list[list[torch.Tensor]]:
-    """Every tensor on every device. Small ones travel in one flat buffer, of which the receivers keep views."""
+    """Every tensor on every device. Small ones are sent in one flat buffer, of which the receivers keep views."""
     if any(gpu_of(tensor) is not hardware.machine().gpus[devices[0]] for tensor in tensors):
         raise RuntimeError("All tensors must be on devices[0]: " + str(devices[0]))
     received: list[dict[int, torch.Tensor]] = [{} for _ in devices]
@@ -133,7 +133,7 @@ def _check_gather(tensors: Sequence[torch.Tensor], dim: int) -> None:
 
 
 def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]]:
-    """Positions of the tensors that travel together: of one dtype, until a group reaches `buffer_size` bytes."""
+    """Positions of the tensors that are sent together: of one dtype, until a group reaches `buffer_size` bytes."""
     groups: list[list[int]] = []
     open_groups: dict[torch.dtype, tuple[list[int], int]] = {}
     for position, tensor in enumerate(tensors):

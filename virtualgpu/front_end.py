@@ -1,7 +1,4 @@
-"""The packages between a user's program and the virtual GPU: their lines are not the user's, and a message names the one that was imported.
-
-`virtualgpu` cannot know who builds on it: each such package registers itself.
-"""
+"""The packages that build on the virtual GPU register here: their source lines are not the user's, and messages name the one imported."""
 
 import os
 
@@ -13,7 +10,7 @@ _name = "virtualgpu"
 
 
 def register(package: str, file: str, offers_use: bool = False) -> None:
-    """A package, `file` its `__init__.py`, belongs to the tools. One that offers `use` under its own name is told of in messages."""
+    """Register a package, `file` being its `__init__.py`. Messages name the one that offers `use` under its own name."""
     global _name, _packages, _folders
     if package not in _packages:
         _packages += (package,)
@@ -23,22 +20,22 @@ def register(package: str, file: str, offers_use: bool = False) -> None:
 
 
 def name() -> str:
-    """What a message calls the package whose `use` the reader knows."""
+    """The package whose `use` messages name."""
     return _name
 
 
 def packages() -> tuple[str, ...]:
-    """The names of all packages that registered, this one first."""
+    """The names of all registered packages, this one first."""
     return _packages
 
 
 def folders() -> tuple[str, ...]:
-    """Where they lie, each with a separator at the end."""
+    """Their folders, each with a separator at the end."""
     return _folders
 
 
 def keeps_real_time(module: str) -> bool:
-    """Does a module wait for real processes, whose deadlines are for things that really happen?"""
+    """Whether a module waits for real processes, so that its deadlines need real time."""
     return any(module == known or module.startswith(f"{known}.") for known in (*_packages, *_WAIT))
 
 

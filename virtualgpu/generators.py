@@ -14,7 +14,7 @@ from virtualgpu import hardware
 _Generator = torch.Generator
 _STATE = struct.Struct("<Qq")  # seed and offset, as CUDAGeneratorImpl.cpp writes them
 NUMBERS_AT_ONCE = 4  # that a thread draws: Philox makes four
-_virtual: WeakValueDictionary[int, "VirtualGenerator"] = WeakValueDictionary()  # by C++'s address: it makes new objects for old ones
+_virtual: WeakValueDictionary[int, "VirtualGenerator"] = WeakValueDictionary()  # by address in C++, which makes new Python objects
 
 
 class VirtualGenerator(_Generator):
@@ -92,7 +92,7 @@ class VirtualGenerator(_Generator):
 
     @contextmanager
     def as_default(self, count: int) -> Iterator[None]:
-        """Let this generator stand in for the CPU's default one, for an operator that takes no generator and draws `count` numbers."""
+        """Use this generator as the CPU's default one, for an operator that takes no generator and draws `count` numbers."""
         default = torch.default_generator
         before = default.get_state()
         default.set_state(_Generator.get_state(self.next_draws(count)))
@@ -103,7 +103,7 @@ class VirtualGenerator(_Generator):
 
 
 def chosen(given: torch.Generator | None, gpu: hardware.Gpu) -> VirtualGenerator:
-    """What an operator on this GPU draws from: the GPU's generator, unless the caller gives one of its kind. Raises RuntimeError."""
+    """The generator that an operator on this GPU draws from: the given one or the GPU's. Raises RuntimeError for a CPU generator."""
     if given is None:
         return gpu.generator
     if not is_virtual(given):
@@ -126,7 +126,7 @@ class _AnyGenerator(type):
 
 
 class Generator(metaclass=_AnyGenerator):
-    """What `torch.Generator` names while a virtual machine is in place: it makes generators for both kinds of device."""
+    """Replaces `torch.Generator`: it makes generators for both kinds of device."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         gpu = hardware.machine().gpu(device)

@@ -1,4 +1,4 @@
-"""What a recorder of virtual GPUs listens to: the machine in place, with its clock and its GPUs' allocators, and what they tell of."""
+"""For recorders of virtual GPUs: the machine in place, whose clock and allocators they listen to, and the types of what they hear."""
 
 from virtualgpu.clock.machine_clock import Span as Span
 from virtualgpu.hardware import Memory as Memory

@@ -129,7 +129,7 @@ def cpu(self: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
     return to_device(self, None, memory_format=memory_format)
 
 
-# What C++ reads of a tensor on the host without asking anybody
+# What C++ reads of a tensor on the host without calling an operator
 
 
 def read_on_host(read: Any) -> Any:
@@ -202,7 +202,7 @@ def _exchange(tensor: Any, value: torch.Tensor) -> None:
     if hooks[1]:
         tensor._post_accumulate_grad_hooks = hooks[1]
     if content.requires_grad and content.is_leaf:
-        # A graph that was made before would accumulate into the old content, where nobody looks.
+        # A graph that was made before would accumulate into the old content, which no object has any more.
         torch.autograd.graph.get_gradient_edge(content).node.register_prehook(_refuse_gradient)
 
 
@@ -213,16 +213,16 @@ def _refuse_gradient(gradients: Any) -> None:
 
 
 def _shell(gradient: torch.Tensor, value: torch.Tensor) -> Any:
-    """A gradient of the kind of its parameter's new content, without memory of its own.
+    """A gradient of its parameter's new type, without memory of its own.
 
-    `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its kind then.
+    `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its type then.
     """
     shell: Any
     if type(value) is VirtualTensor:
         shell = empty_without_values(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
     else:
         shell = torch.empty_strided(gradient.size(), gradient.stride(), dtype=gradient.dtype, device="cpu")
-    shell._stands_for = gradient  # its object takes the shell's place once the shell has got its content
+    shell._stands_for = gradient  # it replaces the shell once the shell has got its content
     return shell
 
 
@@ -276,7 +276,7 @@ def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **k
 
 
 def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    """`torch.load`: what was saved on a GPU goes to the virtual one of that number. None for another place."""
+    """`torch.load`: what was saved on a GPU goes to the virtual one of that number. None for other locations."""
     if not location.startswith("cuda"):
         return None
     torch.serialization._validate_device(location, "cuda")

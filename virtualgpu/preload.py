@@ -1,7 +1,7 @@
-"""What the server of forks of Python's multiprocessing imports, once for all the children that it forks.
+"""Imported by the fork server of Python's multiprocessing, once for all the children that it forks: torch, and what virtual GPUs need.
 
-They have torch then, and what virtual GPUs need. And they leave an interrupt, which Jupyter sends to them too, to their parent, which ends
-them: one that is interrupted just when it has got the lock of a pool's queue would keep it, and the pool, told to end, waits for that lock.
+The children ignore interrupts, which Jupyter sends to them too, and leave them to their parent, which ends them. A child that was
+interrupted just when it has got the lock of a pool's queue would keep it, and the pool would wait for that lock when it ends.
 """
 
 import contextlib

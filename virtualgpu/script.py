@@ -39,7 +39,7 @@ def run_script(script: str, arguments: list[str]) -> None:
 
 
 def _hide_frames_before(code: types.CodeType | None) -> None:
-    """Make sys.excepthook, the script's or Python's, see a traceback that begins at `code` (and an empty one if it never ran)."""
+    """Let sys.excepthook, the script's or Python's, get a traceback that begins at `code` (an empty one if it never ran)."""
     show = sys.excepthook
 
     def from_the_script(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:

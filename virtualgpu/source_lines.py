@@ -1,4 +1,4 @@
-"""Lines of source, and whose they are: the user's, or a library's."""
+"""Lines of source code: where they are, and whether they are the user's or a library's."""
 
 import importlib.util
 import linecache
@@ -30,14 +30,14 @@ class SourceLine:
         return cls(filename, line, function, text)
 
     @property
-    def place(self) -> str:
-        """As a reader knows it: "train.py:12", or "cell:3", for a notebook's cell is no file of the reader's."""
+    def location(self) -> str:
+        """ "train.py:12", or "cell:3" in a notebook: the file of a cell is not known to its reader."""
         cell = self.filename.startswith(_CELL) or f"{os.sep}ipykernel_" in self.filename
         return f"{'cell' if cell else os.path.basename(self.filename)}:{self.line}"
 
 
 def is_users(filename: str) -> bool:
-    """Is this source neither PyTorch's, nor the kit's, nor of any other library?"""
+    """Whether this source is neither PyTorch's, nor the kit's, nor of any other library."""
     return _is_users(filename, front_end.folders())
 
 
@@ -50,6 +50,5 @@ def _is_users(filename: str, tools: tuple[str, ...]) -> bool:
         return False
     torch = importlib.util.find_spec("torch")
     roots = [_STANDARD_LIBRARY, *(os.path.realpath(folder) + os.sep for folder in tools)]
-    places = torch.submodule_search_locations if torch else None
-    roots += [os.path.realpath(place) + os.sep for place in places or ()]
+    roots += [os.path.realpath(folder) + os.sep for folder in (torch and torch.submodule_search_locations) or ()]
     return not path.startswith(tuple(roots))

@@ -1,4 +1,4 @@
-"""What CUDA's libraries take of a GPU's memory beside the tensors of a program, for whoever plans memory or tells what a block is for."""
+"""The GPU memory that CUDA's libraries take besides a program's tensors."""
 
 from virtualgpu.ops.blas import workspace_bytes as cublas_bytes
 from virtualgpu.ops.blas import workspace_lt_bytes as cublaslt_bytes

@@ -15,7 +15,7 @@ NARROW = 6  # pixels: steps of training that are narrower are not drawn one by o
 def columns_of(trace: "TraceData", pixels: int) -> np.ndarray:
     """The edges of the columns, in seconds, from 0 to the end of the trace; one column a pixel.
 
-    Where steps of training are too narrow to be told apart, the columns are as wide as a step, so that they show the peak of each.
+    Where steps of training are too narrow to be distinguished, the columns are as wide as a step, so that they show the peak of each.
     """
     last = float(trace.events.time[-1]) if len(trace.events) else 0.0
     end = max(trace.seconds, last) or 1e-6  # seconds: a recording of nothing
@@ -27,21 +27,21 @@ def columns_of(trace: "TraceData", pixels: int) -> np.ndarray:
 
 
 def counted(trace: "TraceData") -> "TraceData":
-    """The trace as told by a clock that counts events: from n to n + 1 stands what is there after n events of all devices."""
+    """A view of the trace by a clock that counts events: from n to n + 1 is what there is after n events of all devices."""
     time, count = trace.events.time, len(trace.events)
     # As for categories: an event at the end of one phase and the start of the next belongs to the next.
     starts = [int(np.searchsorted(time, phase.start)) + 1 for phase in trace.phases]
     ends = [int(np.searchsorted(time, phase.end, side="right")) + 1 for phase in trace.phases]
-    told = copy.copy(trace)
-    told._timelines = {}
-    told.events = replace(trace.events, time=np.arange(1.0, count + 1))
-    told.phases = [
+    view = copy.copy(trace)
+    view._timelines = {}
+    view.events = replace(trace.events, time=np.arange(1.0, count + 1))
+    view.phases = [
         replace(phase, start=start, end=min(end, after))
         for phase, start, end, after in zip(trace.phases, starts, ends, [*starts, count + 1][1:], strict=True)
     ]
-    told.used = [(int(np.searchsorted(time, seconds, side="right")), device, nbytes) for seconds, device, nbytes in trace.used]
-    told.seconds = count + 1
-    return told
+    view.used = [(int(np.searchsorted(time, seconds, side="right")), device, nbytes) for seconds, device, nbytes in trace.used]
+    view.seconds = count + 1
+    return view
 
 
 def _step(trace: "TraceData") -> float:

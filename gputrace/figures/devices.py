@@ -47,13 +47,15 @@ def trace_devices(trace: "TraceData") -> Figure:
             time_ticks(axes, float(edges[-1]))
             axes.label_outer()
             axes.grid(axis="x", visible=False)
-            told = f"cuda:{device}\npeak {units.byte_text(peaks[device])}"
-            axes.annotate(told, (1, 0.5), (9, 0), xycoords="axes fraction", **BESIDE, fontsize=TEXT_POINTS)
+            label = f"cuda:{device}\npeak {units.byte_text(peaks[device])}"
+            axes.annotate(label, (1, 0.5), (9, 0), xycoords="axes fraction", **BESIDE, fontsize=TEXT_POINTS)
         entries = [Patch(color=BLUE, label="allocated"), Line2D([], [], color=BLACK, linewidth=1.6, label="reserved")]
         canvas.legend(handles=entries, loc="lower left", bbox_to_anchor=(0, 0), ncols=2, frameon=False, fontsize=TEXT_POINTS)
         add_badge(canvas, trace.badge)
-        told = ", ".join(f"{units.byte_text(nbytes)} on cuda:{device}" for device, nbytes in peaks.items())
-        return Figure(canvas, words(canvas, f"Peaks: {told}", f"{units.time_text(trace.seconds)}, {len(trace.events)} events", trace.badge))
+        listed = ", ".join(f"{units.byte_text(nbytes)} on cuda:{device}" for device, nbytes in peaks.items())
+        return Figure(
+            canvas, words(canvas, f"Peaks: {listed}", f"{units.time_text(trace.seconds)}, {len(trace.events)} events", trace.badge)
+        )
 
 
 def _finding(peaks: dict[int, int]) -> str:

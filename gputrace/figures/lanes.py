@@ -21,7 +21,7 @@ NAMES = {
     LAUNCH: "launch",
     WAIT: "host waits",
 }
-# Each kind has a hatching of its own beside its colour, so that it is known without.
+# Each kind has a hatching too, so that it is known without its colour.
 LOOKS: dict[int, dict[str, Any]] = {
     KERNEL: {"facecolor": BLUE},
     H2D: {"facecolor": ORANGE, "hatch": "////"},
@@ -95,9 +95,9 @@ def draw_lane(axes: Axes, trace: "TraceData", lane: Lane, row: int, window: tupl
         mask = seen & (spans.kind == kind)
         if mask.any():
             start, end = np.maximum(spans.start[mask], low), np.minimum(spans.end[mask], high)
-            told = boxes(start, end, low, pixel)
-            crowded |= bool((told[:, 2] < 1).any())
-            _draw_boxes(axes, told, row, pixel, LOOKS[kind], zorder=2 if kind == WAIT else 3)
+            drawn = boxes(start, end, low, pixel)
+            crowded |= bool((drawn[:, 2] < 1).any())
+            _draw_boxes(axes, drawn, row, pixel, LOOKS[kind], zorder=2 if kind == WAIT else 3)
     if not lane.is_host:
         _write_names(axes, trace, np.flatnonzero(seen & (spans.kind == KERNEL)), row, window, pixels)
     return crowded
@@ -107,17 +107,17 @@ def boxes(start: np.ndarray, end: np.ndarray, low: float, pixel: float) -> np.nd
     """Rows (x, width, height) that show spans, given in order of start, at `pixel` seconds a pixel, from `low` on; height 1 is full.
 
     A span that is wide enough is a box of its own. Of the others, those that lie alone are as wide as a pixel at least; where they lie
-    close, columns tell by their height which share of the time was covered.
+    close, the height of columns is the share of the time that was covered.
     """
     wide = end - start >= WIDE * pixel
-    told = [np.stack([start[wide], end[wide] - start[wide], np.ones(wide.sum())], axis=1)]
+    drawn = [np.stack([start[wide], end[wide] - start[wide], np.ones(wide.sum())], axis=1)]
     start, end = _joined(start[~wide], end[~wide])
     if len(start):
         gap = np.concatenate([[np.inf], start[1:] - end[:-1], [np.inf]]) > APART * pixel
         alone = gap[:-1] & gap[1:]
-        told.append(np.stack([start[alone], np.maximum(end[alone] - start[alone], pixel), np.ones(alone.sum())], axis=1))
-        told.append(_columns(start[~alone], end[~alone], low, COLUMN * pixel))
-    return np.concatenate(told)
+        drawn.append(np.stack([start[alone], np.maximum(end[alone] - start[alone], pixel), np.ones(alone.sum())], axis=1))
+        drawn.append(_columns(start[~alone], end[~alone], low, COLUMN * pixel))
+    return np.concatenate(drawn)
 
 
 def _joined(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -143,16 +143,16 @@ def _columns(start: np.ndarray, end: np.ndarray, low: float, width: float) -> np
     return np.stack([edges[:-1][there], np.full(there.sum(), width), np.clip(share[there], LEAST, 1.0)], axis=1)
 
 
-def _draw_boxes(axes: Axes, told: np.ndarray, row: int, pixel: float, look: dict, zorder: int) -> None:
-    x, width, height = told.T
+def _draw_boxes(axes: Axes, drawn: np.ndarray, row: int, pixel: float, look: dict, zorder: int) -> None:
+    x, width, height = drawn.T
     bottom = row + (1 + FILLED) / 2
     top = bottom - FILLED * height
     corners = np.stack([x, x + width, x + width, x, *[np.full(len(x), bottom)] * 2, top, top], axis=1).reshape(-1, 2, 4).swapaxes(1, 2)
     # A border would hide a narrow box; between wide ones it shows where one ends.
     for shown, border in ((width >= BORDERED * pixel, 0.4), (width < BORDERED * pixel, 0.0)):
         if shown.any():
-            drawn = PolyCollection(corners[shown], **{"edgecolor": "white", "linewidth": border, **look}, zorder=zorder)
-            axes.add_collection(drawn, autolim=False)
+            collection = PolyCollection(corners[shown], **{"edgecolor": "white", "linewidth": border, **look}, zorder=zorder)
+            axes.add_collection(collection, autolim=False)
 
 
 def _write_names(axes: Axes, trace: "TraceData", which: np.ndarray, row: int, window: tuple[float, float], pixels: float) -> None:

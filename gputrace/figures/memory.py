@@ -63,8 +63,8 @@ def trace_memory(trace: "TraceData", device: "Device | None" = None, over: str =
         axes = canvas.add_axes((LEFT, bottom, RIGHT - LEFT, top - bottom))
         areas = _draw_layers(axes, seen)
         entries = _draw_lines(axes, seen) + areas
-        beside = RIGHT + 0.01, axes.get_position().y1 + 0.02
-        canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=beside, frameon=False, fontsize=TEXT_POINTS)
+        corner = RIGHT + 0.01, axes.get_position().y1 + 0.02
+        canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=corner, frameon=False, fontsize=TEXT_POINTS)
         _scale(axes, seen)
         _mark_peak(axes, seen)
         _mark_out_of_memory(axes, seen)
@@ -83,15 +83,15 @@ def add_memory(
 ) -> None:
     """The memory of a device in a part of the recording, in seconds, drawn in a box of the canvas, without the words of its own figure.
 
-    The legend stands beside the box.
+    The legend stands next to the box.
     """
     seen = replace(_Seen.of(trace, device, np.linspace(*window, COLUMNS + 1)), used=None)
     axes = canvas.add_axes(box)
     areas = _draw_layers(axes, seen, shares=False)
     entries = _draw_lines(axes, seen) + areas
-    beside = box[0] + box[2] + 0.005, box[1] + box[3] + 0.02
+    corner = box[0] + box[2] + 0.005, box[1] + box[3] + 0.02
     look = {"frameon": False, "fontsize": TEXT_POINTS, "labelspacing": 0.25, "borderpad": 0, "handlelength": 1.3}
-    canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=beside, **look)
+    canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=corner, **look)
     _scale(axes, seen, most=3)
     axes.set_xlim(window)
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
@@ -150,7 +150,7 @@ def _line(trace: "TraceData", event: int) -> SourceLine | None:
 
 
 def _source(line: SourceLine) -> str:
-    return f"{line.place}  {line.text}".rstrip()
+    return f"{line.location}  {line.text}".rstrip()
 
 
 # What it finds
@@ -161,9 +161,9 @@ def _finding(seen: _Seen) -> str:
     where = f" on cuda:{device}" if len(trace.devices) > 1 else ""
     peak = units.byte_text(seen.peak)
     if trace.error and seen.ooms:
-        asked, allocated = int(trace.events.requested[seen.ooms[-1]]), _allocated_at(seen, seen.ooms[-1])
+        requested, allocated = int(trace.events.requested[seen.ooms[-1]]), _allocated_at(seen, seen.ooms[-1])
         held = f"{units.byte_text(allocated)} of {units.byte_text(trace.totals[device])} allocated"
-        return f"Out of memory{where}: {units.byte_text(asked)} asked for with {held}"
+        return f"Out of memory{where}: {units.byte_text(requested)} asked for with {held}"
     if not len(trace.events):
         return f"Nothing happened in this recording: {peak} allocated{where} throughout"
     if not seen.peak:
@@ -176,7 +176,7 @@ def _finding(seen: _Seen) -> str:
         return f"Peak {peak}{where}{share}"
     start = f"Peak {peak}{where}, made by "
     room = 72 * 0.96 * SIZE[0] - text_width(start + share, TITLE_POINTS, bold=True)
-    return f"{start}{shortened(seen.line.text or seen.line.place, room, TITLE_POINTS, bold=True)}{share}"
+    return f"{start}{shortened(seen.line.text or seen.line.location, room, TITLE_POINTS, bold=True)}{share}"
 
 
 def _percent(seen: _Seen, name: str) -> str:
@@ -193,33 +193,37 @@ def _allocated_at(seen: _Seen, event: int) -> int:
 def _proof(seen: _Seen, seconds: float) -> list[str]:
     """The numbers as sentences; the recording took so many seconds."""
     trace, line = seen.trace, seen.trace.timeline(seen.device)
-    told = []
+    sentences = []
     if seen.peak:
         parts = sorted(((nbytes, name) for name, nbytes in seen.at_peak.items() if nbytes > 0), reverse=True)
         made = "" if seen.line is None else f", made by {_source(seen.line)}"
-        told.append(f"At the peak of {units.byte_text(seen.peak)}{made}: {', '.join(f'{units.byte_text(n)} {name}' for n, name in parts)}")
+        sentences.append(
+            f"At the peak of {units.byte_text(seen.peak)}{made}: {', '.join(f'{units.byte_text(n)} {name}' for n, name in parts)}"
+        )
     for event in seen.ooms[-1:]:
         free = units.byte_text(int(trace.events.address[event]))
-        asked = units.byte_text(int(trace.events.requested[event]))
+        requested = units.byte_text(int(trace.events.requested[event]))
         times = f", the last of {len(seen.ooms)} times" if len(seen.ooms) > 1 else ""
-        told.append(f"Out of memory{times}: {asked} asked for, {free} free on the device")
+        sentences.append(f"Out of memory{times}: {requested} asked for, {free} free on the device")
     kept = f"Allocated {units.byte_text(line.allocated[0])} at the start, {units.byte_text(line.allocated[-1])} at the end"
-    told.append(f"{kept}; reserved at most {units.byte_text(seen.reserved.max())}")
+    sentences.append(f"{kept}; reserved at most {units.byte_text(seen.reserved.max())}")
     if seen.used is not None:
-        told.append(f"All processes together use at most {units.byte_text(seen.used.max())} of the device")
+        sentences.append(f"All processes together use at most {units.byte_text(seen.used.max())} of the device")
     counts = {name: sum(phase.name == name for phase in trace.phases) for name in ("forward", "backward", "step")}
     passes = ", ".join(f"{count} × {name}" for name, count in counts.items() if count)
-    told.append(f"{passes + ' in ' if passes else ''}{units.time_text(seconds)}, {len(trace.events)} event{'s' * (len(trace.events) != 1)}")
+    sentences.append(
+        f"{passes + ' in ' if passes else ''}{units.time_text(seconds)}, {len(trace.events)} event{'s' * (len(trace.events) != 1)}"
+    )
     if trace.lost:
-        told.append(f"The oldest {trace.lost} events were lost, so the peak may have been higher")
-    return [*told, trace.badge]
+        sentences.append(f"The oldest {trace.lost} events were lost, so the peak may have been higher")
+    return [*sentences, trace.badge]
 
 
 # How it is drawn
 
 
 def _draw_layers(axes: Axes, seen: _Seen, shares: bool = True) -> list:
-    """Areas one upon the other; returns what the legend says of them, from the top down: their shares of the peak, or their names."""
+    """Draw stacked areas; returns their legend entries, from the top down: their shares of the peak, or their names."""
     entries: list = [Patch(color="none", label="at the peak:")] if seen.peak and shares else []
     top = sum(seen.layers.values(), np.zeros(len(seen.edges) - 1))
     # From the top down, each over the one before: no seams between neighbours.
@@ -237,7 +241,7 @@ def _draw_layers(axes: Axes, seen: _Seen, shares: bool = True) -> list:
 
 
 def _draw_lines(axes: Axes, seen: _Seen) -> list:
-    """What PyTorch reserved, and what everyone uses of the device where that is known; returns what the legend says of them."""
+    """Draw what PyTorch reserved, and what all processes use of the device where that is known; returns the legend entries."""
     axes.stairs(seen.reserved, seen.edges, baseline=None, color=BLACK, linewidth=1.6, zorder=3)
     entries = [Line2D([], [], color=BLACK, linewidth=1.6, label="reserved")]
     if seen.used is None:

@@ -21,7 +21,7 @@ NARROW = 2  # points: phases that are narrower are not drawn one by one
 def add_phases(
     axes: Axes, phases: "list[Phase]", end: float, ticks: Callable[[Axes, float, float], None] = time_ticks, start: float = 0.0
 ) -> None:
-    """Draw the phases under `axes`, whose scale, from `start` to `end`, is then told below them, by `ticks`."""
+    """Draw the phases under `axes`, whose scale, from `start` to `end`, then stands below them, by `ticks`."""
     axes.set_xlim(start, end)
     if not phases:
         ticks(axes, end, start)
@@ -58,7 +58,7 @@ def _draw_kind(strip: Axes, name: str, phases: "list[Phase]", points: float) -> 
 
 
 def _draw_crowd(strip: Axes, phases: "list[Phase]") -> None:
-    """More phases than can be told apart: one band that says how many of each."""
+    """More phases than can be distinguished: one band with the number of each."""
     counts = {name: count for name in COLOURS if (count := sum(phase.name == name for phase in phases))}
     together = len(set(counts.values())) == 1
     text = f"{len(phases) // len(counts)} × {', '.join(counts)}" if together else ", ".join(f"{n} × {name}" for name, n in counts.items())

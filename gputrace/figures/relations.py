@@ -52,10 +52,10 @@ def _edge(row: int, other: int) -> float:
 def draw_races(axes: Axes, races: list[RecordedRace], lanes: list[Lane], window: tuple[float, float]) -> None:
     """Both pieces of work framed in red, a red line between them, and the number of the race."""
     for number, race in enumerate(races, 1):
-        ends = [_place(side, lanes) for side in (race.first, race.second)]
-        for place in ends:
-            if place is not None:
-                row, start, end = place
+        ends = [_drawn_at(side, lanes) for side in (race.first, race.second)]
+        for drawn in ends:
+            if drawn is not None:
+                row, start, end = drawn
                 least = (window[1] - window[0]) / 200  # so that the shortest is seen
                 axes.broken_barh(
                     [(start, max(end - start, least))], (row + EDGE, FILLED), facecolor="none", edgecolor=RACE, linewidth=2, zorder=8
@@ -69,7 +69,7 @@ def draw_races(axes: Axes, races: list[RecordedRace], lanes: list[Lane], window:
             axes.text(sum(x) / 2, sum(y) / 2, str(number), **look, zorder=9, bbox={"boxstyle": "circle,pad=0.15", "fc": RACE, "ec": "none"})
 
 
-def _place(side: RacingSpan, lanes: list[Lane]) -> tuple[int, float, float] | None:
+def _drawn_at(side: RacingSpan, lanes: list[Lane]) -> tuple[int, float, float] | None:
     """The row of a side, and from when to when it is drawn there; None where it has no lane."""
     for row, lane in enumerate(lanes):
         if lane.device == side.device and (side.device == HOST or lane.stream == side.stream):

@@ -39,7 +39,7 @@ TITLE, TICKS, AXIS_LABEL, LEGEND, BADGE = 0.5, 0.3, 0.2, 0.42, 0.25
 LEFT, RIGHT = 0.285, 0.955  # where the axes lie, as shares of the figure's width
 THICK, THIN = 0.3, 0.13  # inches of a line
 FILLED = 0.8  # of a line; the rest is space
-MOST_SIZES, MOST_TOLD = 100, 8  # texts in one picture, groups told in its words
+MOST_SIZES, MOST_LISTED = 100, 8  # texts in one picture, groups listed in its words
 WIDE = 3  # points: blocks that are narrower have no edges, which would hide them
 FREE, PENDING = "free", "freed, but another stream may use it"
 _EDGE = {"edgecolor": "white", "linewidth": 0.4}
@@ -96,8 +96,8 @@ def _finding(trace: "TraceData", at: Any, device: int, segments: list[Segment]) 
     pieces = f"{units.byte_text(sum(free))} free in {len(free)} pieces, the largest {units.byte_text(max(free))}"
     if len(free) == 1:
         pieces = f"{units.byte_text(free[0])} free in one piece"
-    asked = _just_refused(trace, trace.events_before(at, device), device)
-    return f"{units.byte_text(asked)} refused{where}: {pieces}" if asked else f"{moment}{where}: {pieces}"
+    refused = _just_refused(trace, trace.events_before(at, device), device)
+    return f"{units.byte_text(refused)} refused{where}: {pieces}" if refused else f"{moment}{where}: {pieces}"
 
 
 def _moment(at: str | float | int) -> str:
@@ -107,10 +107,10 @@ def _moment(at: str | float | int) -> str:
 
 
 def _just_refused(trace: "TraceData", count: int, device: int) -> int:
-    """The bytes that an allocation asked for in vain, if that is what happened on the device at this moment; else 0."""
+    """The bytes of the allocation that was refused on the device at this moment; 0 if none was."""
     mine = trace.events.device == device
-    beside = [*np.flatnonzero(mine[:count])[-1:], *(np.flatnonzero(mine[count:])[:1] + count)]
-    return next((int(trace.events.requested[event]) for event in beside if trace.events.action[event] == OOM), 0)
+    neighbours = [*np.flatnonzero(mine[:count])[-1:], *(np.flatnonzero(mine[count:])[:1] + count)]
+    return next((int(trace.events.requested[event]) for event in neighbours if trace.events.action[event] == OOM), 0)
 
 
 def _sizes(segments: list[Segment], state: str) -> list[int]:
@@ -122,19 +122,19 @@ def _proof(trace: "TraceData", device: int, segments: list[Segment]) -> list[str
     if not segments:
         return []
     groups = [group for small in (False, True) for group in _groups(trace, device, segments, small)]
-    told = []
-    for name, group in groups[:MOST_TOLD]:
+    sentences = []
+    for name, group in groups[:MOST_LISTED]:
         held, free = sum(segment.size for segment in group), sum(_sizes(group, "free"))
-        told.append(f"{name}: {_counted(group)}, {units.byte_text(held)}, of which {units.byte_text(free)} free")
-    if rest := [segment for _, group in groups[MOST_TOLD:] for segment in group]:
-        told.append(f"on other streams {_counted(rest)}, {units.byte_text(sum(segment.size for segment in rest))}")
+        sentences.append(f"{name}: {_counted(group)}, {units.byte_text(held)}, of which {units.byte_text(free)} free")
+    if rest := [segment for _, group in groups[MOST_LISTED:] for segment in group]:
+        sentences.append(f"on other streams {_counted(rest)}, {units.byte_text(sum(segment.size for segment in rest))}")
     bytes_of: dict[str, int] = defaultdict(int)
     for segment in segments:
         for block in segment.blocks:
             bytes_of[_kind(block)] += block.size
     kinds = ", ".join(f"{units.byte_text(bytes_of[kind])} {kind}" for kind in LOOKS if bytes_of[kind] and kind not in (FREE, PENDING))
     pending = f"; {units.byte_text(bytes_of[PENDING])} {PENDING}" if bytes_of[PENDING] else ""
-    return [*told, f"In use: {kinds or 'nothing'}{pending}"]
+    return [*sentences, f"In use: {kinds or 'nothing'}{pending}"]
 
 
 def _counted(segments: list[Segment]) -> str:
@@ -185,9 +185,9 @@ def _draw_pool(axes: Axes, groups: list[Group], page: Page, thickness: float) ->
     for (name, group), lines in zip(groups, page.groups, strict=True):
         if not lines:
             continue
-        told = f"{name}\n{_counted(group)}, {units.byte_text(sum(segment.size for segment in group))}"
+        label = f"{name}\n{_counted(group)}, {units.byte_text(sum(segment.size for segment in group))}"
         two = 2.6 * TEXT_POINTS / 72 / thickness  # lines that two lines of text take
-        text, high = (told, two) if len(lines) >= two else (name, 1)
+        text, high = (label, two) if len(lines) >= two else (name, 1)
         axes.annotate(text, (0, y + min(high, FILLED * len(lines)) / 2), (-8, 0), **BESIDE, ha="right", fontsize=TEXT_POINTS)
         for line in lines:
             for piece in line:

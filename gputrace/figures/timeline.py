@@ -31,7 +31,7 @@ from gputrace.figures.figure import (
 from gputrace.figures.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, lanes_of, shade
 from gputrace.figures.phases import add_phases
 from gputrace.figures.relations import draw_races, draw_waits, race_text
-from gputrace.spans import ASKED, HOST, chosen, seconds_of, seconds_of_both
+from gputrace.spans import HOST, KIND_GROUPS, chosen, seconds_of, seconds_of_both
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
@@ -40,11 +40,11 @@ LEFT, RIGHT = 0.17, 0.79  # where the axes lie, as shares of the figure's width
 PIXELS = (RIGHT - LEFT) * SIZE[0] * DOTS_PER_INCH
 WIDTH = 72 * 0.96 * SIZE[0]  # points: what is written across the figure
 TITLE, LINE = 0.32, 0.18  # inches: the title, and a line of text
-TWO_LINES = 0.29  # inches: beside such a lane two lines of text fit
+TWO_LINES = 0.29  # inches: next to such a lane two lines of text fit
 LOWEST, HIGHEST = 0.19, 0.42  # inches: a lane
 MEMORY = 1.2  # inches: the memory above the lanes
 GAP = 0.12  # inches between the two
-MOST_RACES = 3  # that are told in the picture
+MOST_RACES = 3  # that are listed in the picture
 
 
 def trace_timeline(
@@ -63,8 +63,8 @@ def trace_timeline(
     with matplotlib.rc_context(STYLE):
         entries = _entries(trace, lanes, races)
         rows = 1 if sum(text_width(entry.get_label()) + 36 for entry in entries) <= WIDTH else 2
-        told = min(len(races), MOST_RACES)
-        top = TITLE + (rows * LINE + 0.06 if entries else 0) + told * LINE  # inches above the lanes, or the memory
+        listed = min(len(races), MOST_RACES)
+        top = TITLE + (rows * LINE + 0.06 if entries else 0) + listed * LINE  # inches above the lanes, or the memory
         under = 0.94 if trace.phases else 0.72  # inches for the phases, the axis and the badge
         room = SIZE[1] - top - under - (MEMORY + GAP if memory else 0)
         shown = fitting(trace, lanes, int(room / LOWEST))
@@ -72,7 +72,7 @@ def trace_timeline(
         canvas = Canvas(figsize=(SIZE[0], page.height), facecolor="white")
         add_title(canvas, shortened(_finding(trace, devices, races), WIDTH, TITLE_POINTS, bold=True))
         _add_legend(canvas, entries, rows, page)
-        _tell_races(canvas, races, page, top - told * LINE)
+        _list_races(canvas, races, page, top - listed * LINE)
         axes = canvas.add_axes(page.box(under, page.lanes))
         crowded = _draw(axes, trace, shown, races, window, page.lanes / len(shown))
         add_phases(axes, trace.phases, window[1], start=window[0])
@@ -135,23 +135,23 @@ def _draw(axes: Axes, trace: "TraceData", lanes: list[Lane], races: list, window
     for row, lane in enumerate(lanes):
         crowded |= draw_lane(axes, trace, lane, row, window, PIXELS)
         axes.annotate(
-            _told(trace, lane, inches), (1, row + 0.5), (8, 0), xycoords=axes.get_yaxis_transform(), **BESIDE, fontsize=TEXT_POINTS
+            _share_text(trace, lane, inches), (1, row + 0.5), (8, 0), xycoords=axes.get_yaxis_transform(), **BESIDE, fontsize=TEXT_POINTS
         )
     draw_waits(axes, trace, lanes, window, PIXELS)
     draw_races(axes, races, lanes, window)
     return crowded
 
 
-def _told(trace: "TraceData", lane: Lane, inches: float) -> str:
-    """The share of the time that is written beside a lane, which is so high."""
+def _share_text(trace: "TraceData", lane: Lane, inches: float) -> str:
+    """The share of the time that is written next to a lane of this height."""
     if lane.is_host:
         return f"waits {_percent(trace.host_waited, trace.end)}"
     taken = seconds_of(trace.spans, lane.mask)
     if lane.kind is None:
         return f"busy {_percent(taken, trace.end)}"
-    hidden = seconds_of_both(trace.spans, lane.mask, chosen(trace.spans, lane.device, ASKED["kernel"]))
-    told = f"busy {_percent(taken, trace.end)}"
-    return f"{told}, of which\n{_percent(hidden, taken)} overlapped" if inches >= TWO_LINES else told
+    hidden = seconds_of_both(trace.spans, lane.mask, chosen(trace.spans, lane.device, KIND_GROUPS["kernel"]))
+    busy = f"busy {_percent(taken, trace.end)}"
+    return f"{busy}, of which\n{_percent(hidden, taken)} overlapped" if inches >= TWO_LINES else busy
 
 
 def _percent(part: float, whole: float) -> str:
@@ -160,7 +160,7 @@ def _percent(part: float, whole: float) -> str:
 
 
 def _entries(trace: "TraceData", lanes: list[Lane], races: list) -> list:
-    """What the legend tells: the kinds that occur."""
+    """The legend's entries: the kinds that occur."""
     kinds = np.unique(trace.spans.kind[np.logical_or.reduce([lane.mask for lane in lanes])]).tolist()
     entries: list = [Patch(**{"edgecolor": "white", "linewidth": 0.3, **LOOKS[kind]}, label=NAMES[kind]) for kind in kinds]
     if len(trace.waits):
@@ -180,27 +180,27 @@ def _add_legend(canvas: Canvas, entries: list, rows: int, page: _Page) -> None:
             "handletextpad": 0.5,
             "borderpad": 0,
         }
-        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.02, page.y(TITLE)), "borderaxespad": 0}
-        canvas.legend(handles=entries, ncols=-(-len(entries) // rows), labelspacing=0.3, **place, **look)
+        corner: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.02, page.y(TITLE)), "borderaxespad": 0}
+        canvas.legend(handles=entries, ncols=-(-len(entries) // rows), labelspacing=0.3, **corner, **look)
 
 
-def _tell_races(canvas: Canvas, races: list, page: _Page, top: float) -> None:
-    """A line for each race, with both places, from so many inches below the top."""
-    told = [f"{number}  {race_text(race)}" for number, race in enumerate(races[:MOST_RACES], 1)]
+def _list_races(canvas: Canvas, races: list, page: _Page, top: float) -> None:
+    """A line for each race, with both source lines, from so many inches below the top."""
+    texts = [f"{number}  {race_text(race)}" for number, race in enumerate(races[:MOST_RACES], 1)]
     more = f"; and {len(races) - MOST_RACES} more" if len(races) > MOST_RACES else ""
-    for number, text in enumerate(told):
+    for number, text in enumerate(texts):
         look: dict[str, Any] = {"va": "top", "fontsize": TEXT_POINTS, "color": darker(RACE), "weight": "bold", "parse_math": False}
-        text = shortened(text, WIDTH - text_width(more, bold=True), bold=True) + (more if number == len(told) - 1 else "")
+        text = shortened(text, WIDTH - text_width(more, bold=True), bold=True) + (more if number == len(texts) - 1 else "")
         canvas.text(0.02, page.y(top + number * LINE), text, **look)
 
 
 def _add_note(canvas: Canvas, trace: "TraceData", crowded: bool, left_out: int) -> None:
     """What the picture does not show, in the lower left corner as far as the badge leaves room."""
-    told = [f"oldest {trace.lost_spans} spans lost"] if trace.lost_spans else []
-    told += [f"{left_out} lane{'s' * (left_out != 1)} left out"] if left_out else []
-    told += ["low bars: share of time"] if crowded else []
+    texts = [f"oldest {trace.lost_spans} spans lost"] if trace.lost_spans else []
+    texts += [f"{left_out} lane{'s' * (left_out != 1)} left out"] if left_out else []
+    texts += ["low bars: share of time"] if crowded else []
     room = WIDTH - text_width(trace.badge) - 20
-    canvas.text(0.02, 0.03, shortened("; ".join(told), room), fontsize=TEXT_POINTS, color="#444444", parse_math=False)
+    canvas.text(0.02, 0.03, shortened("; ".join(texts), room), fontsize=TEXT_POINTS, color="#444444", parse_math=False)
 
 
 # What it finds
@@ -230,16 +230,16 @@ def _named(devices: list[int]) -> str:
 
 def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
     """The numbers as sentences."""
-    told = [f"Race: {race_text(race)}" for race in races]
+    texts = [f"Race: {race_text(race)}" for race in races]
     for device in devices:
         parts = [f"kernels {units.time_text(trace.busy(device, 'kernel'))}"]
         if copied := trace.busy(device, "copy"):
             parts.append(f"copies {units.time_text(copied)}, of which {units.time_text(trace.overlap(device))} while kernels ran")
         parts.append(f"idle {units.time_text(trace.idle(device))} of {units.time_text(trace.end)}")
-        told.append(f"Cuda:{device}: {'; '.join(parts)}")
+        texts.append(f"Cuda:{device}: {'; '.join(parts)}")
     waits = len(trace.waits)
-    told.append(f"The host waited {units.time_text(trace.host_waited)}; {waits} wait{'s' * (waits != 1)} of a stream for another")
-    told.append(f"{int((trace.spans.device != HOST).sum())} kernels and copies")
+    texts.append(f"The host waited {units.time_text(trace.host_waited)}; {waits} wait{'s' * (waits != 1)} of a stream for another")
+    texts.append(f"{int((trace.spans.device != HOST).sum())} kernels and copies")
     if trace.lost_spans:
-        told.append(f"The oldest {trace.lost_spans} spans and waits were lost")
-    return [*told, trace.badge]
+        texts.append(f"The oldest {trace.lost_spans} spans and waits were lost")
+    return [*texts, trace.badge]

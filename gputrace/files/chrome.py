@@ -62,12 +62,12 @@ class _Lanes:
             streams = found if device == HOST else [stream for stream in trace.stream_names(device) if stream in found]
             self.threads |= {(device, stream): number for number, stream in enumerate(streams, 1)}
         self.of_lane = {
-            place: np.flatnonzero((spans.device == place[0]) & (spans.stream == place[1])) for place in self.threads
+            lane: np.flatnonzero((spans.device == lane[0]) & (spans.stream == lane[1])) for lane in self.threads
         }  # in order of start
         for mine in self.of_lane.values():  # seconds are rounded to ns: what touches must not overlap
             self.start[mine[1:]] = np.maximum(self.start[mine[1:]], np.minimum(self.end[mine[:-1]], self.start[mine[1:]] + 1))
         threads = zip(spans.device.tolist(), spans.stream.tolist(), (self.start / 1000).tolist(), strict=True)
-        self.places: list[Entry] = [
+        self.starts: list[Entry] = [
             {"pid": _process(device), "tid": self.threads[device, stream], "ts": time} for device, stream, time in threads
         ]
 
@@ -91,11 +91,11 @@ class _Lanes:
 
     def slices(self) -> Iterator[Entry]:
         spans, lines = self.trace.spans, [self.trace.line(stack) for stack in range(len(self.trace.stacks))]
-        args = [{} if line is None else {"line": line.place, "source": line.text} for line in lines]
+        args = [{} if line is None else {"line": line.location, "source": line.text} for line in lines]
         durations = (np.maximum(self.end - self.start, 0) / 1000).tolist()
-        told = zip(spans.name.tolist(), spans.kind.tolist(), spans.stack.tolist(), self.places, durations, strict=True)
-        for name, kind, stack, place, duration in told:
-            slice_ = {"ph": "X", "name": spans.names[name], "cat": KINDS[kind], **place, "dur": duration, "args": args[stack]}
+        rows = zip(spans.name.tolist(), spans.kind.tolist(), spans.stack.tolist(), self.starts, durations, strict=True)
+        for name, kind, stack, at, duration in rows:
+            slice_ = {"ph": "X", "name": spans.names[name], "cat": KINDS[kind], **at, "dur": duration, "args": args[stack]}
             yield slice_
             if kind in COPIES:
                 yield slice_ | {"cat": "copy engine", "tid": ENGINES + kind}
@@ -120,10 +120,10 @@ class _Lanes:
             text = f"race: {race.first.name} ({race.first.line}) and {race.second.name} ({race.second.line})"
             if ends[0] is not None and ends[1] is not None:
                 yield from self._arrow(f"race {index}", "race", ends[0], ends[1])
-            at = ends[1] if ends[1] is not None else ends[0]
+            span = ends[1] if ends[1] is not None else ends[0]
             moment = _microseconds(round(race.second.seconds * 1e9))
-            place = {"pid": _process(HOST), "tid": 1, "ts": moment} if at is None else self.places[at]
-            yield {"ph": "i", "s": "t", "name": text, "cat": "race", **place}
+            at = {"pid": _process(HOST), "tid": 1, "ts": moment} if span is None else self.starts[span]
+            yield {"ph": "i", "s": "t", "name": text, "cat": "race", **at}
 
     def _last(self, lane: tuple[int, int], seconds: float) -> int | None:
         mine = self.of_lane.get(lane, np.zeros(0, np.int64))
@@ -141,7 +141,7 @@ class _Lanes:
 
     def _arrow(self, identity: str, name: str, source: int, target: int) -> Iterable[Entry]:
         same = {"name": name, "cat": name, "id": identity}
-        return ({"ph": "s", **same, **self.places[source]}, {"ph": "f", "bp": "e", **same, **self.places[target]})
+        return ({"ph": "s", **same, **self.starts[source]}, {"ph": "f", "bp": "e", **same, **self.starts[target]})
 
 
 def _process(device: int) -> int:

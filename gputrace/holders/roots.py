@@ -176,7 +176,7 @@ def _live_frames() -> Iterator[tuple[types.FrameType, str]]:
 
 def location(frame: types.FrameType) -> str:
     """A frame's function and line: `train` (train.py:12)."""
-    return f"`{frame.f_code.co_name}` ({SourceLine(frame.f_code.co_filename, frame.f_lineno, '').place})"
+    return f"`{frame.f_code.co_name}` ({SourceLine(frame.f_code.co_filename, frame.f_lineno, '').location})"
 
 
 def copies() -> set[int]:

@@ -69,7 +69,7 @@ def _request(s: Situation) -> str:
     if s.requested is None:
         return "The request was for more than 1 EB."
     text = f": {s.line.text}" if s.line is not None and s.line.text else ""
-    return f"{'A request' if s.line is None else s.line.place} asked for {byte_text(s.requested)}{text}."
+    return f"{'A request' if s.line is None else s.line.location} asked for {byte_text(s.requested)}{text}."
 
 
 def _reason(s: Situation) -> str:
@@ -164,7 +164,7 @@ def _free_lines(s: Situation) -> list[str]:
     for holding in s.holdings[:_NAMED]:
         if gained >= s.short:
             break
-        where = "what was there before the recording" if holding.line is None else holding.line.place
+        where = "what was there before the recording" if holding.line is None else holding.line.location
         named.append(f"{where} ({byte_text(holding.nbytes)}, {holding.category})")
         gained += holding.nbytes
     return [f"Free or shrink {', '.join(named)}: {byte_text(s.short)} less is needed."] if named else []
@@ -281,7 +281,7 @@ def _holders(s: Situation) -> Table:
 
 
 def _place(line: SourceLine | None) -> str:
-    return "before the recording" if line is None else line.place
+    return "before the recording" if line is None else line.location
 
 
 def _text(line: SourceLine | None) -> str:

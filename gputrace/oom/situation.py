@@ -342,7 +342,7 @@ def _holdings(live: _Live) -> list[Holding]:
     for _, block, line in live:
         sizes[block.category, line].append(block.size)
     found = [Holding(CATEGORIES[category], line, sum(blocks), len(blocks)) for (category, line), blocks in sizes.items()]
-    return sorted(found, key=lambda holding: (-holding.nbytes, holding.category, holding.line.place if holding.line else ""))
+    return sorted(found, key=lambda holding: (-holding.nbytes, holding.category, holding.line.location if holding.line else ""))
 
 
 def _pins(live: _Live) -> list[Pin]:
@@ -357,4 +357,4 @@ def _pins(live: _Live) -> list[Pin]:
         Pin(*key, sum(size for _, size in blocks), len(blocks), sum(free[address] for address in {address for address, _ in blocks}))
         for key, blocks in found.items()
     ]
-    return sorted(pins, key=lambda pin: (-pin.free, pin.nbytes, pin.stream, pin.line.place if pin.line else ""))
+    return sorted(pins, key=lambda pin: (-pin.free, pin.nbytes, pin.stream, pin.line.location if pin.line else ""))

@@ -1,4 +1,4 @@
-"""What Kineto's file tells, as spans and waits: work of the GPUs, the calls that launched it, and waits.
+"""Kineto's file as spans and waits: work of the GPUs, the calls that launched it, and waits.
 
 The file is a Chrome trace (libkineto/src/output_json.cpp); `args` of each kind are as libkineto/src/CuptiActivity.cpp writes them.
 """
@@ -33,34 +33,34 @@ class Activity(NamedTuple):
     waits_on: int  # the stream that a stream waits for, -1 if none
 
 
-def activities_of(told: dict[str, Any]) -> list[Activity]:
+def activities_of(file: dict[str, Any]) -> list[Activity]:
     """The entries of a file that matter here."""
-    base = int(told.get("baseTimeNanoseconds", 0))
+    base = int(file.get("baseTimeNanoseconds", 0))
     wanted = DEVICE_WORK | CALLS | {SYNC}
     found = []
-    for entry in told["traceEvents"]:
+    for entry in file["traceEvents"]:
         if entry.get("ph") == "X" and entry.get("cat") in wanted:
             args = entry.get("args", {})
             start, duration = base + round(entry["ts"] * 1000), round(entry.get("dur", 0) * 1000)
-            place = int(entry["pid"]), int(entry["tid"])
+            where = int(entry["pid"]), int(entry["tid"])
             more = int(args.get("correlation", 0)), int(args.get("wait_on_stream", -1))
-            found.append(Activity(entry["cat"], entry["name"], start, duration, *place, *more))
+            found.append(Activity(entry["cat"], entry["name"], start, duration, *where, *more))
     return found
 
 
-def work_of(heard: Iterable[Activity], origin: float) -> Execution:
+def work_of(activities: Iterable[Activity], origin: float) -> Execution:
     """Spans and waits in seconds from `origin`, in nanoseconds. Launches and waits of the host have no stack: Kineto knows none."""
-    heard = [activity for activity in heard if activity.start >= origin]
+    activities = [activity for activity in activities if activity.start >= origin]
     threads: dict[int, int] = {}
     rows: list[tuple] = []
-    work = {activity.correlation: activity for activity in heard if activity.kind in DEVICE_WORK}
+    work = {activity.correlation: activity for activity in activities if activity.kind in DEVICE_WORK}
     launches: dict[int, int] = {}  # the row of the call, by correlation
     waited: set[int] = set()
 
     def add(activity: Activity, device: int, stream: int, kind: int, name: str, launch: int = -1) -> None:
         rows.append(((activity.start - origin) * 1e-9, activity.duration * 1e-9, device, stream, kind, name, 0, launch))
 
-    for activity in heard:
+    for activity in activities:
         if activity.kind in CALLS:
             thread = threads.setdefault(activity.stream, len(threads))
             if "Synchronize" in activity.name:
@@ -69,13 +69,13 @@ def work_of(heard: Iterable[Activity], origin: float) -> Execution:
             elif activity.correlation in work and activity.correlation not in launches:
                 launches[activity.correlation] = len(rows)
                 add(activity, HOST, thread, LAUNCH, work[activity.correlation].name)
-    for activity in heard:
+    for activity in activities:
         if activity.kind in DEVICE_WORK:
             stream = 0 if activity.stream == DEFAULT_STREAM else activity.stream
             add(activity, activity.device, stream, _kind(activity), activity.name, launches.get(activity.correlation, -1))
         elif activity.kind == SYNC and activity.name == "Event Sync" and activity.correlation not in waited:
             add(activity, HOST, 0, WAIT, activity.name)  # some versions leave the call itself out
-    return Execution(Spans.of(rows), Waits.of(_waits(heard, origin)), [])
+    return Execution(Spans.of(rows), Waits.of(_waits(activities, origin)), [])
 
 
 def _kind(activity: Activity) -> int:
@@ -84,49 +84,49 @@ def _kind(activity: Activity) -> int:
     return next((kind for name, kind in _COPIES.items() if name in activity.name), KERNEL)
 
 
-def _waits(heard: list[Activity], origin: float) -> list[tuple]:
-    """Streams that wait for streams. CUPTI tells who waits and when that was asked, not when the event happened: that is taken for the
+def _waits(activities: list[Activity], origin: float) -> list[tuple]:
+    """Streams that wait for streams. CUPTI tells who waits and when that was issued, not when the event happened: that is taken for the
     end of the last work that was launched on its stream before. Nor does it tell, with CUDA 13, on which stream the event was recorded:
     that is taken for the stream, other than the one that waits, which had been given work last when an event was last recorded."""
-    called = {activity.correlation: activity.start for activity in heard if activity.kind in CALLS}
+    called = {activity.correlation: activity.start for activity in activities if activity.kind in CALLS}
     queued: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)  # by stream: when launched, when done
     homes: dict[int, int] = {}  # the device of a stream: CUPTI numbers those of a process
-    for activity in heard:
+    for activity in activities:
         if activity.kind in DEVICE_WORK:
             launched = called.get(activity.correlation, activity.start)
             queued[activity.device, activity.stream].append((launched, activity.start + activity.duration))
             homes.setdefault(activity.stream, activity.device)
     for work in queued.values():
         work.sort()
-    recorded = sorted(activity.start for activity in heard if activity.kind in CALLS and activity.name.startswith(EVENT_RECORD))
+    recorded = sorted(activity.start for activity in activities if activity.kind in CALLS and activity.name.startswith(EVENT_RECORD))
 
-    def last(place: tuple[int, int], asked: int) -> tuple[int, int] | None:
-        """When the last work before `asked` was launched there, and when it was done."""
-        before = bisect_right(queued[place], (asked, 1 << 63))
-        return queued[place][before - 1] if before else None
+    def last(queue: tuple[int, int], issued: int) -> tuple[int, int] | None:
+        """When the last work before `issued` was launched there, and when it was done."""
+        before = bisect_right(queued[queue], (issued, 1 << 63))
+        return queued[queue][before - 1] if before else None
 
-    def done(place: tuple[int, int], asked: int) -> int:
-        found = last(place, asked)
-        return found[1] if found else asked
+    def done(queue: tuple[int, int], issued: int) -> int:
+        found = last(queue, issued)
+        return found[1] if found else issued
 
-    def source_of(activity: Activity, waiter: tuple[int, int], asked: int) -> tuple[int, int] | None:
+    def source_of(activity: Activity, waiter: tuple[int, int], issued: int) -> tuple[int, int] | None:
         if activity.waits_on >= 0:
             home = activity.device if activity.waits_on == DEFAULT_STREAM else homes.get(activity.waits_on, activity.device)
             return home, activity.waits_on
-        before = recorded[: bisect_right(recorded, asked)][-1:]
-        given = [(work, place) for place in queued if place != waiter and before and (work := last(place, before[0]))]
+        before = recorded[: bisect_right(recorded, issued)][-1:]
+        given = [(work, queue) for queue in queued if queue != waiter and before and (work := last(queue, before[0]))]
         return max(given)[1] if given else None
 
     rows = []
-    for activity in heard:
+    for activity in activities:
         if activity.kind == SYNC and activity.name == STREAM_WAIT:
-            asked = called.get(activity.correlation, activity.start)
+            issued = called.get(activity.correlation, activity.start)
             waiter = activity.device, activity.stream
-            source = source_of(activity, waiter, asked)
+            source = source_of(activity, waiter, issued)
             if source is None:  # a stream that had no work: nothing is waited for
                 continue
-            time = done(source, asked)
-            until = max(time, asked, done(waiter, asked))
-            places = [(device, 0 if stream == DEFAULT_STREAM else stream) for device, stream in (source, waiter)]
-            rows.append(((time - origin) * 1e-9, *places[0], (until - origin) * 1e-9, *places[1], 0))
+            time = done(source, issued)
+            until = max(time, issued, done(waiter, issued))
+            streams = [(device, 0 if stream == DEFAULT_STREAM else stream) for device, stream in (source, waiter)]
+            rows.append(((time - origin) * 1e-9, *streams[0], (until - origin) * 1e-9, *streams[1], 0))
     return rows

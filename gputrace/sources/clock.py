@@ -1,4 +1,4 @@
-"""Where the spans of a virtual machine come from: its clock."""
+"""The spans of a virtual machine, from its clock."""
 
 import sys
 from collections import deque
@@ -16,7 +16,7 @@ EARLIER = "launched before the recording"
 
 
 class ClockSource:
-    """Listens to the clock of the virtual machine in use. It forgets the oldest spans and waits beyond `most`."""
+    """Listens to the clock of the virtual machine in use. It drops the oldest spans and waits beyond `most`."""
 
     def __init__(self, table: StackTable, most: int) -> None:
         from virtualgpu import instruments
@@ -24,7 +24,7 @@ class ClockSource:
         self._machine = instruments.machine()
         self._span = instruments.Span
         self._table = table
-        self._heard: deque[tuple[Any, int, int]] = deque(maxlen=most)
+        self._records: deque[tuple[Any, int, int]] = deque(maxlen=most)
         self._count = 0
         self._earlier: list[tuple[Any, float]] = []
         self._listener: Callable[[Any], None] | None = None
@@ -32,26 +32,26 @@ class ClockSource:
     def start(self) -> None:
         streams = [stream for gpu in self._machine.gpus for stream in gpu.streams.values()]
         self._earlier = [(stream, stream.ready) for stream in streams]
-        heard, number, count = self._heard, self._table.of_frame, self._counted
+        records, number, count = self._records, self._table.of_frame, self._counted
 
         def listen(what: Any) -> None:
             count()
-            heard.append((what, number(sys._getframe(1)), get_ident()))
+            records.append((what, number(sys._getframe(1)), get_ident()))
 
         self._listener = listen
         self._machine.clock.listen(listen)
 
     def stop(self) -> None:
-        """Listen no more, however far `start` came."""
+        """Stop listening, however far `start` came."""
         if self._listener is not None:
             self._machine.clock.unlisten(self._listener)
             self._listener = None
 
     def finish(self, origin: float) -> Execution:
-        """What was heard, in seconds from `origin`, which is told in seconds of the machine's clock."""
+        """The spans, waits and races, in seconds from `origin`, a time of the machine's clock."""
         self.stop()
-        heard = list(self._heard)
-        # What was under way when the recording began: the clock does not tell what it was.
+        records = list(self._records)
+        # What was under way when the recording began: the clock does not know what it was.
         rows: list[tuple] = [
             (0.0, ready - origin, stream.device_index, stream.stream_id, KERNEL, EARLIER, 0, -1)
             for stream, ready in self._earlier
@@ -59,26 +59,26 @@ class ClockSource:
         ]
         waits: list[tuple] = []
         threads: dict[int, int] = {}
-        for what, stack, identity in heard:
+        for what, stack, identity in records:
             thread = threads.setdefault(identity, len(threads))
             if type(what) is self._span:
                 rows.append((what.launched - what.overhead - origin, what.overhead, HOST, thread, LAUNCH, what.name, stack, -1))
-                place = what.device, what.stream, KIND_OF[what.kind], what.name
-                rows.append((what.start - origin, what.duration, *place, stack, len(rows) - 1))
+                where = what.device, what.stream, KIND_OF[what.kind], what.name
+                rows.append((what.start - origin, what.duration, *where, stack, len(rows) - 1))
             elif what.waiter is None:
                 rows.append((what.asked - origin, what.until - what.asked, HOST, thread, WAIT, what.name, stack, -1))
             else:
                 waiter = what.waiter.device_index, what.waiter.stream_id
                 waits.append((what.time - origin, what.device, what.stream, what.until - origin, *waiter, stack))
         spans = Spans.of(rows)
-        return Execution(spans, Waits.of(waits), self._races(origin, spans), self._count - len(heard))
+        return Execution(spans, Waits.of(waits), self._races(origin, spans), self._count - len(records))
 
     def _counted(self) -> None:
         self._count += 1
 
     def _races(self, origin: float, spans: Spans) -> list[RecordedRace]:
         """The machine's races that showed in this recording. It is here alone that the trace meets the machine's own."""
-        order = vars(self._machine).get("order")  # it is made with the first stream beside the default one
+        order = vars(self._machine).get("order")  # made with the first stream other than the default one
         found = [race for race in (order.races if order else ()) if race.second.seconds >= origin]
         return [RecordedRace(_side(race.first, origin, spans), _side(race.second, origin, spans), race.kind) for race in found]
 

@@ -1,4 +1,4 @@
-"""Where a recording's events come from: PyTorch's own memory history on CUDA, the allocators of virtual GPUs."""
+"""The memory events of a recording, from PyTorch's own memory history on CUDA or from the allocators of virtual GPUs."""
 
 import itertools
 import sys
@@ -15,15 +15,15 @@ from gputrace.events import ACTION_OF, ALLOC, OOM, SEGMENT_ALLOC, SEGMENT_MAP, M
 from gputrace.replay import Segment, from_snapshot
 from virtualgpu.allocator import UNLIMITED, Settings
 
-PERIOD = 0.5  # seconds between two looks at what a real GPU's memory is used for; each takes Python's lock from the learner's program
-# Counts of torch.cuda.memory_stats that rise by one with each event of the history.
+PERIOD = 0.5  # seconds between two readings of a real GPU's memory in use; each takes Python's lock from the program
 _TAKING = (ALLOC, SEGMENT_ALLOC, SEGMENT_MAP, OOM)
+# Counts of torch.cuda.memory_stats that rise by one with each event of the history.
 _COUNTS = ("allocation.all.allocated", "allocation.all.freed", "active.all.freed", "segment.all.allocated", "segment.all.freed")
 
 
 @dataclass
 class Recorded:
-    """What a source heard: the events, the segments before the first, and what they left behind.
+    """What a source recorded: the events, the segments before the first, and the state at the end.
 
     `used` holds (seconds, device, bytes held on the device by everyone); `allocated` and `reserved` are bytes by device at the end;
     `totals` the bytes that each device has; `capability` is the major number of its compute capability.
@@ -41,14 +41,14 @@ class Recorded:
 
 
 class VirtualSource:
-    """Listens to the allocators of the virtual machine in use. It forgets the oldest events beyond `max_events`."""
+    """Listens to the allocators of the virtual machine in use. It drops the oldest events beyond `max_events`."""
 
     def __init__(self, table: StackTable, max_events: int) -> None:
         from virtualgpu import instruments
 
         self._machine = instruments.machine()
         self._table = table
-        self._heard: deque[MemoryEvent] = deque(maxlen=max_events)
+        self._events: deque[MemoryEvent] = deque(maxlen=max_events)
         self._count = itertools.count()  # of all events, from threads too
         self._used: list[tuple[float, int, int]] = []
         self._listening: list[tuple[Any, Callable[..., None]]] = []
@@ -68,9 +68,9 @@ class VirtualSource:
 
     def finish(self) -> Recorded:
         gpus = self._machine.gpus
-        heard = list(self._heard)
+        events = list(self._events)
         return Recorded(
-            heard,
+            events,
             self._segments,
             gpus[0].allocator.settings,
             self._used,
@@ -78,11 +78,11 @@ class VirtualSource:
             {gpu.index: gpu.allocator.reserved for gpu in gpus},
             {gpu.index: gpu.allocator.total for gpu in gpus},
             self._machine.profile.major,
-            next(self._count) - len(heard),
+            next(self._count) - len(events),
         )
 
     def stop(self) -> None:
-        """Listen no more, however far `start` came."""
+        """Stop listening, however far `start` came."""
         while self._listening:
             allocator, listener = self._listening.pop()
             allocator.unlisten(listener)
@@ -99,7 +99,7 @@ class VirtualSource:
                 taken = size
                 self._note_used(gpu)
             next(self._count)
-            self._heard.append(MemoryEvent(self.now(), gpu.index, stream, number, address, taken, size, stack))
+            self._events.append(MemoryEvent(self.now(), gpu.index, stream, number, address, taken, size, stack))
 
         return listen
 
@@ -121,7 +121,7 @@ class _History:
         self._thread: Any = None
 
     def join(self, most: int, frees: bool) -> bool:
-        """Have it on for one more recording; says whether it was a recording that switched it on."""
+        """Have it on for one more recording; returns whether a recording switched it on."""
         import torch
 
         with self._lock:
@@ -239,13 +239,13 @@ class CudaSource:
         action = ACTION_OF[entry["action"]]
         address = entry["device_free"] if action == OOM else entry["addr"]
         seconds = max(0.0, entry["time_us"] * 1e-6 - self._start * 1e-9)
-        # Where the history takes no stacks of frees, PyTorch tells a free with the stack of the allocation.
+        # Where the history takes no stacks of frees, PyTorch gives a free the stack of the allocation.
         known = action in _TAKING or not self._relies or _history.has_frees
         stack = self._stack(entry.get("frames") or []) if known else 0
         return MemoryEvent(seconds, device, entry["stream"], action, address, 0, entry["size"], stack)
 
     def _stack(self, frames: list[dict]) -> int:
-        """The number of a stack as PyTorch tells it."""
+        """The number of a stack in PyTorch's format."""
         return self._table.of_lines(tuple(_source_line(frame["filename"], frame["line"], frame["name"]) for frame in frames))
 
     def _counted(self) -> list[dict[str, int]]:
@@ -302,13 +302,13 @@ def _source_line(*key: Any) -> SourceLine:
     return line
 
 
-def _settings(told: dict[str, Any]) -> Settings:
-    """The allocator's settings as a snapshot tells them."""
-    most = told.get("max_split_size", -1)
-    divisions = told.get("roundup_power2_divisions") or {}
+def _settings(settings: dict[str, Any]) -> Settings:
+    """The allocator's settings, from those of a snapshot."""
+    most = settings.get("max_split_size", -1)
+    divisions = settings.get("roundup_power2_divisions") or {}
     rising = tuple(value for _, value in sorted(((int(size), value) for size, value in divisions.items())))
     return Settings(
         max_split_size=UNLIMITED if most in (-1, None) or most >= 1 << 62 else most,
         divisions=rising or Settings().divisions,
-        expandable_segments=bool(told.get("expandable_segments")),
+        expandable_segments=bool(settings.get("expandable_segments")),
     )

@@ -67,7 +67,7 @@ class Check:
     observe: Callable[[Any, Plain], Plain]
     judge: Callable[[Plain, Plain], Verdict]
     gpus: int = 1
-    script: types.FunctionType | None = None
+    script: Callable[..., Any] | None = None
 
 
 def run(check: Check, answer: Any, seed: int | None = None) -> Verdict:
@@ -121,7 +121,7 @@ def _require_gpus(check: Check) -> None:
 _EMPTY = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE"}
 
 
-def is_stub(answer: Any, script: types.FunctionType | None = None) -> bool:
+def is_stub(answer: Any, script: Callable[..., Any] | None = None) -> bool:
     """Whether `answer` is still what the exercise cell holds: nothing, a function that does nothing, or the `script` to mend."""
     if not isinstance(answer, types.FunctionType):
         return answer is None or answer is ...
@@ -132,14 +132,14 @@ def is_stub(answer: Any, script: types.FunctionType | None = None) -> bool:
     return does_nothing and all(i.argval is None for i in instructions if i.opname in ("LOAD_CONST", "RETURN_CONST"))
 
 
-def _alone(function: types.FunctionType) -> types.FunctionType:
+def _alone(function: Any) -> Any:
     """The function compiled without its module, as an exercise cell is: an import beside a function changes how it is compiled."""
     names = dict(function.__globals__)
     exec(inspect.getsource(function), names)
     return names[function.__name__]
 
 
-def _content(function: types.FunctionType) -> tuple:
+def _content(function: Any) -> tuple:
     """What a function does, wherever it was written: the same for the same source, whatever its comments and line breaks."""
     return _code(function.__code__), function.__defaults__, function.__kwdefaults__
 

@@ -89,8 +89,8 @@ def _rank(rank: int, ranks: int, store: str, call: bytes, given: Plain, line: co
     torch.set_num_threads(1)
     try:
         program, answer = cloudpickle.loads(call)
-        meeting = {"init_method": f"file://{store}", "rank": rank, "world_size": ranks}
-        dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE), **meeting)
+        timeout = timedelta(seconds=PATIENCE)
+        dist.init_process_group("gloo", f"file://{store}", timeout=timeout, rank=rank, world_size=ranks)
         line.send((RETURNED, program(answer, given)))
     except BaseException as error:
         line.send(_failure(error))

@@ -153,7 +153,7 @@ def draw_model(generator: random.Random) -> Plain:
 
 
 def observe_model(bytes_per_device: Any, layers: Plain) -> Plain:
-    modules = []
+    modules: list[torch.nn.Module] = []
     for layer in layers:
         if layer["kind"] == "norm":
             modules.append(torch.nn.BatchNorm1d(layer["features"], device=layer["device"]))

@@ -165,7 +165,8 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
     nap = _cycles(LONG / 4)
     with _told_by_values():
         for case in cases:
-            stream, seen = torch.cuda.Stream(), []
+            stream = torch.cuda.Stream()
+            seen: list[Plain] = []
             value, factor = float(case["value"]), case["factor"]
             x = torch.zeros(SIZE, device="cuda")
 
@@ -313,8 +314,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
                 gc.collect(0)
             torch.cuda.synchronize()
             seconds = machine.host_time() - start
-        means = [mean.item() for mean in means]
-    return {"means": means, "devices": devices, "ahead": ahead, "seconds": [copying * BATCHES, working, seconds]}
+    return {"means": [mean.item() for mean in means], "devices": devices, "ahead": ahead, "seconds": [copying * BATCHES, working, seconds]}
 
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:

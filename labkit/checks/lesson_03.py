@@ -42,7 +42,9 @@ def draw_batches(generator: random.Random) -> Plain:
     """Batches for two GPUs in either order; one has fewer rows than there are GPUs."""
     orders = [[0, 1], [1, 0]]
     generator.shuffle(orders)
-    cases = [{"devices": order, "rows": generator.choice([4, 5, 6, 7])} for order in orders] + [{"devices": orders[0], "rows": 1}]
+    cases: list[Plain] = [{"devices": order, "rows": generator.choice([4, 5, 6, 7])} for order in orders] + [
+        {"devices": orders[0], "rows": 1}
+    ]
     for case in cases:
         case["weight"] = generator.randint(1, 4)
         case["values"] = [generator.randint(1, 9) for _ in range(case.pop("rows"))]
@@ -87,8 +89,8 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
         sizes = dict(zip(devices, chunks(len(values), 2), strict=False))
         if observed["seen"] != sorted([f"cuda:{device}", rows] for device, rows in sizes.items()):
             ran = ", ".join(f"{rows} rows on {device}" for device, rows in observed["seen"]) or "nothing"
-            due = ", ".join(f"{rows} rows on cuda:{device}" for device, rows in sorted(sizes.items()))
-            return not_yet(f"{given} the module was to see {due}; it saw {ran}.")
+            asked = ", ".join(f"{rows} rows on cuda:{device}" for device, rows in sorted(sizes.items()))
+            return not_yet(f"{given} the module was to see {asked}; it saw {ran}.")
         if observed["gradient"] != sum(values):
             return not_yet(
                 f"{given} the gradient of the module's weight is {observed['gradient']}, not {sum(values)}. "
@@ -147,7 +149,7 @@ def draw_weights(generator: random.Random) -> Plain:
 
 def observe_weights(copies: Any, cases: Plain) -> Plain:
     """The copies, and the weight's gradient when each copy is used with a factor of its own."""
-    observations = []
+    observations: list[Plain] = []
     for case in cases:
         first = f"cuda:{case['devices'][0]}"
         weight = torch.tensor([float(value) for value in case["values"]], device=first, requires_grad=True)

@@ -43,7 +43,7 @@ def draw_cuts(generator: random.Random) -> Plain:
 
 def observe_cuts(in_two: Any, cases: Plain) -> Plain:
     """Where each layer lies and ran, the result, and each layer's gradient."""
-    observations = []
+    observations: list[Plain] = []
     for case in cases:
         layers = [Scale(float(weight)) for weight in case["weights"]]
         x = torch.tensor([float(value) for value in case["values"]], device=case["device"])

@@ -10,7 +10,7 @@ import torch
 from gputrace.units import byte_text
 from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, quote, right
-from labkit.labs.allocator import unused_stream
+from labkit.labs.allocator_by_hand import unused_stream
 
 KIB, MIB = 1 << 10, 1 << 20
 SEGMENT = 20 * MIB  # what requests of more than 1 MiB and less than 10 MiB share

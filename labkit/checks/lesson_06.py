@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import isclose
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ def draw(generator: random.Random, bad: int = 0) -> Plain:
     }
 
 
-def observe(answer: Any, inputs: Plain, script: FunctionType) -> Plain:
+def observe(answer: Any, inputs: Plain, script: Callable[..., Any]) -> Plain:
     """What script and answer return, what became of their models, and what they held on the GPU."""
     with _without_collector():
         expected = _run(script, inputs)
@@ -144,7 +143,7 @@ def _short(value: Plain) -> str:
     return f"{value:.5g}" if isinstance(value, float) else repr(value)
 
 
-def _mend(number: str, script: FunctionType, hint: str, bad: int = 0) -> Check:
+def _mend(number: str, script: Callable[..., Any], hint: str, bad: int = 0) -> Check:
     """The check of an exercise that hands out `script`."""
     draws: Callable[[random.Random], Plain] = partial(draw, bad=bad)
     return Check(number, draws, partial(observe, script=script), partial(judge, hint=hint), script=script)

@@ -162,7 +162,7 @@ def build(model: Plain) -> nn.Sequential:
                 tensor.copy_(torch.rand(tensor.shape, generator=draws) + 1e-5)
         for layer in built.modules():
             if isinstance(layer, tuple(NORMS.values())):
-                layer.running_var.mul_(1e6)  # of large inputs: no float16 holds it
+                layer.get_buffer("running_var").mul_(1e6)  # of large inputs: no float16 holds it
     return built
 
 

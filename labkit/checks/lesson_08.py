@@ -74,7 +74,7 @@ def draw_parameters(generator: random.Random) -> Plain:
         return [generator.randint(-32, 32) / 16 for _ in range(count)]
 
     sizes = [generator.randint(1, 5) for _ in range(3)]
-    tensors = [{"values": numbers(size), "gradient": numbers(size)} for size in sizes]
+    tensors: list[Plain] = [{"values": numbers(size), "gradient": numbers(size)} for size in sizes]
     tensors.insert(generator.randrange(4), {"values": numbers(2), "gradient": None})  # a parameter that the loss does not depend on
     return {"tensors": tensors, "rate": generator.choice((0.25, 0.5, 2.0))}
 

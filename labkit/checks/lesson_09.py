@@ -48,11 +48,12 @@ def _bytes_of_training(model: nn.Sequential, optimizer: str) -> dict[str, int]:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
-    chosen = (torch.optim.Adam if optimizer == "Adam" else torch.optim.SGD)(trained, lr=0.1, **OPTIMIZERS[optimizer])
+    make: Any = torch.optim.Adam if optimizer == "Adam" else torch.optim.SGD
+    chosen = make(trained, lr=0.1, **OPTIMIZERS[optimizer])
     chosen.step()
     slots = [value for slot in chosen.state.values() for value in slot.values() if isinstance(value, torch.Tensor) and value.is_cuda]
     kept = [*model.parameters(), *model.buffers()]
-    parts = {"parameters and buffers": kept, "gradients": [p.grad for p in trained], "optimizer state": slots}
+    parts: dict[str, list[Any]] = {"parameters and buffers": kept, "gradients": [p.grad for p in trained], "optimizer state": slots}
     return {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in parts.items()}
 
 
@@ -93,11 +94,11 @@ def observe_accumulate(accumulate: Any, inputs: Plain) -> Plain:
     F.cross_entropy(model(x), y).backward()
     due = [_values(parameter.grad) for parameter in model.parameters()]
     for parameter in model.parameters():
-        parameter.grad.fill_(inputs["old"])
+        parameter.grad = torch.full_like(parameter, inputs["old"])
     seen: list[int] = []
     waiting: list[int] = []
     handles = [model.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))]
-    handles.append(model[0].weight.register_hook(lambda gradient: waiting.append(len(seen))))
+    handles.append(model[0].get_parameter("weight").register_hook(lambda gradient: waiting.append(len(seen))))
     try:
         accumulate(model, x, y, inputs["rows"])
     finally:
@@ -129,7 +130,7 @@ def _small_model(draws: torch.Generator) -> nn.Sequential:
     return model.to(DEVICE)
 
 
-def _values(tensor: torch.Tensor | None) -> Plain:
+def _values(tensor: Any) -> Plain:
     return None if tensor is None else tensor.detach().float().cpu().flatten().tolist()
 
 
@@ -231,7 +232,7 @@ def observe_checkpoints(run: Any, inputs: Plain) -> Plain:
     torch.cuda.manual_seed_all(inputs["seed"])
     blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.GELU(), nn.Dropout(0.3), nn.Tanh()) for _ in range(inputs["blocks"])]
     for block in blocks:
-        nn.init.normal_(block[0].weight, std=2 / WIDTH**0.5)  # so that many blocks leave something of x
+        nn.init.normal_(block[0].get_parameter("weight"), std=2 / WIDTH**0.5)  # so that many blocks leave something of x
     x = torch.randn(ROWS, WIDTH)
     model, x = nn.ModuleList(blocks).to(DEVICE), x.to(DEVICE).requires_grad_()
     expected = _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), model, x, inputs)

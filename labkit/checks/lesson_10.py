@@ -10,7 +10,7 @@ import torch
 from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, right
 from labkit.checks.in_ranks import in_ranks
 from labkit.checks.rank_programs import accumulated, cut_layers, gradients_after, life
-from labkit.labs.shards import rank_memory
+from labkit.labs.sharding import rank_memory
 
 CLOSE = 1e-4
 

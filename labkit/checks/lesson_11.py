@@ -268,7 +268,11 @@ def observe_halves(two_halves: Any, inputs: Plain) -> Plain:
     x = torch.randn(5, a)
     due = second(first(x))
     due.square().sum().backward()
-    due_gradients = [parameter.grad.flatten().tolist() for half in (first, second) for parameter in half.parameters()]
+    due_gradients = [
+        parameter.grad.flatten().tolist()  # type: ignore[union-attr]  # there is one after a backward
+        for half in (first, second)
+        for parameter in half.parameters()
+    ]
     first.zero_grad()
     second.zero_grad()
     with during("two linear layers on the CPU"):

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from labkit import machine
-from labkit.lab_parts.layers import FULL, INDEX, Layer, Mode, block_bytes, layers, loss
+from labkit.lab_parts.layers import FULL, INDEX, LayerMemory, Mode, block_bytes, layers, loss
 from labkit.lab_parts.networks import GPT, OPTIMIZERS, PRECISIONS, Network, ResNet
 from virtualgpu import profiles
 from virtualgpu.workspaces import cublas_bytes, cublaslt_bytes
@@ -130,7 +130,7 @@ def budget(setting: Setting, chip: Chip) -> Budget:
 # The step
 
 
-def _moments(setting: Setting, found: list[Layer], parameters: int) -> Iterator[Moment]:
+def _moments(setting: Setting, found: list[LayerMemory], parameters: int) -> Iterator[Moment]:
     """Every moment that may be the fullest. With several micro-batches, all gradients are there from the second one on.
 
     New gradients are added to those at once, but under DataParallel, whose replica on this GPU has gradients of its own until the end.
@@ -187,15 +187,15 @@ def _sums(gradients: list[int]) -> int:
 class Part(NamedTuple):
     """Layers that are kept together, or computed `again` together, and what each leaves for the backward."""
 
-    layers: list[Layer]
+    layers: list[LayerMemory]
     stays: list[int]
     input: int
     again: bool
 
 
-def _parts(found: list[Layer], checkpointing: bool) -> Iterator[Part]:
+def _parts(found: list[LayerMemory], checkpointing: bool) -> Iterator[Part]:
     """The layers cut into parts. An input stays only once: as the output of the layer before, as a checkpoint's, or for who reads it."""
-    before: Layer | None = None
+    before: LayerMemory | None = None
     was_again = False
     for segment, group in groupby(found, key=lambda layer: layer.segment):
         part, stays = list(group), []
@@ -219,7 +219,7 @@ def _forward(part: Part, kept: int, gradients: int) -> Iterator[Moment]:
 # One of several GPUs
 
 
-def _on_one_gpu(setting: Setting, chip: Chip) -> list[Layer]:
+def _on_one_gpu(setting: Setting, chip: Chip) -> list[LayerMemory]:
     """The layers as the first GPU meets them. Under DataParallel it gathers all outputs, and computes the loss of the whole batch."""
     mode = Mode(setting.mixed, chip.multiprocessors, chip.threads)
     found = layers(setting.network, setting.rows, mode)
@@ -227,7 +227,7 @@ def _on_one_gpu(setting: Setting, chip: Chip) -> list[Layer]:
         return found
     rows, classes = _outputs(setting.network, setting.micro_rows), _classes(setting.network)
     outputs = mode.size * rows * classes
-    gather = Layer("gather", 0, 0, outputs + found[-2].output, outputs, outputs)
+    gather = LayerMemory("gather", 0, 0, outputs + found[-2].output, outputs, outputs)
     return [*found[:-1], gather, loss(rows, classes, mode)]
 
 
@@ -271,7 +271,7 @@ IN_USE = "the GPU in use"
 SHARE = 0.95  # of the memory, which a step may take: the cache keeps blocks of sizes that nobody asks for again
 
 
-class Gpu(NamedTuple):
+class GpuMemory(NamedTuple):
     """A GPU as the budget sees it. `memory` is what PyTorch can have of it, in bytes: all but the CUDA context."""
 
     name: str
@@ -288,12 +288,12 @@ def gpu_models() -> tuple[str, ...]:
     return IN_USE, *profiles.names()
 
 
-def gpu_of(name: str = IN_USE) -> Gpu:
+def gpu_of(name: str = IN_USE) -> GpuMemory:
     """The GPU of this name. Raises ValueError for one that is not known, RuntimeError where none is in use and that was asked for."""
     if name != IN_USE:
         profile = profiles.load(name)
         chip = Chip(profile.major, profile.multiprocessors, profile.max_threads_per_multiprocessor)
-        return Gpu(profile.name, profile.total_memory - profile.context_bytes, chip)
+        return GpuMemory(profile.name, profile.total_memory - profile.context_bytes, chip)
     import torch
 
     used = machine.current()
@@ -304,4 +304,4 @@ def gpu_of(name: str = IN_USE) -> Gpu:
     context = total - free - torch.cuda.memory_reserved(0)  # and whatever other processes hold
     limit = total if used.request.memory is None else min(total, used.request.memory)
     chip = Chip(found.major, found.multi_processor_count, found.max_threads_per_multi_processor)
-    return Gpu(found.name, limit - context, chip)
+    return GpuMemory(found.name, limit - context, chip)

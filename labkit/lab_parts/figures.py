@@ -3,7 +3,7 @@
 Solid lines are this machine's (measured or virtual), dashed ones are recordings, hollow markers are predictions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from gputrace.figures.figure import BLUE, STYLE, VERMILLION, Figure, add_badge, words
-from labkit.lab_parts.result import Result
+from labkit.lab_parts.experiment import Result
 
 MARKERS = {BLUE: "o", VERMILLION: "s"}
 SAME = 1.05  # factors closer to 1 than this are called equal
@@ -37,12 +37,18 @@ def hollow(colour: str, size: float = 11) -> dict[str, Any]:
     return {"linestyle": "", "markersize": size, "markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 2}
 
 
-def in_words(result: Result, numbers: str) -> str:
-    """The numbers as a sentence; a recording says that it is one."""
-    return f"{result.badge[0].upper()}{result.badge[1:]}: {numbers}" if result.origin else f"{numbers[0].upper()}{numbers[1:]}"
+def finished(
+    canvas: Canvas, result: Result, recorded: Result | None, proof: Callable[[Result], str], *sentences: str, shown: str | None = None
+) -> Figure:
+    """The figure with its badges. In words, `proof` tells the numbers of a result with rows; `sentences` follow those of `result`."""
+    told = [proof(result) if result.rows else "", *sentences]
+    if recorded is not None and recorded.rows and (numbers := proof(recorded)):
+        told.append(f"{recorded.badge}: {numbers}")
+    both = result.badge if recorded is None else f"{result.badge}  ·  dashed: {recorded.badge}"
+    return badged(canvas, result.badge, *told, shown=both if shown is None else shown)
 
 
-def finished(canvas: Canvas, result: Result, recorded: Result | None, *sentences: str) -> Figure:
-    """The figure with its badges. `sentences` follow its title in the words for who cannot see it."""
-    add_badge(canvas, result.badge if recorded is None else f"{result.badge}  ·  dashed: {recorded.badge}")
-    return Figure(canvas, words(canvas, *sentences, result.badge))
+def badged(canvas: Canvas, badge: str, *sentences: str, shown: str | None = None) -> Figure:
+    """The figure with its badge, or what is `shown` in its place. `sentences` follow the title in the words for who cannot see it."""
+    add_badge(canvas, badge if shown is None else shown)
+    return Figure(canvas, words(canvas, *sentences, badge))

@@ -29,7 +29,7 @@ class Mode(NamedTuple):
         return HALF if self.mixed else FULL
 
 
-class Layer(NamedTuple):
+class LayerMemory(NamedTuple):
     """One layer, for one batch.
 
     Attributes:
@@ -55,7 +55,7 @@ class Layer(NamedTuple):
 
 
 @singledispatch
-def layers(network: Network, rows: int, mode: Mode) -> list[Layer]:
+def layers(network: Network, rows: int, mode: Mode) -> list[LayerMemory]:
     """The layers of a network for a batch of so many rows, in order, the loss at the end."""
     raise TypeError(f"there is no formula for {type(network).__name__}")
 
@@ -71,7 +71,7 @@ def linear(
     shared: bool = False,
     first: bool = False,
     beside: int = 0,
-) -> Layer:
+) -> LayerMemory:
     """A linear layer. `shared` says that the layer before reads its input too, `first` that the input is the batch, which gets no gradient;
     `beside` is in flight meanwhile, on the way back.
 
@@ -86,7 +86,7 @@ def linear(
     summed = y + gradients + _staging(rows, after, mode) - copies - (batch if first else 0 if shared else x) if bias else 0
     cast = gradients + FULL * before * after if mode.mixed else 0
     weights = (before * after, after) if bias else (before * after,)
-    return Layer(name, 0 if first else x, copies + batch, y, beside + max(y + gradients, summed, cast), y, weights=weights)
+    return LayerMemory(name, 0 if first else x, copies + batch, y, beside + max(y + gradients, summed, cast), y, weights=weights)
 
 
 def _staging(rows: int, columns: int, mode: Mode) -> int:
@@ -95,28 +95,28 @@ def _staging(rows: int, columns: int, mode: Mode) -> int:
     return sum(reduction_bytes(shape, strides, reduced, aligned, FULL, REDUCTION_THREADS, mode.multiprocessors, mode.threads))
 
 
-def loss(rows: int, classes: int, mode: Mode) -> Layer:
+def loss(rows: int, classes: int, mode: Mode) -> LayerMemory:
     """Cross-entropy: the softmax keeps its logarithms, in the precision of the outputs; the loss reads them in float32.
 
     Backward: the gradient of the logarithms, and that of the outputs beside it; under autocast the loss has let go by then.
     """
     numbers = rows * classes
     kept = (HALF + FULL if mode.mixed else FULL) * numbers
-    return Layer("loss", 0, kept, mode.size * numbers, (FULL if mode.mixed else 2 * FULL) * numbers, 0)
+    return LayerMemory("loss", 0, kept, mode.size * numbers, (FULL if mode.mixed else 2 * FULL) * numbers, 0)
 
 
 # A network of linear layers
 
 
 @layers.register
-def _(network: MLP, rows: int, mode: Mode) -> list[Layer]:
+def _(network: MLP, rows: int, mode: Mode) -> list[LayerMemory]:
     """ReLU reads its own result, which is the next layer's input too."""
     hidden = mode.size * rows * network.width
     found = []
     for number in range(network.depth):
         segment = number // segment_size(network.depth)
         layer = linear(f"layer {number + 1}", rows, network.width, network.width, mode, shared=True, first=number == 0)
-        relu = Layer(f"ReLU {number + 1}", 0, hidden, hidden, 2 * hidden, hidden, keeps_output=True)
+        relu = LayerMemory(f"ReLU {number + 1}", 0, hidden, hidden, 2 * hidden, hidden, keeps_output=True)
         found += [layer._replace(segment=segment), relu._replace(segment=segment)]
     return [*found, linear("output", rows, network.width, network.classes, mode, shared=True), loss(rows, network.classes, mode)]
 
@@ -125,27 +125,27 @@ def _(network: MLP, rows: int, mode: Mode) -> list[Layer]:
 
 
 @layers.register
-def _(network: GPT, rows: int, mode: Mode) -> list[Layer]:
+def _(network: GPT, rows: int, mode: Mode) -> list[LayerMemory]:
     positions = rows * network.tokens
     stream = FULL * positions * network.width  # what the residual connections hand on, in float32 in both cases
     weights = network.vocabulary * network.width, network.tokens * network.width
-    embedding = Layer("embedding", 0, 0, 2 * stream, stream + FULL * sum(weights), stream, weights=weights)
+    embedding = LayerMemory("embedding", 0, 0, 2 * stream, stream + FULL * sum(weights), stream, weights=weights)
     blocks = [layer for number in range(network.layers) for layer in _block(network, rows, mode, number)]
     head = linear("head", positions, network.width, network.vocabulary, mode, bias=False)
     return [embedding, *blocks, _norm("norm", positions, network.width, mode), head, loss(positions, network.vocabulary, mode)]
 
 
-def _block(network: GPT, rows: int, mode: Mode, number: int) -> Iterator[Layer]:
+def _block(network: GPT, rows: int, mode: Mode, number: int) -> Iterator[LayerMemory]:
     """The layers of a block. Each half of it ends in a sum with its input; on the way back, the sum's gradient waits beside the half."""
     positions, width = rows * network.tokens, network.width
     stream, hidden = FULL * positions * width, mode.size * positions * width
     cast = hidden if mode.mixed else 0  # of the sum's gradient, as it enters the half
     name = f"block {number + 1}: "
 
-    def dense(part: str, before: int, after: int, shared: bool = False) -> Layer:
+    def dense(part: str, before: int, after: int, shared: bool = False) -> LayerMemory:
         return linear(name + part, positions, before, after, mode, shared=shared, beside=stream)._replace(segment=number)
 
-    def last(part: str, before: int, shared: bool = False) -> Layer:
+    def last(part: str, before: int, shared: bool = False) -> LayerMemory:
         """Its gradient is that of the sum, which has been counted: it comes in as it is, or as a copy in half precision."""
         layer = dense(part, before, width, shared)
         return layer._replace(forward=hidden + stream, backward=layer.backward - hidden + cast, output=stream)
@@ -156,17 +156,17 @@ def _block(network: GPT, rows: int, mode: Mode, number: int) -> Iterator[Layer]:
     yield last("attention's output", width, shared=True)
     yield _norm(name + "second norm", positions, width, mode, stream, number)
     yield dense("up", width, 4 * width)
-    yield Layer(name + "GELU", 4 * hidden, 0, 4 * hidden, stream + 8 * hidden, 4 * hidden, segment=number)
+    yield LayerMemory(name + "GELU", 4 * hidden, 0, 4 * hidden, stream + 8 * hidden, 4 * hidden, segment=number)
     yield last("down", 4 * width)
 
 
-def _norm(name: str, positions: int, width: int, mode: Mode, beside: int = 0, segment: int = -1) -> Layer:
+def _norm(name: str, positions: int, width: int, mode: Mode, beside: int = 0, segment: int = -1) -> LayerMemory:
     """LayerNorm in float32 keeps mean and deviation of each position."""
     stream = FULL * positions * width
-    return Layer(name, stream, 2 * FULL * positions, stream, 2 * stream + beside, stream, weights=(width, width), segment=segment)
+    return LayerMemory(name, stream, 2 * FULL * positions, stream, 2 * stream + beside, stream, weights=(width, width), segment=segment)
 
 
-def _attention(name: str, network: GPT, rows: int, mode: Mode, number: int) -> Layer:
+def _attention(name: str, network: GPT, rows: int, mode: Mode, number: int) -> LayerMemory:
     """Fused attention keeps its result and one number for each head and position, never the weights of all pairs.
 
     Backward: three gradients, beside the result's and a buffer in float32; then beside their copy in one.
@@ -175,14 +175,14 @@ def _attention(name: str, network: GPT, rows: int, mode: Mode, number: int) -> L
     stream, hidden = FULL * positions * network.width, mode.size * positions * network.width
     kept = hidden + FULL * positions * network.heads
     backward = stream + max(4 * hidden + stream, 6 * hidden)
-    return Layer(name + "attention", 3 * hidden, kept, 0, backward, hidden, keeps_output=True, segment=number)
+    return LayerMemory(name + "attention", 3 * hidden, kept, 0, backward, hidden, keeps_output=True, segment=number)
 
 
 # A convolutional network
 
 
 @layers.register
-def _(network: ResNet, rows: int, mode: Mode) -> list[Layer]:
+def _(network: ResNet, rows: int, mode: Mode) -> list[LayerMemory]:
     side = -(-network.side // 2)
     channels, last = network.width, 8 * network.width
     start, norm = _convolution("start: ", rows, (3, network.side), (channels, side), 7, 2, mode)
@@ -190,21 +190,21 @@ def _(network: ResNet, rows: int, mode: Mode) -> list[Layer]:
     start = start._replace(reads=0, kept=start.kept + (HALF * pictures if mode.mixed else 0), backward=start.backward - start.reads)
     half = -(-side // 2)
     pooled = rows * channels * half**2
-    pool = Layer("pool", 0, INDEX * pooled, mode.size * pooled, mode.size * (pooled + rows * channels * side**2), mode.size * pooled)
+    pool = LayerMemory("pool", 0, INDEX * pooled, mode.size * pooled, mode.size * (pooled + rows * channels * side**2), mode.size * pooled)
     found = [start, _with_relu(norm), pool]
     side = half
     for number, (before, after, stride) in enumerate(network.residuals()):
         found += _residual(f"block {number + 1}: ", rows, (before, side), (after, -(-side // stride)), stride, mode, number)
         side = -(-side // stride)
     means = mode.size * rows * last
-    mean = Layer("mean", 0, 0, means, means * (1 + side**2), means)
+    mean = LayerMemory("mean", 0, 0, means, means * (1 + side**2), means)
     return [*found, mean, linear("output", rows, last, network.classes, mode), loss(rows, network.classes, mode)]
 
 
 Map = tuple[int, int]  # channels, and pixels along each side
 
 
-def _residual(name: str, rows: int, before: Map, after: Map, stride: int, mode: Mode, number: int) -> Iterator[Layer]:
+def _residual(name: str, rows: int, before: Map, after: Map, stride: int, mode: Mode, number: int) -> Iterator[LayerMemory]:
     """Two convolutions, the one beside them, if any, and the sum, which ReLU overwrites and reads.
 
     On the way back the gradient of the sum waits until the path has its own; where there is a convolution beside, its input's does.
@@ -219,12 +219,12 @@ def _residual(name: str, rows: int, before: Map, after: Map, stride: int, mode: 
     if resized:
         for layer in _convolution(name + "beside ", rows, before, after, 1, stride, mode, number):
             yield layer._replace(reads=layer.reads if layer.weights[1:] else 0, forward=layer.forward + y, backward=layer.backward + y)
-    yield Layer(name + "sum", 0, y, y, 2 * y, y, keeps_output=True, segment=number)
+    yield LayerMemory(name + "sum", 0, y, y, 2 * y, y, keeps_output=True, segment=number)
 
 
 def _convolution(
     name: str, rows: int, before: Map, after: Map, kernel: int, stride: int, mode: Mode, segment: int = -1
-) -> tuple[Layer, Layer]:
+) -> tuple[LayerMemory, LayerMemory]:
     """A convolution, and BatchNorm, which keeps mean and deviation of each channel.
 
     cuDNN takes a workspace for the output, for the input's gradient and for the weight's: mostly copies of input, output and weight in
@@ -238,13 +238,13 @@ def _convolution(
     copies = HALF * weights if mode.mixed else 0
     output, input_gradient, weight_gradient = convolution_bytes(inputs, y, weight, (stride,), (kernel // 2,), (1,), False, 1)
     backward = x + y + max(input_gradient, weight.nbytes + weight_gradient)
-    convolution = Layer(name + "convolution", x, copies, y + output, backward, y, weights=(weights,), segment=segment)
+    convolution = LayerMemory(name + "convolution", x, copies, y + output, backward, y, weights=(weights,), segment=segment)
     statistics = 2 * FULL * channels
     sizes: dict[str, Any] = {"weights": (channels, channels), "buffers": (channels, channels, 1)}
-    return convolution, Layer(name + "norm", y, statistics, y, 2 * y, y, **sizes, segment=segment)
+    return convolution, LayerMemory(name + "norm", y, statistics, y, 2 * y, y, **sizes, segment=segment)
 
 
-def _with_relu(norm: Layer) -> Layer:
+def _with_relu(norm: LayerMemory) -> LayerMemory:
     """ReLU overwrites the norm's result, and reads it."""
     return norm._replace(kept=norm.kept + norm.output, forward=0, keeps_output=True)
 

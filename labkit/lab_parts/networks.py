@@ -74,7 +74,7 @@ class GPT(Network):
             raise ValueError(f"width={self.width} with heads={self.heads}: the width must be a multiple of 8 times the heads")
 
     def build(self, checkpointing: bool = False, device: Any = "cuda") -> nn.Module:
-        blocks = [Block(self.width, self.heads, device) for _ in range(self.layers)]
+        blocks = [TransformerBlock(self.width, self.heads, device) for _ in range(self.layers)]
         end = nn.Sequential(
             nn.LayerNorm(self.width, device=device), nn.Linear(self.width, self.vocabulary, bias=False, device=device), nn.Flatten(0, 1)
         )
@@ -149,7 +149,7 @@ class Embedding(nn.Module):
         return self.token(tokens) + self.position
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then two linear layers with GELU; each behind a LayerNorm, and beside a residual connection."""
 
     def __init__(self, width: int, heads: int, device: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from gputrace.figures.figure import BLUE, Figure
-from labkit.lab_parts.result import Result, Run, collect
+from labkit.lab_parts.experiment import Result, Run, collect
 
 LARGEST_PREDICTION = 1000.0
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each box makes one of its own of it

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each name stands here once
     from labkit.lab_parts.budget import Setting as Setting
+    from labkit.lab_parts.experiment import Result as Result
+    from labkit.lab_parts.experiment import Run as Run
+    from labkit.lab_parts.experiment import collect as collect
+    from labkit.lab_parts.experiment import recorded_result as recorded_result
     from labkit.lab_parts.networks import GPT as GPT
     from labkit.lab_parts.networks import MLP as MLP
     from labkit.lab_parts.networks import ResNet as ResNet
     from labkit.lab_parts.panel import Lab as Lab
     from labkit.lab_parts.programs import rank_program as rank_program
-    from labkit.lab_parts.result import Result as Result
-    from labkit.lab_parts.result import Run as Run
-    from labkit.lab_parts.result import collect as collect
-    from labkit.lab_parts.result import recorded_result as recorded_result
-    from labkit.labs.allocator import AllocatorByHand as AllocatorByHand
-    from labkit.labs.allocator import AllocatorLab as AllocatorLab
-    from labkit.labs.allocator import plot_allocator_by_hand as plot_allocator_by_hand
+    from labkit.labs.allocator_by_hand import AllocatorByHand as AllocatorByHand
+    from labkit.labs.allocator_by_hand import AllocatorLab as AllocatorLab
+    from labkit.labs.allocator_by_hand import plot_allocator_by_hand as plot_allocator_by_hand
     from labkit.labs.claims import ClaimsPanel as ClaimsPanel
     from labkit.labs.claims import articles_on_trial as articles_on_trial
     from labkit.labs.claims import claims_table as claims_table
@@ -32,9 +32,6 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.communication import collectives as collectives
     from labkit.labs.communication import ddp_messages as ddp_messages
     from labkit.labs.communication import plot_collectives as plot_collectives
-    from labkit.labs.copies import CopySpeedLab as CopySpeedLab
-    from labkit.labs.copies import copy_speed as copy_speed
-    from labkit.labs.copies import plot_copy_speed as plot_copy_speed
     from labkit.labs.data_parallel import DataParallelLab as DataParallelLab
     from labkit.labs.data_parallel import data_parallel_step as data_parallel_step
     from labkit.labs.data_parallel import data_parallel_work as data_parallel_work
@@ -51,23 +48,31 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.formats import plot_number_formats as plot_number_formats
     from labkit.labs.fragmented_memory import fragmentation as fragmentation
     from labkit.labs.fragmented_memory import plot_fragmentation as plot_fragmentation
-    from labkit.labs.leaks import LeakLab as LeakLab
-    from labkit.labs.leaks import leaky_training as leaky_training
-    from labkit.labs.leaks import plot_leaky_training as plot_leaky_training
     from labkit.labs.measured_memory import TEN_SETTINGS as TEN_SETTINGS
     from labkit.labs.measured_memory import formula_errors as formula_errors
     from labkit.labs.measured_memory import plot_training_memory as plot_training_memory
     from labkit.labs.measured_memory import training_memory as training_memory
-    from labkit.labs.memory import MemoryPanel as MemoryPanel
-    from labkit.labs.memory import MemoryRecorder as MemoryRecorder
-    from labkit.labs.memory import MemorySample as MemorySample
-    from labkit.labs.memory import plot_memory_over_time as plot_memory_over_time
+    from labkit.labs.memory_panel import MemoryPanel as MemoryPanel
+    from labkit.labs.memory_panel import MemoryRecorder as MemoryRecorder
+    from labkit.labs.memory_panel import MemorySample as MemorySample
+    from labkit.labs.memory_panel import plot_memory_over_time as plot_memory_over_time
     from labkit.labs.micro_batches import pipeline_splits as pipeline_splits
     from labkit.labs.micro_batches import plot_pipeline_splits as plot_pipeline_splits
     from labkit.labs.mixed_precision import four_ways as four_ways
     from labkit.labs.mixed_precision import last_loss as last_loss
     from labkit.labs.mixed_precision import plot_four_ways as plot_four_ways
     from labkit.labs.mixed_precision import step_seconds as step_seconds
+    from labkit.labs.model_sharing import SharingLab as SharingLab
+    from labkit.labs.model_sharing import held_by_way as held_by_way
+    from labkit.labs.model_sharing import plot_shared_model as plot_shared_model
+    from labkit.labs.model_sharing import shared_model as shared_model
+    from labkit.labs.overlap import copy_overlap as copy_overlap
+    from labkit.labs.overlap import plot_copy_overlap as plot_copy_overlap
+    from labkit.labs.overlap import plot_two_streams as plot_two_streams
+    from labkit.labs.overlap import two_streams as two_streams
+    from labkit.labs.pinned_memory import CopySpeedLab as CopySpeedLab
+    from labkit.labs.pinned_memory import copy_speed as copy_speed
+    from labkit.labs.pinned_memory import plot_copy_speed as plot_copy_speed
     from labkit.labs.pipeline import PipelineLab as PipelineLab
     from labkit.labs.pipeline import pipeline_step as pipeline_step
     from labkit.labs.pipeline import plot_pipeline_step as plot_pipeline_step
@@ -82,22 +87,17 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.saving_memory import plot_memory_for_time as plot_memory_for_time
     from labkit.labs.saving_memory import prices as prices
     from labkit.labs.schedules import pipelining as pipelining
-    from labkit.labs.shards import CUT_BY_WAY as CUT_BY_WAY
-    from labkit.labs.shards import held_by_ranks as held_by_ranks
-    from labkit.labs.shards import plot_held_by_ranks as plot_held_by_ranks
-    from labkit.labs.shards import rank_memory as rank_memory
-    from labkit.labs.sharing import SharingLab as SharingLab
-    from labkit.labs.sharing import held_by_way as held_by_way
-    from labkit.labs.sharing import plot_shared_model as plot_shared_model
-    from labkit.labs.sharing import shared_model as shared_model
+    from labkit.labs.sharding import CUT_BY_WAY as CUT_BY_WAY
+    from labkit.labs.sharding import held_by_ranks as held_by_ranks
+    from labkit.labs.sharding import plot_held_by_ranks as plot_held_by_ranks
+    from labkit.labs.sharding import rank_memory as rank_memory
     from labkit.labs.sizes import host_and_device as host_and_device
     from labkit.labs.sizes import plot_host_and_device as plot_host_and_device
     from labkit.labs.stream_program import StreamsLab as StreamsLab
     from labkit.labs.stream_program import run_program as run_program
-    from labkit.labs.streams import copy_overlap as copy_overlap
-    from labkit.labs.streams import plot_copy_overlap as plot_copy_overlap
-    from labkit.labs.streams import plot_two_streams as plot_two_streams
-    from labkit.labs.streams import two_streams as two_streams
+    from labkit.labs.training_leaks import LeakLab as LeakLab
+    from labkit.labs.training_leaks import leaky_training as leaky_training
+    from labkit.labs.training_leaks import plot_leaky_training as plot_leaky_training
 
 
 @cache

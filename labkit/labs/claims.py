@@ -37,9 +37,9 @@ from gputrace.figures.figure import (
 )
 from labkit import articles, machine
 from labkit.articles import VERDICTS, Claim, Expected
+from labkit.lab_parts.experiment import Result, Row, Run, badge
 from labkit.lab_parts.figures import in_style
 from labkit.lab_parts.panel import WRAP, Panel
-from labkit.lab_parts.result import Result, Row, Run, badge
 
 COLUMNS = {"claim": "", "article": "", "verdict": "", "outcome": "", "as_expected": "", "peak": "bytes"}
 UNTRIED, _RACE = "not tried", "RaceWarning"

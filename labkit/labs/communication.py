@@ -19,13 +19,11 @@ from gputrace.figures.figure import (
     VERMILLION,
     YELLOW,
     Figure,
-    add_badge,
     add_title,
-    words,
 )
 from labkit.lab_parts import programs
-from labkit.lab_parts.figures import in_style
-from labkit.lab_parts.result import Result, Row, Run, checked_count
+from labkit.lab_parts.experiment import Result, Row, Run, checked_count
+from labkit.lab_parts.figures import badged, in_style
 
 COLLECTIVES = ("broadcast", "all_reduce", "reduce_scatter", "all_gather")
 COLUMNS = {"collective": "", "rank": "", "before": "", "after": ""}
@@ -95,8 +93,8 @@ def plot_collectives(result: Result) -> Figure:
         axes.set_axis_off()
     for axes, name in zip(panels.flat, names, strict=False):
         _draw(axes, name, result.column("before", collective=name), result.column("after", collective=name))
-    add_badge(canvas, f"grey: sums over all ranks  ·  {result.badge}")
-    return Figure(canvas, words(canvas, *(_told(result, name) for name in names), result.badge))
+    told = (_told(result, name) for name in names)
+    return badged(canvas, result.badge, *told, shown=f"grey: sums over all ranks  ·  {result.badge}")
 
 
 def _draw(axes: Axes, name: str, before: Sequence[list[int]], after: Sequence[list[int]]) -> None:

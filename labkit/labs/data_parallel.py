@@ -12,9 +12,9 @@ from torch import nn
 from gputrace import Trace, record, units
 from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.figures import SAME, add_line, finished, in_style, in_words, sources
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
 from labkit.lab_parts.panel import Lab
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
 
 MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # width in neurons, rows of a batch
 LAYERS = 8
@@ -165,7 +165,7 @@ def plot_data_parallel_step(result: Result, recorded: Result | None = None, pred
     binary_scale(axes, "GPUs that share a batch", lambda gpus: f"{gpus:g}", most=5)
     decimal_scale(axes, "time of one training step", units.time_text)
     label_ends(axes, labels)
-    return finished(canvas, result, recorded, _proof(result), sentence, _proof(recorded))
+    return finished(canvas, result, recorded, _proof, sentence)
 
 
 @in_style
@@ -187,7 +187,7 @@ def plot_data_parallel_work(result: Result, recorded: Result | None = None) -> F
     panels[-1].set_xlabel("share of the step for which it computes")
     if recorded is not None:
         panels[0].legend(frameon=False, loc="center right")
-    return finished(canvas, result, recorded, _work_proof(result, models), _work_proof(recorded, models))
+    return finished(canvas, result, recorded, _work_proof)
 
 
 def _work_finding(result: Result, models: list[str]) -> str:
@@ -198,15 +198,12 @@ def _work_finding(result: Result, models: list[str]) -> str:
     return f"GPUs compute for {', '.join(parts)}" if parts else "Not measured yet: for how much of a step each GPU computes"
 
 
-def _work_proof(result: Result | None, models: list[str]) -> str:
-    if result is None or not result.rows:
-        return ""
+def _work_proof(result: Result) -> str:
     parts = []
-    for model in models:
-        shares = computing_shares(result, model)
-        if shares:
+    for model in result.parameters["models"]:
+        if shares := computing_shares(result, model):
             parts.append(f"{model} model, {', '.join(f'GPU {gpu} {share:.0%}' for gpu, share in shares.items())}")
-    return in_words(result, f"{'; '.join(parts)}.")
+    return f"{'; '.join(parts)}."
 
 
 def _finding(result: Result, models: list[str]) -> str:
@@ -237,15 +234,13 @@ def _predicted(axes: Axes, result: Result, model: str, prediction: float | None)
     return f"Predicted for the {model} model on {most} GPUs: {prediction:g} times faster."
 
 
-def _proof(result: Result | None) -> str:
-    if result is None or not result.rows:
-        return ""
+def _proof(result: Result) -> str:
     parts = []
     for model in dict.fromkeys(result.column("model")):
         gpus, seconds = result.column("gpus", model=model), result.column("seconds", model=model)
         times = ", ".join(f"{units.time_text(value)} on {count}" for count, value in zip(gpus, seconds, strict=True))
         parts.append(f"a step of the {model} model takes {times}")
-    return in_words(result, f"{'; '.join(parts)}.")
+    return f"{'; '.join(parts)}."
 
 
 # The widget

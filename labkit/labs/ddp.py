@@ -8,11 +8,11 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
 from gputrace import units
-from gputrace.figures.figure import BLUE, SIZE, TEXT_POINTS, VERMILLION, Figure, add_badge, add_title, binary_scale, decimal_scale, words
+from gputrace.figures.figure import BLUE, SIZE, TEXT_POINTS, VERMILLION, Figure, add_title, binary_scale, decimal_scale
 from labkit import machine
 from labkit.lab_parts import programs
-from labkit.lab_parts.figures import in_style, in_words
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.figures import finished, in_style
 from labkit.labs import data_parallel
 
 DATA_PARALLEL, DDP = "DataParallel", "DistributedDataParallel"
@@ -90,8 +90,8 @@ def plot_ddp_beside_data_parallel(result: Result, recorded: Result | None = None
         _draw_model(axes, model, result, recorded)
     panels[0].set_ylabel("time of one training step")
     _add_legend(canvas, result, recorded)
-    add_badge(canvas, result.badge.replace("; ", "\n") if recorded is None else f"{result.badge}\ndashed: {recorded.badge}")
-    return Figure(canvas, words(canvas, _proof(result), _proof(recorded), result.badge))
+    shown = result.badge.replace("; ", "\n") if recorded is None else f"{result.badge}\ndashed: {recorded.badge}"
+    return finished(canvas, result, recorded, _proof, shown=shown)
 
 
 def _draw_model(axes: Axes, model: str, result: Result, recorded: Result | None) -> None:
@@ -133,9 +133,7 @@ def _finding(result: Result, recorded: Result | None) -> str:
     return "Not measured yet: both ways on the same GPUs"
 
 
-def _proof(result: Result | None) -> str:
-    if result is None or not result.rows:
-        return ""
+def _proof(result: Result) -> str:
     parts = []
     for model in dict.fromkeys(result.column("model")):
         for way in WAYS:
@@ -143,4 +141,4 @@ def _proof(result: Result | None) -> str:
             if gpus:
                 times = ", ".join(f"{units.time_text(value)} on {count}" for count, value in zip(gpus, seconds, strict=True))
                 parts.append(f"{model} model, {way}: {times}")
-    return in_words(result, f"{'; '.join(parts)}.")
+    return f"{'; '.join(parts)}."

@@ -22,11 +22,23 @@ from gputrace.figures.figure import (
     new_canvas,
     shortened,
 )
-from labkit.lab_parts.budget import BF16_SINCE, IN_USE, MOST_GPUS, MOST_ROWS, SPREADS, Budget, Gpu, Setting, budget, gpu_models, gpu_of
-from labkit.lab_parts.figures import finished, in_style
+from labkit.lab_parts.budget import (
+    BF16_SINCE,
+    IN_USE,
+    MOST_GPUS,
+    MOST_ROWS,
+    SPREADS,
+    Budget,
+    GpuMemory,
+    Setting,
+    budget,
+    gpu_models,
+    gpu_of,
+)
+from labkit.lab_parts.experiment import Result, Row, Run, badge
+from labkit.lab_parts.figures import badged, in_style
 from labkit.lab_parts.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, Network, ResNet
 from labkit.lab_parts.panel import Lab, choice
-from labkit.lab_parts.result import Result, Row, Run, badge
 from labkit.labs.measured_memory import NOT_MEASURED, RAN_OUT, describe, measured_peak, obstacle
 
 WORTH = 0.98  # a change that leaves more than this is none
@@ -40,7 +52,7 @@ class PlanStep(NamedTuple):
     budget: Budget
 
 
-def plan(setting: Setting, on: Gpu) -> Iterator[PlanStep]:
+def plan(setting: Setting, on: GpuMemory) -> Iterator[PlanStep]:
     """The setting as it is, and then change after change until it fits, or nothing helps any more.
 
     Changes are tried in order of their price. The first that makes it fit is taken; if none does, the one that saves most.
@@ -56,7 +68,7 @@ def plan(setting: Setting, on: Gpu) -> Iterator[PlanStep]:
         yield here
 
 
-def changes(setting: Setting, on: Gpu) -> Iterator[tuple[str, Setting]]:
+def changes(setting: Setting, on: GpuMemory) -> Iterator[tuple[str, Setting]]:
     """What may be changed, in order of the price. The network stays, and the rows of a step.
 
     Half precision and a fused optimizer cost nothing, micro-batches time for smaller kernels, checkpointing a second forward; momentum
@@ -81,7 +93,7 @@ def changes(setting: Setting, on: Gpu) -> Iterator[tuple[str, Setting]]:
         yield f"{gpus} GPUs", replace(setting, gpus=gpus)
 
 
-def answer(steps: list[PlanStep], on: Gpu) -> str:
+def answer(steps: list[PlanStep], on: GpuMemory) -> str:
     """Whether it fits and what to change first, in a sentence or two."""
     first, last = steps[0], steps[-1]
     if on.holds(first.budget):
@@ -117,7 +129,7 @@ def memory_plan(setting: Setting, on: str = IN_USE) -> Run:
     return Run("memory_plan", parameters, COLUMNS, name, len(steps), _points(steps, chosen, on == IN_USE))
 
 
-def _points(steps: list[PlanStep], on: Gpu, here: bool) -> Iterator[Row]:
+def _points(steps: list[PlanStep], on: GpuMemory, here: bool) -> Iterator[Row]:
     for step in steps:
         measured = measured_peak(step.setting, step.budget) if here and obstacle(step.setting) is None else NOT_MEASURED
         known = {"change": step.change, "moment": step.budget.moment, "peak": step.budget.peak, "room": on.memory}
@@ -141,7 +153,7 @@ def plot_memory_plan(result: Result, prediction: float | None = None) -> Figure:
         _draw_plan(axes, result, prediction)
     said = "" if prediction is None else f"Predicted: {prediction:g} GiB."
     told = [f"{row['change']}: {_told(row)}" for row in result.rows]
-    return finished(canvas, result, None, result.parameters["setting"], *told, said)
+    return badged(canvas, result.badge, result.parameters["setting"], *told, said)
 
 
 def _answer(result: Result) -> str:

@@ -13,9 +13,9 @@ from matplotlib.patches import Rectangle
 
 from gputrace.figures.figure import BLACK, BLUE, SKY_BLUE, TEXT_POINTS, TITLE_POINTS, Figure, add_title, darker, shortened
 from labkit.lab_parts.computation import Computation, evaluated, parse
-from labkit.lab_parts.figures import finished, in_style
+from labkit.lab_parts.experiment import Result, Row, Run
+from labkit.lab_parts.figures import badged, in_style
 from labkit.lab_parts.panel import Lab
-from labkit.lab_parts.result import Result, Row, Run
 
 COLUMNS = {"format": "", "value": "", "exact": "", "sign": "", "exponent": "", "fraction": ""}
 BADGE = "computed bit by bit, each step rounded to the nearest"
@@ -143,7 +143,7 @@ def plot_number_formats(result: Result, prediction: float | None = None) -> Figu
             right = BITS + FORM[ASKED].bits * BIT + 3 * GAP
             axes.text(right, TOP + index * ROW + BOX / 2, f"○ you predicted {prediction:.6g}", va="center", color=darker(BLUE))
     told = "" if prediction is None else f"Predicted for {ASKED}: {prediction:.6g}."
-    return finished(canvas, result, None, *(f"{_spoken(row)}." for row in result.rows), told)
+    return badged(canvas, result.badge, *(f"{_spoken(row)}." for row in result.rows), told)
 
 
 def value_text(value: float) -> str:

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from gputrace import units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, VERMILLION, Figure, binary_scale, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.figures import finished, in_style, in_words, sources
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_sizes
-from labkit.labs.allocator import unused_stream
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_sizes
+from labkit.lab_parts.figures import finished, in_style, sources
+from labkit.labs.allocator_by_hand import unused_stream
 
 MIB = 1 << 20
 BLOCKS = (2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB)
@@ -170,7 +170,7 @@ def plot_fragmentation(result: Result, recorded: Result | None = None) -> Figure
     axes.set_yticks(ticks, [units.byte_text(tick) for tick in ticks])
     axes.set_ylabel("largest request that succeeds")
     label_ends(axes, labels)
-    return finished(canvas, result, recorded, _proof(result, settings), _proof(recorded, settings))
+    return finished(canvas, result, recorded, _proof)
 
 
 def _kept(result: Result) -> str:
@@ -206,13 +206,11 @@ def _free(axes: Axes, result: Result, setting: str) -> list[tuple]:
     return [(blocks[-1], free[-1], "free", BLACK)]
 
 
-def _proof(result: Result | None, settings: list[str]) -> str:
-    if result is None or not result.rows:
-        return ""
+def _proof(result: Result) -> str:
     block = result.rows[-1]["block"]
     parts = [
         f"{units.byte_text(result.column('largest', setting=setting, block=block)[0])} with {setting} ({share[block]:.0%} of what is free)"
-        for setting in settings
+        for setting in result.parameters["settings"]
         if block in (share := largest_share(result, setting))
     ]
-    return in_words(result, f"between blocks of {units.byte_text(block)} the largest request that succeeds is {', '.join(parts)}.")
+    return f"between blocks of {units.byte_text(block)} the largest request that succeeds is {', '.join(parts)}."

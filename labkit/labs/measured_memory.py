@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from gputrace import units
-from gputrace.figures.figure import BLACK, BLUE, TEXT_POINTS, VERMILLION, Figure, add_badge, darker, new_canvas, shortened, words
+from gputrace.figures.figure import BLACK, BLUE, TEXT_POINTS, VERMILLION, Figure, darker, new_canvas, shortened
 from labkit import machine
 from labkit.lab_parts.budget import Budget, Setting, budget, gpu_of
-from labkit.lab_parts.figures import in_style
+from labkit.lab_parts.experiment import Result, Row, Run, badge
+from labkit.lab_parts.figures import finished, in_style
 from labkit.lab_parts.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, ResNet
-from labkit.lab_parts.result import Result, Row, Run, badge
 
 SMALL_GPT = GPT(width=512, layers=6, heads=8, tokens=512, vocabulary=8192)
 TEN_SETTINGS = (
@@ -147,8 +147,8 @@ def plot_training_memory(result: Result, recorded: Result | None = None) -> Figu
     axes.set(xlim=(0, None), ylim=(len(result.rows) - 0.4, -0.6), xlabel="GiB at the fullest moment")
     if result.rows:
         canvas.legend(loc="lower left", bbox_to_anchor=(0.01, 0.06), ncols=3, frameon=False, fontsize=TEXT_POINTS)
-    add_badge(canvas, result.badge if recorded is None else f"{result.badge}  ·  | {recorded.badge}")
-    return Figure(canvas, words(canvas, *_proof(result), *_proof(recorded), result.badge))
+    shown = result.badge if recorded is None else f"{result.badge}  ·  | {recorded.badge}"
+    return finished(canvas, result, recorded, _proof, shown=shown)
 
 
 def _finding(result: Result) -> str:
@@ -163,12 +163,10 @@ def _short(setting: str) -> str:
     return re.sub(r"\(.*?\)", "", setting)
 
 
-def _proof(result: Result | None) -> list[str]:
-    if result is None:
-        return []
-    told = [
+def _proof(result: Result) -> str:
+    told = (
         f"{row['setting']}: formula {units.byte_text(row['formula'])}, measured {units.byte_text(row['measured'])}"
         for row in result.rows
         if row["measured"] > 0
-    ]
-    return [f"{result.badge}: {'; '.join(told)}"] if result.origin else told
+    )
+    return ("; " if result.origin else ". ").join(told)

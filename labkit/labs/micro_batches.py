@@ -10,8 +10,8 @@ from torch import nn
 from gputrace import units
 from gputrace.figures.figure import BLUE, VERMILLION, Figure, binary_scale, decimal_scale, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.figures import SAME, add_line, finished, in_style, in_words, sources
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 COMPUTE_FIRST, COPY_FIRST = "compute first", "copy first"
@@ -114,7 +114,7 @@ def plot_pipeline_splits(result: Result, recorded: Result | None = None) -> Figu
     binary_scale(axes, "micro-batches", lambda splits: f"{splits:g}", most=8)
     decimal_scale(axes, "time of forward and backward", units.time_text)
     label_ends(axes, labels)
-    return finished(canvas, result, recorded, _proof(result), _proof(recorded))
+    return finished(canvas, result, recorded, _proof)
 
 
 def _finding(result: Result) -> str:
@@ -129,15 +129,13 @@ def _finding(result: Result) -> str:
     return f"{best} micro-batches are {gain[best]:.1f} times as fast as one{rest}"
 
 
-def _proof(result: Result | None) -> str:
-    if result is None or not result.rows:
-        return ""
+def _proof(result: Result) -> str:
     parts = []
     for program in dict.fromkeys(result.column("program")):
         splits, seconds = result.column("splits", program=program), result.column("seconds", program=program)
         times = ", ".join(f"{units.time_text(value)} with {count}" for count, value in zip(splits, seconds, strict=True))
         parts.append(f"{program} takes {times}")
-    return in_words(result, f"{'; '.join(parts)}.")
+    return f"{'; '.join(parts)}."
 
 
 def _draw_formula(axes: Axes, result: Result) -> list[tuple]:

@@ -11,8 +11,8 @@ from torch import nn
 
 from gputrace.figures.figure import BLACK, BLUE, GREY, ORANGE, VERMILLION, Figure, decimal_scale, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.figures import finished, in_style, in_words, sources
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
+from labkit.lab_parts.figures import finished, in_style, sources
 
 # The network's own dtype, and that of autocast, if any. Gradients are scaled where autocast takes float16.
 WAYS = {
@@ -118,7 +118,7 @@ def plot_four_ways(result: Result, recorded: Result | None = None) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     decimal_scale(axes, "mean squared error", lambda loss: f"{loss:g}")
     label_ends(axes, labels)
-    return finished(canvas, result, recorded, _proof(result), _proof(recorded))
+    return finished(canvas, result, recorded, _proof)
 
 
 def _finite(result: Result, way: str) -> list[tuple[int, float]]:
@@ -156,9 +156,7 @@ def _rough(loss: float) -> str:
     return f"{loss:.1g}"
 
 
-def _proof(result: Result | None) -> str:
-    if result is None or not result.rows:
-        return ""
+def _proof(result: Result) -> str:
     last = last_loss(result)
     told_losses = ", ".join(f"{way} {'no number' if math.isnan(loss) else _rough(loss)}" for way, loss in last.items())
-    return in_words(result, f"the loss of the last steps: {told_losses}.")
+    return f"the loss of the last steps: {told_losses}."

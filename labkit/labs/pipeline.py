@@ -17,16 +17,14 @@ from gputrace.figures.figure import (
     SIZE,
     TEXT_POINTS,
     Figure,
-    add_badge,
     new_canvas,
     text_width,
     time_ticks,
-    words,
 )
 from labkit import machine
-from labkit.lab_parts.figures import in_style, in_words
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
+from labkit.lab_parts.figures import badged, in_style
 from labkit.lab_parts.panel import Lab, choice, switches
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count
 from labkit.labs.schedules import BACKWARD, FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
 
 WIDTH, BATCH = 4096, 16384
@@ -240,18 +238,27 @@ def plot_pipeline_step(result: Result, recorded: Result | None = None, predictio
     sentence = _predicted_end(panels[-1], result, prediction)
     entries = [Patch(color=COLOURS[work], label=work) for work in (FORWARD, BACKWARD)]
     canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=(0, 0.945), ncols=2, frameon=False, fontsize=TEXT_POINTS)
-    badge = result.badge if recorded is None else f"{result.badge}  ·  {recorded.badge}"
-    add_badge(canvas, badge)
-    return Figure(canvas, words(canvas, _told_memory(result, schedules), sentence, _told_recorded(recorded), result.badge))
+    shown = result.badge if recorded is None else f"{result.badge}  ·  {recorded.badge}"
+    waits = "" if recorded is None else f"{recorded.badge}: the GPUs wait {_waits(recorded)}."
+    return badged(canvas, result.badge, _told_memory(result, schedules), sentence, waits, shown=shown)
 
 
 def _waiting_finding(result: Result) -> str:
-    shares = {schedule: share for schedule in result.parameters["schedules"] if (share := waiting_share(result, schedule)) is not None}
+    shares = _shares(result)
     if not shares:
         return "Not measured yet: a whole step"
     if len(shares) == 1:
         return f"The GPUs wait {_percent(*shares.values())} of the step"
-    return "The GPUs wait: " + ", ".join(f"{_percent(share)} with {schedule}" for schedule, share in shares.items())
+    return f"The GPUs wait: {_waits(result)}"
+
+
+def _waits(result: Result) -> str:
+    return ", ".join(f"{_percent(share)} with {schedule}" for schedule, share in _shares(result).items())
+
+
+def _shares(result: Result) -> dict[str, float]:
+    """The share of the step for which a GPU waits, of the schedules that were measured to their end."""
+    return {schedule: share for schedule in result.parameters["schedules"] if (share := waiting_share(result, schedule)) is not None}
 
 
 def _percent(share: float) -> str:
@@ -275,17 +282,6 @@ def _told_memory(result: Result, schedules: list[str]) -> str:
         if taken:
             parts.append(f"{schedule} takes {taken}")
     return f"Memory of the step: {'; '.join(parts)}." if parts else ""
-
-
-def _told_recorded(recorded: Result | None) -> str:
-    if recorded is None:
-        return ""
-    shares = [
-        f"{_percent(share)} with {name}"
-        for name in recorded.parameters["schedules"]
-        if (share := waiting_share(recorded, name)) is not None
-    ]
-    return in_words(recorded, f"the GPUs wait {', '.join(shares)}.")
 
 
 def _draw_bars(axes: Axes, result: Result, schedule: str) -> None:

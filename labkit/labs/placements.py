@@ -12,8 +12,8 @@ from torch import nn
 from gputrace import units
 from gputrace.figures.figure import BLUE, GREEN, GREY, ORANGE, SKY_BLUE, VERMILLION, YELLOW, Figure, new_canvas
 from labkit import machine
-from labkit.lab_parts.figures import finished, in_style
-from labkit.lab_parts.result import Result, badge
+from labkit.lab_parts.experiment import Result, badge
+from labkit.lab_parts.figures import badged, in_style
 
 COLUMNS = {"kind": "", "device": "", "bytes": "bytes", "shape": ""}
 
@@ -91,7 +91,7 @@ def plot_placement(**kinds: Any) -> Figure:
         for column, device in enumerate(devices):
             there = next(iter(_rows(result, kind, device)), None)
             _box(axes, column, row, colour if there else None, "" if there is None else _text(there))
-    return finished(canvas, result, None, *(_told(result, kind) for kind in names))
+    return badged(canvas, result.badge, *(_told(result, kind) for kind in names))
 
 
 def _rows(result: Result, kind: str, device: str) -> list[dict[str, Any]]:

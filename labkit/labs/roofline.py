@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from gputrace import units
 from gputrace.figures.figure import BLUE, GREEN, GREY, ORANGE, VERMILLION, Figure, binary_scale, decimal_scale, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.figures import finished, in_style, in_words, sources
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.figures import finished, in_style, sources
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 LARGEST = 1 << 14
@@ -121,7 +121,7 @@ def plot_format_speed(result: Result, recorded: Result | None = None) -> Figure:
     decimal_scale(axes, "operations a second (1 T = 10¹²)", _short)
     right = axes.get_xlim()[1]
     label_ends(axes, [(right, *label) for label in labels])
-    return finished(canvas, result, recorded, _proof(result), _proof(recorded))
+    return finished(canvas, result, recorded, _proof)
 
 
 def flops_text(flops: float) -> str:
@@ -179,12 +179,10 @@ def _times(gain: float) -> str:
     return f"{gain:.2g} times faster" if gain > 1 else f"{1 / gain:.2g} times slower"
 
 
-def _proof(result: Result | None) -> str:
-    if result is None or not result.rows:
-        return ""
+def _proof(result: Result) -> str:
     size = max(result.column("size"))
     parts = []
     for name in COLOURS:
         speeds = result.column("flops_per_second", size=size, operation="product", format=name)
         parts += [f"{flops_text(speeds[0])} in {name}"] if speeds else []
-    return in_words(result, f"products of {size}² matrices: {', '.join(parts)}.") if parts else ""
+    return f"products of {size}² matrices: {', '.join(parts)}." if parts else ""

@@ -10,11 +10,11 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 
 from gputrace import units
-from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, add_badge, byte_ticks, darker, new_canvas, time_unit, words
+from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, byte_ticks, darker, new_canvas, time_unit
 from labkit import machine
-from labkit.lab_parts.figures import hollow, in_style, sources
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
+from labkit.lab_parts.figures import finished, hollow, in_style, sources
 from labkit.lab_parts.networks import MLP
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count
 
 ROWS = 4096
 NETWORK = MLP(width=2048, depth=9)  # wide enough that a GPU computes for longer than it launches
@@ -108,8 +108,8 @@ def plot_memory_for_time(result: Result, recorded: Result | None = None) -> Figu
     canvas, axes = new_canvas(_finding(result))
     if result.rows:
         _draw(axes, result, recorded)
-    add_badge(canvas, result.badge if recorded is None else f"{result.badge}  ·  hollow: {recorded.badge}")
-    return Figure(canvas, words(canvas, _proof(result), _proof(recorded), result.badge))
+    shown = result.badge if recorded is None else f"{result.badge}  ·  hollow: {recorded.badge}"
+    return finished(canvas, result, recorded, _proof, shown=shown)
 
 
 def _finding(result: Result) -> str:
@@ -120,11 +120,8 @@ def _finding(result: Result) -> str:
     return "Times the time of the step as it is: " + ", ".join(f"{way} {others[way][1]:.1f}" for way in told)
 
 
-def _proof(result: Result | None) -> str:
-    if result is None or not result.rows:
-        return ""
-    told = "; ".join(f"{row['way']} {units.byte_text(row['peak'])}, {units.time_text(row['seconds'])}" for row in result.rows)
-    return f"{f'{result.badge}: ' if result.origin else ''}{told}."
+def _proof(result: Result) -> str:
+    return "; ".join(f"{row['way']} {units.byte_text(row['peak'])}, {units.time_text(row['seconds'])}" for row in result.rows)
 
 
 def _draw(axes: Axes, result: Result, recorded: Result | None) -> None:

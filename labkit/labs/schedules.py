@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from labkit.lab_parts import programs
-from labkit.lab_parts.result import Row, Run, checked_count
+from labkit.lab_parts.experiment import Row, Run, checked_count
 
 FORWARD, BACKWARD = "forward", "backward"
 ONE_BATCH, GPIPE, ONE_F_ONE_B = "one batch", "GPipe", "1F1B"

@@ -8,8 +8,8 @@ from torch import nn
 from gputrace import units
 from gputrace.figures.figure import BLUE, VERMILLION, Figure, binary_scale, decimal_scale, label_ends, new_canvas
 from labkit import machine
-from labkit.lab_parts.figures import add_line, finished, in_style, in_words, sources
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.figures import add_line, finished, in_style, sources
 
 WIDTHS = (16, 32, 64, 128, 256, 512, 1024)
 WIDEST = 16384
@@ -79,7 +79,7 @@ def plot_host_and_device(result: Result, recorded: Result | None = None) -> Figu
     binary_scale(axes, "width of the network, in neurons", lambda width: f"{width:g}", most=10)
     decimal_scale(axes, "time of one training step", units.time_text)
     label_ends(axes, labels)
-    return finished(canvas, result, recorded, _proof(result), _proof(recorded))
+    return finished(canvas, result, recorded, _proof)
 
 
 def _finding(gain: dict[int, float]) -> str:
@@ -95,11 +95,11 @@ def _finding(gain: dict[int, float]) -> str:
     return f"The CPU wins up to a width of {max(lost)}; at {widths[-1]} the GPU is {gain[widths[-1]]:.3g} times faster"
 
 
-def _proof(result: Result | None) -> str:
-    if result is None or not (gain := gpu_gain(result)):
+def _proof(result: Result) -> str:
+    if not (gain := gpu_gain(result)):
         return ""
     ends = []
     for width in (min(gain), max(gain)):
         cpu, gpu = (result.column("seconds", width=width, device=device)[0] for device in ("cpu", "cuda"))
         ends.append(f"at a width of {width} a step takes {units.time_text(cpu)} on the CPU, {units.time_text(gpu)} on the GPU")
-    return in_words(result, f"{'; '.join(ends)}.")
+    return f"{'; '.join(ends)}."

@@ -12,8 +12,8 @@ import torch
 from gputrace import Trace, record
 from gputrace.figures.figure import Figure
 from labkit import machine
+from labkit.lab_parts.experiment import badge
 from labkit.lab_parts.panel import WRAP, Panel
-from labkit.lab_parts.result import badge
 from virtualgpu import RaceWarning
 
 STREAMS = ("a", "b", "c")

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import traceback
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_the_lines_of_the_cell_are_the_readers(shell):
     )
     assert result.success and result.result is None
     trace = shell.user_ns["trace"]
-    assert type(trace) is Trace and [entry.line.place for entry in trace.lines()] == ["cell:2", "cell:3"]
+    assert type(trace) is Trace and [entry.line.location for entry in trace.lines()] == ["cell:2", "cell:3"]
     assert [entry.delta for entry in trace.lines()] == [4 << 20, 4 << 20]
     assert trace.peak == 12 << 20 and trace.peak_line.text == "y = (x + 1"
     figure, words, table = shown
@@ -61,14 +62,16 @@ def test_names_and_the_last_expression(shell):
     assert type(shell.user_ns["told"]) is Trace
 
 
-@pytest.mark.parametrize("cell", ["5;", "5;  # quiet", "5;\n\n# quiet", "x = 5"])
-def test_values_that_are_not_shown(shell, cell):
-    assert run(shell, "%%gpu_memory\n" + cell)[0].result is None
-
-
-@pytest.mark.parametrize("cell", ["5", "print(';')\n5", "'a;'", "def f(): pass;\n5", "'''a\n;'''"])
-def test_values_that_are_shown(shell, cell):
-    assert run(shell, "%%gpu_memory\n" + cell)[0].result is not None
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        *((cell, False) for cell in ("5;", "5;  # quiet", "5;\n\n# quiet", "x = 5")),
+        *((cell, True) for cell in ("5", "print(';')\n5", "'a;'", "def f(): pass;\n5", "'''a\n;'''")),
+        ("async def f():\n    await x\n7", True),
+    ],
+)
+def test_a_semicolon_at_the_end_hides_the_value(shell, cell, shown):
+    assert (run(shell, "%%gpu_memory\n" + cell)[0].result is not None) == shown
 
 
 def test_ipythons_own_syntax_works_inside(shell):
@@ -95,17 +98,9 @@ def test_an_error_is_the_cells_error(shell):
     assert not result.success and type(result.error_in_exec) is ZeroDivisionError
     assert "return 1 / 0" in printed and "gputrace/magics" not in printed
     assert shell.user_ns["trace"].peak == 4096 and len(shown) == 3
-    lines = [frame.lineno for frame in traceback_frames(result.error_in_exec) if "trace" in frame.frame.f_globals]
+    frames = traceback.walk_tb(result.error_in_exec.__traceback__)
+    lines = [line for frame, line in frames if "trace" in frame.f_globals]
     assert lines[-2:] == [5, 4]
-
-
-def traceback_frames(error):
-    import types
-
-    frame: types.TracebackType | None = error.__traceback__
-    while frame is not None:
-        yield type("Frame", (), {"lineno": frame.tb_lineno, "frame": frame.tb_frame})
-        frame = frame.tb_next
 
 
 def test_running_out_of_memory_is_explained(shell):
@@ -121,6 +116,7 @@ def test_the_text_is_the_same_every_time(shell):
     assert first == second and len(first[0]) == 3
 
 
+@pytest.mark.parametrize("magic", ["gpu_memory", "gpu_timeline"])
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -133,20 +129,17 @@ def test_the_text_is_the_same_every_time(shell):
         ("--max-events many", "invalid int value: 'many'"),
     ],
 )
-def test_bad_options_get_one_clear_line(shell, line, said):
-    result, shown, printed = run(shell, f"%%gpu_memory {line}\nran = True")
+def test_bad_options_get_one_clear_line(shell, magic, line, said):
+    result, shown, printed = run(shell, f"%%{magic} {line}\nran = True")
     assert not result.success and shown == [] and "ran" not in shell.user_ns
     assert printed.startswith("UsageError: ") and said in printed and len(printed.splitlines()) == 1
 
 
+@pytest.mark.parametrize("magic", ["gpu_memory", "gpu_timeline"])
 @pytest.mark.parametrize("cell", ["await x", "async with x: pass", "[y async for y in x]", "print((await x) + 1)"])
-def test_a_cell_that_awaits_is_refused_by_name(shell, cell):
-    result, _, printed = run(shell, "%%gpu_memory\n" + cell)
-    assert not result.success and "labkit.record()" in printed
-
-
-def test_a_function_may_await(shell):
-    assert run(shell, "%%gpu_memory\nasync def f():\n    await x\n7")[0].result == 7
+def test_a_cell_that_awaits_is_refused_by_name(shell, magic, cell):
+    result, _, printed = run(shell, f"%%{magic}\n{cell}")
+    assert not result.success and f"%%{magic} cannot run a cell that awaits" in printed and "labkit.record()" in printed
 
 
 def test_a_mistake_in_the_syntax(shell):
@@ -198,7 +191,7 @@ def test_a_timeline_of_a_cell(shell):
     figure, words = shown
     trace = shell.user_ns["trace"]
     assert figure == trace.plot_timeline().alt and words == "(the figure in words)"
-    assert trace.busy(0, "h2d") > 0 and trace.line(int(trace.spans.stack[-1])).place == "cell:3"
+    assert trace.busy(0, "h2d") > 0 and trace.line(int(trace.spans.stack[-1])).location == "cell:3"
 
 
 def test_a_timeline_with_memory(shell):
@@ -217,20 +210,6 @@ def test_an_error_under_gpu_timeline_is_the_cells_error(shell):
     assert type(result.error_in_exec) is ZeroDivisionError and "gputrace/magics" not in printed and len(shown) == 2
     result, shown, _ = run(shell, "%%gpu_timeline\nx = torch.zeros(1 << 30, device='cuda')")
     assert type(result.error_in_exec) is torch.OutOfMemoryError and shown[-1].startswith("Out of memory on cuda:0")
-
-
-@pytest.mark.parametrize(
-    ("line", "said"), [("a -o b", "give the trace one name"), ("--max-events 0", "give a whole number"), ("--fast", "--fast")]
-)
-def test_bad_options_of_gpu_timeline(shell, line, said):
-    result, shown, printed = run(shell, f"%%gpu_timeline {line}\nran = True")
-    assert not result.success and shown == [] and "ran" not in shell.user_ns
-    assert printed.startswith("UsageError: ") and said in printed and len(printed.splitlines()) == 1
-
-
-def test_gpu_timeline_refuses_a_cell_that_awaits(shell):
-    result, _, printed = run(shell, "%%gpu_timeline\nawait x")
-    assert not result.success and "%%gpu_timeline cannot run a cell that awaits" in printed
 
 
 def test_a_timeline_that_is_not_known_is_said(shell, monkeypatch):

@@ -11,7 +11,7 @@ import labkit
 from labkit import labs
 from labkit.lab_parts.panel import Lab, parse_prediction
 from labkit.labs import CopySpeedLab, DataParallelLab, LeakLab, PipelineLab, Result, Run, SharingLab, plot_copy_speed
-from labkit.labs.copies import COLUMNS
+from labkit.labs.pinned_memory import COLUMNS
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 from handed_in import COURSE, LIMITS
 
-from labcourse import assignment, wall
+from labcourse import assignment, backends
 from labcourse.sandbox import Sandbox
 
 
@@ -15,16 +15,16 @@ def course(tmp_path_factory) -> assignment.Course:
 
 
 @pytest.fixture(scope="session")
-def strong_wall() -> wall.Wall:
+def bubblewrap() -> backends.Backend:
     """Bubblewrap; where it does not work, tests of what only it can do are skipped."""
     try:
-        return wall.best(LIMITS.scratch, "bubblewrap")
+        return backends.best(LIMITS.scratch, "bubblewrap")
     except RuntimeError as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
-def sandbox(strong_wall):
+def sandbox(bubblewrap):
     """One sandbox for many submissions: none may harm the next."""
-    with Sandbox(strong_wall, LIMITS) as box:
+    with Sandbox(bubblewrap, LIMITS) as box:
         yield box

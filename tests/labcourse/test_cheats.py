@@ -10,7 +10,7 @@ import tempfile
 import pytest
 from handed_in import LIMITS, NOTEBOOKS, notebook, solution
 
-from labcourse import examination, sandbox, wall
+from labcourse import backends, examination, sandbox
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ ENDINGS = {
         "suspect",
     ),
     "the judge's source from disk": (
-        f"text = open({os.fspath(wall.CHECKS / 'lesson_00.py')!r}).read()\nassert 'values' in text",
+        f"text = open({os.fspath(backends.CHECKS / 'lesson_00.py')!r}).read()\nassert 'values' in text",
         "errors",
     ),
     "the judge itself": ("import labkit.checks.lesson_00 as lesson; lesson.judge({}, [])", "errors"),
@@ -195,7 +195,7 @@ def on_gpu(numbers):
     good = {'type': 'Tensor', 'device': 'cuda:0', 'dtype': 'torch.float32', 'shape': [len(numbers)], 'values': numbers}
     reply = {'nonce': question['nonce'], 'observation': {'observed': good}, 'changed': [], 'attempts': []}
     text = json.dumps(reply).encode()
-    session._line.sendall(len(text).to_bytes(4, 'big') + text)
+    session._connection.sendall(len(text).to_bytes(4, 'big') + text)
     ENDING
 """
     for ending, statuses in {
@@ -292,19 +292,19 @@ def test_a_lost_tag_and_a_deleted_check_are_reported(examine):
 @pytest.fixture(params=["unshare", "none"])
 def lesser(request):
     try:
-        return wall.best(LIMITS.scratch, request.param)
+        return backends.best(LIMITS.scratch, request.param)
     except RuntimeError as error:
         pytest.skip(f"{request.param}: {error}")
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system's shared memory has no folder")
-def test_the_lesser_walls_leave_the_memory_that_others_share_alone(lesser, course):
+def test_the_lesser_backends_leave_the_memory_that_others_share_alone(lesser, course):
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as anothers, sandbox.Sandbox(lesser, LIMITS) as box:
         assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), box).points == 1
         assert os.path.exists(anothers.name)
 
 
-def test_the_lesser_walls_warn_and_still_keep_their_limits(lesser, course):
+def test_the_lesser_backends_warn_and_still_keep_their_limits(lesser, course):
     assert "bubblewrap" in lesser.warning
     with sandbox.Sandbox(lesser, LIMITS) as box:
         for source, statuses in {
@@ -319,14 +319,13 @@ def test_the_lesser_walls_warn_and_still_keep_their_limits(lesser, course):
         assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), box).points == 1
 
 
-def test_no_process_stays_when_a_sandbox_is_closed(strong_wall):
-    box = sandbox.Sandbox(strong_wall, LIMITS)
-    with box.run() as run:
-        run.ask({"cells": [], "random": 1, "seconds": 1}, 10)
+def test_no_process_stays_when_a_sandbox_is_closed(bubblewrap):
+    box = sandbox.Sandbox(bubblewrap, LIMITS)
+    with box.run() as process:
+        process.ask({"cells": [], "random": 1, "seconds": 1}, 10)
         children = subprocess.run(["ps", "-e", "-ww", "-o", "args"], capture_output=True, text=True).stdout
-        mark = f"labcourse.nursery {box.fileno()}"
-    assert "labcourse.nursery" in children, mark
-    pid = box._process.pid
+    assert "labcourse.sandbox_server" in children
+    pid = box._server.pid
     box.close()
     assert not os.path.exists(f"/proc/{pid}")
     assert sys.exc_info() == (None, None, None)

@@ -78,7 +78,7 @@ def course_file(tmp_path):
     return path
 
 
-def test_two_machines_give_the_bytes_of_one_and_losing_a_worker_loses_nothing(two_machines, course_file, strong_wall, tmp_path):
+def test_two_machines_give_the_bytes_of_one_and_losing_a_worker_loses_nothing(two_machines, course_file, bubblewrap, tmp_path):
     assert grade(assignment.read(course_file), hand_in(tmp_path / "in", MANY), tmp_path / "alone", workers=2) == len(MANY)
     inside = ["ip", "netns", "exec", NAMES[0]]
     scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", ADDRESSES[0], "--port", str(PORT), "--no-dashboard"]

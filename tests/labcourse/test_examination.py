@@ -45,7 +45,7 @@ def tensor_on(device: str, question: dict[str, Any]) -> dict[str, Any]:
 
 def honest(question: dict[str, Any]) -> dict[str, Any]:
     """The answer is right; the control, which makes its tensor on the CPU, looks as it does."""
-    return tensor_on("cpu" if question["control"] else "cuda:0", question)
+    return tensor_on("cpu" if question["wrong_answer"] else "cuda:0", question)
 
 
 def examined(course, reply: Reply, student: str = "ada") -> tuple[Examined, list[dict[str, Any]]]:
@@ -56,11 +56,13 @@ def examined(course, reply: Reply, student: str = "ada") -> tuple[Examined, list
 def test_a_right_answer_earns_its_point_beside_a_control(course):
     found, asked = examined(course, honest)
     assert (found.status, found.points) == ("graded", 1)
-    assert sorted(bool(question["control"]) for question in asked) == [False] * course.tries + [True]
+    assert sorted(bool(question["wrong_answer"]) for question in asked) == [False] * course.tries + [True]
 
 
 def test_the_place_of_the_control_is_not_known_before(course):
-    orders = {tuple(bool(question["control"]) for question in examined(course, honest, f"student {number}")[1]) for number in range(20)}
+    orders = {
+        tuple(bool(question["wrong_answer"]) for question in examined(course, honest, f"student {number}")[1]) for number in range(20)
+    }
     assert len(orders) == course.tries + 1
 
 
@@ -72,7 +74,9 @@ def test_a_result_forged_for_every_question_is_not_accepted(course):
 
 
 def test_a_control_that_behaves_in_another_way_is_no_measurement(course):
-    found, _ = examined(course, lambda question: {"observation": {"raised": "ValueError"}} if question["control"] else honest(question))
+    found, _ = examined(
+        course, lambda question: {"observation": {"raised": "ValueError"}} if question["wrong_answer"] else honest(question)
+    )
     assert (found.status, found.points) == ("disturbed", None)
 
 
@@ -86,7 +90,7 @@ def test_every_try_has_to_be_right(course):
     tries = []
 
     def right_once(question):
-        tries.extend([] if question["control"] else [question])
+        tries.extend([] if question["wrong_answer"] else [question])
         return honest(question) if len(tries) < course.tries else tensor_on("cpu", question)
 
     found, _ = examined(course, right_once)

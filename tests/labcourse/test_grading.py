@@ -83,7 +83,7 @@ def one_lab(tmp_path_factory) -> assignment.Course:
 
 
 @pytest.fixture(scope="module")
-def graded(one_lab, strong_wall, tmp_path_factory):
+def graded(one_lab, bubblewrap, tmp_path_factory):
     """The class, graded by one worker."""
     folder = tmp_path_factory.mktemp("graded")
     assert grade(one_lab, hand_in(folder / "in"), folder / "out") == len(CLASS)
@@ -168,7 +168,7 @@ def test_grading_again_with_more_workers_gives_the_same_bytes(graded, one_lab, t
     assert graded_files(tmp_path / "out") == graded_files(graded / "out")
 
 
-def test_nothing_is_graded_twice_and_a_changed_submission_is(one_lab, strong_wall, tmp_path):
+def test_nothing_is_graded_twice_and_a_changed_submission_is(one_lab, bubblewrap, tmp_path):
     source = hand_in(tmp_path / "in", {"ada": CLASS["ada"], "bob": CLASS["bob"]})
     assert grade(one_lab, source, tmp_path / "out") == 2
     assert grade(one_lab, source, tmp_path / "out") == 0
@@ -203,10 +203,10 @@ def test_killed_half_way_it_goes_on(graded, tmp_path):
 def test_an_interrupted_grading_leaves_no_process(graded, one_lab, tmp_path):
     submissions, _ = collect.collect(graded / "in", one_lab)
     running = grading.grade_all
-    sandboxes, others = [], _nurseries()
+    sandboxes, others = [], _servers()
 
     def interrupt(*said):
-        sandboxes.extend(pid for pid in _nurseries() if pid not in others)
+        sandboxes.extend(pid for pid in _servers() if pid not in others)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -218,10 +218,10 @@ def test_an_interrupted_grading_leaves_no_process(graded, one_lab, tmp_path):
     assert not any(_alive(pid) for pid in sandboxes)
 
 
-def _nurseries():
+def _servers():
     import psutil
 
-    return [child.pid for child in psutil.Process().children() if "labcourse.nursery" in child.cmdline()]
+    return [child.pid for child in psutil.Process().children() if "labcourse.sandbox_server" in child.cmdline()]
 
 
 def _alive(pid):
@@ -232,7 +232,7 @@ def _alive(pid):
     return True
 
 
-def test_late_days_extensions_and_written_answers(strong_wall, tmp_path):
+def test_late_days_extensions_and_written_answers(bubblewrap, tmp_path):
     (tmp_path / "course.toml").write_text(LATE)
     course = assignment.read(tmp_path / "course.toml")
     written = json.loads(notebook(RIGHT))

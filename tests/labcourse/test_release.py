@@ -61,9 +61,9 @@ def test_the_instructor_gets_each_solution(whole_course):
 
 
 @pytest.mark.slow
-def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, strong_wall):
+def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, bubblewrap):
     """Also the proof that controls and the watch over names find nothing in an honest notebook."""
-    with Sandbox(strong_wall, whole_course.limits) as box:
+    with Sandbox(bubblewrap, whole_course.limits) as box:
         for lab in whole_course.labs:
             given = release.handed_out(whole_course, lab)
             examined = examination.examine(solved(whole_course, lab), "ada", lab, whole_course, given, box)

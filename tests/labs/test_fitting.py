@@ -6,7 +6,7 @@ import pytest
 from learner import predict_and_run as run
 
 import labkit
-from labkit.lab_parts.budget import IN_USE, Gpu, Setting, gpu_of
+from labkit.lab_parts.budget import IN_USE, GpuMemory, Setting, gpu_of
 from labkit.labs import GPT, MLP, BudgetLab, Result, collect, memory_plan, plot_memory_plan
 from labkit.labs.fitting import COLUMNS, TERMS, PlanStep, answer, plan
 from labkit.labs.fitting import changes as changes_of
@@ -15,7 +15,7 @@ from labkit.labs.measured_memory import NOT_MEASURED, RAN_OUT
 MEDIUM = GPT(width=1024, layers=24, heads=16)
 
 
-def planned(setting: Setting, name: str) -> tuple[list[PlanStep], Gpu]:
+def planned(setting: Setting, name: str) -> tuple[list[PlanStep], GpuMemory]:
     on = gpu_of(name)
     return list(plan(setting, on)), on
 

@@ -28,13 +28,13 @@ class AddressSpace:
     def take(self, size: int) -> int:
         """The address of a range of `size` bytes."""
         size = -(-size // GRANULE) * GRANULE
-        place = next((i for i, (start, end) in enumerate(self._gaps) if end - start >= size), None)
-        if place is None:
+        index = next((i for i, (start, end) in enumerate(self._gaps) if end - start >= size), None)
+        if index is None:
             gap = self._reserve(-(-size // CHUNK) * CHUNK)
-            place = bisect_left(self._gaps, gap)
-            self._gaps.insert(place, gap)
-        start, end = self._gaps[place]
-        self._gaps[place : place + 1] = [(start + size, end)] if end - start > size else []
+            index = bisect_left(self._gaps, gap)
+            self._gaps.insert(index, gap)
+        start, end = self._gaps[index]
+        self._gaps[index : index + 1] = [(start + size, end)] if end - start > size else []
         return start
 
     def give_back(self, address: int, size: int) -> None:

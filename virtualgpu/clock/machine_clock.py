@@ -1,7 +1,7 @@
-"""The time of one machine: a host that queues work, and devices that work through their queues.
+"""The clock of one machine: a host that queues work, and devices that work through their queues.
 
-Nothing here waits and nothing reads a real clock. The moment when a piece of work will end is known when it is queued, so the
-same program gives the same times everywhere.
+Nothing here waits or reads a real clock. When a piece of work will end is known as soon as it is queued, so the same program has the
+same times everywhere.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class StreamTime:
         self.ready = 0.0
         self.count = 0  # pieces of work queued so far
         self.known: Known = {}  # of other streams: how many of their pieces are done before what is queued here next
-        self.learned = 0  # how often the host had learned something when this stream last heard of it
+        self.learned = 0  # the version of the host's `known` that is included in this stream's
 
     def __repr__(self) -> str:
         return f"StreamTime(device_index={self.device_index}, stream_id={self.stream_id}, ready={self.ready!r})"
@@ -81,7 +81,7 @@ class Span:
 
 
 class Wait:
-    """Somebody waits for work of `device`, on `stream`, or on all its streams where that is None, that is done at `time`.
+    """The host or a stream waits for work of `device`, on `stream`, or on all its streams where that is None, that is done at `time`.
 
     `waiter` is the stream that waits, None for the host, which waits by what is called `name`. The host asked at `asked`; the waiter
     may go on at `until`.
@@ -110,17 +110,17 @@ Listener = Callable[[Span | Wait], None]
 class Clock:
     """Host time and device time of one machine. Every method may be called from any thread.
 
-    Copies of one engine take turns, and so do kernels of one stream. Those of several streams run at once while the GPU has room for
-    them: see `virtualgpu.clock.occupancy`.
+    Copies of one engine run one after the other, and so do kernels of one stream. Kernels of several streams run at once while the GPU
+    has multiprocessors free: see `virtualgpu.clock.occupancy`.
 
     `host` is the host's time in seconds since the machine was put in place. Durations and overheads are in seconds, finite and
     not negative; anything else raises ValueError and changes nothing.
 
-    Beside the times it keeps what is ordered before what, whatever the times: `known` is what the host has waited for, and what it
-    launches from then on comes after that.
+    Besides times it keeps vector clocks, which say what is ordered before what whatever the times: `known` is what the host has waited
+    for; all that it launches from then on comes after that.
     """
 
-    __slots__ = ("_devices", "_engines", "_learner", "_lessons", "_listeners", "_lock", "_occupancies", "_streams", "host", "known")
+    __slots__ = ("_devices", "_engines", "_learner", "_listeners", "_lock", "_occupancies", "_streams", "_version", "host", "known")
 
     def __init__(self) -> None:
         self.host = 0.0
@@ -129,7 +129,7 @@ class Clock:
         self._occupancies: dict[int, Occupancy] = {}
         self._streams: dict[int, list[StreamTime]] = {}  # those of a device that have had work
         self.known: Known = {}
-        self._lessons = 0
+        self._version = 0
         self._learner: Callable[[], None] | None = None
         self._listeners: tuple[Listener, ...] = ()
         self._lock = Lock()
@@ -147,13 +147,13 @@ class Clock:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def call_when_learned(self, learner: Callable[[], None] | None) -> None:
-        """Call `learner` whenever the host has learned that more work is done, outside the clock's lock; None ends it."""
+        """Call `learner` whenever the host gets to know that more work is done, outside the clock's lock; None ends it."""
         self._learner = learner
 
     def before(self, stream: StreamTime) -> Known:
         """What is done before the work that is queued on the stream next: of each stream, so many pieces of work."""
         with self._lock:
-            self._hear(stream)
+            self._note_known(stream)
         return {**stream.known, stream: stream.count}
 
     def advance_host(self, seconds: float) -> None:
@@ -165,8 +165,8 @@ class Clock:
     def launch(self, stream: StreamTime, seconds: float, overhead: float, name: str = "kernel", share: float = 1.0) -> Span:
         """Queue a kernel on a stream; the host goes on after `overhead`.
 
-        It takes `seconds` where nothing else runs, or if there is room enough beside what does: it fills a `share` of the GPU, above 0
-        and at most 1. Raises ValueError for another share.
+        It fills a `share` of the GPU, above 0 and at most 1, and takes `seconds` if that much is free. Raises ValueError for another
+        share.
         """
         # Written out, not through _queue: every operator comes here, and a call more costs a tenth of the whole.
         if not (0.0 <= seconds < inf and 0.0 <= overhead < inf):
@@ -176,8 +176,8 @@ class Clock:
         device = stream.device_index
         with self._lock:
             self.host = launched = start = self.host + overhead
-            if stream.learned != self._lessons or not stream.count:
-                self._hear(stream)
+            if stream.learned != self._version or not stream.count:
+                self._note_known(stream)
             stream.count += 1
             if stream.ready > start:
                 start = stream.ready
@@ -201,7 +201,7 @@ class Clock:
         _check(seconds, overhead)
         device = stream.device_index
         with self._lock:
-            self._hear(stream)
+            self._note_known(stream)
             stream.count += 1
             self.host = launched = self.host + overhead
             start = max(self.host, stream.ready, self._engines.get((device, engine), 0.0))
@@ -213,16 +213,16 @@ class Clock:
             self._learn({**stream.known, stream: stream.count})
         span = Span(device, stream.stream_id, engine, name, start, seconds, launched, overhead)
         if self._listeners:
-            self._tell(span)
+            self._notify(span)
             if blocking:
-                self._tell(Wait(device, stream.stream_id, end, None, name, launched, end))
+                self._notify(Wait(device, stream.stream_id, end, None, name, launched, end))
         return span
 
     def record(self, stream: StreamTime, overhead: float = 0.0) -> EventTime:
         """An event at the end of what is queued on the stream now; on an idle stream, now."""
         _check(overhead)
         with self._lock:
-            self._hear(stream)
+            self._note_known(stream)
             event = EventTime(stream, max(self.host, stream.ready), {**stream.known, stream: stream.count})
             self.host += overhead
         return event
@@ -230,7 +230,7 @@ class Clock:
     def wait(self, stream: StreamTime, event: EventTime) -> None:
         """Work queued on the stream from now on starts after the event. The host does not wait."""
         with self._lock:
-            self._hear(stream)
+            self._note_known(stream)
             _add(stream.known, event.known)
             stream.ready = max(stream.ready, event.time)
             device = stream.device_index
@@ -238,10 +238,10 @@ class Clock:
             asked, until = self.host, max(self.host, stream.ready)
         if self._listeners:
             source = event.stream
-            self._tell(Wait(source.device_index, source.stream_id, event.time, stream, "wait", asked, until))
+            self._notify(Wait(source.device_index, source.stream_id, event.time, stream, "wait", asked, until))
 
     def query(self, event: EventTime, overhead: float = 1e-6) -> bool:
-        """Has the event happened by now? Asking takes the host time too, or a loop that asks until it has would never end."""
+        """Whether the event has happened. Asking takes host time, or a loop that asks until it has would never end."""
         _check(overhead)
         with self._lock:
             self.host += overhead
@@ -265,20 +265,20 @@ class Clock:
         self._hold_host(event.time, overhead, "synchronize event", event.stream.device_index, event.stream.stream_id)
         self._learn(event.known)
 
-    def _hear(self, stream: StreamTime) -> None:
-        """What the host knows to be done is done before all that it queues from now on."""
+    def _note_known(self, stream: StreamTime) -> None:
+        """Note on a stream what the host knows to be done: it is done before all that the host queues from now on."""
         if not stream.count:
             mine = self._streams.setdefault(stream.device_index, [])
             if stream not in mine:
                 mine.append(stream)
-        if stream.learned != self._lessons:
-            stream.learned = self._lessons
+        if stream.learned != self._version:
+            stream.learned = self._version
             _add(stream.known, self.known)
 
     def _learn(self, known: Known) -> None:
         with self._lock:
             more = _add(self.known, known)
-            self._lessons += more
+            self._version += more
         if more and self._learner is not None:
             self._learner()
 
@@ -289,15 +289,15 @@ class Clock:
             asked = self.host
             self.host = until = max(asked, done) + overhead
         if self._listeners:
-            self._tell(Wait(device, stream, done, None, name, asked, until))
+            self._notify(Wait(device, stream, done, None, name, asked, until))
 
-    def _tell(self, what: Span | Wait) -> None:
+    def _notify(self, what: Span | Wait) -> None:
         for listener in self._listeners:
             listener(what)
 
 
 def _add(known: Known, more: Known) -> bool:
-    """Join two vector clocks; returns whether `more` told anything new."""
+    """Join the vector clock `more` into `known`; returns whether anything changed."""
     grown = False
     for stream, count in more.items():
         if count > known.get(stream, 0):

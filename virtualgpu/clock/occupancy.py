@@ -1,16 +1,16 @@
-"""The room on one GPU: what share of its multiprocessors is taken when."""
+"""The occupancy of one GPU: what share of its multiprocessors is taken when."""
 
 from bisect import bisect_right
 from math import inf
 
-FULL = 1.0 - 1e-9  # less room than rounding leaves is none
-MANY = 64  # moments that are kept before those gone by are forgotten
+FULL = 1.0 - 1e-9  # the rest is rounding
+MANY = 64  # moments that are kept before past ones are dropped
 
 
 class Occupancy:
-    """The kernels queued on one GPU, whose ends are known, and the room that they leave at every moment to come.
+    """The share of one GPU that the kernels queued so far take at every moment to come.
 
-    A kernel fills a share of the GPU: all of it, if it is large. It takes what room there is from its start on, and goes on more slowly
+    A kernel fills a share of the GPU: all of it, if it is large. It takes what is free from its start on, and goes on more slowly
     while that is less than its share, as its blocks wait for those of kernels that were queued before. So no share is ever above 1, and
     no kernel queued later delays one queued before.
     """
@@ -42,9 +42,9 @@ class Occupancy:
                 taken[-1:] = (0.0, share, 0.0) if start > times[-1] else (share, 0.0)
                 times[-1:] = (times[-1], start, end) if start > times[-1] else (start, end)
             return start, end
-        return self._squeeze_in(start, seconds, share)
+        return self._fit_in(start, seconds, share)
 
-    def _squeeze_in(self, start: float, seconds: float, share: float) -> tuple[float, float]:
+    def _fit_in(self, start: float, seconds: float, share: float) -> tuple[float, float]:
         times, taken = self._times, self._taken
         first = index = max(bisect_right(times, start) - 1, 0)
         moments, shares = [times[index]], [taken[index]]  # what comes in place of those from `first` to `index`

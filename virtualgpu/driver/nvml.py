@@ -1,7 +1,7 @@
-"""What NVIDIA's tools say about virtual GPUs: one reading a GPU, and NVML's Python module (`pynvml`) that answers from it.
+"""NVML on virtual GPUs: a report of each GPU, from which its Python module (`pynvml`) and nvidia-smi answer.
 
-NVML numbers all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says, and counts what every process holds. A reading's memory, clocks,
-names and processes are the machine's. How hot a virtual GPU is and what it draws is not modelled: it says what an idle H200 said.
+NVML numbers all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says, and counts what every process holds. Memory, clocks, names and
+processes are the machine's. Temperature and power are not modelled: they are those of an idle H200.
 """
 
 import importlib
@@ -21,7 +21,7 @@ SAMPLE_SECONDS = 1 / 6  # NVML's utilization is that of its last sample, of 1/6 
 
 
 @dataclass(frozen=True)
-class Reading:
+class GpuReport:
     """One virtual GPU at one moment. Sizes in bytes, clocks in MHz, power in watts.
 
     `busy`, from 0 to 1, is the share of a sample period for which work is queued: the host's clock stands still while it asks.
@@ -51,22 +51,22 @@ class Report:
     driver: str
     cuda: str
     processors: int
-    gpus: tuple[Reading, ...]
+    gpus: tuple[GpuReport, ...]
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def report(machine: Machine) -> Report:
-    return Report(machine.profile.driver_version, CUDA_VERSION, os.cpu_count() or 1, tuple(map(reading, machine.gpus)))
+    return Report(machine.profile.driver_version, CUDA_VERSION, os.cpu_count() or 1, tuple(map(gpu_report, machine.gpus)))
 
 
-def reading(gpu: Gpu) -> Reading:
+def gpu_report(gpu: Gpu) -> GpuReport:
     machine, profile = gpu.machine, gpu.profile
     figures = properties(profile, machine.total_memory, gpu.index)
     holders = machine.usage.holders(gpu.number)
     ends = max(stream.ready for stream in list(gpu.streams.values()))
-    return Reading(
+    return GpuReport(
         index=gpu.index,
         name=profile.name,
         uuid=f"GPU-{figures.uuid}",
@@ -113,7 +113,7 @@ def _unversioned(name: str) -> str:
 
 
 class System:
-    """NVML's functions for a machine. A handle is the `Gpu`; each call takes a new reading."""
+    """NVML's functions for a machine. A handle is the `Gpu`; each call makes a new report."""
 
     def __init__(self, pynvml: ModuleType, machine: Machine) -> None:
         self._nvml = pynvml
@@ -138,7 +138,7 @@ class System:
         return started | {"nvmlInit": self._start, "nvmlInitWithFlags": self._start, "nvmlShutdown": self._stop}
 
     def _device_answers(self) -> dict[str, Callable[..., Any]]:
-        """By name, what a reading answers. Units are NVML's: bytes, per cent, °C, MHz, milliwatts."""
+        """By name, what is answered from a report. Units are NVML's: bytes, per cent, °C, MHz, milliwatts."""
         return {
             "nvmlDeviceGetIndex": lambda gpu: gpu.index,
             "nvmlDeviceGetMinorNumber": lambda gpu: gpu.index,
@@ -166,7 +166,7 @@ class System:
         def call(handle: Any, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(handle, Gpu):
                 raise self._error("INVALID_ARGUMENT")
-            return answer(reading(handle), *args, **kwargs)
+            return answer(gpu_report(handle), *args, **kwargs)
 
         return call
 
@@ -198,17 +198,17 @@ class System:
     def _search(self, field: str, value: str | bytes) -> Gpu:
         value = value.decode() if isinstance(value, bytes) else value
         for gpu in self._machine.gpus:
-            if getattr(reading(gpu), field) == value:
+            if getattr(gpu_report(gpu), field) == value:
                 return gpu
         raise self._error("NOT_FOUND")
 
-    def _clock(self, gpu: Reading, kind: int) -> int:
+    def _clock(self, gpu: GpuReport, kind: int) -> int:
         return gpu.memory_clock if kind == self._nvml.NVML_CLOCK_MEM else gpu.sm_clock
 
 
-def _memory(gpu: Reading, version: Any = None) -> SimpleNamespace:
+def _memory(gpu: GpuReport, version: Any = None) -> SimpleNamespace:
     return SimpleNamespace(total=gpu.total, free=gpu.total - gpu.used, used=gpu.used, reserved=0, version=version)
 
 
-def _processes(gpu: Reading) -> list[SimpleNamespace]:
+def _processes(gpu: GpuReport) -> list[SimpleNamespace]:
     return [SimpleNamespace(pid=pid, usedGpuMemory=nbytes, gpuInstanceId=None) for pid, _, nbytes in gpu.processes]

@@ -1,6 +1,6 @@
-"""`nvidia-smi` for virtual GPUs: a program that asks the process whose machine it is, and prints as NVIDIA's does (driver 580).
+"""`nvidia-smi` for virtual GPUs: a program that asks the process with the machine, and prints as NVIDIA's does (driver 580).
 
-This file is both sides. A process with a machine runs an `Server`: it listens on a local socket, and puts a folder with a program named
+This file is both sides. A process with a machine runs a `Server`: it listens on a local socket, and puts a folder with a program named
 nvidia-smi first on the PATH. That program is this file, run alone: so it imports nothing but Python's standard library.
 """
 
@@ -23,7 +23,7 @@ NOT_KNOWN = "[N/A]"
 
 
 class Server:
-    """Answers the questions of nvidia-smi programs while a machine is in place: with `report()`, as JSON, to whoever connects."""
+    """Serves nvidia-smi programs while a machine is in place: it sends `report()`, as JSON, to each that connects."""
 
     def __init__(self, report: Callable[[], dict[str, Any]]) -> None:
         import atexit
@@ -34,7 +34,7 @@ class Server:
         self._report = report
         self._process = os.getpid()
         atexit.register(self.close)
-        # Computers of a cluster may share the place, and none can tell whether a socket of another still answers.
+        # Computers of a cluster may share the folder, and none can tell whether another one's socket still answers.
         prefix = f"labkit-smi-{zlib.crc32(socket.gethostname().encode()):08x}-"
         _remove_abandoned(prefix)
         self.folder = tempfile.mkdtemp(prefix=prefix)

@@ -1,7 +1,7 @@
-"""The host time of Python's own work in PyTorch that no operator shows: calls of modules, and the replicas of nn.DataParallel.
+"""The host time of PyTorch's own Python outside operators: calls of modules, and the replicas of nn.DataParallel.
 
-What a learner's hooks see and what a traceback shows is the same as without: nothing is wrapped around a module's call. Every call
-asks C++ whether a trace is being made, before the module's own `forward`; that question is where its time is taken.
+Nothing is wrapped around a module's call, so hooks and tracebacks stay as they are. Every call asks C++ whether a trace is being made,
+before the module's own `forward`; its time is taken there.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def asking_for_a_trace(machine: Machine) -> dict[str, Callable[[], Any]]:
-    """What `Module.__call__` asks `torch._C` once, by its name: the tracing's state, from PyTorch 2.15 on whether there is one."""
+    """What `Module.__call__` calls once of `torch._C`, by name: the tracing state; from PyTorch 2.15 on, whether there is one."""
     name = "_is_tracing" if "_is_tracing" in torch.nn.Module._call_impl.__code__.co_names else "_get_tracing_state"
     ask, clock, seconds = getattr(torch._C, name), machine.clock, machine.profile.module_seconds
 

@@ -1,8 +1,8 @@
 """Python's clocks on a machine's host time: what `run --virtual-time` puts in place of those of the module `time`.
 
 A script that times its GPU with `time.perf_counter` then prints the model's times, the same on every computer. Python's own library
-and what waits for real processes go on by the real clock: their deadlines are for things that really happen. `datetime` and
-`os.times` tell the real time, and so do the processes that a script starts.
+and what waits for real processes go on by the real clock: their deadlines are for things that really happen. `datetime`,
+`os.times` and the processes that a script starts use the real time.
 """
 
 import sys
@@ -15,7 +15,7 @@ from typing import Any
 from virtualgpu import front_end
 from virtualgpu.clock.machine_clock import Clock
 
-EPOCH = 1767225600.0  # what time.time() tells when the host's clock is at 0: the start of 2026, in every run
+EPOCH = 1767225600.0  # time.time() when the host's clock is at 0: the start of 2026, in every run
 READ_SECONDS = 5e-8  # a reading takes time too, or a loop that waits for a moment to come would never end
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), "<frozen ")
 _SITE_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
@@ -46,7 +46,7 @@ def _keeps_real_time(file: str, names: dict[str, Any]) -> bool:
 
 
 def replacements(clock: Clock, pause: Callable[[float], None] | None = None) -> dict[str, _Served]:
-    """The functions of `time` that tell or take time, by name, on this clock. `pause` lets seconds go by: all of the host's, if None."""
+    """The functions of `time`, by name, on this clock. `pause(seconds)` is what a sleep does; the default advances the host."""
     pause = clock.advance_host if pause is None else pause
     asleep = 0.0  # seconds that took no processor time
 
@@ -74,10 +74,7 @@ def replacements(clock: Clock, pause: Callable[[float], None] | None = None) -> 
 
 
 def put_in_place(clock: Clock, pause: Callable[[float], None] | None = None) -> Callable[[], None]:
-    """Let `time` tell this clock's time and `time.sleep` advance it, until the function that this returns is called.
-
-    `pause` stands for a sleep of so many seconds where threads take turns: the others go on meanwhile.
-    """
+    """Let `time` use this clock until the returned function is called. `pause` is what a sleep does, so that other threads can run."""
     served = replacements(clock, pause)
     before = {name: getattr(time, name) for name in served}
     timed: list[Any] = [timeit.timeit, timeit.repeat, timeit.Timer.__init__]  # their default arguments hold the clock

@@ -1,4 +1,4 @@
-"""Memory that several processes of this computer map. It lasts as long as one of them has it open."""
+"""Memory that several processes of this computer map. It exists as long as one of them has it open."""
 
 import contextlib
 import errno
@@ -31,7 +31,7 @@ class SharedFile:
         self._path, self._process = None if address is None else address.rpartition(":")[0], os.getpid()
         self._named = False
         if address is not None:
-            self._file = reach(address)
+            self._file = open_address(address)
         elif has_proc():
             self._file = os.memfd_create("labkit", os.MFD_CLOEXEC)
         else:
@@ -44,14 +44,14 @@ class SharedFile:
 
     @property
     def address(self) -> str:
-        """What another process opens it by."""
+        """The address by which another process opens it."""
         return address_of(self._file, self._path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """In the block no other process, and no other thread of this one, is in such a block. One that is killed there leaves it."""
         with self._lock:
-            self._depth += 1  # the system does not count how often a process has locked
+            self._depth += 1  # the system's lock is not reentrant
             try:
                 if fcntl is not None and self._depth == 1:
                     fcntl.lockf(self._file, fcntl.LOCK_EX)
@@ -66,7 +66,7 @@ class SharedFile:
         self._lock, self._depth = threading.RLock(), 0
 
     def close(self) -> None:
-        """Open it no longer. A second call does nothing."""
+        """Close the file. A second call does nothing."""
         if self._file < 0:
             return
         self.words.release()
@@ -83,13 +83,13 @@ class SharedFile:
 
 
 def address_of(file: int, path: str | None = None) -> str:
-    """What another process reaches an open file by: where it is, `path` where that is no matter of /proc, and which file it is."""
+    """The address of an open file for another process: a path, `path` where there is no /proc, and the inode number."""
     where = f"/proc/{os.getpid()}/fd/{file}" if has_proc() else path
     return f"{where}:{os.fstat(file).st_ino}"
 
 
-def reach(address: str) -> int:
-    """Opens it. Raises OSError if it is not there any more, also where its number belongs to another file by now."""
+def open_address(address: str) -> int:
+    """Open the file at an address. Raises OSError if it is gone, or its path belongs to another file by now."""
     path, _, inode = address.rpartition(":")
     file = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
     if str(os.fstat(file).st_ino) != inode:
@@ -99,5 +99,5 @@ def reach(address: str) -> int:
 
 
 def has_proc() -> bool:
-    """Can a file without a name be opened through the process that has it?"""
+    """Whether a file without a name can be opened through the process that has it open."""
     return hasattr(os, "memfd_create") and os.path.exists("/proc/self/fd")

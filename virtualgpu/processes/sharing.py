@@ -1,10 +1,10 @@
-"""Tensors sent to another process: it maps the same memory, which stays its sender's.
+"""Tensors sent to another process, which maps the same memory; the sender stays its owner.
 
 `torch.multiprocessing` does the work (torch/multiprocessing/reductions.py). Here are the three functions of C++ that it calls for CUDA
 tensors (torch/csrc/StorageSharing.cpp), and the names by which it sends our classes. On a real GPU a receiver opens the sender's memory
 by a handle of the driver's. Here the values go into memory that both processes map, the way in which `torch.multiprocessing` shares CPU
-tensors (`set_sharing_strategy`): with file descriptors nothing has a name, and whatever way a process ends, nothing of it stays; with file
-names PyTorch's own torch_shm_manager clears up.
+tensors (`set_sharing_strategy`): with file descriptors nothing has a name, so nothing is left however a process ends; with file names
+PyTorch's own torch_shm_manager clears up.
 
 A process's clock is its own: no moment of one is before or after a moment of another. What is received is ready, and the receiver's
 streams wait for nothing. On CUDA they wait for an event that the sender has recorded, whose moment hangs on the two processes' real speed.
@@ -27,7 +27,7 @@ from torch.multiprocessing import get_sharing_strategy, reductions
 from virtualgpu import errors, hardware
 from virtualgpu.hardware import Gpu, Machine, Memory
 from virtualgpu.processes.exported_blocks import LAST, ExportedBlock, decrement
-from virtualgpu.processes.shared_file import address_of, has_proc, reach
+from virtualgpu.processes.shared_file import address_of, has_proc, open_address
 from virtualgpu.streams.cuda_streams import Event
 from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values, hang, unsupported
 
@@ -40,7 +40,7 @@ NO_VALUES, FILE, NAME = (
 _storage_class: Any = torch.UntypedStorage
 _open_file, _open_name = _storage_class._new_shared_fd_cpu, _storage_class._new_shared_filename_cpu
 _received: "weakref.WeakSet[ReceivedMemory]" = weakref.WeakSet()
-_serials = itertools.count()  # descriptors come again, and a receiver remembers what it has by its handle
+_serials = itertools.count()  # descriptor numbers are reused, and a receiver knows a storage by its handle
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -52,12 +52,12 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 class ReceivedMemory(Memory):
-    """What a storage holds of another process's memory: the allocator here knows nothing of it."""
+    """A storage's memory that another process owns: the allocator of this process knows nothing of it."""
 
     __slots__ = ("_address", "_counter", "_nbytes", "_process")
 
     def __init__(self, gpu: Gpu, nbytes: int, kept: bool, counter: tuple[str, int]) -> None:
-        """`counter` is the address of its file, and its place there."""
+        """`counter` is the address of the counter's file, and its index there."""
         super().__init__(gpu, None, 0 if kept else None)  # its values count in their owner's budget
         self._nbytes = nbytes
         self._counter: tuple[str, int] | None = counter
@@ -76,32 +76,32 @@ class ReceivedMemory(Memory):
     def requested(self) -> int:
         return self._nbytes
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if self._counter is not None and self._process == os.getpid():  # not in a child that was forked
             decrement(*self._counter)
         self._counter = None
 
     def __del__(self) -> None:
-        """As CUDA does it: the host waits for the current stream first, for then the owner may use the memory anew."""
+        """As CUDA does it: the host waits for the current stream first, because the owner may reuse the memory then."""
         super().__del__()
         if self.gpu.machine.alive:
             self.gpu.machine.clock.synchronize_stream(self.gpu.stream, 0.0)
-        self.let_go()
+        self.release()
 
 
-def _let_go_at_the_end(received: "weakref.WeakSet[ReceivedMemory]") -> None:
-    def let_go_of_all() -> None:
+def _release_at_exit(received: "weakref.WeakSet[ReceivedMemory]") -> None:
+    def release_all() -> None:
         for memory in list(received):
-            memory.let_go()
+            memory.release()
 
-    multiprocessing.util.Finalize(None, let_go_of_all, exitpriority=LAST)
-
-
-_let_go_at_the_end(_received)
-multiprocessing.util.register_after_fork(_received, _let_go_at_the_end)  # a child forgets what is to be done at the end, a spawned one too
+    multiprocessing.util.Finalize(None, release_all, exitpriority=LAST)
 
 
-# The functions of C++
+_release_at_exit(_received)
+multiprocessing.util.register_after_fork(_received, _release_at_exit)  # a child process starts without its parent's finalizers
+
+
+# The functions that PyTorch has in C++
 
 
 def share_cuda(storage: VirtualStorage) -> tuple[int, bytes | None, int, int, bytes | None, int, bytes | None, bool | None]:
@@ -118,7 +118,7 @@ def share_cuda(storage: VirtualStorage) -> tuple[int, bytes | None, int, int, by
     machine.require_alive()
     if memory.block is None:
         return device, None, storage.nbytes(), 0, None, 0, None, None
-    machine.take_turn()  # another thread may be at work on the values, which move
+    machine.take_turn()  # another thread may be using the values, which move
     if memory.export is None:
         memory.export = ExportedBlock(*_export(storage))
     counter = machine.pending_frees.count(memory.export)
@@ -147,7 +147,7 @@ def new_shared_cuda(
 
 
 def release_ipc_counter(counter: bytes, index: int) -> None:
-    """`UntypedStorage._release_ipc_counter_cuda`: a storage that is here already has come again."""
+    """`UntypedStorage._release_ipc_counter_cuda`: for a storage that this process has received before."""
     decrement(counter.decode(), index)
 
 
@@ -161,10 +161,10 @@ def new_shared(make: Callable[..., torch.UntypedStorage]) -> Any:
 
 
 def _export(storage: VirtualStorage) -> tuple[bytes, Any]:
-    """Moves the values to memory that other processes can map. Returns the handle by which they do, and what keeps it good."""
+    """Moves the values to memory that other processes can map. Returns its handle, and the object that keeps the handle valid."""
     serial = next(_serials)
     if not storage.memory.gpu.machine.values:
-        storage.memory.forget()  # a number that may not be known on either side after the next operator
+        storage.memory.forget()  # values=False keeps single numbers, which the next operator may change
     if storage.memory.kept is None:
         return _handle(NO_VALUES, serial), None
     with _DisableTorchDispatch():
@@ -184,7 +184,7 @@ def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedS
         return empty_without_values(gpu, (nbytes,), (1,), torch.uint8, allocated=False).untyped_storage()
     if kind == NAME:
         return _own_object(_open_name(where[0].encode(), where[1].encode(), nbytes))
-    file = reach(where[0])
+    file = open_address(where[0])
     try:
         return _own_object(_open_file(file, nbytes))
     finally:
@@ -227,7 +227,7 @@ class WeakReference(reductions.StorageWeakRef):
 
 
 def storage_from_cache(plain: Callable[[type, Any], Any]) -> Callable[[type, Any], Any]:
-    """What `torch.multiprocessing` asks for a storage that has come before."""
+    """`reductions.storage_from_cache`, which finds a storage that was received before."""
 
     def find(kind: type, key: Any) -> Any:
         known = reductions.shared_cache.get(key)
@@ -235,7 +235,7 @@ def storage_from_cache(plain: Callable[[type, Any], Any]) -> Callable[[type, Any
             return plain(kind, key)
         storage = known.watched()
         if storage is not None and hasattr(storage, "_fix_weakref"):
-            storage._fix_weakref()  # it may be C++ alone that has kept it
+            storage._fix_weakref()  # C++ may have been its only owner
         return storage
 
     return find
@@ -245,7 +245,7 @@ def storage_from_cache(plain: Callable[[type, Any], Any]) -> Callable[[type, Any
 
 
 def reduce_tensor(tensor: VirtualTensor) -> tuple[Callable[..., torch.Tensor], tuple]:
-    """PyTorch's own reduction, in which our class goes by the name under which a receiver finds it."""
+    """PyTorch's own reduction, with torch.Tensor or Parameter in place of our class."""
     kind = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
     rebuild, arguments = reductions.reduce_tensor(tensor)
     if rebuild is reductions.rebuild_cuda_tensor and arguments[8] == 0:
@@ -265,7 +265,7 @@ def _rebuild_empty(kind: type, size: torch.Size, stride: tuple, dtype: torch.dty
 
 
 def refuse_event(event: Event | None = None) -> Any:
-    """Raises NotImplementedError; what a queue's own thread pickles raises it where it is received, for nobody hears of that thread."""
+    """Raises NotImplementedError. What a queue's feeder thread pickles raises it in the receiver: that thread's errors are not shown."""
     if event is not None and threading.current_thread().name == "QueueFeederThread":
         return refuse_event, ()
     raise unsupported("an event sent to another process")

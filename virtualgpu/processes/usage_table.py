@@ -1,6 +1,6 @@
-"""What all processes of one machine hold on each GPU: one small table that every one of them maps.
+"""The bytes that each process of one machine holds on each GPU: a small table in memory that all of them map.
 
-It is all that they have in common: no process runs for it, and it is gone when the last one has ended (`virtualgpu.processes.shared_file`).
+No process runs for it, and it is gone when the last one has ended (`virtualgpu.processes.shared_file`).
 """
 
 import os
@@ -22,8 +22,8 @@ _PID, _STARTED, _BYTES = 0, 1, 2  # a row: who, and bytes on each GPU
 class UsageTable:
     """The table of a machine of `count` GPUs, each a `model` with `total` bytes: a new one, or with an `address` another process's.
 
-    A row belongs to one process, which alone writes there. A process is known by its number and its start, for numbers come again; the
-    row of one that has ended, in whatever way, counts for nothing and goes to the next one that needs a row.
+    A row is written by one process only. A process is identified by its id and its start time, because ids are reused; the row of one
+    that has ended, in whatever way, counts for nothing and goes to the next process that needs a row.
 
     Raises OSError for an address that cannot be opened, and ValueError where that machine is another one.
     """
@@ -46,7 +46,7 @@ class UsageTable:
         return self._file.address
 
     def hold(self, gpu: int, nbytes: int) -> None:
-        """Write down that this process holds so many bytes on GPU number `gpu`."""
+        """Record that this process holds `nbytes` bytes on GPU number `gpu`."""
         if not self._open:
             return
         if self._row is None:
@@ -105,7 +105,7 @@ class UsageTable:
 
 
 def join(model: str, count: int, total: int, address: str | None) -> UsageTable | None:
-    """The usage_table at an address; None where there is none any more, or its machine is another one."""
+    """The table at an address; None where there is none any more, or its machine is another one."""
     if address is None:
         return None
     try:
@@ -115,7 +115,7 @@ def join(model: str, count: int, total: int, address: str | None) -> UsageTable 
 
 
 def started(pid: int) -> int:
-    """When this process was started, on a scale of the system's own; 0 if there is none, also where its parent has yet to notice."""
+    """The start time of a process, on a scale of the system's own; 0 if there is none, or it is a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_bytes()
     except ProcessLookupError:
@@ -127,7 +127,7 @@ def started(pid: int) -> int:
 
 
 def _started_elsewhere(pid: int) -> int:
-    """Where there is no /proc: what psutil knows; without it a number that comes again is taken for the same process."""
+    """The same without /proc, from psutil; without that, a reused id is taken for the same process."""
     try:
         import psutil
     except ImportError:
@@ -135,7 +135,7 @@ def _started_elsewhere(pid: int) -> int:
             os.kill(pid, 0)
         except ProcessLookupError:
             return 0
-        except OSError:  # it belongs to somebody else
+        except OSError:  # it belongs to another user
             pass
         return 1
     try:
@@ -146,7 +146,7 @@ def _started_elsewhere(pid: int) -> int:
 
 
 def program(pid: int) -> str:
-    """The program that a process runs, as it was called; NOT_FOUND of one that nobody may ask."""
+    """The program that a process runs, as it was called; NOT_FOUND where it may not be read."""
     if pid == os.getpid():
         return sys.executable
     try:
@@ -155,5 +155,5 @@ def program(pid: int) -> str:
         import psutil
 
         return psutil.Process(pid).cmdline()[0]
-    except Exception:  # it has ended, or is somebody else's; or this system has no /proc, and psutil is not installed
+    except Exception:  # it has ended, or is another user's; or there is neither /proc nor psutil
         return NOT_FOUND

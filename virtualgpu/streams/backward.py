@@ -1,4 +1,4 @@
-"""On which streams a backward runs: each node on that of its forward operator, as CUDA's engine does.
+"""The streams of a backward: each node runs on that of its forward operator, as in PyTorch's engine.
 
 The engine lets the stream of a node wait for those that made its gradients, and in the end the streams that were current for all of
 them (torch.autograd, "Stream semantics of backward passes"). Here a GPU's streams wait for one another whenever the next node is on
@@ -22,7 +22,7 @@ _sequence = torch.autograd._get_sequence_nr
 
 
 def follow(machine: Machine, node: Any, args: tuple) -> None:
-    """Before an operator on device tensors: note the stream of a forward's node, or take up that of a backward's."""
+    """Before an operator on device tensors: record the stream of a forward's node, or switch to that of a backward's."""
     if node is None:
         _note(machine)
     elif not node.name().endswith("AccumulateGrad"):  # which goes on where its gradient was made
@@ -33,7 +33,7 @@ def follow(machine: Machine, node: Any, args: tuple) -> None:
 
 
 def _note(machine: Machine) -> None:
-    """Autograd has made the nodes of an operator when it calls it: they have the numbers since the last one.
+    """Autograd has made the nodes of an operator when it calls it: they have the sequence numbers since the last one.
 
     Each thread counts its own nodes from 0, so a number may be that of another thread's node too: the newest counts.
     """

@@ -1,4 +1,4 @@
-"""Two pieces of work on the same memory that nothing orders: what is told of them."""
+"""Races, two pieces of work on the same memory that nothing orders, and the warnings about them."""
 
 import warnings
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class RaceWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two. `device` is HOST for the host; `stream` is the stream's number; `line` reads "file:line"; `text` is that line.
+    """One of the two pieces of work. `device` is HOST for the host; `stream` its stream's number; `line` is "file:line", `text` its source.
 
     `seconds` is the host's time at the launch, `start` and `end` that of the work, on the machine's clock.
     """
@@ -45,22 +45,22 @@ class Side:
 
     @classmethod
     def of(cls, launch: Launch) -> "Side":
-        line = _told(launch.line)
+        line = _read(launch.line)
         return cls(launch.device, launch.stream.stream_id, launch.name, *line, launch.seconds, launch.start, launch.end)
 
     @classmethod
     def of_host(cls, name: str, line: Line | None, seconds: float) -> "Side":
-        return cls(HOST, 0, name, *_told(line), seconds, seconds, seconds)
+        return cls(HOST, 0, name, *_read(line), seconds, seconds, seconds)
 
     @property
-    def place(self) -> str:
-        """Where it runs, in words."""
+    def queue(self) -> str:
+        """The stream that it runs on, or the host, in words."""
         if self.device == HOST:
             return "the host"
         return f"{f'stream {self.stream:#x}' if self.stream else 'the default stream'} of cuda:{self.device}"
 
     def __str__(self) -> str:
-        return f"`{self.name}` on {self.place} ({self.line})"
+        return f"`{self.name}` on {self.queue} ({self.line})"
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class Race:
         warnings.warn_explicit(str(self), RaceWarning, filename, number)
 
 
-def _told(line: Line | None) -> tuple[str, str]:
-    """Where the line is, and what it says."""
+def _read(line: Line | None) -> tuple[str, str]:
+    """The location of a line and its text."""
     if line is None:
         return "before any stream was made", ""
     read = SourceLine.read(*line)
-    return read.place, read.text
+    return read.location, read.text

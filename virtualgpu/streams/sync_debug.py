@@ -1,7 +1,7 @@
-"""`torch.cuda.set_sync_debug_mode`: PyTorch says where a program makes the host wait for a GPU without having asked for that.
+"""`torch.cuda.set_sync_debug_mode`: PyTorch reports where a program makes the host wait for a GPU implicitly.
 
 PyTorch looks at the mode in two functions alone, before they do anything (c10/cuda/CUDAFunctions.h): `memcpy_and_sync`, through which
-every copy with the host goes that is not `non_blocking`, and every read of a few numbers; and `stream_synchronize`. So nothing is said
+every copy with the host goes that is not `non_blocking`, and every read of a few numbers; and `stream_synchronize`. So nothing is reported
 of `torch.cuda.synchronize()` and `Event.synchronize()`, nor of a `non_blocking` copy from or to pageable memory, for which the driver
 waits. Which operators read numbers stands in `test_sync_warning` of PyTorch's test/test_torch.py; the words are those of
 `warn_or_error_on_sync` (c10/cuda/CUDAFunctions.cpp) and `THCPModule_cudaSetSyncDebugMode` (torch/csrc/cuda/Module.cpp).
@@ -26,12 +26,12 @@ class SyncDebug:
 
     def __init__(self) -> None:
         self.mode = SILENT
-        self._told = False
+        self._warned = False
 
     def set(self, mode: Any) -> None:
         """Raises RuntimeError for what is not 0 (say nothing), 1 (warn) or 2 (raise)."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             _warn(PROTOTYPE)
         if not isinstance(mode, int) or isinstance(mode, bool):
             raise RuntimeError("invalid argument to set_sync_debug_mode")

@@ -1,7 +1,6 @@
 """The map of an allocator's segments: what it finds, says and shows."""
 
 import pytest
-from matplotlib.text import Text
 
 from gputrace import figures as plots
 from gputrace.events import ACTIVATIONS, PARAMETERS
@@ -27,11 +26,6 @@ def fragmented(trace_of):
             (0.9, "free_requested", 300, 20, 0, 1, 5, SIDE),
         ]
     )
-
-
-def shown(canvas) -> list[str]:
-    canvas.draw_without_rendering()
-    return [text.get_text() for text in canvas.findobj(Text) if text.get_text() and text.get_visible()]
 
 
 def test_the_title_counts_the_free_pieces_and_the_words_prove_it(fragmented):
@@ -68,9 +62,9 @@ def test_another_moment_or_device_is_refused(fragmented):
         plots.segment_map(fragmented, "end", 4)
 
 
-def test_pools_and_streams_have_names_and_blocks_their_sizes_and_kinds(fragmented, drawn):
+def test_pools_and_streams_have_names_and_blocks_their_sizes_and_kinds(fragmented, drawn, texts):
     plots.segment_map(fragmented, "end")
-    told = shown(drawn[-1])
+    told = texts(drawn[-1])
     assert {"large, default stream", "large, stream 1", "small, default stream"} < {text.split("\n")[0] for text in told}
     assert {"6 MiB", "4 MiB", "1 MiB"} < set(told)
     assert {"parameters", "other", "free", "freed, but another stream may use it", "measured on paper"} < set(told)
@@ -79,16 +73,9 @@ def test_pools_and_streams_have_names_and_blocks_their_sizes_and_kinds(fragmente
     assert large.get_xlim() == (0, 20 * MIB) and small.get_xlim() == (0, 2 * MIB)
 
 
-def test_words_lie_inside_the_picture_and_are_large_enough(fragmented, drawn):
+def test_words_lie_inside_the_picture_and_are_large_enough(fragmented, drawn, legible):
     plots.segment_map(fragmented, "end")
-    canvas = drawn[-1]
-    canvas.draw_without_rendering()
-    assert tuple(canvas.get_size_inches()) <= (7, 4)
-    for text in canvas.findobj(Text):
-        if text.get_text() and text.get_visible():
-            assert text.get_fontsize() >= 9
-            box = text.get_window_extent()
-            assert box.x0 >= 0 and box.x1 <= canvas.bbox.x1 and box.y0 >= 0 and box.y1 <= canvas.bbox.y1, text.get_text()
+    legible(drawn[-1])
 
 
 def test_a_refused_request_is_the_finding_at_its_moment(trace_of):
@@ -110,14 +97,14 @@ def test_several_devices_are_told_apart(trace_of):
     assert plots.segment_map(trace, "end", 0).title == "At the end nothing is reserved on cuda:0"
 
 
-def test_hundreds_of_segments_are_all_there_and_thousands_are_cut(trace_of, drawn):
+def test_hundreds_of_segments_are_all_there_and_thousands_are_cut(trace_of, drawn, texts):
     def segments(count):
         return trace_of([(0.0, "segment_alloc", 100 * n, 20) for n in range(1, count + 1)])
 
     plots.segment_map(segments(300), "end")
-    assert not any("more segments" in text for text in shown(drawn[-1]))
+    assert not any("more segments" in text for text in texts(drawn[-1]))
     plots.segment_map(segments(5000), "end")
-    assert any("bytes; and " in text and "more segments, " in text for text in shown(drawn[-1]))
+    assert any("bytes; and " in text and "more segments, " in text for text in texts(drawn[-1]))
 
 
 def test_streams_are_numbered_as_they_were_met(trace_of):

@@ -2,7 +2,6 @@
 
 import pytest
 from matplotlib.colors import to_rgb
-from matplotlib.text import Text
 
 from gputrace import figures as plots
 from gputrace.events import ACTIVATIONS, OPTIMIZER_STATE, OTHER, PARAMETERS, SourceLine
@@ -11,11 +10,6 @@ from gputrace.figures.memory import LINE_GREY
 from gputrace.phases import Phase
 
 MIB = 1 << 20
-
-
-def texts(canvas) -> list[str]:
-    canvas.draw_without_rendering()
-    return [text.get_text() for text in canvas.findobj(Text) if text.get_text() and text.get_visible()]
 
 
 def heights(canvas, colour: str) -> list[float]:
@@ -38,7 +32,7 @@ def test_the_title_says_the_peak_the_line_and_what_it_was_made_of(training):
     )
 
 
-def test_areas_lines_peak_legend_and_badge_are_there(training, drawn):
+def test_areas_lines_peak_legend_and_badge_are_there(training, drawn, texts):
     plots.trace_memory(training)
     canvas = drawn[-1]
     assert max(heights(canvas, CATEGORY_COLOURS["activations"])) == 90 * MIB
@@ -53,16 +47,10 @@ def test_areas_lines_peak_legend_and_badge_are_there(training, drawn):
     assert dot.get_xydata().tolist() == [[0.004, 90 * MIB]]
 
 
-def test_words_lie_inside_the_picture_are_large_enough_and_cover_no_data(training, drawn):
+def test_words_lie_inside_the_picture_are_large_enough_and_cover_no_data(training, drawn, legible):
     plots.trace_memory(training)
     canvas = drawn[-1]
-    canvas.draw_without_rendering()
-    page = canvas.bbox
-    for text in canvas.findobj(Text):
-        if text.get_text() and text.get_visible():
-            assert text.get_fontsize() >= 9
-            box = text.get_window_extent()
-            assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, text.get_text()
+    legible(canvas)
     data = canvas.axes[0].get_window_extent()
     assert all(not legend.get_window_extent().overlaps(data) for legend in canvas.legends)
 
@@ -100,7 +88,7 @@ def test_nothing_allocated_and_nothing_changed(trace_of):
     assert still.title == "Nothing happened in this recording: 4 MiB allocated throughout"
 
 
-def test_out_of_memory_is_the_finding_where_it_ended_the_block_and_else_a_mark(trace_of, drawn):
+def test_out_of_memory_is_the_finding_where_it_ended_the_block_and_else_a_mark(trace_of, drawn, texts):
     rows = [(0.0, "segment_alloc", 100, 600), (0.1, "alloc", 100, 600, 0, 1), (0.2, "oom", 300, 500, 0, 2)]
     ended = trace_of(rows, error="CUDA out of memory.").plot_memory()
     assert ended.title == "Out of memory: 500 MiB asked for with 600 MiB of 1 GiB allocated"
@@ -111,13 +99,13 @@ def test_out_of_memory_is_the_finding_where_it_ended_the_block_and_else_a_mark(t
     assert "Out of memory, the last of 2 times: 400 MiB asked for" in caught.alt
 
 
-def test_lost_events_are_told_in_the_picture_and_in_words(trace_of, drawn):
+def test_lost_events_are_told_in_the_picture_and_in_words(trace_of, drawn, texts):
     figure = trace_of([(0.1, "alloc", 2, 9, 0, 1)], lost=64, allocated_at_end={0: 30 * MIB}).plot_memory()
     assert "The oldest 64 events were lost" in texts(drawn[-1])
     assert "The oldest 64 events were lost, so the peak may have been higher." in figure.alt
 
 
-def test_a_device_that_others_fill_does_not_set_the_scale(training, drawn):
+def test_a_device_that_others_fill_does_not_set_the_scale(training, drawn, texts):
     training.used[:] = [(0.0, 0, 800 * MIB)]
     plots.trace_memory(training)
     assert drawn[-1].axes[0].get_ylim()[1] < 400 * MIB
@@ -138,7 +126,7 @@ def test_the_device_with_the_highest_peak_is_shown_unless_another_is_asked_for(t
         plots.trace_memory(trace, 7)
 
 
-def test_hundreds_of_steps_are_one_band(training, drawn):
+def test_hundreds_of_steps_are_one_band(training, drawn, texts):
     for count in (300, 5):
         seconds = 0.010 / count
         training.phases[:] = [
@@ -151,7 +139,7 @@ def test_hundreds_of_steps_are_one_band(training, drawn):
     assert texts(drawn[-1]).count("fwd") == 5
 
 
-def test_phases_of_several_counts_in_a_crowd(training, drawn):
+def test_phases_of_several_counts_in_a_crowd(training, drawn, texts):
     training.phases[:] = [Phase("forward", n * 1e-5, n * 1e-5 + 5e-6, 1) for n in range(1000)] + [Phase("backward", 0.01, 0.01, 1)]
     plots.trace_memory(training)
     assert "1000 × forward, 1 × backward" in texts(drawn[-1])
@@ -162,7 +150,7 @@ def spans(canvas) -> list[tuple[float, float]]:
     return [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in canvas.axes[1].patches]
 
 
-def test_over_events_each_event_is_one_step_to_the_right(training, drawn):
+def test_over_events_each_event_is_one_step_to_the_right(training, drawn, texts):
     figure = training.plot_memory(over="events")
     over_time = training.plot_memory()
     canvas = drawn[0]
@@ -178,7 +166,7 @@ def test_over_events_each_event_is_one_step_to_the_right(training, drawn):
     assert spans(canvas) == [(3, 4), (4, 7), (7, 7)]
 
 
-def test_over_events_a_long_first_step_does_not_squeeze_the_others(trace_of, drawn):
+def test_over_events_a_long_first_step_does_not_squeeze_the_others(trace_of, drawn, texts):
     rows = [(0.0, "segment_alloc", 100, 200)]
     starts = [0.0, *(10 + 0.01 * step for step in range(4))]
     for start in starts:
@@ -207,7 +195,7 @@ def test_another_scale_is_refused(training, bad):
 
 
 @pytest.mark.parametrize("over", ["time", "events"])
-def test_a_recording_of_nothing_says_so_and_invents_no_axis(trace_of, drawn, over):
+def test_a_recording_of_nothing_says_so_and_invents_no_axis(trace_of, drawn, over, texts):
     assert trace_of([]).plot_memory(over=over).title == "Nothing happened in this recording: 0 B allocated throughout"
     assert drawn[-1].axes[0].get_xlabel() == "" and len(drawn[-1].axes[0].get_xticks()) == 0
     trace_of([], seconds=2.0, allocated_at_end={0: 3 * MIB}).plot_memory()

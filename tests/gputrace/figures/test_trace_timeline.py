@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgba
-from matplotlib.text import Text
 
-from gputrace.figures.figure import SIZE
 from gputrace.figures.lanes import LOOKS, RACE
 from gputrace.phases import Phase
 from gputrace.spans import D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, Execution, RacingSpan, RecordedRace, Spans, Waits
@@ -43,11 +41,6 @@ def timeline(trace_of):
     return make
 
 
-def texts(canvas) -> list[str]:
-    canvas.draw_without_rendering()
-    return [text.get_text() for text in canvas.findobj(Text) if text.get_text() and text.get_visible()]
-
-
 def of_colour(axes, colour) -> list:
     return [
         drawn
@@ -66,7 +59,7 @@ def test_title_and_words_say_how_busy_and_how_much_overlapped(timeline):
     )
 
 
-def test_lanes_names_shares_legend_and_badge_are_there(timeline, drawn):
+def test_lanes_names_shares_legend_and_badge_are_there(timeline, drawn, texts):
     timeline().plot_timeline()
     shown = texts(drawn[-1])
     assert (
@@ -100,7 +93,7 @@ def test_kinds_can_be_told_apart_without_colour():
     assert len(looks) == len(KINDS) - 1  # launches lie in the host's lane, and nothing else there is plain
 
 
-def test_words_lie_inside_the_picture_and_are_large_enough(timeline, drawn):
+def test_words_lie_inside_the_picture_and_are_large_enough(timeline, drawn, legible):
     race = RecordedRace(
         RacingSpan(0, 0, "mm", "train.py:11", 0.2, 0.2, 4.2), RacingSpan(0, 3, "copy", "train.py:12", 0.4, 0.4, 2.4), "stale read"
     )
@@ -108,26 +101,17 @@ def test_words_lie_inside_the_picture_and_are_large_enough(timeline, drawn):
     phases = [Phase("forward", 0, 1, 1), Phase("backward", 1, 2, 1)]
     for memory in (False, True):
         timeline(waits=waits, races=[race] * 5, phases=phases, lost_spans=7).plot_timeline(memory=memory)
-        canvas = drawn[-1]
-        canvas.draw_without_rendering()
-        assert canvas.get_figwidth() == SIZE[0] and canvas.get_figheight() <= SIZE[1]
-        for text in canvas.findobj(Text):
-            if text.get_text() and text.get_visible():
-                box = text.get_window_extent()
-                assert text.get_fontsize() >= 9
-                assert canvas.bbox.x0 <= box.x0 and box.x1 <= canvas.bbox.x1 and canvas.bbox.y0 <= box.y0 and box.y1 <= canvas.bbox.y1, (
-                    text.get_text()
-                )
+        legible(drawn[-1])
 
 
-def test_waits_are_arrows_from_the_event_to_the_stream_that_waits(timeline, drawn):
+def test_waits_are_arrows_from_the_event_to_the_stream_that_waits(timeline, drawn, texts):
     figure = timeline(waits=[(2.4, 0, 3, 5.0, 0, 0, 1), (1.0, 0, 99, 2.0, 0, 0, 1)]).plot_timeline()  # a stream without work has no lane
     (arrows,) = [shown for shown in drawn[-1].axes[0].collections if isinstance(shown, LineCollection)]
     assert [segment.tolist() for segment in arrows.get_segments()] == [[[2.4, 2.1], [5.0, 1.9]]]
     assert "stream waits" in texts(drawn[-1]) and "2 waits of a stream for another" in figure.alt
 
 
-def test_races_are_red_and_name_both_lines(timeline, drawn):
+def test_races_are_red_and_name_both_lines(timeline, drawn, texts):
     race = RecordedRace(
         RacingSpan(0, 0, "mm", "train.py:11", 0.2, 0.2, 4.2), RacingSpan(0, 3, "copy", "train.py:12", 0.4, 0.4, 2.4), "stale read"
     )
@@ -152,7 +136,7 @@ def test_a_race_with_the_host_reaches_the_hosts_lane(timeline, drawn):
     assert line.get_ydata()[1] < 1 < line.get_ydata()[0] + 1e-9
 
 
-def test_several_devices_each_with_its_lanes(timeline, drawn):
+def test_several_devices_each_with_its_lanes(timeline, drawn, texts):
     rows = [*BASE, (1.0, 5.0, 1, 0, KERNEL, "mm", 1, -1), (6.0, 1.0, 1, 0, P2P, "copy", 1, -1)]
     trace = timeline(rows, devices=(0, 1))
     assert trace.plot_timeline().title == "cuda:0 and cuda:1 worked 70%, 60% of 10 s"
@@ -162,7 +146,7 @@ def test_several_devices_each_with_its_lanes(timeline, drawn):
     assert not any("cuda:0" in text for text in texts(drawn[-1]))
 
 
-def test_lanes_for_which_there_is_no_room_are_counted(timeline, drawn):
+def test_lanes_for_which_there_is_no_room_are_counted(timeline, drawn, texts):
     rows = [(0.0, 1.0 + stream, 0, stream, KERNEL, "mm", 1, -1) for stream in range(30)]
     timeline(rows, seconds=40.0).plot_timeline()
     shown = texts(drawn[-1])
@@ -172,7 +156,7 @@ def test_lanes_for_which_there_is_no_room_are_counted(timeline, drawn):
     assert names[-1] == "stream 29"  # the busiest
 
 
-def test_memory_stands_above_on_the_same_axis(timeline, drawn):
+def test_memory_stands_above_on_the_same_axis(timeline, drawn, texts):
     timeline().plot_timeline(memory=True)
     lanes, memory = drawn[-1].axes
     assert memory.get_position().y0 > lanes.get_position().y1 and memory.get_xlim() == lanes.get_xlim() == (0.0, 10.0)
@@ -182,7 +166,7 @@ def test_memory_stands_above_on_the_same_axis(timeline, drawn):
     assert {"reserved", "other", "memory"} < set(texts(drawn[-1]))
 
 
-def test_a_part_of_the_recording(timeline, drawn):
+def test_a_part_of_the_recording(timeline, drawn, texts):
     trace = timeline(phases=[Phase("forward", 0, 4, 1), Phase("backward", 4, 8, 1)])
     trace.plot_timeline(start=4.5, end=7.0, memory=True)
     lanes, strip, memory = drawn[-1].axes
@@ -215,12 +199,12 @@ def test_nothing_ran(timeline, drawn):
     assert timeline([], seconds=0.0).plot_timeline().png
 
 
-def test_lost_spans_are_told(timeline, drawn):
+def test_lost_spans_are_told(timeline, drawn, texts):
     figure = timeline(lost_spans=9).plot_timeline()
     assert "oldest 9 spans lost" in texts(drawn[-1]) and "The oldest 9 spans and waits were lost." in figure.alt
 
 
-def test_a_crowd_of_spans_is_drawn_by_its_share_of_the_time_and_that_is_said(timeline, drawn):
+def test_a_crowd_of_spans_is_drawn_by_its_share_of_the_time_and_that_is_said(timeline, drawn, texts):
     rows = [(i * 1e-3, 0.5e-3, 0, 0, KERNEL, "add", 1, -1) for i in range(10000)]
     timeline(rows).plot_timeline()
     axes = drawn[-1].axes[0]
@@ -234,7 +218,7 @@ def test_the_picture_is_the_same_every_time(timeline):
     assert timeline().plot_timeline(memory=True).png == timeline().plot_timeline(memory=True).png
 
 
-def test_names_of_any_kind_are_written_as_they_are(timeline, drawn):
+def test_names_of_any_kind_are_written_as_they_are(timeline, drawn, texts):
     spans = timeline().spans
     odd = replace(spans, names=["$x$ 漢" if name == "mm" else name for name in spans.names])
     timeline(execution=Execution(odd, Waits.of([]), [])).plot_timeline()

@@ -32,7 +32,7 @@ def run(command: str) -> subprocess.CompletedProcess:
 
 def as_recorded(text: str) -> str:
     """The text with the figures of this machine replaced by those of the recorded one."""
-    gpu = nvml.reading(hardware.machine().gpus[0])
+    gpu = nvml.gpu_report(hardware.machine().gpus[0])
     text = text.replace(gpu.uuid, "GPU-85a3bf5c-7ab3-f17b-913c-9d6f69196dff").replace(gpu.bus_id, "00000000:00:06.0")
     text = text.replace("580.00    ", "580.159.04").replace("580.00", "580.159.04")
     return re.sub(r"^\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}", "Sat Nov 21 06:24:30 2026", text)

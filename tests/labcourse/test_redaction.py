@@ -5,7 +5,7 @@ import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from labcourse import open_lessons
+from labcourse import redaction
 from labkit import checks
 
 
@@ -15,36 +15,36 @@ def bodies(text: str) -> dict[str, str]:
 
 
 def test_no_judge_and_no_draw_is_left_and_every_observe_is():
-    sources = open_lessons.sources()
+    sources = redaction.sources()
     assert "controls.py" not in sources and "lesson_01.py" in sources
     for check in checks.exercises().values():
         found = bodies(sources[f"lesson_{check.number[:2]}.py"])
         for function, kept in ((check.judge, False), (check.draw, False), (check.observe, True)):
-            name = open_lessons._plain(function).__name__
+            name = redaction._plain(function).__name__
             if name in found:
-                assert (open_lessons.LEFT_OUT not in found[name]) == kept, (check.number, name)
+                assert (redaction.LEFT_OUT not in found[name]) == kept, (check.number, name)
 
 
 def test_what_computes_the_expected_goes_too():
-    found = bodies(open_lessons.sources()["lesson_01.py"])
-    assert found["expected_bytes"] == open_lessons.LEFT_OUT == found["_difference"]
-    assert open_lessons.LEFT_OUT not in found["_build"]
+    found = bodies(redaction.sources()["lesson_01.py"])
+    assert found["expected_bytes"] == redaction.LEFT_OUT == found["_difference"]
+    assert redaction.LEFT_OUT not in found["_build"]
 
 
 def test_other_files_stay_as_they_are():
-    sources = open_lessons.sources()
-    assert sources["leaky_scripts.py"] == (open_lessons.FOLDER / "leaky_scripts.py").read_text()
+    sources = redaction.sources()
+    assert sources["leaky_scripts.py"] == (redaction.FOLDER / "leaky_scripts.py").read_text()
 
 
 def test_graders_in_several_threads_may_ask_at_once():
     """Garbage is collected while a thread parses, and whatever Python code that runs lets the other thread parse too."""
-    open_lessons._sources.cache_clear()
+    redaction._sources.cache_clear()
     known = gc.get_threshold()
     gc.callbacks.append(give_way)
     gc.set_threshold(50)
     try:
         with ThreadPoolExecutor(2) as pool:
-            first, second = pool.submit(open_lessons.sources), pool.submit(open_lessons.sources)
+            first, second = pool.submit(redaction.sources), pool.submit(redaction.sources)
             assert first.result() == second.result()
     finally:
         gc.set_threshold(*known)

@@ -10,8 +10,8 @@ from matplotlib.patches import Patch
 from gputrace import units
 from gputrace.figures.figure import BLACK, CATEGORY_COLOURS, CATEGORY_HATCHES, TEXT_POINTS, Figure, byte_ticks, new_canvas
 from labkit.lab_parts import programs
-from labkit.lab_parts.figures import finished, in_style
-from labkit.lab_parts.result import Result, Row, Run, checked_count
+from labkit.lab_parts.experiment import Result, Row, Run, checked_count
+from labkit.lab_parts.figures import badged, in_style
 
 KINDS = ("parameters", "gradients", "optimizer state")
 # Which kinds each way cuts into as many parts as there are ranks. ZeRO's stages are those of Rajbhandari et al., 2020; FSDP is the third.
@@ -111,7 +111,7 @@ def plot_held_by_ranks(result: Result) -> Figure:
     patches = [Patch(facecolor=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white", label=kind) for kind in KINDS]
     axes.legend(handles=patches[::-1], frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.6), fontsize=TEXT_POINTS)
     axes.annotate("hollow:\nby the formula", (1.03, 0.3), xycoords="axes fraction", va="center", fontsize=TEXT_POINTS)
-    return finished(canvas, result, None, *(_told(result, way) for way in ways))
+    return badged(canvas, result.badge, *(_told(result, way) for way in ways))
 
 
 def _draw(axes: Axes, result: Result, way: str, rank: int, x: float, width: float) -> None:

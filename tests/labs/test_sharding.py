@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from labkit.labs import Result, collect, plot_held_by_ranks
-from labkit.labs.shards import COLUMNS, CUT_BY_WAY, KINDS, MEASURED, held_by_ranks, rank_memory
+from labkit.labs.sharding import COLUMNS, CUT_BY_WAY, KINDS, MEASURED, held_by_ranks, rank_memory
 
 
 @pytest.mark.slow

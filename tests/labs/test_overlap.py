@@ -5,7 +5,7 @@ import torch
 
 import labkit
 from labkit.labs import Result, collect, copy_overlap, plot_copy_overlap, plot_two_streams, two_streams
-from labkit.labs.streams import ALONE, COLUMNS, OVERLAP_COLUMNS, TOGETHER, WAYS, hidden_share, stream_gain
+from labkit.labs.overlap import ALONE, COLUMNS, OVERLAP_COLUMNS, TOGETHER, WAYS, hidden_share, stream_gain
 
 
 def seconds(result: Result) -> dict[str, float]:

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, SKY_BLUE, Figure, binary_scale, label_ends, new_canvas, time_unit
 from labkit import machine
-from labkit.lab_parts.figures import SAME, add_line, finished, in_style, in_words, sources
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
 
 MIB = 1 << 20
 ALONE = ("copies alone", "kernels alone")
@@ -186,7 +186,7 @@ def plot_copy_overlap(result: Result, recorded: Result | None = None) -> Figure:
     size, unit = time_unit(max(result.column("seconds"), default=1.0))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / size:g}")
     axes.set_xlabel(f"time until all batches are done, {unit}")
-    return finished(canvas, result, recorded, _overlap_proof(result), _overlap_proof(recorded))
+    return finished(canvas, result, recorded, _overlap_proof)
 
 
 def _bars(axes: Axes, result: Result, ways: list[str]) -> None:
@@ -211,11 +211,9 @@ def _overlap_finding(result: Result) -> str:
     return f"A stream of its own for the copies hides {share:.0%} of the {shorter}"
 
 
-def _overlap_proof(result: Result | None) -> str:
-    if result is None or not result.rows:
-        return ""
+def _overlap_proof(result: Result) -> str:
     times = [f"{way} {units.time_text(seconds)}" for way, seconds in zip(result.column("way"), result.column("seconds"), strict=True)]
-    return in_words(result, f"{'; '.join(times)}.")
+    return f"{'; '.join(times)}."
 
 
 @in_style
@@ -232,7 +230,7 @@ def plot_two_streams(result: Result, recorded: Result | None = None) -> Figure:
     axes.set_ylabel("times faster than on one stream")
     binary_scale(axes, "width of the matrices that a kernel multiplies", lambda width: f"{width:g}", most=10)
     label_ends(axes, labels)
-    return finished(canvas, result, recorded, _gain_proof(result), _gain_proof(recorded))
+    return finished(canvas, result, recorded, _gain_proof)
 
 
 def _gain_finding(gain: dict[int, float]) -> str:
@@ -249,8 +247,6 @@ def _gain_finding(gain: dict[int, float]) -> str:
     return f"{helps}, no faster at {ends}"
 
 
-def _gain_proof(result: Result | None) -> str:
-    if result is None or not (gain := stream_gain(result)):
-        return ""
-    parts = [f"width {width}: {value:.2f} times" for width, value in gain.items()]
-    return in_words(result, f"faster on two streams, {', '.join(parts)}.")
+def _gain_proof(result: Result) -> str:
+    parts = [f"width {width}: {value:.2f} times" for width, value in stream_gain(result).items()]
+    return f"faster on two streams, {', '.join(parts)}." if parts else ""

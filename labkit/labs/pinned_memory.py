@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -10,9 +11,9 @@ from matplotlib.axes import Axes
 
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
-from labkit.lab_parts.figures import SAME, add_line, finished, in_style, in_words, sources
+from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
+from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
 from labkit.lab_parts.panel import Lab
-from labkit.lab_parts.result import Result, Row, Run, badge, checked_count, checked_sizes
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
@@ -94,7 +95,7 @@ def plot_copy_speed(result: Result, recorded: Result | None = None, prediction: 
     binary_scale(axes, f"bytes copied, {way}", units.byte_text, most=7)
     decimal_scale(axes, "copy speed", units.rate_text)
     label_ends(axes, labels)
-    return finished(canvas, result, recorded, _proof(result, direction), sentence, _proof(recorded, direction))
+    return finished(canvas, result, recorded, partial(_proof, direction=direction), sentence)
 
 
 def _finding(gain: dict[int, float]) -> str:
@@ -123,8 +124,8 @@ def _floor(factor: float) -> str:
     return f"{math.floor(factor * 10 + 1e-9) / 10:.1f}"
 
 
-def _proof(result: Result | None, direction: str) -> str:
-    if result is None or not (gain := pinned_gain(result, direction)):
+def _proof(result: Result, direction: str) -> str:
+    if not (gain := pinned_gain(result, direction)):
         return ""
     largest = max(gain)
     pinned, pageable = (
@@ -132,7 +133,7 @@ def _proof(result: Result | None, direction: str) -> str:
     )
     word = "from" if direction == "h2d" else "to"
     speeds = f"{units.rate_text(pinned)} {word} pinned, {units.rate_text(pageable)} {word} pageable memory"
-    return in_words(result, f"{units.byte_text(largest)} copies at {speeds}.")
+    return f"{units.byte_text(largest)} copies at {speeds}."
 
 
 def _predicted(axes: Axes, result: Result, direction: str, prediction: float | None) -> str:

@@ -17,15 +17,13 @@ from gputrace.figures.figure import (
     SKY_BLUE,
     TEXT_POINTS,
     Figure,
-    add_badge,
     add_title,
     binary_ticks,
     text_width,
-    words,
 )
-from labkit.lab_parts.figures import in_style
+from labkit.lab_parts.experiment import badge
+from labkit.lab_parts.figures import badged, in_style
 from labkit.lab_parts.panel import WRAP, Panel
-from labkit.lab_parts.result import badge
 
 MIB = 1 << 20
 STREAMS = 3
@@ -205,8 +203,7 @@ def plot_allocator_by_hand(hand: AllocatorByHand) -> Figure:
         name = f"stream {segment.stream}: {units.byte_text(segment.size)}"
         axes.annotate(name, (0, y + FILLED / 2), (-8, 0), **BESIDE, ha="right", fontsize=TEXT_POINTS)
         _draw(axes, segment, y, 72 * SIZE[0] * (RIGHT - LEFT) / end)
-    add_badge(canvas, hand.badge)
-    return Figure(canvas, words(canvas, *map(_told, shown), hand.badge))
+    return badged(canvas, hand.badge, *map(_told, shown))
 
 
 def _finding(hand: AllocatorByHand, segments: list[HandSegment]) -> str:

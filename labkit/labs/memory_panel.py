@@ -10,11 +10,11 @@ import ipywidgets as widgets
 from matplotlib.ticker import MaxNLocator
 
 from gputrace import units
-from gputrace.figures.figure import BLACK, BLUE, VERMILLION, Figure, add_badge, label_ends, new_canvas, time_unit, words
+from gputrace.figures.figure import BLACK, BLUE, VERMILLION, Figure, label_ends, new_canvas, time_unit
 from labkit import machine
-from labkit.lab_parts.figures import in_style
+from labkit.lab_parts.experiment import badge
+from labkit.lab_parts.figures import badged, in_style
 from labkit.lab_parts.panel import Panel
-from labkit.lab_parts.result import badge
 
 LOOK_PERIOD = 0.02  # seconds between two looks at a real GPU
 MOST = 2000  # samples kept of one GPU
@@ -172,9 +172,8 @@ def plot_memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure
         axes.margins(x=0)
         label_ends(axes, labels)
     panels[-1].set_xlabel(f"time since the start, {short}")
-    add_badge(canvas, badge)
     used = f"All processes together use at most {units.byte_text(peaks['used'])} of a device."
-    return Figure(canvas, words(canvas, used, f"{len(devices)} GPU{'s' * (len(devices) > 1)}, {len(samples)} samples.", badge))
+    return badged(canvas, badge, used, f"{len(devices)} GPU{'s' * (len(devices) > 1)}, {len(samples)} samples.")
 
 
 # The widget

@@ -10,9 +10,9 @@ from matplotlib.patches import Patch
 
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, Figure, binary_ticks, darker, new_canvas
-from labkit.lab_parts.figures import finished, in_style, in_words
+from labkit.lab_parts.experiment import Result, Row, Run, badge
+from labkit.lab_parts.figures import finished, in_style
 from labkit.lab_parts.panel import Lab, one_of
-from labkit.lab_parts.result import Result, Row, Run, badge
 from labkit.lab_parts.sharing_process import take_part
 from labkit.processes import PATIENCE, children, context
 
@@ -125,7 +125,7 @@ def plot_shared_model(result: Result, recorded: Result | None = None, prediction
     kinds = [Patch(facecolor=colour, edgecolor=BLACK, linewidth=0.6, label=kind) for kind, colour in COLOURS.items()]
     axes.legend(handles=kinds, ncols=len(kinds), loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2)
     said = "" if prediction is None else f"Predicted: {prediction:g} GiB."
-    return finished(canvas, result, recorded, _proof(result), said, _proof(recorded))
+    return finished(canvas, result, recorded, _proof, said)
 
 
 def _bar(axes: Axes, result: Result, way: str, row: int) -> None:
@@ -158,14 +158,12 @@ def _finding(result: Result) -> str:
     return f"For {processes} processes, {least} takes {units.byte_text(sums[least])}, {most} {units.byte_text(sums[most])}"
 
 
-def _proof(result: Result | None) -> str:
-    if result is None or not result.rows:
-        return ""
+def _proof(result: Result) -> str:
     parts = []
     for way, total in held_by_way(result).items():
         kinds = ", ".join(f"{kind} {units.byte_text(sum(result.column(kind, way=way)))}" for kind in HELD)
         parts.append(f"{way} {units.byte_text(total)} ({kinds})")
-    return in_words(result, f"{'; '.join(parts)}.")
+    return f"{'; '.join(parts)}."
 
 
 # The widget

@@ -1,4 +1,4 @@
-"""The lessons' checks as submissions may see them: what observes an answer, and nothing of what judges it or says what is right."""
+"""The lessons' checks with the judges left out, as submissions may see them: only what observes an answer stays."""
 
 import ast
 import threading
@@ -12,7 +12,7 @@ from typing import Any
 from labkit import checks
 
 FOLDER = Path(checks.__file__).parent
-LEFT_OUT = "raise NotImplementedError('this is done where nobody hands in')"
+LEFT_OUT = "raise NotImplementedError('left out of what submissions see')"
 _one_at_a_time = threading.Lock()
 
 
@@ -28,7 +28,7 @@ def sources() -> dict[str, str]:
 
 @cache
 def _sources() -> dict[str, str]:
-    files = sorted(FOLDER.glob("*.py"))  # not the controls, which lie deeper
+    files = sorted(FOLDER.glob("*.py"))  # not the wrong answers, which lie deeper
     modules = {path.name: import_module(f"{checks.__name__}.{path.stem}") for path in files if path.stem.startswith("lesson_")}
     needed = _needed(function for module in modules.values() for check in module.CHECKS for function in (check.observe, check.script))
     return {path.name: _cut(path.read_text(), modules.get(path.name), needed) for path in files}
@@ -43,7 +43,7 @@ def _cut(text: str, module: types.ModuleType | None, needed: set[int]) -> str:
     kept = _called_by_importing(tree, functions)
     for name, node in functions.items():
         if id(_plain(vars(module)[name])) not in needed and name not in kept:
-            node.args = ast.parse("def f(*arguments, **keywords): ...").body[0].args
+            node.args = ast.arguments([], [], ast.arg("arguments"), [], [], ast.arg("keywords"), [])
             node.body, node.decorator_list, node.returns = ast.parse(LEFT_OUT).body, [], None
     return ast.unparse(tree) + "\n"
 
@@ -51,27 +51,27 @@ def _cut(text: str, module: types.ModuleType | None, needed: set[int]) -> str:
 def _called_by_importing(tree: ast.Module, functions: dict[str, ast.FunctionDef]) -> set[str]:
     """The functions that run when the module is imported. A judge is only mentioned then, and handed to its check."""
     found: set[str] = set()
-    open_ends: list[ast.AST] = [node for node in tree.body if not isinstance(node, ast.FunctionDef)]
-    open_ends += [decorator for node in functions.values() for decorator in node.decorator_list]
-    while open_ends:
-        for node in ast.walk(open_ends.pop()):
+    remaining: list[ast.AST] = [node for node in tree.body if not isinstance(node, ast.FunctionDef)]
+    remaining += [decorator for node in functions.values() for decorator in node.decorator_list]
+    while remaining:
+        for node in ast.walk(remaining.pop()):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions and node.func.id not in found:
                 found.add(node.func.id)
-                open_ends.append(functions[node.func.id])
+                remaining.append(functions[node.func.id])
     return found
 
 
 def _needed(functions: Iterable[Any]) -> set[int]:
     """The identities of these functions and of all that they can call."""
     found: set[int] = set()
-    open_ends = list(functions)
-    while open_ends:
-        function = _plain(open_ends.pop())
+    remaining = list(functions)
+    while remaining:
+        function = _plain(remaining.pop())
         if id(function) in found or not isinstance(function, types.FunctionType):
             continue
         found.add(id(function))
         for name in _names(function.__code__):
-            open_ends += _functions_in(function.__globals__.get(name))
+            remaining += _functions_in(function.__globals__.get(name))
     return found
 
 

@@ -13,7 +13,7 @@ import labkit
 from gputrace import units
 from gputrace.figures.figure import BLUE, DOTS_PER_INCH, VERMILLION
 from labkit.labs import CopySpeedLab, Result, collect, copy_speed, plot_copy_speed, recorded_result
-from labkit.labs.copies import COLUMNS, PREDICTED_SIZE, pinned_gain
+from labkit.labs.pinned_memory import COLUMNS, PREDICTED_SIZE, pinned_gain
 
 SIZES = (1 << 12, 1 << 20, 1 << 24)
 

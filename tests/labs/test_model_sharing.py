@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 
 import labkit
 from labkit.labs import Result, SharingLab, collect, plot_shared_model, shared_model
-from labkit.labs.sharing import COLUMNS, PARTS, WAYS, held_by_way
+from labkit.labs.model_sharing import COLUMNS, PARTS, WAYS, held_by_way
 
 MIB = 1 << 20
 

@@ -11,8 +11,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
 from labkit.labs import MemoryPanel, plot_memory_over_time
-from labkit.labs import memory as module
-from labkit.labs.memory import MOST, MemoryRecorder, MemorySample, thinned
+from labkit.labs import memory_panel as module
+from labkit.labs.memory_panel import MOST, MemoryRecorder, MemorySample, thinned
 
 MIB = 1 << 20
 

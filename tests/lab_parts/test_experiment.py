@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.lab_parts.result import Result, Run, badge, checked_count, checked_sizes, collect
+from labkit.lab_parts.experiment import Result, Run, badge, checked_count, checked_sizes, collect
 
 COLUMNS = {"size": "bytes", "memory": "", "seconds": "seconds"}
 ROWS = [

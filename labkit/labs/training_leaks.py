@@ -12,9 +12,9 @@ from matplotlib.ticker import MaxNLocator
 
 from gputrace import record, units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, ORANGE, SKY_BLUE, VERMILLION, Figure, byte_ticks, darker, label_ends, new_canvas
+from labkit.lab_parts.experiment import Result, Row, Run, badge
 from labkit.lab_parts.figures import finished, in_style
 from labkit.lab_parts.panel import Lab, switches
-from labkit.lab_parts.result import Result, Row, Run, badge
 
 # The lines that make a training leak, by the name of the leak. That of "retain_graph" takes the place of the backward line.
 LEAKS = {
@@ -134,7 +134,7 @@ def plot_leaky_training(result: Result, recorded: Result | None = None, predicti
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     label_ends(axes, [*labels, (result.rows[-1]["step"], guess, f"predicted: {prediction:g}", BLUE)] if guess is not None else labels)
     said = "" if prediction is None else f"Predicted: {prediction:g} MiB a step."
-    return finished(canvas, result, recorded, _proof(result), _held(result), said, _proof(recorded))
+    return finished(canvas, result, recorded, _proof, _held(result), said)
 
 
 def _finding(result: Result, kept: dict[str, float]) -> str:
@@ -148,12 +148,9 @@ def _finding(result: Result, kept: dict[str, float]) -> str:
     return f"“{most}” keeps {units.byte_text(kept[most])} a step, “{least}” {nothing}"
 
 
-def _proof(result: Result | None) -> str:
-    """The bytes a step of each training, in a sentence; a recording says that it is one."""
-    if result is None or not result.rows:
-        return ""
+def _proof(result: Result) -> str:
     told = ", ".join(f"{leak} {units.byte_text(nbytes)}" for leak, nbytes in growth(result).items())
-    return f"{f'{result.badge}: ' if result.origin else ''}kept a step: {told}."
+    return f"kept a step: {told}."
 
 
 def _held(result: Result) -> str:

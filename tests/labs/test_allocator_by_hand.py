@@ -5,7 +5,7 @@ import torch
 
 import labkit
 from labkit.labs import AllocatorByHand, AllocatorLab, plot_allocator_by_hand
-from labkit.labs.allocator import HandBlock, HandSegment, unused_stream
+from labkit.labs.allocator_by_hand import HandBlock, HandSegment, unused_stream
 
 MIB = 1 << 20
 

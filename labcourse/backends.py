@@ -1,7 +1,7 @@
-"""What stands between a submission and this machine: bubblewrap, else util-linux's unshare, else nothing but limits.
+"""The programs that isolate a submission from this machine: bubblewrap, else util-linux's unshare, else nothing but limits.
 
-Each wall is a command line to put before a Python that runs `labcourse.nursery`. Behind bubblewrap a submission sees Python, its
-packages and the kit, read-only, and of the lessons only what observes answers; one small folder of its own; no home, no network, no other
+Each backend is a command line to put before a Python that runs `labcourse.sandbox_server`. With bubblewrap a submission sees Python, its
+packages and the kit, read-only, and of the checks only what observes answers; one small folder of its own; no home, no network, no other
 process.
 """
 
@@ -24,20 +24,20 @@ SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/alternative
 HIDDEN = ("/usr/local/share/nbgrader",)  # where nbgrader keeps what a class handed in
 NOBODY = 65534  # a user that owns nothing
 PROBE_SECONDS = 20
-LESSONS = "LESSONS"  # in a command, the folder with what submissions may see of the lessons
-ROOM, SHARED = "/room", "/dev/shm"  # behind a wall that hides the disk: the working folder, and a folder for shared memory that is its own
+VISIBLE_CHECKS = "CHECKS"  # in a command, the folder with what submissions may see of the checks
+WORKING, SHARED = "/submission", "/dev/shm"  # where the disk is hidden: the working folder, and a folder for shared memory of its own
 
 
 @dataclass(frozen=True)
-class Wall:
-    """A way to keep a process in.
+class Backend:
+    """A way to isolate a process.
 
     Attributes:
         name: "bubblewrap", "unshare" or "none".
         command: what comes before Python's own command line.
-        hides_disk: are the files of this machine out of sight?
-        own_processes: is the first process behind it number 1, and can it see no other?
-        warning: what a course must know about a lesser wall, or "".
+        hides_disk: whether the files of this machine are out of sight.
+        own_processes: whether its first process is number 1, and sees no process of this machine.
+        warning: what a course must know about a weaker backend, or "".
     """
 
     name: str
@@ -46,16 +46,16 @@ class Wall:
     own_processes: bool
     warning: str = ""
 
-    def around(self, lessons: str) -> list[str]:
+    def command_with(self, checks: str) -> list[str]:
         """The command, with the folder that stands for `labkit/checks`."""
-        return [lessons if part == LESSONS else part for part in self.command]
+        return [checks if part == VISIBLE_CHECKS else part for part in self.command]
 
 
-def best(scratch_bytes: int, wanted: str | None = None) -> Wall:
-    """The strongest wall that works here, tried out. `wanted` names one, for tests and for those who know better.
+def best(scratch_bytes: int, wanted: str | None = None) -> Backend:
+    """The strongest backend that works here, tried out. `wanted` names one, for tests and for those who know better.
 
     Raises:
-        ValueError: there is no wall of that name.
+        ValueError: there is no backend of that name.
         RuntimeError: it does not work here.
     """
     makers = {"bubblewrap": _bubblewrap, "unshare": _unshare, "none": _none}
@@ -63,23 +63,23 @@ def best(scratch_bytes: int, wanted: str | None = None) -> Wall:
         raise ValueError(f"no sandbox is called {wanted!r}: choose {', '.join(makers)}")
     reasons: list[str] = []
     for name in [wanted] if wanted else makers:
-        wall = makers[name](scratch_bytes, "; ".join(reasons))
-        trouble = _tried(wall)
+        backend = makers[name](scratch_bytes, "; ".join(reasons))
+        trouble = _tried(backend)
         if not trouble:
-            return wall
+            return backend
         reasons.append(f"{name} {trouble}")
     raise RuntimeError("; ".join(reasons))
 
 
-def environment(wall: Wall, room: str) -> dict[str, str]:
-    """All that a process behind the wall has in its environment: nothing of the grader's."""
+def environment(working: str) -> dict[str, str]:
+    """The whole environment of an isolated process, nothing of the grader's. `working` is its working folder."""
     return {
         "PATH": os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin", "/bin"]),
-        "USER": "student",  # torch asks for a name, and who this is has none behind the wall
-        "HOME": room,
-        "TMPDIR": room,
-        "MPLCONFIGDIR": f"{room}/matplotlib",
-        "IPYTHONDIR": f"{room}/ipython",
+        "USER": "student",  # torch asks for a name, and this user has none in the sandbox
+        "HOME": working,
+        "TMPDIR": working,
+        "MPLCONFIGDIR": f"{working}/matplotlib",
+        "IPYTHONDIR": f"{working}/ipython",
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(str(package.parent) for package in PACKAGES)),
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -90,35 +90,38 @@ def environment(wall: Wall, room: str) -> dict[str, str]:
     }
 
 
-def _tried(wall: Wall) -> str:
+def _tried(backend: Backend) -> str:
     """Why it does not work here, or ""."""
-    if not wall.command:
+    if not backend.command:
         return ""
-    if shutil.which(wall.command[0]) is None:
+    if shutil.which(backend.command[0]) is None:
         return "is not installed"
     try:
         done = subprocess.run(
-            [*wall.around(os.fspath(CHECKS)), sys.executable, "-I", "-c", ""], capture_output=True, text=True, timeout=PROBE_SECONDS
+            [*backend.command_with(os.fspath(CHECKS)), sys.executable, "-I", "-c", ""],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not start ({error})"
     return "" if done.returncode == 0 else f"does not start ({(done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]})"
 
 
-def _bubblewrap(scratch_bytes: int, _: str) -> Wall:
+def _bubblewrap(scratch_bytes: int, _: str) -> Backend:
     command = ["bwrap", "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
     command += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "lab"]
     command += ["--dir", "/tmp"]
     for path in _visible():
         command += ["--ro-bind-try", path, path]
-    command += ["--ro-bind", LESSONS, os.fspath(CHECKS)]
+    command += ["--ro-bind", VISIBLE_CHECKS, os.fspath(CHECKS)]
     for path in filter(os.path.isdir, HIDDEN):
         command += ["--tmpfs", path]
     command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
-    for folder in (ROOM, SHARED):
+    for folder in (WORKING, SHARED):
         command += ["--size", str(scratch_bytes), "--tmpfs", folder]
-    command += ["--remount-ro", "/", "--chdir", ROOM]
-    return Wall("bubblewrap", tuple(command), hides_disk=True, own_processes=True)
+    command += ["--remount-ro", "/", "--chdir", WORKING]
+    return Backend("bubblewrap", tuple(command), hides_disk=True, own_processes=True)
 
 
 def _visible() -> list[str]:
@@ -129,9 +132,9 @@ def _visible() -> list[str]:
     return list(dict.fromkeys([*folders, os.path.realpath(sys.executable), *map(os.fspath, PACKAGES)]))
 
 
-def _unshare(_: int, reasons: str) -> Wall:
+def _unshare(_: int, reasons: str) -> Backend:
     command = ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--net", "--ipc", "--pid", "--fork", "--kill-child")
-    return Wall(
+    return Backend(
         "unshare",
         (*command, "--mount-proc"),
         hides_disk=False,
@@ -140,8 +143,8 @@ def _unshare(_: int, reasons: str) -> Wall:
     )
 
 
-def _none(_: int, reasons: str) -> Wall:
-    return Wall(
+def _none(_: int, reasons: str) -> Backend:
+    return Backend(
         "none",
         (),
         hides_disk=False,

@@ -1,0 +1,185 @@
+"""The fork server inside a sandbox: it imports what lessons need, once, and forks a copy of itself for each submission.
+
+It never runs a submission's code nor reads what a submission writes. It forks when the grader asks for it, watches how many processes
+there are and how much memory they use, kills all of them, and empties the folder they worked in, and the others that nobody else has.
+
+    python -m labcourse.sandbox_server FOLDER... FILENO        (the grader starts it; it works in the first folder)
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from labkit.processes import messages
+
+LOOK = 0.02  # seconds between looks at the processes
+PAGE = os.sysconf("SC_PAGE_SIZE")
+DUMPABLE, SUBREAPER = 4, 36  # options of prctl
+
+
+def main(*arguments: str) -> None:
+    *folders, fileno = arguments
+    os.chdir(folders[0])
+    is_first = os.getpid() == 1
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN if is_first else signal.SIG_DFL)  # a submission can send them
+    _prctl(DUMPABLE, 0)  # nor can it trace this process, or read its memory
+    _prctl(SUBREAPER, 1)
+    from labcourse import session
+
+    prepared = session.prepare()
+    gc.collect()
+    gc.freeze()
+    grader, processes = _Grader(socket.socket(fileno=int(fileno))), _Processes(is_first)
+    messages.send(grader.connection, ready=os.getpid())
+    with contextlib.suppress(EOFError):  # the grader has gone
+        while True:
+            request, fds = grader.request()
+            processes.start(request, fds, prepared, grader)
+            while processes.status is None and processes.reason is None:
+                if grader.asks_to_stop(LOOK):
+                    processes.reason = "stopped"
+                processes.look()
+            processes.kill_all()
+            clean = all([_emptied(Path(folder)) for folder in folders])
+            ended = {"status": processes.status, "reason": processes.reason, "memory": processes.peak, "clean": clean}
+            messages.send(grader.connection, **ended)
+
+
+class _Grader:
+    """The connection to the grader, which asks for a copy, and to stop it. With a request come two files for it: connection and output."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self._inbox = connection, messages.Inbox()
+        self._fds: list[int] = []
+
+    def _receive(self) -> None:
+        data, fds, _, _ = socket.recv_fds(self.connection, 1 << 16, 2)
+        if not data:
+            raise EOFError
+        self._inbox.add(data)
+        self._fds += fds
+
+    def request(self) -> tuple[dict[str, Any], list[int]]:
+        """The next one. Raises EOFError when the grader has gone."""
+        while not isinstance(message := self._inbox.take(), dict):  # "stop", for a copy that had ended by itself
+            if message is None:
+                self._receive()
+        fds, self._fds = self._fds[:2], self._fds[2:]
+        return message, fds
+
+    def asks_to_stop(self, seconds: float) -> bool:
+        """Whether it asks within that time, or goes away."""
+        if not select.select([self.connection], [], [], seconds)[0]:
+            return False
+        with contextlib.suppress(EOFError):
+            self._receive()
+            self._inbox.take()
+        return True
+
+
+class _Processes:
+    """The processes of one submission: how many, and how much more memory each has than this one.
+
+    Attributes:
+        status: the exit status of the first one, when it has ended.
+        reason: why they have to end: "memory", "processes", "stopped".
+        peak: bytes of memory at most.
+    """
+
+    def __init__(self, is_first: bool) -> None:
+        self._is_first, self._own = is_first, os.getpid()
+        self._own_memory = _resident(self._own)
+
+    def start(self, request: dict[str, Any], fds: list[int], prepared: Any, grader: _Grader) -> None:
+        from labcourse import session
+
+        self.status: int | None = None
+        self.reason: str | None = None
+        self.peak = 0
+        self._limits = request
+        self._child = os.fork()
+        if self._child == 0:
+            grader.connection.close()
+            session.serve(fds[0], fds[1], request, prepared)  # never returns
+        for fd in fds:
+            os.close(fd)
+
+    def look(self) -> None:
+        self._reap()
+        others = self._others()
+        used = sum(max(0, now - first) for pid in others for now, first in zip(_resident(pid), self._own_memory, strict=True))
+        self.peak = max(self.peak, used)
+        if used > self._limits["memory"]:
+            self.reason = "memory"
+        elif len(others) > self._limits["processes"]:
+            self.reason = "processes"
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:  # whatever was orphaned is this process's child too
+                if found[0] == self._child:
+                    self.status = os.waitstatus_to_exitcode(found[1])
+
+    def _others(self) -> list[int]:
+        """Process numbers of all but this one; of its descendants, where it shares the machine with others."""
+        if self._is_first:
+            return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != self._own]
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            return [process.pid for process in psutil.Process().children(recursive=True)]
+        return []
+
+    def kill_all(self) -> None:
+        """Kill everything but this process and wait for it."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            for pid in [-1] if self._is_first else self._others():  # -1 is all at once: what forks meanwhile is killed too
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            self._reap()
+            if not self._others():
+                return
+            time.sleep(0.001)
+        sys.exit("what a submission started cannot be ended")
+
+
+def _resident(pid: int) -> tuple[int, int]:
+    """Bytes of memory that a process has in use: its own, and mapped from files or shared. Both 0 when it has gone."""
+    try:
+        resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
+    except (OSError, ValueError):
+        return 0, 0
+    return (resident - shared) * PAGE, shared * PAGE
+
+
+def _emptied(folder: Path) -> bool:
+    """Remove all that lies in a folder. False if something stays, so that this sandbox is not used again."""
+    try:
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+    except (OSError, RecursionError):
+        return False
+    return True
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
