@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from gputrace.events import (
     ACTIVATIONS,
@@ -24,7 +25,8 @@ from gputrace.events import (
 )
 from gputrace.holders.tensors import Living, of_kind
 from gputrace.phases import Phase, phase_of
-from gputrace.replay import Segment
+from gputrace.replay import RecordedSegment
+from virtualgpu import workspaces
 
 CategoryAt = dict[tuple[int, int], int]  # the category of what lies at (device, address)
 
@@ -36,8 +38,6 @@ def held(objects: list[Any], living: Living) -> CategoryAt:
 
     `objects` is what the garbage collector tracks, or the relevant of it; `living` is what was found among them.
     """
-    import torch
-
     gradients = {id(gradient) for _, gradient, how in living.links if how == "grad"}
     buffers = {id(buffer) for module in of_kind(objects, torch.nn.Module) for buffer in vars(module).get("_buffers", {}).values()}
     optimizers = of_kind(objects, torch.optim.Optimizer)
@@ -54,14 +54,12 @@ def held(objects: list[Any], living: Living) -> CategoryAt:
 
 def workspace_sizes(capability: int) -> set[int]:
     """Bytes that cuBLAS and cuBLASLt take for a workspace on a GPU of this major compute capability."""
-    from virtualgpu import workspaces
-
     return {workspaces.cublas_bytes(capability, os.environ), workspaces.cublaslt_bytes(os.environ)} - {0}
 
 
 def categorised(
     events: Events,
-    segments: Iterable[Segment],
+    segments: Iterable[RecordedSegment],
     stacks: list[Stack],
     phases: list[Phase],
     at_start: CategoryAt,

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+
 from gputrace import units
 from gputrace.holders.references import Snapshot
 from gputrace.holders.search import UNSEEN, Holder, search
@@ -124,8 +126,6 @@ def _leak(birth: Birth, storage: DeviceStorage | None, holders: list[Holder]) ->
 
 def _allocated() -> set[tuple[int, int]]:
     """Where memory is allocated now: (device, address)."""
-    import torch
-
     if not torch.cuda.is_initialized():
         return set()
     segments = torch.cuda.memory_snapshot()

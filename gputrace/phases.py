@@ -14,6 +14,8 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gputrace.events import Events, Stack
 
@@ -67,9 +69,6 @@ def noted(note: Note) -> Iterator[None]:
 
 def _watch() -> Callable[[], None]:
     """Watch backward passes and steps; returns what ends it. PyTorch has hooks for optimizers' steps, and none for backward."""
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
     # What ends the steps of each thread and optimizer, the innermost last: a class's step may call its base class's.
     steps: dict[tuple[int, int], list[list[Callable[[], None]]]] = {}
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 
+import torch
+
 import virtualgpu
 from gputrace.attribution import with_allocators_streams, with_lines, with_phases
 from gputrace.categories import categorised, held, workspace_sizes
@@ -72,8 +74,6 @@ class _Recorder:
     """A recording under way."""
 
     def __init__(self, max_events: int, timeline: bool | None) -> None:
-        import torch
-
         virtual = virtualgpu.current() is not None
         if not virtual and not torch.cuda.is_available():
             raise RuntimeError(f"there is no GPU to record: {front_end.name()}.use(gpus=1) gives you one, real or virtual")
@@ -155,8 +155,6 @@ class _Recorder:
 
 def _out_of_memory(error: BaseException) -> str:
     """The text of an out-of-memory error, empty for another."""
-    import torch
-
     return str(error) if isinstance(error, torch.OutOfMemoryError) else ""
 
 
@@ -164,14 +162,10 @@ def _badge() -> str:
     used = virtualgpu.current()
     if used is not None:
         return used.badge
-    import torch
-
     return f"measured on {with_maker(torch.cuda.get_device_name(0))}"
 
 
 def _origin() -> dict[str, str]:
-    import torch
-
     origin = {"torch": torch.__version__, "python": platform.python_version()}
     if virtualgpu.current() is None:  # a virtual GPU's numbers do not depend on the day
         origin["date"] = datetime.date.today().isoformat()

@@ -23,7 +23,7 @@ from virtualgpu.allocator import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, Settings
 
 
 @dataclass(slots=True)
-class Block:
+class RecordedBlock:
     """A stretch of a segment, in bytes. `state` is "allocated", "pending" (freed, but another stream may use it) or "free".
 
     `birth` is the index of the event that allocated it, -1 if it was there before the recording. The trace adds `category` and
@@ -40,7 +40,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Segment:
+class RecordedSegment:
     """Memory got from the device at once, cut into blocks that lie side by side."""
 
     device: int
@@ -49,16 +49,16 @@ class Segment:
     stream: int
     small: bool
     expandable: bool
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[RecordedBlock] = field(default_factory=list)
 
 
 class Replay:
     """The memory of one device, event by event."""
 
-    def __init__(self, segments: Iterable[Segment], settings: Settings) -> None:
+    def __init__(self, segments: Iterable[RecordedSegment], settings: Settings) -> None:
         self._settings = settings
-        self._segments: dict[int, Segment] = {}  # by address; their own lists of blocks are not kept up
-        self._used: dict[int, Block] = {}  # allocated or pending, by address
+        self._segments: dict[int, RecordedSegment] = {}  # by address; their own lists of blocks are not kept up
+        self._used: dict[int, RecordedBlock] = {}  # allocated or pending, by address
         self._free: dict[int, int] = {}  # sizes of free blocks by address
         self._ends: dict[int, int] = {}  # addresses of free blocks by their end
         for segment in segments:
@@ -69,10 +69,10 @@ class Replay:
                 else:
                     self._used[block.address] = replace(block)  # it changes, and the start stays as it was
 
-    def apply(self, index: int, action: int, address: int, size: int, requested: int, stream: int, stack: int) -> Block | None:
+    def apply(self, index: int, action: int, address: int, size: int, requested: int, stream: int, stack: int) -> RecordedBlock | None:
         """Apply event `index`; returns its block. A `size` of 0 is worked out."""
         if action == ALLOC:
-            born = Block(address, self._cut(address, size, requested), requested, "allocated", index, stack)
+            born = RecordedBlock(address, self._cut(address, size, requested), requested, "allocated", index, stack)
             self._used[address] = born
             return born
         if action == FREE_REQUESTED:
@@ -88,25 +88,25 @@ class Replay:
         if action in (SEGMENT_ALLOC, SEGMENT_MAP):
             expandable = action == SEGMENT_MAP
             if not expandable:
-                self._segments[address] = Segment(-1, address, requested, stream, requested == SMALL_SEGMENT, expandable)
+                self._segments[address] = RecordedSegment(-1, address, requested, stream, requested == SMALL_SEGMENT, expandable)
             self._join(address, requested, expandable, stream)
         elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
             self._give_back(address, requested)
             self._segments.pop(address, None)
         return None
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[RecordedSegment]:
         """Segments and blocks as they are now, by address."""
-        pieces = [(address, Block(address, size, 0, "free")) for address, size in self._free.items()]
+        pieces = [(address, RecordedBlock(address, size, 0, "free")) for address, size in self._free.items()]
         pieces += self._used.items()
-        found: list[Segment] = []
+        found: list[RecordedSegment] = []
         for address, block in sorted(pieces, key=lambda piece: piece[0]):
             segment = self._segments.get(address)
             last = found[-1] if found else None
             if segment is not None:
-                found.append(Segment(segment.device, address, block.size, segment.stream, segment.small, segment.expandable))
+                found.append(RecordedSegment(segment.device, address, block.size, segment.stream, segment.small, segment.expandable))
             elif last is None or last.address + last.size != address:
-                found.append(Segment(-1, address, block.size, 0, False, True))
+                found.append(RecordedSegment(-1, address, block.size, 0, False, True))
             else:
                 last.size += block.size
             found[-1].blocks.append(block)
@@ -154,7 +154,7 @@ class Replay:
     def _begin_expandable(self, address: int, stream: int) -> None:
         """A stretch of an expandable segment begins here unless a block that is in use reaches up to it."""
         if not any(block.address + block.size == address for block in self._used.values()):
-            self._segments[address] = Segment(-1, address, 0, stream, False, True)
+            self._segments[address] = RecordedSegment(-1, address, 0, stream, False, True)
 
     def _give_back(self, address: int, size: int) -> None:
         """Take bytes from the free block that they lie in."""
@@ -168,7 +168,7 @@ class Replay:
                 return
 
 
-def complete(events: Events, segments: Iterable[Segment], settings: Settings) -> Events:
+def complete(events: Events, segments: Iterable[RecordedSegment], settings: Settings) -> Events:
     """The same events with the size of every block and the event of its birth; `segments` were there at the start."""
     replays = replays_of(segments, settings, set(events.device.tolist()))
     size, birth = events.size.copy(), events.birth.copy()
@@ -198,7 +198,7 @@ def complete_without_start(events: Events, settings: Settings) -> Events:
     return replace(events, size=size, birth=birth)
 
 
-def segments_at(events: Events, segments: Iterable[Segment], settings: Settings, count: int, device: int) -> list[Segment]:
+def segments_at(events: Events, segments: Iterable[RecordedSegment], settings: Settings, count: int, device: int) -> list[RecordedSegment]:
     """The device's segments after the first `count` events."""
     replay = replays_of(segments, settings, {device})[device]
     chosen = np.flatnonzero(events.device[:count] == device)
@@ -211,13 +211,13 @@ def segments_at(events: Events, segments: Iterable[Segment], settings: Settings,
     return found
 
 
-def replays_of(segments: Iterable[Segment], settings: Settings, devices: set[int]) -> dict[int, Replay]:
+def replays_of(segments: Iterable[RecordedSegment], settings: Settings, devices: set[int]) -> dict[int, Replay]:
     """A replay for each device."""
     listed = list(segments)
     return {device: Replay([s for s in listed if s.device == device], settings) for device in devices | {s.device for s in listed}}
 
 
-def from_snapshot(segments: Iterable[dict], stack_of: Callable[[list[dict]], int]) -> list[Segment]:
+def from_snapshot(segments: Iterable[dict], stack_of: Callable[[list[dict]], int]) -> list[RecordedSegment]:
     """Segments as `torch.cuda.memory_snapshot()` lists them."""
     states = {"active_allocated": "allocated", "active_pending_free": "pending", "active_awaiting_free": "pending"}
     found = []
@@ -226,8 +226,10 @@ def from_snapshot(segments: Iterable[dict], stack_of: Callable[[list[dict]], int
         for block in segment["blocks"]:
             state = states.get(block["state"], "free")
             stack = stack_of(block.get("frames") or []) if state != "free" else 0
-            blocks.append(Block(block.get("address", address), block["size"], block["requested_size"], state, stack=stack))
+            blocks.append(RecordedBlock(block.get("address", address), block["size"], block["requested_size"], state, stack=stack))
             address += block["size"]
         small, expandable = segment["segment_type"] == "small", segment.get("is_expandable", False)
-        found.append(Segment(segment["device"], segment["address"], segment["total_size"], segment["stream"], small, expandable, blocks))
+        found.append(
+            RecordedSegment(segment["device"], segment["address"], segment["total_size"], segment["stream"], small, expandable, blocks)
+        )
     return found

@@ -20,7 +20,7 @@ from gputrace.events import (
     Stack,
 )
 from gputrace.phases import Phase
-from gputrace.replay import Segment
+from gputrace.replay import RecordedSegment
 from gputrace.spans import COPIES, HOST, KERNEL, KIND_GROUPS, WAIT, Execution, chosen, seconds_of, seconds_of_both
 from virtualgpu.allocator import Settings
 from virtualgpu.source_lines import is_users
@@ -53,7 +53,7 @@ class TraceData:
 
     events: Events
     stacks: list[Stack]
-    start: list[Segment]
+    start: list[RecordedSegment]
     settings: Settings
     phases: list[Phase]
     used: list[tuple[float, int, int]]
@@ -186,7 +186,7 @@ class TraceData:
 
     # Blocks
 
-    def segments(self, at: str | float | int = "end", device: "Device | None" = None) -> list[Segment]:
+    def segments(self, at: str | float | int = "end", device: "Device | None" = None) -> list[RecordedSegment]:
         """The device's segments and their blocks at one moment: "start", "peak", "end", "oom" (before the last allocation that was
         refused), a time in seconds (a float), or after so many events (an int).
 

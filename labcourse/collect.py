@@ -125,7 +125,7 @@ def collect(source: Path, course: Course, students: Iterable[str] = ()) -> tuple
 
 
 def _identified(file: _File, course: Course) -> Iterator[Submission | Problem]:
-    """Whose a file is, and which lab it is for: what it says itself, else its name or its folder's, else the exercises that it checks."""
+    """The submission in a file. Its lab: what the notebook names, else its own or its folder's name, else that of its exercises."""
     student, received = _whose(file)
     if not _is_id(student):
         yield Problem(student[:100], "", "name", f"{str(file.path)[:200]!r} names no student in a way that can be used")
@@ -174,7 +174,7 @@ def _normal(name: str) -> str:
 
 
 def _is_id(name: str) -> bool:
-    """Can it be a file's name and a table's cell? Letters of any script can; what a spreadsheet would compute cannot."""
+    """Whether it can be a file's name and a table's cell: letters of any script can, what a spreadsheet would compute cannot."""
     return 0 < len(name) <= 100 and name.isprintable() and name[0] not in ".=+-@" and not re.search(r"[/\\\\<>\"|?*:]", name)
 
 
@@ -223,7 +223,7 @@ def _manifest(folder: Path) -> dict[str, str]:
 
 
 def _known_problems(folder: Path) -> list[Problem]:
-    """What an earlier `collect` found wrong, as long as nobody has put it right: the folder may have what was missing then."""
+    """The problems that an earlier `collect` found and that are still there; what was missing then may have come since."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = [Problem(**item) for item in json.loads((folder / MANIFEST).read_text())["problems"]]
         return [item for item in known if item.kind != "missing" and not (folder / item.student / f"{item.lab}.ipynb").exists()]

@@ -62,7 +62,7 @@ def add_marks(record: dict[str, Any], course: Course, written: Marks) -> dict[st
 
 
 def late_days(record: dict[str, Any], course: Course) -> int:
-    """Days begun after the due date; 0 where there is none, or nobody knows when it came."""
+    """Days begun after the due date; 0 where there is none, or the time of receipt is unknown."""
     due = course.due(record["student"], course.lab(record["lab"]))
     if due is None or not record["received"]:
         return 0

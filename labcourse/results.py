@@ -74,7 +74,7 @@ def _feedback(store: Store, lab: str, student: str) -> Path:
 
 
 def _leave_out_others(store: Store, keys: set[tuple[str, str]]) -> None:
-    """Remove what an earlier grading left of submissions that are there no more."""
+    """Remove the results of an earlier grading for submissions that no longer exist."""
     for path in (store.folder / "records").glob("*/*.json"):
         if (path.parent.name, path.stem) not in keys:
             store.remove(path.parent.name, path.stem)

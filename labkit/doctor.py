@@ -24,6 +24,7 @@ LESSONS_NEED = {
     "GPUtil": "",
     "psutil": "",
     "cloudpickle": "",
+    "jinja2": "",
     "jupyterlab": "4.2",
 }
 TESTS_NEED = ("nbval", "pytest", "hypothesis", "ruff")
@@ -120,10 +121,10 @@ def ask_torch() -> Torch | None:
         return None
     except OSError as error:  # a shared library of the package is missing or for another system
         return Torch("", "", trouble=f"PyTorch is installed but does not load: {error}")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         present = torch.cuda.is_available()
-    trouble = str(said[0].message).split("\n")[0] if said else ""
+    trouble = str(caught[0].message).split("\n")[0] if caught else ""
     devices = range(torch.cuda.device_count() if present else 0)
     architectures = torch.cuda.get_arch_list() if present else []
     return Torch(
@@ -284,7 +285,7 @@ def _gpu_rows(facts: Facts) -> list[str]:
     return _columns(rows)
 
 
-def _describe(gpu: nvidia.Reading) -> str:
+def _describe(gpu: nvidia.GPUReading) -> str:
     memory = "memory unknown" if gpu.memory is None else f"{gpu.memory / GIB:.1f} GiB"
     used = "" if gpu.used is None else f", {gpu.used / GIB:.1f} GiB used"
     busy = "" if gpu.utilization is None else f", {gpu.utilization:.0%} busy"

@@ -26,7 +26,7 @@ def copy(folder: Path = DEFAULT) -> list[str]:
     Raises OSError where the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    told = []
+    lines = []
     for source in _lessons():
         lesson, own = _without_outputs(source), folder / source.name
         if not own.exists():
@@ -35,8 +35,10 @@ def copy(folder: Path = DEFAULT) -> list[str]:
             if begun is not None and begun == _digest(json.loads(own.read_text(encoding="utf-8"))):
                 _write(lesson, own)
             else:
-                told.append(f"{own} was begun with another version of the lesson, and stays: --reset {source.name[:2]} brings the new one.")
-    return told
+                lines.append(
+                    f"{own} was begun with another version of the lesson, and stays: --reset {source.name[:2]} brings the new one."
+                )
+    return lines
 
 
 def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:

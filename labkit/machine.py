@@ -22,7 +22,7 @@ _current: "Machine | None" = None
 
 
 @dataclass(frozen=True)
-class Request:
+class MachineRequest:
     """What `use` was asked for, checked. `memory` in bytes."""
 
     gpus: int
@@ -39,7 +39,7 @@ class Machine:
     A `with` block raises RuntimeError where the machine is not in use any more, or in another block already.
     """
 
-    def __init__(self, request: Request, virtual: "VirtualGPUs | None" = None) -> None:
+    def __init__(self, request: MachineRequest, virtual: "VirtualGPUs | None" = None) -> None:
         """`virtual` are the GPUs, where they are in place already."""
         self.request = request
         self._entered = False
@@ -237,7 +237,7 @@ def current() -> Machine | None:
         _current = None  # they were taken away without us
     if _current is None and virtual is not None:
         asked = virtual.request
-        _current = Machine(Request(asked.gpus, asked.like, asked.memory, True, asked.values, asked.heeds_environment), virtual)
+        _current = Machine(MachineRequest(asked.gpus, asked.like, asked.memory, True, asked.values, asked.heeds_environment), virtual)
     return _current
 
 
@@ -302,7 +302,7 @@ def _real_source() -> tuple[str, str]:
     return f"unknown ({answer.trouble})", "CUDA"
 
 
-def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Request:
+def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> MachineRequest:
     check_count(gpus)
     for name, value, choices in (("virtual", virtual, (True, False, None)), ("values", values, (True, False))):
         if not any(value is choice for choice in choices):
@@ -321,11 +321,11 @@ def _checked(gpus: Any, like: Any, memory: Any, virtual: Any, values: Any) -> Re
             raise ValueError("like= and values= describe virtual GPUs; with virtual=False leave them out")
     if virtual and limit is not None:
         check_memory(limit)
-    return Request(gpus, like, limit, virtual, values)
+    return MachineRequest(gpus, like, limit, virtual, values)
 
 
 def _virtual_is_asked_for(like: str | None, values: bool) -> bool:
-    """Does anything but the number of GPUs ask for virtual ones?"""
+    """Whether anything but the number of GPUs asks for virtual ones."""
     return os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0") or like is not None or not values
 
 

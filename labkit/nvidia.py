@@ -19,7 +19,7 @@ TIMEOUT = 20.0  # seconds; without persistence mode a driver may take several to
 
 
 @dataclass(frozen=True)
-class Reading:
+class GPUReading:
     """One GPU as one source describes it. What the source does not know, or the driver does not tell, is None."""
 
     index: int
@@ -34,10 +34,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Answer:
-    """What `source` said: its GPUs, and in `trouble` what went wrong (empty when nothing did)."""
+    """The answer of `source`: its GPUs, and in `trouble` what went wrong (empty when nothing did)."""
 
     source: str
-    gpus: tuple[Reading, ...] = ()
+    gpus: tuple[GPUReading, ...] = ()
     trouble: str = ""
 
 
@@ -83,21 +83,21 @@ def _nvml_trouble(error: Exception) -> str:
     return plain.get(type(error).__name__, f"NVML failed: {error}")
 
 
-def _nvml_reading(nvml: types.ModuleType, index: int) -> Reading:
+def _nvml_reading(nvml: types.ModuleType, index: int) -> GPUReading:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    told = contextlib.suppress(nvml.NVMLError)  # a GPU in MIG mode, or one that shares the host's memory, leaves questions open
+    if_supported = contextlib.suppress(nvml.NVMLError)  # a GPU in MIG mode, or one that shares the host's memory, leaves questions open
     memory = used = utilization = capability = None
-    with told:
+    with if_supported:
         info = nvml.nvmlDeviceGetMemoryInfo(handle)
         memory, used = info.total, info.used
-    with told:
+    with if_supported:
         utilization = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-    with told:
+    with if_supported:
         capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     name, uuid, driver = (
         _nvml_text(answer) for answer in (nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle), nvml.nvmlSystemGetDriverVersion())
     )
-    return Reading(index, name, uuid, memory, used, utilization, driver, capability)
+    return GPUReading(index, name, uuid, memory, used, utilization, driver, capability)
 
 
 def _nvml_text(answer: str | bytes) -> str:
@@ -146,11 +146,11 @@ def _run(command: list[str], timeout: float) -> tuple[int, str]:
     return process.returncode, output
 
 
-def _smi_reading(row: list[str]) -> Reading:
+def _smi_reading(row: list[str]) -> GPUReading:
     """One line of the table. `[N/A]`, `[Not Supported]` and other words in a number's place mean None; ValueError for no such line."""
     index, name, uuid, memory, used, utilization, driver = row
     memory_mib, used_mib, percent = _number(memory), _number(used), _number(utilization)
-    return Reading(
+    return GPUReading(
         index=int(index),
         name=name,
         uuid=uuid,
@@ -222,14 +222,14 @@ def ask_gputil() -> Answer:
     return Answer("GPUtil", tuple(_gputil_reading(gpu) for gpu in found))
 
 
-def _gputil_reading(gpu: Any) -> Reading:
+def _gputil_reading(gpu: Any) -> GPUReading:
     """GPUtil speaks in MiB and gives NaN for what it cannot read."""
 
     def known(number: float) -> float | None:
         return number if number == number else None
 
     memory, used = known(gpu.memoryTotal), known(gpu.memoryUsed)
-    return Reading(
+    return GPUReading(
         index=gpu.id,
         name=gpu.name,
         uuid=gpu.uuid,

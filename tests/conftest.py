@@ -5,12 +5,18 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import settings
+
+from labkit.processes import forkserver
+from labkit.processes.supervision import processes_of
 
 # Workers share the cores, and torch's threads wait spinning: with two threads each, two workers on two cores took twice as long.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -121,3 +127,33 @@ def skip_without_gpus(items: list[pytest.Item]) -> None:
         needed = gpus_needed(*marker.args, **marker.kwargs)
         if present < needed:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} real CUDA GPU{'s' * (needed > 1)}, this machine has {present}"))
+
+
+def shared_segments() -> set[str]:
+    """POSIX shared memory, where Linux shows it."""
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def children_but_the_fork_server() -> list[psutil.Process]:
+    """This process's children and the server's: the server itself stays for the next job, unless that needs one of another kind."""
+    children = psutil.Process().children()
+    servers = [child for child in children if child.pid in (forkserver.pid(), *(process.pid for process in forkserver._retired))]
+    deadline = time.monotonic() + 5
+    while any(server.children() for server in servers) and time.monotonic() < deadline:
+        time.sleep(0.01)  # it may just be told that nobody waits for them any more
+    return [child for child in children if child not in servers] + [child for server in servers for child in server.children()]
+
+
+@pytest.fixture
+def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Fails a test that leaves a process, and with it a port, a child, a file or a shared segment. Gives the folder of temporary files."""
+    tmp_path_factory.getbasetemp()  # pytest's own temporary files lie elsewhere
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))  # the fork server outlives a test
+        children, segments = children_but_the_fork_server(), shared_segments()
+        yield folder
+        assert processes_of(folder) == [] and [child for child in children_but_the_fork_server() if child not in children] == []
+        assert list(Path(folder).iterdir()) == []
+        assert {name for name in shared_segments() - segments if name.startswith(("torch_", "nccl-"))} == set()

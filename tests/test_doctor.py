@@ -13,7 +13,7 @@ from labkit.doctor import Facts, Torch
 
 GIB = 1 << 30
 ROOT = Path(__file__).parents[1]
-H200 = nvidia.Reading(0, "NVIDIA H200", "GPU-1", 141 * GIB, 1 * GIB, 0.5, "570.1", (9, 0))
+H200 = nvidia.GPUReading(0, "NVIDIA H200", "GPU-1", 141 * GIB, 1 * GIB, 0.5, "570.1", (9, 0))
 NO_GPU = [nvidia.Answer(source, trouble="none") for source in ("NVML", "nvidia-smi", "GPUtil")]
 ONE_GPU = [nvidia.Answer(source, (H200,)) for source in ("NVML", "nvidia-smi", "GPUtil")]
 PACKAGES = {
@@ -25,6 +25,7 @@ PACKAGES = {
     "GPUtil": "1.4.0",
     "psutil": "7.2.2",
     "cloudpickle": "3.1.2",
+    "jinja2": "3.1.6",
     "jupyterlab": "4.6.6",
     "nbval": "0.11.0",
     "pytest": "9.2.0",

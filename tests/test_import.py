@@ -106,6 +106,16 @@ def test_modules_are_the_modules():
     assert labkit.labs is labs
 
 
+def test_to_ask_for_one_lab_imports_no_other():
+    code = "import labkit.labs, sys; labkit.labs.four_ways; print(sorted(name for name in sys.modules if name.startswith('labkit.labs.')))"
+    assert python(code) == "['labkit.labs.mixed_precision']"
+
+
+def test_no_lab_hides_a_public_name_of_labs():
+    """A module that was imported is an attribute of its package, and would stand in the way of a function of the same name."""
+    assert not {path.stem for path in Path(labkit.labs.__file__).parent.glob("*.py")} & set(labkit.labs.__all__)
+
+
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'labkit' has no attribute 'fly'"):
         _ = labkit.fly

@@ -49,7 +49,7 @@ def no_smi(tmp_path, monkeypatch):
 def test_smi_reads_its_table(smi):
     smi(f"printf '%s\\n' '{H200}' '1, NVIDIA H200, GPU-77aa, 143771, 1024, 0, 570.133.20'")
     first, second = nvidia.ask_nvidia_smi().gpus
-    assert first == nvidia.Reading(0, "NVIDIA H200", "GPU-5e4a", 143771 * MIB, 4 * MIB, 0.37, "570.133.20")
+    assert first == nvidia.GPUReading(0, "NVIDIA H200", "GPU-5e4a", 143771 * MIB, 4 * MIB, 0.37, "570.133.20")
     assert (second.index, second.used, second.utilization) == (1, 1024 * MIB, 0.0)
 
 
@@ -148,7 +148,7 @@ def test_nvml_reads_all(nvml):
     fake = nvml()
     answer = nvidia.ask_nvml()
     assert answer.trouble == ""
-    assert answer.gpus == (nvidia.Reading(0, "NVIDIA H200", "GPU-1", 1000 * MIB, 10 * MIB, 0.5, "570.1", (9, 0)),)
+    assert answer.gpus == (nvidia.GPUReading(0, "NVIDIA H200", "GPU-1", 1000 * MIB, 10 * MIB, 0.5, "570.1", (9, 0)),)
     assert fake.shut_down == 1
 
 
@@ -224,7 +224,7 @@ def test_gputil_works_without_distutils(smi):
 def test_gputil_reads(smi):
     smi(table(H200, GPUTIL_H200))
     (gpu,) = nvidia.ask_gputil().gpus
-    assert gpu == nvidia.Reading(0, "NVIDIA H200", "GPU-5e4a", 143771 * MIB, 4 * MIB, 0.37, "570.133.20")
+    assert gpu == nvidia.GPUReading(0, "NVIDIA H200", "GPU-5e4a", 143771 * MIB, 4 * MIB, 0.37, "570.133.20")
 
 
 def test_gputil_without_smi(no_smi):

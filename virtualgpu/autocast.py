@@ -132,10 +132,10 @@ def for_cpu_tensors(operator: Any, original: Any) -> Callable[..., Any]:
 def kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Name and kernel of every operator of the lists that the installed torch casts on CUDA."""
     makers: list[tuple[Iterable[str], Callable[[Any], Callable[..., Any]]]] = [
-        (LOWER_PRECISION, in_lower_precision),
-        (FLOAT32, in_float32),
+        (LOWER_PRECISION, casting(lambda lower, *arguments: lower)),
+        (FLOAT32, casting(lambda lower, *arguments: torch.float32)),
         (FLOAT32_RESULT, with_float32_result),
-        (PROMOTE, promoted),
+        (PROMOTE, casting(widest)),
         (APPEND_FLOAT32, with_float32_appended),
         (("binary_cross_entropy",), banned),
     ]
@@ -178,23 +178,19 @@ def cast_all(args: tuple, kwargs: dict, dtype: torch.dtype, lower: torch.dtype) 
 # One kernel an operator
 
 
-def in_lower_precision(operator: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        lower = torch.get_autocast_dtype("cuda")
-        with _guard(_key_set):
-            args, kwargs = cast_all(args, kwargs, lower, lower)
-            return operator(*args, **kwargs)
+def casting(choose: Callable[..., torch.dtype]) -> Callable[[Any], Callable[..., Any]]:
+    """What makes kernels that cast their arguments to `choose(lower, *arguments)`, where `lower` is the region's dtype."""
 
-    return kernel
+    def of(operator: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            lower = torch.get_autocast_dtype("cuda")
+            with _guard(_key_set):
+                args, kwargs = cast_all(args, kwargs, choose(lower, *args, *kwargs.values()), lower)
+                return operator(*args, **kwargs)
 
+        return kernel
 
-def in_float32(operator: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _guard(_key_set):
-            args, kwargs = cast_all(args, kwargs, torch.float32, torch.get_autocast_dtype("cuda"))
-            return operator(*args, **kwargs)
-
-    return kernel
+    return of
 
 
 def with_float32_result(operator: Any) -> Callable[..., Any]:
@@ -223,16 +219,6 @@ def with_float32_appended(operator: Any) -> Callable[..., Any]:
                 return operator(*args, **kwargs)
             rest = (kwargs.get(argument.name, argument.default_value) for argument in arguments[len(args) :])
             return wider(*args, *rest, dtype=torch.float32)
-
-    return kernel
-
-
-def promoted(operator: Any) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        lower = torch.get_autocast_dtype("cuda")
-        with _guard(_key_set):
-            args, kwargs = cast_all(args, kwargs, widest(lower, *args, *kwargs.values()), lower)
-            return operator(*args, **kwargs)
 
     return kernel
 

@@ -1,4 +1,4 @@
-"""The command `run`, of `python -m virtualgpu` and of whoever offers it too."""
+"""The command `run`, of `python -m virtualgpu` and of packages that build on it."""
 
 import argparse
 import sys

@@ -6,12 +6,10 @@ generated code checks devices argument by argument for most operators, and names
 themselves. Which operator does what stands in PyTorch's own native_functions.yaml, which comes with torch.
 """
 
-import importlib.util
-import re
 import sys
-from collections.abc import Callable, Iterator
-from functools import cache, wraps
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -89,60 +87,27 @@ def _search_for(name: str) -> str:
     return f"Search for `{name}' in {page} for more information."
 
 
+@dataclass
+class Fault:
+    """An assert that failed on a GPU at `time` (seconds on the machine's clock). `known` once the host has heard of it."""
+
+    assertion: str
+    time: float
+    known: bool = False
+
+    def surface(self) -> None:
+        """Raises AcceleratorError. The first time, what the kernel printed is printed too, without its thread's number."""
+        if not self.known:
+            self.known = True
+            print(f"device-side assertion `{self.assertion}` failed.", file=sys.stderr)
+        raise device_side_assert()
+
+
 # Devices that disagree
-
-
-@cache
-def _native_functions() -> tuple[frozenset[str], frozenset[str]]:
-    """Names with overload of the operators that check devices by themselves, and of those whose kernels are structured."""
-    package = importlib.util.find_spec("torchgen")
-    text = "" if package is None else (Path(package.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
-    by_themselves, structured = set(), set()
-    for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
-        name = entry[: entry.index("(")]
-        if "device_check: NoCheck" in entry:
-            by_themselves.add(name)
-        if re.search(r"^  structured(_delegate)?: ", entry, flags=re.MULTILINE):
-            structured.add(name)
-    return frozenset(by_themselves), frozenset(structured)
-
-
-def _arguments(func: Any, args: tuple, kwargs: dict) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor among the arguments, with the argument's name, in the order of the schema."""
-    for position, argument in enumerate(func._schema.arguments):
-        value = args[position] if position < len(args) and not argument.kwarg_only else kwargs.get(argument.name)
-        for x in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(x, torch.Tensor):
-                yield argument.name, x
 
 
 class DifferentDevicesError(RuntimeError):
     """Arguments on several devices, before anybody has looked at which operator has them."""
-
-
-def different_devices(args: tuple, kwargs: dict) -> DifferentDevicesError:
-    """The plain error; `of_operator` names the argument where CUDA does."""
-    given = [("", x) for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    return DifferentDevicesError(at_least_two(given))
-
-
-def of_operator(func: Any, args: tuple, kwargs: dict) -> RuntimeError:
-    """CUDA's error of this operator for arguments on several devices."""
-    name = func._schema.name.removeprefix("aten::")
-    given = list(_arguments(func, args, kwargs))
-    special = _OWN_WORDS.get(name)
-    words = special(given) if special is not None else None
-    if words is not None:
-        return RuntimeError(words)
-    # The CPU's operator stands for another one of CUDA's, whose arguments have other names.
-    name, renamed = _CUDA_OPERATOR.get(name, (name, {}))
-    overload = func._schema.overload_name
-    whole = f"{name}.{overload}" if overload else name
-    by_themselves, structured = _native_functions()
-    if whole in by_themselves or name in renamed or not by_themselves:
-        return RuntimeError(at_least_two(given))
-    method = f"wrapper_CUDA_{name}{'_' + overload if overload else ''}" if whole in structured else f"wrapper_CUDA_{overload}_{name}"
-    return RuntimeError(argument_differs([(renamed.get(argument, argument), x) for argument, x in given], method))
 
 
 def at_least_two(given: list[tuple[str, torch.Tensor]]) -> str:
@@ -169,82 +134,7 @@ def argument_differs(given: list[tuple[str, torch.Tensor]], method: str) -> str:
     )
 
 
-_CUDA_OPERATOR: dict[str, tuple[str, dict[str, str]]] = {
-    "embedding": ("index_select", {"weight": "self", "indices": "index"}),
-    "stack": ("cat", {}),
-    "_native_batch_norm_legit": ("native_batch_norm", {}),
-    "convolution": ("_slow_conv2d_forward", {"input": "self"}),
-}
-
-
-def _convolution(given: list[tuple[str, torch.Tensor]]) -> str | None:
-    found = dict(given)
-    image = found["input"]
-    if not image.is_cuda:
-        return argument_differs([("self", image), *given[1:]], "wrapper_CUDA___slow_conv2d_forward")
-    argument = next(name for name in ("weight", "bias") if name in found and found[name].device != image.device)
-    if found[argument].is_cuda:
-        return None
-    return f"Input type ({image.type()}) and {argument} type ({found[argument].type()}) should be the same"
-
-
-def _index(given: list[tuple[str, torch.Tensor]]) -> str | None:
-    device = given[0][1].device
-    wrong = any(name == "indices" and x.is_cuda and x.device != device for name, x in given)
-    return f"indices should be either on cpu or on the same device as the indexed tensor ({device})" if wrong else None
-
-
-def _mask(given: list[tuple[str, torch.Tensor]]) -> str | None:
-    own, mask = given[0][1].device, given[1][1].device
-    return f"expected self and mask to be on the same device, but got mask on {mask} and self on {own}" if own != mask else None
-
-
-def _attention(given: list[tuple[str, torch.Tensor]]) -> str | None:
-    query, key, value = (x.device for _, x in given[:3])
-    return (
-        "Expected query, key, and value to have the same device type, but got "
-        f"query.device: {query} key.device: {key} and value.device: {value} instead."
-    )
-
-
-_OWN_WORDS: dict[str, Callable[[list[tuple[str, torch.Tensor]]], str | None]] = {
-    "convolution": _convolution,
-    "index": _index,
-    "index_put": _index,
-    "index_put_": _index,
-    "_index_put_impl_": _index,
-    "masked_fill": _mask,
-    "masked_fill_": _mask,
-}
-
-
-def check_recurrent(args: tuple, kwargs: dict) -> None:
-    """`lstm`, `gru` and the plain ones: the weights, their third argument, must be where the input is. Raises RuntimeError otherwise."""
-    for weight in args[2]:
-        if weight.device != args[0].device:
-            raise RuntimeError(
-                "Input and parameter tensors are not at the same device, "
-                f"found input tensor at {args[0].device} and parameter tensor at {weight.device}"
-            )
-
-
-def check_attention(args: tuple, kwargs: dict) -> None:
-    """`scaled_dot_product_attention`: raises RuntimeError unless query, key and value are on one device."""
-    given = [("", x) for x in args[:3]]
-    if len({x.device for _, x in given}) > 1:
-        raise RuntimeError(_attention(given))
-
-
-# Composite operators that look at devices before they take themselves apart.
-CHECKS: dict[str, Callable[[tuple, dict], None]] = {
-    **dict.fromkeys(("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"), check_recurrent),
-    "scaled_dot_product_attention": check_attention,
-}
-
-
 # Kernels that CUDA lacks
-
-_UNIMPLEMENTED = re.compile(r'^"(\w+)" not implemented for')
 
 
 def _class_of_unimplemented() -> type[RuntimeError]:
@@ -257,25 +147,6 @@ def _class_of_unimplemented() -> type[RuntimeError]:
 
 
 _Unimplemented = _class_of_unimplemented()
-# What CUDA calls its kernel for an operator, where the CPU has one of another name.
-KERNEL_NAMES = {
-    "_softmax": "host_softmax",
-    "_log_softmax": "host_softmax",
-    "linalg_cholesky_ex": "cholesky_cusolver",
-    "cholesky": "cholesky_cusolver",
-}
-
-
-def as_on_cuda(func: Any, error: RuntimeError) -> RuntimeError:
-    """The error of a CPU kernel, in the words of CUDA's."""
-    name = func._schema.name.removeprefix("aten::")
-    words = str(error)
-    found = _UNIMPLEMENTED.match(words)
-    if found and name in KERNEL_NAMES:
-        return type(error)(words.replace(found[1], KERNEL_NAMES[name], 1))
-    if words.startswith("expected m1 and m2 to have the same dtype"):
-        return type(error)(words.replace("m1 and m2", "mat1 and mat2", 1))
-    return error
 
 
 def not_implemented(kernel: str, dtype: torch.dtype) -> RuntimeError:
@@ -286,12 +157,6 @@ def not_implemented(kernel: str, dtype: torch.dtype) -> RuntimeError:
 def scalar_name(dtype: torch.dtype) -> str:
     """PyTorch's C++ name of a type: "Long" for int64."""
     return torch.empty(0, dtype=dtype, device="meta").type().rpartition(".")[2].removesuffix("Tensor")
-
-
-def require_floating_convolution(dtype: torch.dtype) -> None:
-    """cuDNN convolves no integers: raises RuntimeError for them."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {scalar_name(dtype)}")
 
 
 # Gradients

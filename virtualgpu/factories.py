@@ -1,4 +1,4 @@
-"""How tensors come to be on a virtual GPU: two kernels of the CUDA dispatch key, and the few makers that ask C++ for more."""
+"""Functions that make tensors on a virtual GPU: two kernels of the CUDA dispatch key, and replacements where C++ does more than these."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any
     yield torch.nested, {name: on_the_cpu_only(f"torch.nested.{name}", getattr(torch.nested, name)) for name in names}
 
 
-# The CUDA dispatch key: all factories end in these two, in any thread
+# The CUDA dispatch key: all factories call these two, in any thread
 
 
 def cuda_empty(
@@ -179,7 +179,7 @@ class _AnyDevice(type):
 
 
 class Device(metaclass=_AnyDevice):
-    """What `torch.device` names while a machine is in place: C++ understands a bare number only where it was built with CUDA."""
+    """Replaces `torch.device`: C++ understands a bare number only where it was built with CUDA."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and type(args[0]) is int:
@@ -191,7 +191,7 @@ class Device(metaclass=_AnyDevice):
 
 
 class _LegacyType(type):
-    """`torch.cuda.FloatTensor` and its like: called, they make tensors; asked, they know their own."""
+    """The type of `torch.cuda.FloatTensor` and others: calls make tensors, and `isinstance` works."""
 
     dtype: torch.dtype
     is_cuda = True
@@ -211,7 +211,7 @@ class _LegacyType(type):
 
 
 def set_default_tensor_type(kind: Any) -> None:
-    """`torch._C._set_default_tensor_type`: C++ knows the CPU's types alone."""
+    """`torch._C._set_default_tensor_type`: C++ takes CPU types only."""
     if isinstance(kind, _LegacyType):
         raise unsupported('a CUDA type in torch.set_default_tensor_type (torch.set_default_device("cuda") takes its place)')
     _set_default_tensor_type(kind)

@@ -63,7 +63,7 @@ class VirtualGenerator(_Generator):
         return torch.frombuffer(bytearray(_STATE.pack(self._seed, self._offset)), dtype=torch.uint8)
 
     def set_state(self, state: torch.Tensor) -> "VirtualGenerator":
-        """Take the state that `get_state` gave. The seed's 8 bytes alone stand for its beginning."""
+        """Take the state that `get_state` gave. The seed's 8 bytes without an offset mean offset 0."""
         if not isinstance(state, torch.Tensor):
             raise TypeError(f"expected a torch.ByteTensor, but got {type(state).__name__}")
         if state.dtype is not torch.uint8 or state.device.type != "cpu" or not state.is_contiguous():

@@ -4,9 +4,8 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,11 +21,6 @@ from virtualgpu.selected import Selected
 from virtualgpu.streams.sync_debug import SyncDebug
 from virtualgpu.threads.scheduler import Scheduler
 
-if TYPE_CHECKING:
-    from virtualgpu.ops.faults import Fault
-    from virtualgpu.streams.accesses import Place
-    from virtualgpu.streams.order import Order
-
 NUMBER_BYTES = 8  # of one number: kept even with values=False, so that a script can read what it counts
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
 
@@ -37,7 +31,7 @@ class Memory:
     `kept` is the number of bytes of values on the host, None for a storage without values.
     """
 
-    __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "place", "storage", "written")
+    __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "storage", "touched", "written")
 
     def __init__(self, gpu: "Gpu", block: Block | None, kept: int | None) -> None:
         self.gpu = gpu
@@ -46,16 +40,16 @@ class Memory:
         self.kept = kept
         self.export: ExportedBlock | None = None  # to other processes
         self.storage: weakref.ref[torch.UntypedStorage] | None = None  # where the garbage collector does not tell of it
-        self.place: Place | None = None  # who has touched it, once that is watched (virtualgpu.streams.order)
+        self.touched: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
         # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
-        self.written = gpu.default_stream.count + 1 if watcher is None else 0
+        self.written = 0 if gpu.machine.several_streams else gpu.default_stream.count + 1
         gpu.machine.keep(kept)
 
     def __del__(self) -> None:
         self.gpu.machine.keep(self.kept, -1)
         if self.block is not None:
-            if self.place is not None and watcher is not None:
-                watcher.freed(self)
+            if self.touched is not None and self.gpu.machine.several_streams:
+                self.gpu.machine.races.freed(self)
             if self.export is not None:
                 self.gpu.machine.pending_frees.add(self.gpu.allocator, self.block, self.export)
             else:
@@ -110,9 +104,9 @@ class Gpu:
         )
         self.next_stream = {0: 0, -1: 0}  # by priority
         self.passed_on: bool | None = None  # in a broadcast: have the bytes been sent once?
-        self.fault: Fault | None = None  # the device-side assert that stopped it
+        self.fault: errors.Fault | None = None  # the device-side assert that stopped it
         self.generator: Any = None  # set by virtualgpu.install
-        self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (virtualgpu.ops.registry)
+        self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (virtualgpu.ops.blas)
 
     @property
     def stream(self) -> StreamTime:
@@ -121,7 +115,7 @@ class Gpu:
 
     def pool_stream(self, priority: int) -> StreamTime:
         """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
-        watch(self.machine.order)  # with one stream a program cannot race
+        self.machine.several_streams = True
         high = -1 if priority < 0 else 0
         number = self.next_stream[high]
         self.next_stream[high] = (number + 1) % POOL_STREAMS
@@ -184,7 +178,7 @@ class Gpu:
         around: float = 0.0,
         name: str = "kernel",
     ) -> None:
-        """Queue a kernel, which does what `kernels.Work` says, on the calling thread's current stream; `name` is the operator's."""
+        """Queue a kernel, which does what `ops.call.Work` says, on the calling thread's current stream; `name` is the operator's."""
         if self.fault is not None:
             self.notice()
         profile, machine = self.profile, self.machine
@@ -279,6 +273,8 @@ class Machine:
         self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
         self.gpus = [Gpu(self, index) for index in range(count)]
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
+        self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
+        self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
         self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see `streams.backward`
 
     def handing_over(self) -> float:
@@ -293,13 +289,6 @@ class Machine:
         """What takes host time, or memory, begins here: where there are other threads, the caller waits for its turn."""
         if self.scheduler.several:
             self.scheduler.take_turn()
-
-    @cached_property
-    def order(self) -> "Order":
-        """Who finds races."""
-        from virtualgpu.streams.order import Order  # it needs tensors, which need this module
-
-        return Order(self)
 
     @property
     def current(self) -> Gpu:
@@ -378,7 +367,6 @@ class Machine:
 
 
 _in_place: Machine | None = None
-watcher: "Order | None" = None  # who looks at every operator, once the machine in place has several streams
 
 
 def _mark_forked() -> None:
@@ -393,14 +381,10 @@ os.register_at_fork(after_in_child=_mark_forked)
 
 def put_in_place(machine: Machine | None) -> None:
     """Make this the machine that "cuda" means."""
-    global _in_place, watcher
-    _in_place, watcher = machine, None
-
-
-def watch(order: "Order") -> None:
-    """From now on `order` looks at every operator."""
-    global watcher
-    watcher = order
+    global _in_place
+    if _in_place is not None:
+        _in_place.several_streams = False  # what is freed from now on races with nothing
+    _in_place = machine
 
 
 def machine() -> Machine:

@@ -13,12 +13,12 @@ import torch.accelerator
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 
-from virtualgpu import autocast, comm, errors, factories, generators, hardware, moves, refusals, torchscript
+from virtualgpu import autocast, comm, factories, generators, hardware, moves, refusals, torchscript
 from virtualgpu.driver import cuda, nvml, smi
 from virtualgpu.hardware import Machine
 from virtualgpu.host import pinned, python_costs
 from virtualgpu.host.cpu_operators import HostOperators
-from virtualgpu.ops import recurrent, registry
+from virtualgpu.ops import call, recurrent
 from virtualgpu.processes import sharing, usage_table
 from virtualgpu.streams import backward, cuda_streams
 from virtualgpu.tensor import VirtualTensor, tensors
@@ -59,7 +59,7 @@ class Installation:
 
     def remove(self) -> None:
         """Take the machine away. What still lies on its GPUs raises an error when it is used."""
-        self.machine.order.end()
+        self.machine.races.end()
         self.machine.alive = False
         self.machine.scheduler.close()
         autocast.remove()
@@ -111,8 +111,8 @@ class Installation:
             self._library.impl("empty.memory_format", factories.cuda_empty, "CUDA")
             self._library.impl("empty_strided", factories.cuda_empty_strided, "CUDA")
             autocast.register(self._library)
-            for name in errors.CHECKS.keys() | registry.COMPOSITES.keys():
-                kernel = _above_autograd(name, registry.COMPOSITES.get(name))
+            for name in call.CHECKS.keys() | call.COMPOSITES.keys():
+                kernel = _above_autograd(name, call.COMPOSITES.get(name))
                 for key in ("AutogradCPU", "CPU"):
                     self._library.impl(name, kernel, key)
 
@@ -133,7 +133,7 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
     """The kernel of a composite operator: as on CUDA if a device tensor is among the arguments, PyTorch's own otherwise."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    check = errors.CHECKS.get(name)
+    check = call.CHECKS.get(name)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if any(type(x) is VirtualTensor for x in tensors(args)):
@@ -141,6 +141,6 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
                 check(args, kwargs)
             if function is not None:
                 return function(*args, **kwargs)
-        return registry.made_of(operator, *args, **kwargs)
+        return call.made_of(operator, *args, **kwargs)
 
     return kernel

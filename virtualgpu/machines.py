@@ -74,7 +74,7 @@ class VirtualGPUs:
 
     def races(self) -> "list[Race]":
         """The races found so far, each pair of lines once."""
-        return list(self.machine.order.races)
+        return list(self.machine.races.races)
 
     @contextmanager
     def without_values(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from virtualgpu import errors, hardware
 from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.copies import move
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values, place
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, allocate_on, empty_without_values
 
 _to = torch.Tensor.to
 _data: Any = torch.Tensor.data
@@ -136,9 +136,9 @@ def read_on_host(read: Any) -> Any:
     """`Tensor.numpy` or `tolist` of a tensor on the host, into which a copy may be under way."""
 
     def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        order = hardware.machine().order
-        if order.host_copies:
-            order.host_reads(self, read.__name__)
+        races = hardware.machine().races
+        if races.host_copies:
+            races.host_reads(self, read.__name__)
         return read(self, *args, **kwargs)
 
     return checked
@@ -152,7 +152,7 @@ def get_data(self: torch.Tensor) -> torch.Tensor:
 
 
 class Attribute(property):
-    """torch looks up whose attribute a getter is, and its name, as C's attributes tell them."""
+    """A property with the owner and the name that torch looks up on attributes made in C."""
 
     __objclass__ = torch._C.TensorBase
 
@@ -282,7 +282,7 @@ def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
     torch.serialization._validate_device(location, "cuda")
     gpu = hardware.machine().gpu(location)
     assert gpu is not None
-    place(storage, gpu)
+    allocate_on(gpu, storage)
     return storage
 
 

@@ -2,12 +2,11 @@
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from virtualgpu.clock.machine_clock import StreamTime
 
-if TYPE_CHECKING:
-    from virtualgpu.hardware import Gpu, Memory
+GpuOrNone = Any  # a Gpu of virtualgpu.hardware, which stands on this module
 
 
 class Selected(threading.local):
@@ -16,19 +15,19 @@ class Selected(threading.local):
     def __init__(self) -> None:
         self.device = 0
         self.streams: dict[int, StreamTime] = {}
-        self.gpu: Gpu | None = None  # where the last operator on a device tensor ran,
+        self.gpu: GpuOrNone = None  # where the last operator on a device tensor ran,
         self.call: tuple | None = None  # and which call it belonged to: see virtualgpu.host.cpu_operators
         self.waiting: tuple | None = None  # the call for which C++ made tensors on the CPU
         self.task = -1  # the backward under way,
-        self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
-        self.root: Gpu | None = None  # where the next backward starts
+        self.places: set[GpuOrNone] = set()  # and where its operators ran so far; None stands for the CPU
+        self.root: GpuOrNone = None  # where the next backward starts
         self.untimed = False  # a thread whose work takes none of the host's time
         self.nodes = 0  # nodes of autograd that this thread has made so far
         self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return
         self.watched = False  # an operator is running whose memory is watched: those that it is made of are not
-        self.product: Callable[[], Memory | None] | None = None  # what the last matrix product was written to
+        self.product: Callable[[], Any] | None = None  # what the last matrix product was written to
 
-    def visit(self, task: int, *places: "Gpu | None") -> None:
+    def visit(self, task: int, *places: GpuOrNone) -> None:
         """Note that the backward `task` has operators in these places."""
         if self.task != task:
             self.task, self.places = task, set() if self.root is None else {self.root}

@@ -8,7 +8,7 @@ the block of the allocator, which goes back when the storage dies.
 import ctypes
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 _storage_of = torch.Tensor.untyped_storage
 _empty_strided = torch.empty_strided
-HANDLERS: dict[Any, Callable[[Any, tuple, dict], Any]] = {}  # filled by `dispatch.handler`, an operator at its first call
 
 
 class VirtualStorage(torch.UntypedStorage):
@@ -34,7 +33,7 @@ class VirtualStorage(torch.UntypedStorage):
             return super().__new__(cls, *args, **kwargs)
         storage = torch.UntypedStorage(args[0])
         if (gpu := hardware.machine().gpu(device)) is not None:
-            place(storage, gpu)
+            allocate_on(gpu, storage)
         return storage
 
     @property
@@ -60,7 +59,7 @@ class VirtualStorage(torch.UntypedStorage):
     def resize_(self, nbytes: int) -> "VirtualStorage":
         require_values(self.memory)
         if nbytes:
-            require_room(self, nbytes + self.nbytes())  # to shrink, C++ takes new memory too
+            require_within_capacity(self, nbytes + self.nbytes())  # to shrink, C++ takes new memory too
         gpu = self.memory.gpu
         super().resize_(nbytes)
         self.memory = Memory(gpu, gpu.allocate(nbytes), nbytes)
@@ -72,26 +71,10 @@ class VirtualStorage(torch.UntypedStorage):
 
 
 class VirtualTensor(torch.Tensor):
-    """A tensor on a virtual GPU."""
+    """A tensor on a virtual GPU. `virtualgpu.ops.dispatch` gives the class its `__torch_dispatch__`."""
 
     _gpu: Gpu
     __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        handler = HANDLERS.get(func)
-        if handler is None:
-            from virtualgpu.ops import dispatch  # it needs this module, and is needed from the first operator on
-
-            handler = HANDLERS[func] = dispatch.handler(func)
-        try:
-            if hardware.watcher is not None:
-                return hardware.watcher.run(handler, func, args, kwargs or {})
-            return handler(func, args, kwargs or {})
-        except (IndexError, RuntimeError) as error:
-            from virtualgpu.ops import faults
-
-            return faults.survive(func, args, kwargs or {}, error)
 
     @property
     def device(self) -> torch.device:
@@ -244,7 +227,7 @@ def require_values(memory: Memory) -> None:
         )
 
 
-def require_room(storage: VirtualStorage, nbytes: int) -> None:
+def require_within_capacity(storage: VirtualStorage, nbytes: int) -> None:
     """Raises NotImplementedError if a storage would have to grow that was sent to another process: C++ ends the process there."""
     if storage.memory.export is not None and nbytes > storage.nbytes():
         raise unsupported("resizing a tensor that was sent to another process")
@@ -255,12 +238,12 @@ def memory_of(tensor: torch.Tensor) -> Memory:
 
 
 def mark_written(tensor: torch.Tensor) -> None:
-    """The last piece of work on the default stream of the tensor's GPU has written into it. Said as long as nobody watches."""
+    """The last piece of work on the default stream of the tensor's GPU has written into it. Noted as long as the GPU has one stream."""
     memory = memory_of(tensor)
     memory.written = memory.gpu.default_stream.count
 
 
-def place(storage: torch.UntypedStorage, gpu: Gpu, kept: bool = True, allocated: bool = True) -> Memory:
+def allocate_on(gpu: Gpu, storage: torch.UntypedStorage, kept: bool = True, allocated: bool = True) -> Memory:
     """Hang a new block of the GPU's memory on a storage."""
     nbytes = storage.nbytes()
     memory = Memory(gpu, gpu.allocate(nbytes) if allocated else None, nbytes if kept else None)
@@ -309,7 +292,7 @@ def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
         storage = _storage_of(plain)
         memory = storage.__dict__.get("memory")
         if memory is None:
-            place(storage, gpu)
+            allocate_on(gpu, storage)
         else:
             gpu = memory.gpu
     tensor = _make_subclass(VirtualTensor, plain)
@@ -319,7 +302,7 @@ def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
 
 def stand_in(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
     """The virtual tensor over a plain one of whose memory the GPU's allocator knows nothing."""
-    place(_storage_of(plain), gpu, allocated=False)
+    allocate_on(gpu, _storage_of(plain), allocated=False)
     return wrap(plain, gpu)
 
 

@@ -1,6 +1,6 @@
-"""TorchScript on virtual GPUs: C++ runs it on tensors that it takes for the CPU's, so what moves or loads there is done from Python.
+"""TorchScript on virtual GPUs: C++ runs it on tensors that it takes for the CPU's, so moving and loading is done from Python.
 
-Inside a script `x.device` says cpu, for nobody else is asked.
+Inside a script `x.device` is cpu.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.jit.trace` and `trace_module`, on the CPU alone: what the virtual GPU asks a tensor would land in the graph."""
+    """`torch.jit.trace` and `trace_module`, on the CPU only: the virtual GPU's own calls on a tensor would be recorded in the graph."""
 
     @wraps(trace)
     def traced(module: Any, *args: Any, **kwargs: Any) -> Any:

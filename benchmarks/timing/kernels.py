@@ -1,4 +1,4 @@
-"""What single operators take on a real GPU, at several shapes: what the rules of virtualgpu/ops/kernels.py and products.py are read off.
+"""What single operators take on a real GPU, at several shapes: what the rules of device time in virtualgpu/ops are read off.
 
 usage: python benchmarks/timing/kernels.py OUT.json      on a CUDA GPU, or under `labkit run --virtual-time --no-values`
 

@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from gputrace.replay import Segment
+from gputrace.replay import RecordedSegment
 
 NARROW = 1 / 120  # of a line: blocks that are narrower are hard to see
 SPACE = 1 / 200  # of a line, between two segments
@@ -17,7 +17,7 @@ SHORT = 1 / 128  # of a line: segments that are shorter are hard to see
 class Piece:
     """The part of a segment in one line: its bytes from `begin` to `end`, drawn `x` bytes from the line's start."""
 
-    segment: Segment
+    segment: RecordedSegment
     begin: int
     end: int
     x: int
@@ -32,7 +32,7 @@ class Page:
 
     width: int
     groups: list[list[Line]]
-    left_out: list[Segment] = field(default_factory=list)
+    left_out: list[RecordedSegment] = field(default_factory=list)
 
     @property
     def height(self) -> float:
@@ -41,7 +41,7 @@ class Page:
         return sum(shown) + GAP * (len(shown) - 1)
 
 
-def lay_out(groups: list[list[Segment]], most: float) -> Page:
+def lay_out(groups: list[list[RecordedSegment]], most: float) -> Page:
     """Lay groups of segments, one or more, out in at most `most` lines with their gaps, as many bytes long as the segments need.
 
     Each segment has a line of its own if there are lines enough; one whose blocks would be too narrow to see goes on in the next
@@ -66,11 +66,11 @@ def lay_out(groups: list[list[Segment]], most: float) -> Page:
     return page
 
 
-def _page(groups: list[list[Segment]], width: int, shared: bool) -> Page:
+def _page(groups: list[list[RecordedSegment]], width: int, shared: bool) -> Page:
     return Page(width, [_lines(group, width, shared) for group in groups])
 
 
-def _lines(segments: list[Segment], width: int, shared: bool) -> list[Line]:
+def _lines(segments: list[RecordedSegment], width: int, shared: bool) -> list[Line]:
     lines: list[Line] = []
     x = width  # where the last line ends
     for segment in segments:
@@ -88,14 +88,14 @@ def _lines(segments: list[Segment], width: int, shared: bool) -> list[Line]:
     return lines
 
 
-def _usual_block(segments: list[Segment]) -> int:
+def _usual_block(segments: list[RecordedSegment]) -> int:
     """The size of the block in which the middle byte lies, when blocks are sorted by size."""
     sizes = sorted(block.size for segment in segments for block in segment.blocks)
     sums = list(accumulate(sizes))
     return sizes[int(np.searchsorted(sums, sums[-1] / 2))]
 
 
-def _without_smallest(groups: list[list[Segment]], width: int, most: float) -> Page:
+def _without_smallest(groups: list[list[RecordedSegment]], width: int, most: float) -> Page:
     """The page with as many of the largest segments as fit: first one of each group, then the others."""
     first = [group[0] for group in groups]
     others = [segment for group in groups for segment in group[1:]]
@@ -113,6 +113,6 @@ def _without_smallest(groups: list[list[Segment]], width: int, most: float) -> P
     return page
 
 
-def _only(groups: list[list[Segment]], chosen: list[Segment], width: int) -> Page:
+def _only(groups: list[list[RecordedSegment]], chosen: list[RecordedSegment], width: int) -> Page:
     kept = {id(segment) for segment in chosen}
     return _page([[segment for segment in group if id(segment) in kept] for group in groups], width, True)

@@ -29,7 +29,7 @@ from gputrace.figures.figure import (
     words,
 )
 from gputrace.figures.layout import GAP, Page, Piece, lay_out
-from gputrace.replay import Block, Segment
+from gputrace.replay import RecordedBlock, RecordedSegment
 
 if TYPE_CHECKING:
     from gputrace.trace_data import Device, TraceData
@@ -50,7 +50,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 
 Box = tuple[float, float, float, int]  # left and right in bytes, top in lines, and the bytes of the whole
-Group = tuple[str, list[Segment]]  # its name and its segments
+Group = tuple[str, list[RecordedSegment]]  # its name and its segments
 
 
 def segment_map(trace: "TraceData", at: str | float | int = "peak", device: "Device | None" = None) -> Figure:
@@ -85,7 +85,7 @@ def segment_map(trace: "TraceData", at: str | float | int = "peak", device: "Dev
 # What it finds
 
 
-def _finding(trace: "TraceData", at: Any, device: int, segments: list[Segment]) -> str:
+def _finding(trace: "TraceData", at: Any, device: int, segments: list[RecordedSegment]) -> str:
     where = f" on cuda:{device}" if len(trace.devices) > 1 else ""
     moment = _moment(at)
     if not segments:
@@ -113,11 +113,11 @@ def _just_refused(trace: "TraceData", count: int, device: int) -> int:
     return next((int(trace.events.requested[event]) for event in neighbours if trace.events.action[event] == OOM), 0)
 
 
-def _sizes(segments: list[Segment], state: str) -> list[int]:
+def _sizes(segments: list[RecordedSegment], state: str) -> list[int]:
     return [block.size for segment in segments for block in segment.blocks if block.state == state]
 
 
-def _proof(trace: "TraceData", device: int, segments: list[Segment]) -> list[str]:
+def _proof(trace: "TraceData", device: int, segments: list[RecordedSegment]) -> list[str]:
     """The numbers as sentences."""
     if not segments:
         return []
@@ -137,17 +137,17 @@ def _proof(trace: "TraceData", device: int, segments: list[Segment]) -> list[str
     return [*sentences, f"In use: {kinds or 'nothing'}{pending}"]
 
 
-def _counted(segments: list[Segment]) -> str:
+def _counted(segments: list[RecordedSegment]) -> str:
     return f"{len(segments)} segment{'s' * (len(segments) != 1)}"
 
 
 # How it is drawn
 
 
-def _groups(trace: "TraceData", device: int, segments: list[Segment], small: bool) -> list[Group]:
+def _groups(trace: "TraceData", device: int, segments: list[RecordedSegment], small: bool) -> list[Group]:
     """The small or the other segments, stream by stream."""
     names = trace.stream_names(device)
-    found: dict[tuple, list[Segment]] = defaultdict(list)
+    found: dict[tuple, list[RecordedSegment]] = defaultdict(list)
     for segment in segments:
         kind = "expandable" if segment.expandable else "small" if segment.small else "large"
         if (kind == "small") == small:
@@ -168,7 +168,7 @@ def _pages(pools: list[list[Group]]) -> list[Page]:
     return pages
 
 
-def _kind(block: Block) -> str:
+def _kind(block: RecordedBlock) -> str:
     return {"free": FREE, "pending": PENDING}.get(block.state, CATEGORIES[block.category])
 
 
@@ -247,7 +247,7 @@ def _caption(pages: list[Page]) -> str:
     return "bytes; a segment goes on in the next line" if wraps else "bytes"
 
 
-def _add_legend(canvas: Canvas, segments: list[Segment], y: float) -> None:
+def _add_legend(canvas: Canvas, segments: list[RecordedSegment], y: float) -> None:
     """Two rows below the axes, with what occurs."""
     there = {_kind(block) for segment in segments for block in segment.blocks}
     entries = [Patch(**LOOKS[kind], label=kind) for kind in LOOKS if kind in there]

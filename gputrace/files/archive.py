@@ -14,7 +14,7 @@ import numpy as np
 
 from gputrace.events import Events, SourceLine
 from gputrace.phases import Phase
-from gputrace.replay import Block, Segment
+from gputrace.replay import RecordedBlock, RecordedSegment
 from gputrace.spans import SPAN_COLUMNS, WAIT_COLUMNS, Execution, RacingSpan, RecordedRace, Spans, Waits
 from virtualgpu.allocator import Settings
 
@@ -67,7 +67,9 @@ def read(path: str | Path) -> dict[str, Any]:
         "execution": execution,
         "census": None,  # its tensors lived in another process
         "stacks": [tuple(SourceLine(*line) for line in stack) for stack in header["stacks"]],
-        "start": [Segment(**{**segment, "blocks": [Block(**block) for block in segment["blocks"]]}) for segment in header["start"]],
+        "start": [
+            RecordedSegment(**{**segment, "blocks": [RecordedBlock(**block) for block in segment["blocks"]]}) for segment in header["start"]
+        ],
         "settings": Settings(**{**header["settings"], "divisions": tuple(header["settings"]["divisions"])}),
         "phases": [Phase(**phase) for phase in header["phases"]],
     }

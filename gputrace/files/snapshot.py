@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from gputrace.events import ACTIONS, CATEGORIES, OOM, Stack
-from gputrace.replay import Block, Segment
+from gputrace.replay import RecordedBlock, RecordedSegment
 from virtualgpu.allocator import UNLIMITED
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _frames(stack: Stack) -> list[dict[str, Any]]:
     return [{"filename": line.filename, "line": line.line, "name": line.function} for line in stack]
 
 
-def _segment(segment: Segment, frames: list[list[dict]]) -> dict[str, Any]:
+def _segment(segment: RecordedSegment, frames: list[list[dict]]) -> dict[str, Any]:
     used = [block for block in segment.blocks if block.state != "free"]
     return {
         "device": segment.device,
@@ -68,7 +68,7 @@ def _segment(segment: Segment, frames: list[list[dict]]) -> dict[str, Any]:
     }
 
 
-def _block(block: Block, frames: list[list[dict]]) -> dict[str, Any]:
+def _block(block: RecordedBlock, frames: list[list[dict]]) -> dict[str, Any]:
     return {
         "address": block.address,
         "size": block.size,

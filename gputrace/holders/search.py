@@ -14,7 +14,7 @@ from gputrace.holders.autograd import TELLS_SAVED, is_node, isinstance_of
 from gputrace.holders.names import name_of
 from gputrace.holders.references import Ancestors, Path, References, Snapshot, without
 from gputrace.holders.roots import Roots
-from gputrace.holders.tensors import DeviceStorage, Living, alive, nbytes
+from gputrace.holders.tensors import DeviceStorage, Living, nbytes
 from virtualgpu.source_lines import is_users
 
 _SILENT = "" if TELLS_SAVED else ", perhaps an autograd graph: this version of PyTorch does not tell what a graph has saved"
@@ -33,17 +33,6 @@ class Holder:
 
 
 UNSEEN = Holder("C++", "", f"C++ only{_SILENT}")  # for what neither a name nor a Python object leads to
-
-
-def holders(tensor: torch.Tensor) -> list[Holder]:
-    """Who keeps the memory of a tensor on a GPU alive, the shortest name first. Raises ValueError for any other tensor."""
-    snapshot = Snapshot.take()
-    living = alive(snapshot.objects)
-    for storage in living.storages.values():
-        for known in storage.tensors:
-            if known is tensor:
-                return search(snapshot, living, [storage])[0]
-    raise ValueError("the tensor has no memory on a GPU: give one on a CUDA device")
 
 
 def search(snapshot: Snapshot, living: Living, storages: list[DeviceStorage]) -> list[list[Holder]]:

@@ -154,10 +154,6 @@ class Census:
     def __init__(self, living: Living) -> None:
         self._weak = {key: _weak(_any_storage(entry)) for key, entry in living.storages.items()}
 
-    @classmethod
-    def take(cls) -> "Census":
-        return cls(alive())
-
     def __contains__(self, entry: DeviceStorage) -> bool:
         """Was this very storage alive then?"""
         weak = self._weak.get(entry.key)

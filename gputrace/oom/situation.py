@@ -13,7 +13,7 @@ import numpy as np
 
 from gputrace.events import CATEGORIES, OOM, MemoryEvent, SourceLine
 from gputrace.phases import phase_of
-from gputrace.replay import Block, Segment
+from gputrace.replay import RecordedBlock, RecordedSegment
 from virtualgpu.allocator import LARGE_SEGMENT, SMALL_SIZE, Settings, size_text
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Situation:
     context_known: bool
     processes: tuple[tuple[int, int], ...]
     limited: bool
-    segments: list[Segment] | None
+    segments: list[RecordedSegment] | None
     holdings: list[Holding]
     pins: list[Pin]
     settings: Settings
@@ -234,7 +234,7 @@ class Situation:
         return Cause.OTHER_PROCESS if needed <= self.total - self.context else Cause.TOO_MUCH_LIVE
 
 
-def is_small(segment: Segment) -> bool:
+def is_small(segment: RecordedSegment) -> bool:
     """Does the segment serve small requests? Of an expandable one only its blocks tell."""
     used = [block.size for block in segment.blocks if block.state != "free"]
     return segment.small or (segment.expandable and bool(used) and max(used) <= SMALL_SIZE)
@@ -242,7 +242,9 @@ def is_small(segment: Segment) -> bool:
 
 # Read from a trace
 
-_Live = list[tuple[Segment, Block, SourceLine | None]]  # the live blocks, each with its segment and the line that allocated it
+_Live = list[
+    tuple[RecordedSegment, RecordedBlock, SourceLine | None]
+]  # the live blocks, each with its segment and the line that allocated it
 
 
 def situation_of(trace: "TraceData") -> Situation | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gputrace.events import StackTable
 from gputrace.spans import HOST, KERNEL, KIND_OF, LAUNCH, WAIT, Execution, RacingSpan, RecordedRace, Spans, Waits
+from virtualgpu import instruments
 
 ROUNDING = 1e-12  # seconds: times closer than this are the same
 EARLIER = "launched before the recording"
@@ -19,8 +20,6 @@ class ClockSource:
     """Listens to the clock of the virtual machine in use. It drops the oldest spans and waits beyond `most`."""
 
     def __init__(self, table: StackTable, most: int) -> None:
-        from virtualgpu import instruments
-
         self._machine = instruments.machine()
         self._span = instruments.Span
         self._table = table

@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.autograd import profiler
+
 from gputrace.sources.activities import Activity, activities_of, work_of
 from gputrace.spans import Execution
 
@@ -56,9 +60,6 @@ class _ProfilerSession:
 
     def join(self, source: KinetoSource) -> None:
         """Let a source listen; where the profiler cannot run, `source.missing` says why."""
-        import torch
-        from torch.autograd import profiler
-
         with self._lock:
             if torch.profiler.ProfilerActivity.CUDA not in torch.profiler.supported_activities():
                 source.missing = UNAVAILABLE
@@ -103,9 +104,6 @@ class _ProfilerSession:
         The first session of a process loads and starts CUPTI, which can take a second or more. No work may be under way, for Kineto
         drops what began before the session or ends after it.
         """
-        from torch._C._profiler import _ExperimentalConfig
-        from torch.autograd import profiler
-
         self._process = os.getpid()
         config = _ExperimentalConfig(enable_cuda_sync_events=True)
         profile = profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True, experimental_config=config)
@@ -138,8 +136,6 @@ class _ProfilerSession:
 def _ended() -> Any:
     """End the session; returns its results. PyTorch's own way would leave it running where a GPU has failed, and make Python objects of
     the results, which takes older versions seconds."""
-    from torch.autograd import profiler
-
     try:
         _synchronize()
     finally:
@@ -162,8 +158,6 @@ def _quiet() -> Iterator[None]:
 
 def _synchronize() -> None:
     """Wait for all GPUs that this process uses; on another, that would make a context, which takes memory."""
-    import torch
-
     bindings: Any = torch._C
     for device in range(torch.cuda.device_count()):
         if bindings._cuda_hasPrimaryContext(device):
@@ -180,8 +174,6 @@ def _read(results: Any) -> list[Activity]:
 
 def _when_another_starts(give_way: Callable[[], None]) -> Callable[[], None]:
     """Call `give_way` before another session is prepared; returns what ends that."""
-    from torch.autograd import profiler
-
     profile: Any = profiler.profile
     prepare = profile._prepare_trace
 

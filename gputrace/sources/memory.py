@@ -11,8 +11,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gputrace.events import ACTION_OF, ALLOC, OOM, SEGMENT_ALLOC, SEGMENT_MAP, MemoryEvent, SourceLine, StackTable
-from gputrace.replay import Segment, from_snapshot
+from gputrace.replay import RecordedSegment, from_snapshot
+from virtualgpu import instruments
 from virtualgpu.allocator import UNLIMITED, Settings
 
 PERIOD = 0.5  # seconds between two readings of a real GPU's memory in use; each takes Python's lock from the program
@@ -30,7 +33,7 @@ class Recorded:
     """
 
     events: list[MemoryEvent]
-    segments: list[Segment]
+    segments: list[RecordedSegment]
     settings: Settings
     used: list[tuple[float, int, int]]
     allocated: dict[int, int]
@@ -44,8 +47,6 @@ class VirtualSource:
     """Listens to the allocators of the virtual machine in use. It drops the oldest events beyond `max_events`."""
 
     def __init__(self, table: StackTable, max_events: int) -> None:
-        from virtualgpu import instruments
-
         self._machine = instruments.machine()
         self._table = table
         self._events: deque[MemoryEvent] = deque(maxlen=max_events)
@@ -122,8 +123,6 @@ class _History:
 
     def join(self, most: int, frees: bool) -> bool:
         """Have it on for one more recording; returns whether a recording switched it on."""
-        import torch
-
         with self._lock:
             first = self.recordings == 0
             if first and torch._C._cuda_isHistoryEnabled():
@@ -139,8 +138,6 @@ class _History:
             return True
 
     def leave(self) -> None:
-        import torch
-
         with self._lock:
             self.recordings -= 1
             if self.recordings or torch.cuda._is_in_bad_fork():  # a forked child has neither CUDA nor the thread
@@ -155,8 +152,6 @@ class _History:
                 self._thread.shutdown()
 
     def _switch(self, enabled: str | None, **options: Any) -> Future[None]:
-        import torch
-
         return self._thread.submit(torch.cuda.memory._record_memory_history, enabled, **options)
 
 
@@ -180,8 +175,6 @@ class CudaSource:
         self._watching = ExitStack()  # what ends the thread and its session with NVML
 
     def start(self) -> None:
-        import torch
-
         torch.cuda.init()
         self._relies = _history.join(self._most, self._wants_frees)
         before = torch.cuda.memory._snapshot()
@@ -196,8 +189,6 @@ class CudaSource:
         return (time.time_ns() - self._start) * 1e-9
 
     def finish(self) -> Recorded:
-        import torch
-
         self._watching.close()
         counts = self._counted()
         snapshot = torch.cuda.memory._snapshot()
@@ -249,14 +240,10 @@ class CudaSource:
         return self._table.of_lines(tuple(_source_line(frame["filename"], frame["line"], frame["name"]) for frame in frames))
 
     def _counted(self) -> list[dict[str, int]]:
-        import torch
-
         return [torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())]
 
     def _watch_used(self) -> None:
         """Look at the bytes in use on each device from a thread; where NVML does not answer there is nothing to see."""
-        import torch
-
         try:
             import pynvml
 

@@ -12,7 +12,7 @@ from typing import Any
 from labkit import machine
 from labkit.isolation import exit_status, payload
 from labkit.isolation.exit_status import Isolated, IsolatedError, Original
-from labkit.isolation.process import LIMITS, Ended, Process, Stage
+from labkit.isolation.process import LIMITS, EndedProcess, IsolatedProcess, Stage
 
 __all__ = ["Isolated", "IsolatedError", "Original", "isolated"]
 
@@ -41,7 +41,7 @@ def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None 
         folder = Path(name_of_folder)
         _write_request(folder, name, function, args, keywords, timeout)
         try:
-            process = Process(name_of_folder)
+            process = IsolatedProcess(name_of_folder)
         except OSError as error:
             raise IsolatedError(
                 f"a process of its own for {name} cannot be started: {error}", kind="start", why_no_trace=NOT_RUN
@@ -76,7 +76,7 @@ def _write_request(
         raise IsolatedError(f"{part} {advice}.", kind="argument", why_no_trace=NOT_RUN) from error
 
 
-def _result(folder: Path, name: str, ended: Ended, timeout: float | None) -> Isolated:
+def _result(folder: Path, name: str, ended: EndedProcess, timeout: float | None) -> Isolated:
     """The result, or the error, from what the worker left in its folder."""
     try:
         report = json.loads((folder / "report.json").read_text())
@@ -123,7 +123,7 @@ def _message(name: str, kind: str, error: Original, report: dict[str, str], outp
     return exit_status.raised(name, kind, error, output)
 
 
-def _without_report(folder: Path, name: str, ended: Ended, timeout: float | None) -> IsolatedError:
+def _without_report(folder: Path, name: str, ended: EndedProcess, timeout: float | None) -> IsolatedError:
     """The error for a process that ended before it had written its report."""
     crash = folder / "crash"
     stack = exit_status.stack(crash.read_text(errors="replace")) if crash.exists() else ""

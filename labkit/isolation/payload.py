@@ -62,6 +62,6 @@ def _parts(name: str, function: Callable[..., Any], args: tuple, keywords: dict[
 
 
 def _importable(function: Callable[..., Any]) -> bool:
-    """Is it found by its module's and its own name? Then cloudpickle sends these names. What `__main__` holds goes by value."""
+    """Whether its module's name and its own name find it: then cloudpickle sends the names. What `__main__` holds goes by value."""
     module = getattr(function, "__module__", None)
     return module != "__main__" and getattr(sys.modules.get(str(module)), getattr(function, "__qualname__", ""), None) is function

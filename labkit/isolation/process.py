@@ -39,7 +39,7 @@ _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from labkit.i
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedProcess:
     """How the process ended: `status` as subprocess gives it, the stage that it was in, whether it took too long there, and whether
     part of its output is left out."""
 
@@ -50,7 +50,7 @@ class Ended:
     cut: bool
 
 
-class Process:
+class IsolatedProcess:
     """A worker for the request that lies in `folder`."""
 
     def __init__(self, folder: str) -> None:
@@ -66,7 +66,7 @@ class Process:
         self._pipe = self._process.stdout
         self._stage, self._deadline = Stage.STARTING, time.monotonic() + LIMITS[Stage.STARTING]
 
-    def run(self, timeout: float | None) -> Ended:
+    def run(self, timeout: float | None) -> EndedProcess:
         """Listen until the process ends, or until the function has run for `timeout` seconds. No process is left in any case."""
         try:
             late = not self._listen(math.inf if timeout is None else timeout)
@@ -75,7 +75,7 @@ class Process:
                 self._kill_all()
                 self._read_rest()
         output = self._output.text()
-        return Ended(self._process.returncode, output, self._stage, late, self._output.left_out > 0)
+        return EndedProcess(self._process.returncode, output, self._stage, late, self._output.left_out > 0)
 
     def _listen(self, timeout: float) -> bool:
         """False if the process still runs when its time is over."""

@@ -47,6 +47,10 @@ class Result:
                 raise KeyError(f"{self.name} has no column {wanted!r}; it has {', '.join(self.columns)}")
         return [row[name] for row in self.rows if all(row[key] == value for key, value in where.items())]
 
+    def by(self, key: str, value: str, **where: Any) -> dict[Any, Any]:
+        """The values of one column by those of another, of the rows where the named columns have the given values. Raises as `column`."""
+        return dict(zip(self.column(key, **where), self.column(value, **where), strict=True))
+
     def table(self) -> Table:
         """All rows with their units; prints as text and as HTML."""
         header = tuple(name.replace("_", " ") for name in self.columns)

@@ -123,6 +123,11 @@ def segment_size(depth: int) -> int:
     return max(1, round(depth**0.5))
 
 
+def linear_layers(layers: int, width: int, device: Any) -> nn.Sequential:
+    """So many linear layers of one width, each with ReLU."""
+    return nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(width, width, device=device), nn.ReLU())])
+
+
 class Segments(nn.Module):
     """A start, segments of which each can be computed again in the backward instead of being kept, and an end."""
 

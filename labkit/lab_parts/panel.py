@@ -249,6 +249,19 @@ class Lab(Panel):
         self.stop_button.disabled = not running
 
 
+def stays_open(why: str, prediction: float, unit: str = "") -> str:
+    """What a lab says of a prediction that nothing was measured for."""
+    return f"{why}, so your prediction of {prediction:g}{unit} stays open. Press Run to try again."
+
+
+def compared_as_factor(was: str, prediction: float, measured: float, good: float) -> str:
+    """A sentence that ends in how many times too high or low the prediction was; within the factor `good` it is a good one."""
+    off = prediction / measured
+    if 1 / good <= off <= good:
+        return f"{was}. A good prediction!"
+    return f"{was}, which is {off:.1f} times too high." if off > 1 else f"{was}, which is {1 / off:.1f} times too low."
+
+
 def choice(description: str, options: Sequence[Any], value: Any, width: str) -> widgets.Dropdown:
     """A list to choose from: also for numbers, because the handle of an ipywidgets slider has no name that a screen reader could say.
 

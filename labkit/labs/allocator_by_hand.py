@@ -10,17 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from gputrace import units
-from gputrace.figures.figure import (
-    BESIDE,
-    BLACK,
-    SIZE,
-    SKY_BLUE,
-    TEXT_POINTS,
-    Figure,
-    add_title,
-    binary_ticks,
-    text_width,
-)
+from gputrace.figures.figure import BESIDE, BLACK, SIZE, SKY_BLUE, TEXT_POINTS, Figure, add_title, binary_ticks, text_width
 from labkit.lab_parts.experiment import badge
 from labkit.lab_parts.figures import badged, in_style
 from labkit.lab_parts.panel import WRAP, Panel

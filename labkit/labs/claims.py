@@ -21,24 +21,11 @@ from matplotlib.figure import Figure as Canvas
 from torch import nn
 
 from gputrace import Table
-from gputrace.figures.figure import (
-    BLACK,
-    BLUE,
-    ORANGE,
-    SIZE,
-    TEXT_POINTS,
-    VERMILLION,
-    Figure,
-    add_badge,
-    add_title,
-    darker,
-    shortened,
-    words,
-)
+from gputrace.figures.figure import BLACK, BLUE, ORANGE, SIZE, TEXT_POINTS, VERMILLION, Figure, add_title, darker, shortened
 from labkit import articles, machine
 from labkit.articles import VERDICTS, Claim, Expected
 from labkit.lab_parts.experiment import Result, Row, Run, badge
-from labkit.lab_parts.figures import in_style
+from labkit.lab_parts.figures import badged, in_style
 from labkit.lab_parts.panel import WRAP, Panel
 
 COLUMNS = {"claim": "", "article": "", "verdict": "", "outcome": "", "as_expected": "", "peak": "bytes"}
@@ -129,15 +116,14 @@ def articles_on_trial(names: Sequence[str] | None = None) -> Run:
     Raises ValueError for a name that there is not, RuntimeError when too few GPUs are in use.
     """
     told, used = badge(), machine.in_use()
-    chosen = [articles.find(name) for name in names] if names is not None else _within(articles.claims(), used.count)
+    if names is None:
+        chosen = [claim for claim in articles.claims() if claim.gpus <= used.count]
+    else:
+        chosen = [articles.find(name) for name in names]
     for claim in chosen:
         _require(claim)
     parameters = {"names": [claim.name for claim in chosen]}
     return Run("articles_on_trial", parameters, COLUMNS, told, len(chosen), _points(chosen, used.virtual))
-
-
-def _within(claims: list[Claim], gpus: int) -> list[Claim]:
-    return [claim for claim in claims if claim.gpus <= gpus]
 
 
 def _points(claims: list[Claim], virtual: bool) -> Iterator[Row]:
@@ -256,8 +242,8 @@ def plot_articles_on_trial(result: Result, recorded: Result | None = None) -> Fi
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("claims")
     told = [_agreement(some) for some in (result, recorded) if some is not None]
-    add_badge(canvas, "\n".join(told))
-    return Figure(canvas, words(canvas, *(_spoken(article.title, counts[article.name]) for article in there), *told))
+    spoken = (_spoken(article.title, counts[article.name]) for article in there)
+    return badged(canvas, told[-1], *spoken, *told[:-1], shown="\n".join(told))
 
 
 def _finding(result: Result) -> str:

@@ -7,20 +7,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
-from gputrace.figures.figure import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    SIZE,
-    SKY_BLUE,
-    TEXT_POINTS,
-    VERMILLION,
-    YELLOW,
-    Figure,
-    add_title,
-)
+from gputrace.figures.figure import BLACK, BLUE, GREEN, GREY, ORANGE, SIZE, SKY_BLUE, TEXT_POINTS, VERMILLION, YELLOW, Figure, add_title
 from labkit.lab_parts import programs
 from labkit.lab_parts.experiment import Result, Row, Run, checked_count
 from labkit.lab_parts.figures import badged, in_style

@@ -13,8 +13,10 @@ from gputrace import Trace, record, units
 from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
-from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
-from labkit.lab_parts.panel import Lab
+from labkit.lab_parts.figures import SAME, add_line, finished, hollow, in_style, sources
+from labkit.lab_parts.networks import linear_layers
+from labkit.lab_parts.panel import Lab, compared_as_factor, stays_open
+from labkit.lab_parts.timing import host_seconds, synchronize
 
 MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # width in neurons, rows of a batch
 LAYERS = 8
@@ -72,17 +74,17 @@ def traced_step(width: int, batch: int, gpus: int = 4) -> Trace:
     width, batch = _checked_model("asked for", [width, batch])
     with machine.in_use().without_values():
         step = _prepared(width, batch, gpus)
-        _synchronize(gpus)
+        synchronize(gpus)
         with record(timeline=True) as trace:
             step()
-            _synchronize(gpus)
+            synchronize(gpus)
         del step  # what it holds has no values
     return trace
 
 
 def parallel_gain(result: Result, model: str) -> dict[int, float]:
     """How many times faster the model's step is than on one GPU, by the number of GPUs; less than 1 where it is slower."""
-    seconds = dict(zip(result.column("gpus", model=model), result.column("seconds", model=model), strict=True))
+    seconds = result.by("gpus", "seconds", model=model)
     return {gpus: seconds[1] / value for gpus, value in seconds.items() if gpus > 1 and 1 in seconds}
 
 
@@ -108,13 +110,12 @@ def _points(gpus: Sequence[int], models: Mapping[str, Sequence[int]], repeats: i
 
 def _step_seconds(width: int, batch: int, gpus: int, repeats: int) -> float:
     step = _prepared(width, batch, gpus)
-    return median(_seconds(step, gpus) for _ in range(repeats))
+    return median(host_seconds(step, gpus) for _ in range(repeats))
 
 
 def _prepared(width: int, batch: int, gpus: int) -> Callable[[], None]:
     """A training step that has run twice: the first loads libraries, and both fill caches."""
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(width, width, device="cuda:0"), nn.ReLU())]
-    parallel = nn.DataParallel(nn.Sequential(*layers), device_ids=list(range(gpus)))
+    parallel = nn.DataParallel(linear_layers(LAYERS, width, "cuda:0"), device_ids=list(range(gpus)))
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-3)
     inputs = torch.ones(batch, width, device="cuda:0")
 
@@ -127,19 +128,6 @@ def _prepared(width: int, batch: int, gpus: int) -> Callable[[], None]:
     step()
     step()
     return step
-
-
-def _seconds(work: Callable[[], None], gpus: int) -> float:
-    _synchronize(gpus)
-    start = machine.host_time()
-    work()
-    _synchronize(gpus)
-    return machine.host_time() - start
-
-
-def _synchronize(gpus: int) -> None:
-    for index in range(gpus):
-        torch.cuda.synchronize(index)
 
 
 # The figure
@@ -227,9 +215,8 @@ def _predicted(axes: Axes, result: Result, model: str, prediction: float | None)
     alone = result.column("seconds", model=model, gpus=1)
     if prediction is None or not alone:
         return ""
-    hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": VERMILLION, "markeredgewidth": 2}
     seconds = alone[0] / prediction
-    axes.plot([most], [seconds], linestyle="", marker="s", markersize=11, **hollow)
+    axes.plot([most], [seconds], marker="s", **hollow(VERMILLION))
     axes.annotate(f"predicted: {prediction:g} times", (most, seconds), (-11, 0), **BESIDE, ha="right", color=darker(VERMILLION))
     return f"Predicted for the {model} model on {most} GPUs: {prediction:g} times faster."
 
@@ -237,8 +224,7 @@ def _predicted(axes: Axes, result: Result, model: str, prediction: float | None)
 def _proof(result: Result) -> str:
     parts = []
     for model in dict.fromkeys(result.column("model")):
-        gpus, seconds = result.column("gpus", model=model), result.column("seconds", model=model)
-        times = ", ".join(f"{units.time_text(value)} on {count}" for count, value in zip(gpus, seconds, strict=True))
+        times = ", ".join(f"{units.time_text(value)} on {count}" for count, value in result.by("gpus", "seconds", model=model).items())
         parts.append(f"a step of the {model} model takes {times}")
     return f"{'; '.join(parts)}."
 
@@ -282,10 +268,6 @@ class DataParallelLab(Lab):
     def verdict(self, result: Result, prediction: float) -> str:
         gain = parallel_gain(result, self.asked).get(self.most)
         if gain is None:
-            missing = f"The {self.asked} model was not measured on {self.most} GPUs"
-            return f"{missing}, so your prediction of {prediction:g} stays open. Press Run to try again."
+            return stays_open(f"The {self.asked} model was not measured on {self.most} GPUs", prediction)
         was = f"The step was {gain:.2g} times as fast on {self.most} GPUs; you predicted {prediction:g}"
-        off = prediction / gain
-        if 1 / GOOD <= off <= GOOD:
-            return f"{was}. A good prediction!"
-        return f"{was}, which is {off:.1f} times too high." if off > 1 else f"{was}, which is {1 / off:.1f} times too low."
+        return compared_as_factor(was, prediction, gain, GOOD)

@@ -137,8 +137,7 @@ def _proof(result: Result) -> str:
     parts = []
     for model in dict.fromkeys(result.column("model")):
         for way in WAYS:
-            gpus, seconds = result.column("gpus", model=model, way=way), result.column("seconds", model=model, way=way)
-            if gpus:
-                times = ", ".join(f"{units.time_text(value)} on {count}" for count, value in zip(gpus, seconds, strict=True))
+            if seconds := result.by("gpus", "seconds", model=model, way=way):
+                times = ", ".join(f"{units.time_text(value)} on {count}" for count, value in seconds.items())
                 parts.append(f"{model} model, {way}: {times}")
     return f"{'; '.join(parts)}."

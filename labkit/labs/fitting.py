@@ -36,9 +36,9 @@ from labkit.lab_parts.budget import (
     gpu_of,
 )
 from labkit.lab_parts.experiment import Result, Row, Run, badge
-from labkit.lab_parts.figures import badged, in_style
+from labkit.lab_parts.figures import badged, hollow, in_style
 from labkit.lab_parts.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, Network, ResNet
-from labkit.lab_parts.panel import Lab, choice
+from labkit.lab_parts.panel import Lab, choice, stays_open
 from labkit.labs.measured_memory import NOT_MEASURED, RAN_OUT, describe, measured_peak, obstacle
 
 WORTH = 0.98  # a change that leaves more than this is none
@@ -189,8 +189,7 @@ def _draw_plan(axes: Axes, result: Result, prediction: float | None) -> None:
         if row["measured"] == RAN_OUT:
             axes.annotate("ran out", (left[place], place), (6, 0), textcoords="offset points", va="center", color=darker(VERMILLION))
     if prediction is not None:
-        hollow: dict[str, Any] = {"markersize": 12, "markerfacecolor": "none", "markeredgecolor": BLUE, "markeredgewidth": 2}
-        axes.plot(prediction, 0, "o", **hollow, label="your prediction")
+        axes.plot(prediction, 0, marker="o", **hollow(BLUE, 12), label="your prediction")
     room = rows[0]["room"] / GIB
     axes.axvline(room, color=BLACK, linestyle=":", linewidth=1.6)
     most = max(room, prediction or 0, *left)
@@ -274,7 +273,7 @@ class BudgetLab(Lab):
 
     def verdict(self, result: Result, prediction: float) -> str:
         if not result.rows:
-            return f"Nothing was worked out, so your prediction of {prediction:g} stays open. Press Run to try again."
+            return stays_open("Nothing was worked out", prediction)
         first = result.rows[0]
         peak = first["peak"] / GIB
         told = f"The formula says {peak:.3g} GiB, at its fullest in {first['moment']}; you predicted {prediction:g}"

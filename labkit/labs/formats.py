@@ -15,7 +15,7 @@ from gputrace.figures.figure import BLACK, BLUE, SKY_BLUE, TEXT_POINTS, TITLE_PO
 from labkit.lab_parts.computation import Computation, evaluated, parse
 from labkit.lab_parts.experiment import Result, Row, Run
 from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import Lab
+from labkit.lab_parts.panel import Lab, stays_open
 
 COLUMNS = {"format": "", "value": "", "exact": "", "sign": "", "exponent": "", "fraction": ""}
 BADGE = "computed bit by bit, each step rounded to the nearest"
@@ -274,7 +274,7 @@ class FormatLab(Lab):
     def verdict(self, result: Result, prediction: float) -> str:
         value = next(iter(result.column("value", format=ASKED)), None)
         if value is None:
-            return f"{ASKED} was not reached, so your prediction of {prediction:g} stays open. Press Run to try again."
+            return stays_open(f"{ASKED} was not reached", prediction)
         was = f"{ASKED} makes {value_text(value)} of {result.parameters['computation']}; you predicted {prediction:g}"
         return f"{was}. A good prediction!" if _near(prediction, value) else f"{was}."
 

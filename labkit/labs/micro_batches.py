@@ -12,6 +12,8 @@ from gputrace.figures.figure import BLUE, VERMILLION, Figure, binary_scale, deci
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
+from labkit.lab_parts.networks import linear_layers
+from labkit.lab_parts.timing import host_seconds
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 COMPUTE_FIRST, COPY_FIRST = "compute first", "copy first"
@@ -43,7 +45,7 @@ def pipeline_splits(splits: Sequence[int] = SPLITS, repeats: int = 3, layers: in
 
 def split_gain(result: Result, program: str = COMPUTE_FIRST) -> dict[int, float]:
     """How many times faster a program's step is than with the batch in one piece, by the number of splits."""
-    seconds = dict(zip(result.column("splits", program=program), result.column("seconds", program=program), strict=True))
+    seconds = result.by("splits", "seconds", program=program)
     return {splits: seconds[1] / value for splits, value in seconds.items() if splits > 1 and 1 in seconds}
 
 
@@ -72,27 +74,14 @@ def compute_first(first: nn.Module, second: nn.Module, parts: Sequence[torch.Ten
 
 
 def _step_seconds(work: Callable, splits: int, repeats: int, layers: int, width: int, batch: int) -> float:
-    first, second = (_half(layers, width, f"cuda:{index}") for index in range(2))
+    first, second = (linear_layers(layers, width, f"cuda:{index}") for index in range(2))
     parts = torch.ones(batch, width, device="cuda:0").chunk(splits)
 
-    def seconds() -> float:
-        _synchronize()
-        start = machine.host_time()
+    def step() -> None:
         torch.cat(work(first, second, parts)).square().mean().backward()
-        _synchronize()
-        return machine.host_time() - start
 
-    seconds()
-    return median(seconds() for _ in range(repeats))
-
-
-def _half(layers: int, width: int, device: str) -> nn.Module:
-    return nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(width, width, device=device), nn.ReLU())])
-
-
-def _synchronize() -> None:
-    for index in range(2):
-        torch.cuda.synchronize(index)
+    times = [host_seconds(step, gpus=2) for _ in range(1 + repeats)]
+    return median(times[1:])
 
 
 # The figure
@@ -132,8 +121,8 @@ def _finding(result: Result) -> str:
 def _proof(result: Result) -> str:
     parts = []
     for program in dict.fromkeys(result.column("program")):
-        splits, seconds = result.column("splits", program=program), result.column("seconds", program=program)
-        times = ", ".join(f"{units.time_text(value)} with {count}" for count, value in zip(splits, seconds, strict=True))
+        seconds = result.by("splits", "seconds", program=program)
+        times = ", ".join(f"{units.time_text(value)} with {count}" for count, value in seconds.items())
         parts.append(f"{program} takes {times}")
     return f"{'; '.join(parts)}."
 

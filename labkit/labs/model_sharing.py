@@ -11,8 +11,8 @@ from matplotlib.patches import Patch
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, Figure, binary_ticks, darker, new_canvas
 from labkit.lab_parts.experiment import Result, Row, Run, badge
-from labkit.lab_parts.figures import finished, in_style
-from labkit.lab_parts.panel import Lab, one_of
+from labkit.lab_parts.figures import finished, hollow, in_style
+from labkit.lab_parts.panel import Lab, one_of, stays_open
 from labkit.lab_parts.sharing_process import take_part
 from labkit.processes import PATIENCE, children, context
 
@@ -113,7 +113,7 @@ def plot_shared_model(result: Result, recorded: Result | None = None, prediction
             axes.barh(row + (FILLED + THIN) / 2, held_by_way(recorded)[way], THIN, **recorded_bar)
     if prediction is not None and ways:
         above = prediction * GIB, -FILLED / 2 - 0.12
-        axes.plot(*([value] for value in above), "o", markersize=9, markerfacecolor="none", markeredgecolor=BLUE, markeredgewidth=2)
+        axes.plot(*([value] for value in above), marker="o", **hollow(BLUE, 9))
         beside = ((9, 0), "left") if prediction * GIB < max(held_by_way(result).values()) / 2 else ((-9, 0), "right")
         axes.annotate(f"predicted: {prediction:g} GiB", above, beside[0], **BESIDE, ha=beside[1], color=darker(BLUE))
     highest = [*held_by_way(result).values(), *(held_by_way(recorded).values() if recorded else []), (prediction or 0) * GIB, MIB]
@@ -209,7 +209,7 @@ class SharingLab(Lab):
 
     def verdict(self, result: Result, prediction: float) -> str:
         if len(result.rows) < result.parameters["processes"]:
-            return f"Not all processes were started, so your prediction of {prediction:g} stays open. Press Run to try again."
+            return stays_open("Not all processes were started", prediction)
         taken = sum(held_by_way(result).values()) / GIB
         was = f"Together they take {taken:.3g} GiB; you predicted {prediction:g}"
         if abs(prediction - taken) <= GOOD * taken:

@@ -12,6 +12,7 @@ from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, SKY_BLUE,
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
+from labkit.lab_parts.timing import host_seconds
 
 MIB = 1 << 20
 ALONE = ("copies alone", "kernels alone")
@@ -44,7 +45,7 @@ def copy_overlap(ways: Sequence[str] = WAYS, batches: int = 8, size: int = 32 * 
 
 def hidden_share(result: Result, way: str = TOGETHER[-1]) -> float | None:
     """The share of the shorter of copies and kernels that went on while the other did: 0 to 1; None where something was not measured."""
-    seconds = dict(zip(result.column("way"), result.column("seconds"), strict=True))
+    seconds = result.by("way", "seconds")
     if not {*ALONE, way} <= set(seconds):
         return None
     copies, kernels = (seconds[alone] for alone in ALONE)
@@ -58,7 +59,7 @@ def _overlap_points(ways: Sequence[str], batches: int, size: int, width: int, re
             source = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).fill_(1)
             matrix = torch.ones(width, width, device="cuda")
             work = partial(_PROGRAMS[way], source, batches, partial(torch.mm, matrix, matrix))
-            times = [_overlap_seconds(work) for _ in range(1 + repeats)]
+            times = [host_seconds(work) for _ in range(1 + repeats)]
             del source, matrix, work
         yield {"way": way, "seconds": median(times[1:])}
 
@@ -100,14 +101,6 @@ def _beside(source: torch.Tensor, batches: int, kernel: Callable[[], object]) ->
 _PROGRAMS = dict(zip(WAYS, (_copies, _kernels, _in_turn, _in_turn, _beside), strict=True))
 
 
-def _overlap_seconds(work: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    start = machine.host_time()
-    work()
-    torch.cuda.synchronize()
-    return machine.host_time() - start
-
-
 # Two chains of kernels
 
 
@@ -133,7 +126,7 @@ def two_streams(widths: Sequence[int] = WIDTHS, kernels: int = 20, repeats: int 
 
 def stream_gain(result: Result) -> dict[int, float]:
     """How many times faster the chains are on two streams than on one, by width, where both were measured."""
-    one, two = (dict(zip(*(result.column(name, streams=count) for name in ("width", "seconds")), strict=True)) for count in (1, 2))
+    one, two = (result.by("width", "seconds", streams=count) for count in (1, 2))
     return {width: one[width] / seconds for width, seconds in two.items() if width in one}
 
 
@@ -152,14 +145,14 @@ def _points(widths: Sequence[int], kernels: int, repeats: int) -> Iterator[Row]:
 
 def _seconds(matrices: list[torch.Tensor], streams: list[torch.cuda.Stream], kernels: int) -> float:
     products = [torch.empty_like(matrix) for matrix in matrices]
-    torch.cuda.synchronize()
-    start = machine.host_time()
-    for _ in range(kernels):
-        for matrix, product, stream in zip(matrices, products, streams, strict=True):
-            with torch.cuda.stream(stream):
-                torch.mm(matrix, matrix, out=product)
-    torch.cuda.synchronize()
-    return machine.host_time() - start
+
+    def launch() -> None:
+        for _ in range(kernels):
+            for matrix, product, stream in zip(matrices, products, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    torch.mm(matrix, matrix, out=product)
+
+    return host_seconds(launch)
 
 
 # The figures
@@ -206,13 +199,13 @@ def _overlap_finding(result: Result) -> str:
     share = hidden_share(result)
     if share is None:
         return "Not measured yet: copies, kernels, and both on two streams"
-    seconds = dict(zip(result.column("way"), result.column("seconds"), strict=True))
+    seconds = result.by("way", "seconds")
     shorter = "copying" if seconds[ALONE[0]] <= seconds[ALONE[1]] else "computing"
     return f"A stream of its own for the copies hides {share:.0%} of the {shorter}"
 
 
 def _overlap_proof(result: Result) -> str:
-    times = [f"{way} {units.time_text(seconds)}" for way, seconds in zip(result.column("way"), result.column("seconds"), strict=True)]
+    times = [f"{way} {units.time_text(seconds)}" for way, seconds in result.by("way", "seconds").items()]
     return f"{'; '.join(times)}."
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -12,8 +11,9 @@ from matplotlib.axes import Axes
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
-from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
-from labkit.lab_parts.panel import Lab
+from labkit.lab_parts.figures import SAME, add_line, finished, hollow, in_style, sources
+from labkit.lab_parts.panel import Lab, compared_as_factor, stays_open
+from labkit.lab_parts.timing import event_seconds
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
@@ -37,11 +37,8 @@ def copy_speed(sizes: Sequence[int] = SIZES, repeats: int = 5) -> Run:
 
 def pinned_gain(result: Result, direction: str = "h2d") -> dict[int, float]:
     """How many times faster pinned memory copies than pageable memory, by size in bytes, where both were measured."""
-    speeds = {
-        memory: dict(zip(*(result.column(name, memory=memory, direction=direction) for name in ("size", "bytes_per_second")), strict=True))
-        for memory in ("pinned", "pageable")
-    }
-    return {size: speed / speeds["pageable"][size] for size, speed in speeds["pinned"].items() if size in speeds["pageable"]}
+    pinned, pageable = (result.by("size", "bytes_per_second", memory=memory, direction=direction) for memory in ("pinned", "pageable"))
+    return {size: speed / pageable[size] for size, speed in pinned.items() if size in pageable}
 
 
 def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
@@ -52,22 +49,9 @@ def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
             # Written, not only allocated: the operating system gives the pages of an unwritten tensor when they are first touched.
             host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).fill_(1)
             for direction, target, source in (("h2d", device, host), ("d2h", host, device)):
-                seconds = _copy_seconds(target, source, pinned, repeats)
+                seconds = event_seconds(partial(target.copy_, source, non_blocking=pinned), repeats)
                 yield {"size": size, "memory": memory, "direction": direction, "seconds": seconds, "bytes_per_second": size / seconds}
             del host, target, source  # before the next is allocated: only one of the two is ever held
-
-
-def _copy_seconds(target: torch.Tensor, source: torch.Tensor, non_blocking: bool, repeats: int) -> float:
-    """The median, in seconds, between two CUDA events around one copy."""
-    times = []
-    for _ in range(1 + repeats):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        before.record()
-        target.copy_(source, non_blocking=non_blocking)
-        after.record()
-        torch.cuda.synchronize()
-        times.append(before.elapsed_time(after) / 1e3)
-    return median(times[1:])
 
 
 # The figure
@@ -142,9 +126,7 @@ def _predicted(axes: Axes, result: Result, direction: str, prediction: float | N
     if prediction is None or not pageable:
         return ""
     speed = prediction * pageable[0]
-    axes.plot(
-        [PREDICTED_SIZE], [speed], linestyle="", marker="o", markersize=11, markerfacecolor="none", markeredgecolor=BLUE, markeredgewidth=2
-    )
+    axes.plot([PREDICTED_SIZE], [speed], marker="o", **hollow(BLUE))
     words = f"predicted: {prediction:g} times"
     behind = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
     axes.annotate(words, (PREDICTED_SIZE, speed), (-11, 0), **BESIDE, ha="right", color=darker(BLUE), bbox=behind)
@@ -189,9 +171,6 @@ class CopySpeedLab(Lab):
         gain = pinned_gain(result).get(self.asked)
         size = units.byte_text(self.asked)
         if gain is None:
-            return f"Copies of {size} were not measured, so your prediction of {prediction:g} stays open. Press Run to try again."
+            return stays_open(f"Copies of {size} were not measured", prediction)
         was = f"From pinned memory {size} were copied {gain:.1f} times faster; you predicted {prediction:g}"
-        off = prediction / gain
-        if 1 / GOOD <= off <= GOOD:
-            return f"{was}. A good prediction!"
-        return f"{was}, which is {off:.1f} times too high." if off > 1 else f"{was}, which is {1 / off:.1f} times too low."
+        return compared_as_factor(was, prediction, gain, GOOD)

@@ -9,22 +9,12 @@ from matplotlib.patches import Patch
 from torch import nn
 
 from gputrace import units
-from gputrace.figures.figure import (
-    BESIDE,
-    BLACK,
-    BLUE,
-    ORANGE,
-    SIZE,
-    TEXT_POINTS,
-    Figure,
-    new_canvas,
-    text_width,
-    time_ticks,
-)
+from gputrace.figures.figure import BESIDE, BLACK, BLUE, ORANGE, SIZE, TEXT_POINTS, Figure, new_canvas, text_width, time_ticks
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
-from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import Lab, choice, switches
+from labkit.lab_parts.figures import badged, hollow, in_style
+from labkit.lab_parts.networks import linear_layers
+from labkit.lab_parts.panel import Lab, choice, stays_open, switches
 from labkit.labs.schedules import BACKWARD, FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
 
 WIDTH, BATCH = 4096, 16384
@@ -97,7 +87,7 @@ def is_whole(result: Result, schedule: str) -> bool:
 
 def stage_peaks(result: Result, schedule: str) -> dict[int, int]:
     """The bytes that the step took on each stage's GPU, as far as was measured."""
-    return dict(zip(result.column("stage", schedule=schedule), result.column("peak", schedule=schedule), strict=True))
+    return result.by("stage", "peak", schedule=schedule)
 
 
 def _points(layers: list[int], micro_batches: int, schedules: list[str], link: int, width: int, batch: int) -> Iterator[Row]:
@@ -108,7 +98,7 @@ def _points(layers: list[int], micro_batches: int, schedules: list[str], link: i
 
 
 def _step(layers: list[int], micro_batches: int, schedule: str, link: int, width: int, batch: int) -> list[Row]:
-    pipe = Pipe([_stage(count, width, f"cuda:{index}") for index, count in enumerate(layers)], link)
+    pipe = Pipe([linear_layers(count, width, f"cuda:{index}") for index, count in enumerate(layers)], link)
     inputs = torch.ones(batch, width, device="cuda:0")
     for _ in range(WARM_UP):
         pipe.step(inputs, micro_batches, schedule)
@@ -122,10 +112,6 @@ def _step(layers: list[int], micro_batches: int, schedule: str, link: int, width
         for stage, what, index, start, seconds in work
     ]
     return sorted(rows, key=lambda row: (row["start"], row["stage"]))
-
-
-def _stage(layers: int, width: int, device: str) -> nn.Module:
-    return nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(width, width, device=device), nn.ReLU())])
 
 
 class Pipe:
@@ -325,9 +311,8 @@ def _predicted_end(axes: Axes, result: Result, prediction: float | None) -> str:
     seconds = _predicted_seconds(result, prediction)
     if seconds is None:
         return ""
-    hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": BLACK, "markeredgewidth": 2}
     axes.set_ylim(axes.get_ylim()[0], -1.1)  # room above the bars
-    axes.plot([seconds], [ABOVE], linestyle="", marker="s", markersize=11, clip_on=False, zorder=4, **hollow)
+    axes.plot([seconds], [ABOVE], marker="s", clip_on=False, zorder=4, **hollow(BLACK))
     side = "right" if seconds > axes.get_xlim()[1] / 2 else "left"
     axes.annotate(f"predicted: {prediction:g}%", (seconds, ABOVE), (-11 if side == "right" else 11, 0), **BESIDE, ha=side)
     return f"Predicted for {result.parameters['schedules'][-1]}: the GPUs wait {prediction:g}%."
@@ -383,7 +368,7 @@ class PipelineLab(Lab):
         schedule = result.parameters["schedules"][-1]
         share = waiting_share(result, schedule)
         if share is None:
-            return f"{schedule} was not measured to its end, so your prediction of {prediction:g}% stays open. Press Run to try again."
+            return stays_open(f"{schedule} was not measured to its end", prediction, unit="%")
         percent = 100 * share
         told = f"With {schedule} the GPUs wait {percent:.0f}% of the step; you predicted {prediction:g}%"
         off = prediction - percent

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from statistics import median
+from functools import partial
 
 import torch
 from matplotlib.axes import Axes
@@ -12,6 +12,7 @@ from gputrace.figures.figure import BLUE, GREEN, GREY, ORANGE, VERMILLION, Figur
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import finished, in_style, sources
+from labkit.lab_parts.timing import event_seconds
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 LARGEST = 1 << 14
@@ -45,10 +46,7 @@ def format_speed(sizes: Sequence[int] = SIZES, repeats: int = 5) -> Run:
 
 def format_gain(result: Result, operation: str, format: str) -> dict[int, float]:
     """How many times faster the operation is than in float32, by size, where both were measured."""
-    plain, other = (
-        dict(zip(*(result.column(name, operation=operation, format=f) for name in ("size", "seconds")), strict=True))
-        for f in ("float32", format)
-    )
+    plain, other = (result.by("size", "seconds", operation=operation, format=name) for name in ("float32", format))
     return {size: plain[size] / seconds for size, seconds in other.items() if size in plain}
 
 
@@ -79,15 +77,7 @@ def _seconds(operation: str, size: int, dtype: torch.dtype, repeats: int) -> flo
     a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
     work: Callable[..., torch.Tensor] = torch.mm if operation == "product" else torch.add
-    times = []
-    for _ in range(2 + repeats):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        before.record()
-        work(a, b, out=out)
-        after.record()
-        torch.cuda.synchronize()
-        times.append(before.elapsed_time(after) / 1e3)
-    return median(times[2:])
+    return event_seconds(partial(work, a, b, out=out), repeats, uncounted=2)
 
 
 # The figure

@@ -7,9 +7,9 @@ from torch import nn
 
 from gputrace import units
 from gputrace.figures.figure import BLUE, VERMILLION, Figure, binary_scale, decimal_scale, label_ends, new_canvas
-from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import add_line, finished, in_style, sources
+from labkit.lab_parts.timing import host_seconds
 
 WIDTHS = (16, 32, 64, 128, 256, 512, 1024)
 WIDEST = 16384
@@ -31,9 +31,7 @@ def host_and_device(widths: Sequence[int] = WIDTHS, batch: int = 64, repeats: in
 
 def gpu_gain(result: Result) -> dict[int, float]:
     """How many times faster the GPU does the step than the CPU, by width, where both were measured."""
-    cpu, gpu = (
-        dict(zip(result.column("width", device=device), result.column("seconds", device=device), strict=True)) for device in ("cpu", "cuda")
-    )
+    cpu, gpu = (result.by("width", "seconds", device=device) for device in ("cpu", "cuda"))
     return {width: cpu[width] / seconds for width, seconds in gpu.items() if width in cpu}
 
 
@@ -53,14 +51,13 @@ def _step_seconds(width: int, batch: int, device: str, repeats: int) -> float:
         nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
 
+    def steps() -> None:
+        for _ in range(repeats):
+            step()
+
     step()
     step()
-    torch.cuda.synchronize()
-    start = machine.host_time()
-    for _ in range(repeats):
-        step()
-    torch.cuda.synchronize()
-    return (machine.host_time() - start) / repeats
+    return host_seconds(steps) / repeats
 
 
 # The figure

@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 from gputrace import record, units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, ORANGE, SKY_BLUE, VERMILLION, Figure, byte_ticks, darker, label_ends, new_canvas
 from labkit.lab_parts.experiment import Result, Row, Run, badge
-from labkit.lab_parts.figures import finished, in_style
-from labkit.lab_parts.panel import Lab, switches
+from labkit.lab_parts.figures import finished, hollow, in_style
+from labkit.lab_parts.panel import Lab, stays_open, switches
 
 # The lines that make a training leak, by the name of the leak. That of "retain_graph" takes the place of the backward line.
 LEAKS = {
@@ -174,7 +174,7 @@ def _predicted(axes: Axes, result: Result, prediction: float | None) -> float | 
         return None
     step = result.rows[-1]["step"]
     guess = prediction * MIB * step
-    axes.plot([step], [guess], "o", markersize=11, markerfacecolor="none", markeredgecolor=BLUE, markeredgewidth=2, clip_on=False)
+    axes.plot([step], [guess], marker="o", clip_on=False, **hollow(BLUE))
     return guess
 
 
@@ -220,7 +220,7 @@ class LeakLab(Lab):
 
     def verdict(self, result: Result, prediction: float) -> str:
         if not result.rows:
-            return f"No step was measured, so your prediction of {prediction:g} stays open. Press Run to try again."
+            return stays_open("No step was measured", prediction)
         kept = next(iter(growth(result).values())) / MIB
         told = f"The loop keeps {kept:.4g} MiB a step; you predicted {prediction:g}"
         told += (

@@ -197,7 +197,7 @@ def end() -> None:
 
 
 def is_here() -> bool:
-    """Has this process a server, its own or the one of which it is a copy?"""
+    """Whether this process has a server, its own or the one of which it is a copy."""
     return _server is not None
 
 

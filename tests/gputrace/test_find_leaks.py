@@ -12,7 +12,7 @@ from traitlets.config import Config
 import virtualgpu.hardware
 from gputrace.holders.autograd import TELLS_SAVED
 from gputrace.holders.search import UNSEEN
-from gputrace.holders.tensors import Census
+from gputrace.holders.tensors import Census, alive
 from gputrace.leaks import find_leaks
 from virtualgpu.source_lines import SourceLine
 
@@ -44,7 +44,7 @@ class Births:
         return self
 
     def __exit__(self, *error):
-        self.census = Census.take()
+        self.census = Census(alive())
         self.list = [
             types.SimpleNamespace(device=0, address=address, size=block["size"], line=LINE, category="other")
             for address, block in allocated().items()

@@ -6,7 +6,7 @@ import pytest
 
 from labkit import isolation
 from labkit.isolation import IsolatedError, Original, exit_status
-from labkit.isolation.process import Ended, Stage
+from labkit.isolation.process import EndedProcess, Stage
 
 OOM = (
     "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacity of 14.56 GiB of which 13.10 GiB is free. "
@@ -76,7 +76,7 @@ def test_a_process_that_said_nothing(status, kind, message):
 
 
 def test_a_process_that_left_no_report_has_returned_nothing(tmp_path):
-    died = Ended(status=-11, output="the last words", stage=Stage.RUNNING, late=False, cut=False)
+    died = EndedProcess(status=-11, output="the last words", stage=Stage.RUNNING, late=False, cut=False)
     with pytest.raises(IsolatedError, match="f\\(\\) crashed with a segmentation fault") as caught:
         isolation._result(tmp_path, "f()", died, timeout=60)
     assert (caught.value.kind, caught.value.output) == ("crash", "the last words")

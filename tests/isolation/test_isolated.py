@@ -13,7 +13,7 @@ import torch
 import labkit
 from labkit.isolation import process
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_virtual")]
 
 MIB = 1 << 20
 
@@ -31,7 +31,6 @@ def last_line(error: labkit.IsolatedError) -> str:
     return lines[at + 1].strip()
 
 
-@pytest.mark.usefixtures("on_virtual")
 def test_a_result_comes_back_with_output_and_trace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -62,7 +61,6 @@ def test_a_result_comes_back_with_output_and_trace(tmp_path, monkeypatch):
     assert repr(came).startswith("<Isolated: returned {'sum': 2097152.0") and repr(came).endswith(", 2 lines of output>")
 
 
-@pytest.mark.usefixtures("on_virtual")
 def test_what_is_left_running_is_ended(monkeypatch):
     monkeypatch.setitem(process.LIMITS, process.Stage.ENDING, 0.05)
 
@@ -80,7 +78,6 @@ def test_what_is_left_running_is_ended(monkeypatch):
 # What goes wrong
 
 
-@pytest.mark.usefixtures("on_virtual")
 def test_out_of_memory():
     def fill():
         torch.ones(MIB, device="cuda")
@@ -94,7 +91,6 @@ def test_out_of_memory():
     assert error.trace.error == error.original.text and error.trace.peaks[0] == 4 * MIB
 
 
-@pytest.mark.usefixtures("on_virtual")
 def test_a_device_side_assert_that_nothing_waited_for():
     def outside():
         x = torch.arange(10, device="cuda:1")
@@ -106,7 +102,6 @@ def test_a_device_side_assert_that_nothing_waited_for():
     assert error.trace is not None and "failed" in error.output
 
 
-@pytest.mark.usefixtures("on_virtual")
 def test_illegal_access():
     def read_nowhere():
         print("soon", end="")
@@ -119,18 +114,27 @@ def test_illegal_access():
     assert (error.trace, error.why_no_trace) == (None, "the recording went with the process")
 
 
-@pytest.mark.usefixtures("on_virtual")
-def test_exit():
-    def leave():
+@pytest.mark.parametrize(
+    ("end", "kind", "message"),
+    [
+        (lambda: os._exit(3), "exit", "f() ended with exit status 3 without returning."),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "signal",
+            "f() was killed from outside (SIGKILL), perhaps by the system's out-of-memory",
+        ),
+    ],
+)
+def test_a_process_that_ends_without_a_report(end, kind, message):
+    def f():
         print("soon", end="")
-        os._exit(3)
+        end()
 
-    error = failure(leave)
-    assert str(error) == "leave() ended with exit status 3 without returning."
-    assert (error.kind, error.output, error.trace) == ("exit", "soon", None)
+    error = failure(f)
+    assert str(error).startswith(message)
+    assert (error.kind, error.output, error.trace) == (kind, "soon", None)
 
 
-@pytest.mark.usefixtures("on_virtual")
 def test_an_endless_loop():
     def forever():
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
@@ -143,14 +147,6 @@ def test_an_endless_loop():
     assert last_line(error) in ("while True:", "pass")
 
 
-@pytest.mark.usefixtures("on_virtual")
-def test_killed_from_outside():
-    error = failure(lambda: os.kill(os.getpid(), signal.SIGKILL))
-    assert str(error).startswith("<lambda>() was killed from outside (SIGKILL), perhaps by the system's out-of-memory killer")
-    assert error.kind == "signal"
-
-
-@pytest.mark.usefixtures("on_virtual")
 def test_much_output_and_a_full_pipe():
     def flood():
         os.write(1, b"first\n")
@@ -166,7 +162,6 @@ def test_much_output_and_a_full_pipe():
     assert repr(came).endswith("lines of output kept, the middle was cut out>")
 
 
-@pytest.mark.usefixtures("on_virtual")
 def test_a_result_that_cannot_be_sent():
     def numbers():
         torch.ones(MIB, device="cuda")
@@ -180,7 +175,6 @@ def test_a_result_that_cannot_be_sent():
     assert error.kind == "result" and error.trace.peak == 4 * MIB
 
 
-@pytest.mark.usefixtures("on_virtual")
 def test_a_result_on_a_gpu():
     error = failure(lambda: [torch.ones(3, device="cuda")])
     assert str(error) == (
@@ -189,7 +183,6 @@ def test_a_result_on_a_gpu():
     assert error.kind == "result"
 
 
-@pytest.mark.usefixtures("on_virtual")
 def test_an_interrupt_ends_the_process():
     def interrupt():
         os.kill(os.getppid(), signal.SIGINT)

@@ -16,7 +16,7 @@ def no_process(monkeypatch):
     def started(*arguments: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("labkit.isolation.Process", started)
+    monkeypatch.setattr("labkit.isolation.IsolatedProcess", started)
 
 
 @pytest.fixture(scope="module")

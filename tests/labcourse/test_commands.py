@@ -43,16 +43,16 @@ def test_mistakes_are_said_in_one_line(arguments, said, course_file, capsys, tmp
     assert said in error and error.startswith("labkit course: ") and error.count("\n") == 1
 
 
-def test_a_course_file_that_is_missing(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "there is no file course.toml: describe the course in one"), ("course =", "labkit course: course.toml: Invalid value")],
+)
+def test_a_course_file_that_cannot_be_read(content, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / "course.toml").write_text(content)
     assert run("release", "--to", "x") == 2
-    assert "there is no file course.toml: describe the course in one" in capsys.readouterr().err
-
-
-def test_a_course_file_that_is_no_toml(capsys, tmp_path):
-    (tmp_path / "course.toml").write_text("course =")
-    assert run("release", "--to", "x", "--course", tmp_path / "course.toml") == 2
-    assert "labkit course: course.toml: Invalid value" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_a_command_that_is_interrupted_says_so(course_file, capsys, tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ import os
 import random
 import re
 import runpy
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import labkit
 from labcourse.session import answer_in
 from labkit import checks
 from labkit.checks import checking
-from labkit.checks.controls import control
+from labkit.checks.controls import control, wrong_answers
 
 # On real GPUs, of a model and its copy on another: PyTorch says it once in a process.
 pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
@@ -25,14 +27,21 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 TRIES = 2  # inputs are drawn afresh each time
 SLOW = ("09.4", "10.")  # they train, or start processes: once is enough for each wrong answer
 
-# For each exercise, answers that a learner may well give, and a part of what the check says to each, one file a lesson; beside them the one
-# that grading uses as a control, which ships with the kit.
+# For each exercise, answers that a learner may well give, and a part of what the check says to each, one file a lesson: a text as that of
+# the controls, or a program where answers are made from others. Beside them the one that grading uses as a control.
 CONTROL = "the control"
-WRONG: dict[str, dict[str, tuple[str, str]]] = {}
-for file in sorted((Path(__file__).parent / "wrong_answers").glob("lesson_*.py")):
-    for exercise, answers in runpy.run_path(str(file))["WRONG"].items():
-        pattern, source = control(exercise)
-        WRONG[exercise] = {CONTROL: (source, pattern)} | answers
+ANSWERS = Path(__file__).parent / "wrong_answers"
+
+
+def given() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
+    for file in sorted(ANSWERS.glob("lesson_*.txt")):
+        for number, answers in groupby(wrong_answers(file.read_text()), key=lambda answer: answer[0]):
+            yield number, {name: (source, hint) for _, name, hint, source in answers}
+    for file in sorted(ANSWERS.glob("lesson_*.py")):
+        yield from runpy.run_path(str(file))["WRONG"].items()
+
+
+WRONG = {number: {CONTROL: control(number)[::-1]} | answers for number, answers in given()}
 
 
 def exercise_cells() -> dict[str, tuple[str, str]]:

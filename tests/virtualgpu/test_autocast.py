@@ -1,5 +1,7 @@
 """Autocast on virtual GPUs follows CUDA's lists, caches weights as CUDA does, and leaves the CPU alone."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,18 +28,12 @@ def test_the_lists_name_every_operator_that_the_installed_torch_casts_on_cuda():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x: x @ x,
-        lambda x: torch.mm(x, x),
-        lambda x: F.linear(x, x, x[0]),
-        lambda x: torch.addmm(x, x, x),
-        lambda x: torch.einsum("ij,kj->ik", x, x),
-        lambda x: F.conv1d(x[None], x[:, :, None]),
+        lambda x: x @ x, lambda x: torch.mm(x, x), lambda x: F.linear(x, x, x[0]), lambda x: torch.addmm(x, x, x),
+        lambda x: torch.einsum("ij,kj->ik", x, x), lambda x: F.conv1d(x[None], x[:, :, None]), lambda x: F.prelu(x, x[0, :1]),
         lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
-        lambda x: F.prelu(x, x[0, :1]),
-        lambda x: torch.linalg.multi_dot([x, x, x]),
-        lambda x: torch.bmm(x[None], x[None]),
+        lambda x: torch.linalg.multi_dot([x, x, x]), lambda x: torch.bmm(x[None], x[None]),
     ],
-)
+)  # fmt: skip
 def test_products_run_in_the_region_s_precision(call, dtype):
     x = matrix()
     with torch.autocast("cuda", dtype=dtype):
@@ -50,26 +46,12 @@ def test_products_run_in_the_region_s_precision(call, dtype):
 @pytest.mark.parametrize(
     "call",
     [
-        torch.exp,
-        torch.log,
-        lambda x: x**2,
-        lambda x: 2**x,
-        lambda x: F.layer_norm(x, (4,)),
-        lambda x: F.group_norm(x, 2),
-        lambda x: F.mse_loss(x, x),
-        lambda x: F.binary_cross_entropy_with_logits(x, x),
-        lambda x: torch.cdist(x, x),
-        lambda x: F.softmax(x, 1),
-        lambda x: F.log_softmax(x, 1),
-        lambda x: x.sum(),
-        lambda x: x.sum(0),
-        lambda x: x.cumsum(0),
-        lambda x: x.prod(),
-        lambda x: x.norm(),
-        lambda x: torch.linalg.vector_norm(x),
-        lambda x: torch.norm(x, 2, 0),
+        torch.exp, torch.log, lambda x: x**2, lambda x: 2**x, lambda x: F.layer_norm(x, (4,)), lambda x: F.group_norm(x, 2),
+        lambda x: F.mse_loss(x, x), lambda x: F.binary_cross_entropy_with_logits(x, x), lambda x: torch.cdist(x, x),
+        lambda x: F.softmax(x, 1), lambda x: F.log_softmax(x, 1), lambda x: x.sum(), lambda x: x.sum(0), lambda x: x.cumsum(0),
+        lambda x: x.prod(), lambda x: x.norm(), lambda x: torch.linalg.vector_norm(x), lambda x: torch.norm(x, 2, 0),
     ],
-)
+)  # fmt: skip
 def test_what_needs_range_runs_in_float32(call):
     half = matrix(torch.float16)
     with torch.autocast("cuda"):
@@ -277,14 +259,8 @@ def test_custom_functions_name_their_own_precision():
 
 
 def test_a_thread_starts_without_autocast():
-    import threading
-
-    seen = []
-    with torch.autocast("cuda"):
-        thread = threading.Thread(target=lambda: seen.append(torch.mm(matrix(), matrix()).dtype))
-        thread.start()
-        thread.join()
-    assert seen == [torch.float32]
+    with torch.autocast("cuda"), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: torch.mm(matrix(), matrix()).dtype).result() is torch.float32
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])

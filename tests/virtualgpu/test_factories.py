@@ -94,15 +94,9 @@ def test_torch_device_in_all_its_forms():
 def test_new_tensors_stay_with_their_model():
     x = torch.ones(2, device="cuda:1", dtype=torch.half)
     for made in (
-        x.new_tensor([1]),
-        x.new_zeros(2),
-        x.new_empty((2,)),
-        x.new_full((1,), 2),
-        x.new_ones(2),
-        torch.zeros_like(x),
-        x.new([1.0]),
-        x.new(3),
-    ):
+        x.new_tensor([1]), x.new_zeros(2), x.new_empty((2,)), x.new_full((1,), 2), x.new_ones(2), torch.zeros_like(x),
+        x.new([1.0]), x.new(3),
+    ):  # fmt: skip
         assert (made.device, made.dtype) == (x.device, x.dtype)
     assert x.new_zeros(2, device="cpu").device.type == "cpu"
     assert x.new_zeros(2, device="cuda:2").device == torch.device("cuda:2")

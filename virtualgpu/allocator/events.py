@@ -16,7 +16,7 @@ class EventSource(Protocol):
 
 
 class NoEvents:
-    """Streams whose work is always done."""
+    """For streams whose work is always done."""
 
     def record(self, stream: int) -> None:
         return None

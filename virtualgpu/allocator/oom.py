@@ -1,9 +1,12 @@
 """The text of an out-of-memory error, as PyTorch words it (c10/cuda/CUDACachingAllocator.cpp, `malloc` and `format_size`)."""
 
+from dataclasses import dataclass
+
 _DOCUMENTATION = "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
 _OLD_DOCUMENTATION = "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
 
 
+@dataclass(eq=False)
 class OutOfMemory(Exception):  # noqa: N818 - the driver raises torch.OutOfMemoryError from it, PyTorch's own name
     """A request that the device cannot serve. `message` is PyTorch's text; the other attributes are bytes.
 
@@ -12,27 +15,17 @@ class OutOfMemory(Exception):  # noqa: N818 - the driver raises torch.OutOfMemor
     allocator's own figures.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        requested: int,
-        segment_size: int,
-        total: int,
-        free: int,
-        allowed: int | None,
-        allocated: int,
-        reserved: int,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.requested = requested
-        self.segment_size = segment_size
-        self.total = total
-        self.free = free
-        self.allowed = allowed
-        self.allocated = allocated
-        self.reserved = reserved
+    message: str
+    requested: int
+    segment_size: int
+    total: int
+    free: int
+    allowed: int | None
+    allocated: int
+    reserved: int
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def size_text(nbytes: int) -> str:

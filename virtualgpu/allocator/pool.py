@@ -79,28 +79,10 @@ class Pool:
     """
 
     __slots__ = (
-        "completed",
-        "completed_bytes",
-        "completed_requested",
-        "free",
-        "least_tail",
-        "malloc_bytes",
-        "malloc_requested",
-        "mallocs",
-        "pending",
-        "pending_bytes",
-        "released_bytes",
-        "released_segments",
-        "reserved_bytes",
-        "segments",
-        "small",
-        "split_below",
-        "split_blocks",
-        "split_bytes",
-        "unmapped",
-        "unsplit_blocks",
-        "unsplit_bytes",
-    )
+        "completed", "completed_bytes", "completed_requested", "free", "least_tail", "malloc_bytes", "malloc_requested", "mallocs",
+        "pending", "pending_bytes", "released_bytes", "released_segments", "reserved_bytes", "segments", "small", "split_below",
+        "split_blocks", "split_bytes", "unmapped", "unsplit_blocks", "unsplit_bytes",
+    )  # fmt: skip
 
     def __init__(self, small: bool) -> None:
         self.small = small

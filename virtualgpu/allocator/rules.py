@@ -74,7 +74,7 @@ class AllocatorRules:
         return self._stats.reserved
 
     def free_bytes(self) -> int:
-        """Bytes of the device that nobody holds."""
+        """Bytes of the device that no process holds."""
         return max(self.total - self.reserved - self._others(), 0)
 
     def _configure(self, settings: Settings) -> None:
@@ -347,4 +347,4 @@ class AllocatorRules:
         }
         if message is None:
             message = oom_text(index=self.index, processes=self._processes(), version=self.version, own_pid=os.getpid(), **figures)
-        return OutOfMemory(message, requested=nbytes, **figures)
+        return OutOfMemory(message=message, requested=nbytes, **figures)

@@ -51,7 +51,7 @@ def kernel_seconds(
 
 
 def further_seconds(profile: Profile, clocks: float, serial: float, around: float) -> float:
-    """Device seconds beyond the roofline: see `kernels.Work`."""
+    """Device seconds beyond the roofline: see `ops.call.Work`."""
     instructions = (clocks / profile.multiprocessors + serial) / (1e3 * profile.sm_clock_khz)
     return instructions + around / (profile.memory_bytes_per_second * profile.memory_efficiency)
 

@@ -5,6 +5,7 @@ same times everywhere.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from threading import Lock
 
@@ -35,42 +36,36 @@ class StreamTime:
         return f"StreamTime(device_index={self.device_index}, stream_id={self.stream_id}, ready={self.ready!r})"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EventTime:
     """The moment (seconds of the machine's clock) when all that was queued on a stream before the event is done.
 
     `known` says of each stream how many pieces of its work are done then.
     """
 
-    __slots__ = ("known", "stream", "time")
-
-    def __init__(self, stream: StreamTime, time: float, known: "Known | None" = None) -> None:
-        self.stream = stream
-        self.time = time
-        self.known: Known = known or {}
+    stream: StreamTime
+    time: float
+    known: Known
 
     def __repr__(self) -> str:
         return f"EventTime(stream={self.stream!r}, time={self.time!r})"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Span:
     """A piece of work on a device: `kind` is "kernel" or the copy engine's name; `start` and `duration` are in seconds.
 
     The host went on at `launched`; `overhead` is what it had worked to launch it.
     """
 
-    __slots__ = ("device", "duration", "kind", "launched", "name", "overhead", "start", "stream")
-
-    def __init__(
-        self, device: int, stream: int, kind: str, name: str, start: float, duration: float, launched: float = 0.0, overhead: float = 0.0
-    ) -> None:
-        self.device = device
-        self.stream = stream
-        self.kind = kind
-        self.name = name
-        self.start = start
-        self.duration = duration
-        self.launched = launched
-        self.overhead = overhead
+    device: int
+    stream: int
+    kind: str
+    name: str
+    start: float
+    duration: float
+    launched: float = 0.0
+    overhead: float = 0.0
 
     @property
     def end(self) -> float:
@@ -80,6 +75,7 @@ class Span:
         return f"Span({self.kind} {self.name!r} on cuda:{self.device} stream {self.stream}, {self.start!r} s + {self.duration!r} s)"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Wait:
     """The host or a stream waits for work of `device`, on `stream`, or on all its streams where that is None, that is done at `time`.
 
@@ -87,18 +83,13 @@ class Wait:
     may go on at `until`.
     """
 
-    __slots__ = ("asked", "device", "name", "stream", "time", "until", "waiter")
-
-    def __init__(
-        self, device: int, stream: int | None, time: float, waiter: StreamTime | None, name: str, asked: float, until: float
-    ) -> None:
-        self.device = device
-        self.stream = stream
-        self.time = time
-        self.waiter = waiter
-        self.name = name
-        self.asked = asked
-        self.until = until
+    device: int
+    stream: int | None
+    time: float
+    waiter: StreamTime | None
+    name: str
+    asked: float
+    until: float
 
     def __repr__(self) -> str:
         return f"Wait({self.waiter or 'the host'} for cuda:{self.device} stream {self.stream}, {self.asked!r} s to {self.until!r} s)"

@@ -81,7 +81,7 @@ def names_in_torch() -> frozenset[str]:
 
 
 def answers(machine: Machine) -> dict[str, Any]:
-    """What stands in `torch._C` while the machine is in place: every name of the driver, served or refused."""
+    """The driver's names in `torch._C` while the machine is in place: each is served or refused."""
     served = device_answers(machine) | stream_answers(machine) | memory_answers(machine) | memory_history.answers(machine) | comm.ANSWERS
     return {name: refuse(f"torch._C.{name}", getattr(torch._C, name, None)) for name in names_in_torch() - served.keys()} | served
 
@@ -98,7 +98,7 @@ def group_tensors(lists: list[list[torch.Tensor | None]], with_indices: bool = F
     groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]] = {}
     if any(x and len(x) != len(lists[0]) for x in lists):
         raise RuntimeError("the lists of tensors differ in length")
-    filled = [x or [None] * len(lists[0]) for x in lists]  # an empty list among the others stands for "none of these"
+    filled = [x or [None] * len(lists[0]) for x in lists]  # an empty list among the others means None for each
     for position, entry in enumerate(zip(*filled, strict=True)):
         members, indices = groups.setdefault((entry[0].device, entry[0].dtype), ([[] for _ in lists], []))
         for member, tensor, whole in zip(members, entry, lists, strict=True):
@@ -148,7 +148,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
     def capability(index: int) -> dict[str, Any]:
         return {"supported_dtypes": set(), "major": machine.profile.major, "minor": machine.profile.minor}
 
-    answers = {
+    return {
         "_cuda_init": machine.initialise,
         "_cuda_getDeviceCount": machine.visible,
         "_cuda_getDevice": lambda: selected.device,
@@ -182,7 +182,6 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_accelerator_getDeviceCapability": capability,
         "_accelerator_getDefaultGenerator": lambda index: machine.gpus[checked(index)].generator,
     }
-    return answers
 
 
 def stream_answers(machine: Machine) -> dict[str, Any]:
@@ -211,13 +210,6 @@ def stream_answers(machine: Machine) -> dict[str, Any]:
 def memory_answers(machine: Machine) -> dict[str, Any]:
     gpus = machine.gpus
     raw: dict[int, tuple[Any, Any]] = {}  # address -> GPU and block of caching_allocator_alloc
-
-    def every(method: str) -> Callable[[], None]:
-        def call() -> None:
-            for gpu in gpus:
-                getattr(gpu.allocator, method)()
-
-        return call
 
     def empty_cache() -> None:
         machine.take_turn()

@@ -82,7 +82,7 @@ class Server:
 
 
 def _remove_abandoned(prefix: str) -> None:
-    """Remove this user's folders of processes that could not do so themselves, for they were killed: nobody listens there any more."""
+    """Remove this user's folders of processes that were killed: their sockets refuse connections."""
     import shutil
     import tempfile
 

@@ -6,15 +6,18 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from virtualgpu import errors, hardware
+from virtualgpu import errors
 from virtualgpu.clock import costs
+from virtualgpu.generators import is_virtual
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.host.pinned import pinned
+from virtualgpu.ops.blas import matrix_work
+from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.ops.copies import move
+from virtualgpu.ops.dispatch import dispatch
 from virtualgpu.ops.operators import refuse_waiting
-from virtualgpu.ops.products import matrix_work
-from virtualgpu.ops.schemas import written
 from virtualgpu.streams import backward
+from virtualgpu.streams.race_detector import RaceDetector
 from virtualgpu.tensor import VirtualTensor, tensors
 
 # PyTorch's own operators fail or crash on symbolic zeros where a mode watches: real zeros serve as well.
@@ -37,6 +40,7 @@ class HostOperators(TorchDispatchMode):
         super().__init__()
         self.machine = machine
         self.scheduler = machine.scheduler
+        self.races = machine.races = RaceDetector(machine)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -58,14 +62,14 @@ class HostOperators(TorchDispatchMode):
                 call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
                 selected.visit(task)
             if VirtualTensor in types:
-                if hardware.watcher is not None:
+                if self.machine.several_streams:
                     backward.follow(self.machine, node if task != -1 else None, args)
                 selected.call = call
                 if selected.waiting == call:
-                    for x in written(func, args, kwargs or {}):
+                    for x in Call(operator(func), args, kwargs or {}).written():
                         refuse_waiting(x)
                     args = adopt(args)
-                result = VirtualTensor.__torch_dispatch__(func, types, args, kwargs)
+                result = dispatch(VirtualTensor, func, types, args, kwargs)
                 if task != -1:
                     selected.places.add(selected.gpu)
                 return result
@@ -92,15 +96,13 @@ class HostOperators(TorchDispatchMode):
             return pinned(func(*args, **(kwargs | {"pin_memory": False})))
         if kwargs.get("generator") is not None and ("device" not in kwargs or kwargs["device"].type == "cpu"):
             refuse_device_generator(kwargs["generator"])
-        if self.machine.order.host_copies:
-            result = self.machine.order.host_runs(func, args, kwargs, lambda: func(*args, **kwargs))
-        else:
-            result = func(*args, **kwargs)
+        op = operator(func)
+        result = self.races.host_runs(op, args, kwargs) if self.races.host_copies else func(*args, **kwargs)
         if type(result) is VirtualTensor:
             return result  # a factory on a GPU: its own operators have taken their time
         if waits and type(result) is torch.Tensor and result.layout is torch.strided:
             result.untyped_storage().waiting = call
-        self._take_time(func, args, result)
+        self._take_time(op, args, result)
         return result
 
     def _only_place(self, call: tuple) -> Gpu | None:
@@ -108,14 +110,14 @@ class HostOperators(TorchDispatchMode):
         places = self.machine.selected.places
         return next(iter(places)) if len(call) == 3 and len(places) == 1 else None
 
-    def _take_time(self, func: Any, args: tuple, result: Any) -> None:
+    def _take_time(self, op: Operator, args: tuple, result: Any) -> None:
         moved = 0
         for x in (*args, result):
             if isinstance(x, torch.Tensor):
                 if x.is_meta:
                     return  # shapes alone
                 moved += x.numel() * x.itemsize
-        work = matrix_work(func, args)
+        work = matrix_work(op.name, args)
         self.machine.clock.advance_host(costs.cpu_seconds(self.machine.profile, moved, 0 if work is None else work[0]))
 
 
@@ -136,7 +138,5 @@ def adopt(args: tuple) -> tuple:
 
 def refuse_device_generator(generator: torch.Generator) -> None:
     """Raises RuntimeError, as CUDA does, if a GPU's generator is to draw on the CPU."""
-    from virtualgpu.generators import is_virtual
-
     if is_virtual(generator):
         raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")

@@ -16,14 +16,17 @@ from torch._C import _DisableTorchDispatch
 from torch.autograd.function import once_differentiable
 
 from virtualgpu.hardware import Gpu
-from virtualgpu.ops import operators, products, registry
-from virtualgpu.ops.kernels import bytes_of
+from virtualgpu.ops.blas import product_format
+from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, handles
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 from virtualgpu.tensor import VirtualTensor, empty, empty_without_values, memory_of
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 Tensor = torch.Tensor
+# Of a product's rate, read off benchmarks/timing/kernels.json (one H200, torch 2.11, cuDNN 9.19), rounded.
+ATTENTION, ATTENTION_BACKWARD = 0.62, 0.6
+ATTENTION_HALF, ATTENTION_BACKWARD_HALF = 256, 512  # queries with which half of that is reached: the blocks of a short sequence are few
 
 
 def scratch_tensor(gpu: Gpu, nbytes: int) -> VirtualTensor:
@@ -83,7 +86,18 @@ ENABLED = {
 }
 
 
-@registry.composes("scaled_dot_product_attention")
+@checks("scaled_dot_product_attention")
+def check_devices(args: tuple, kwargs: dict) -> None:
+    """Raises RuntimeError unless query, key and value are on one device."""
+    query, key, value = (x.device for x in args[:3])
+    if not query == key == value:
+        raise RuntimeError(
+            "Expected query, key, and value to have the same device type, but got "
+            f"query.device: {query} key.device: {key} and value.device: {value} instead."
+        )
+
+
+@composes("scaled_dot_product_attention")
 def scaled_dot_product_attention(
     q: Tensor,
     k: Tensor,
@@ -121,7 +135,7 @@ def scaled_dot_product_attention(
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> None:
     """Raises RuntimeError as PyTorch's `validate_sdpa_input` does."""
-    operators.common_gpu((q, k, v), {})
+    common_gpu(q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise RuntimeError(
             f"Expected query, key, and value to have the same dtype, but got query.dtype: {q.dtype} key.dtype: {k.dtype} "
@@ -183,7 +197,7 @@ class Attention(torch.autograd.Function):
                     kept = torch.empty_like(p).bernoulli_(1 - dropout, generator=gpu.generator.next_draws(p.numel())).div_(1 - dropout or 1)
                     p = p * kept
                 aten.copy_.default(out, p @ values)
-        gpu.launch(*products.attention(q, k, v, causal), name="attention")
+        gpu.launch(*attention_work(q, k, v, causal), name="attention")
         if needs:
             ctx.save_for_backward(mask, k, q, v, sums, out, *seeds)
             ctx.settings = causal, scale, chosen, kept, mask is not None and ctx.needs_input_grad[3]
@@ -212,7 +226,7 @@ class Attention(torch.autograd.Function):
                 for x, value in zip((*grads, bias), results, strict=True):
                     if x is not None:
                         aten.copy_.default(x, value)
-        gpu.launch(*products.attention(q, k, v, causal, backward=True), name="attention_backward")
+        gpu.launch(*attention_work(q, k, v, causal, backward=True), name="attention_backward")
         return *grads, bias, None, None, None, None
 
 
@@ -304,13 +318,25 @@ def _efficient_backward(q: Tensor, v: Tensor, grad: Tensor, keys: int) -> Plan:
     return product, *delta, -product, size, -rows, -size
 
 
-@registry.handles("_safe_softmax")
-def safe_softmax(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("_safe_softmax")
+def safe_softmax(call: Call) -> Any:
     """A softmax, then zeros in the rows that are masked as a whole: found by comparison, filled in place."""
-    x, dim = args[0], args[1]
+    x, dim = call.args[0], call.args[1]
 
     def plan(outputs: list[Any]) -> Plan:
         n, rows, item = x.numel(), x.numel() // max(x.shape[dim], 1), outputs[0].itemsize
         return Out(0), n, rows, item, -item, -rows, -n
 
-    return perform(func, args, kwargs, plan)
+    return perform(call, plan)
+
+
+# Time
+
+
+def attention_work(q: Tensor, k: Tensor, v: Tensor, causal: bool, backward: bool = False) -> Work:
+    """What the kernel does: two products forward, five backward; a causal mask spares half of them."""
+    queries, outputs = q.shape[2], prod(q.shape[:3]) * v.shape[3]
+    flops = 2 * k.shape[2] * prod(q.shape[:3]) * (q.shape[3] + v.shape[3]) * (2.5 if backward else 1) * (0.5 if causal else 1)
+    share, half = (ATTENTION_BACKWARD, ATTENTION_BACKWARD_HALF) if backward else (ATTENTION, ATTENTION_HALF)
+    moved = sum(map(bytes_of, (q, k, v))) + outputs * q.itemsize
+    return Work(moved * (2 if backward else 1), flops / (share * queries / (queries + half)), product_format(q.dtype), outputs)

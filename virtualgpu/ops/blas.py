@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from virtualgpu.allocator import Block
+from virtualgpu.errors import not_implemented
 from virtualgpu.hardware import Gpu
-from virtualgpu.ops.registry import handles as handles_operators
-from virtualgpu.ops.registry import temporaries
+from virtualgpu.ops import operators
+from virtualgpu.ops.call import Call, Work, device_time, temporaries
+from virtualgpu.ops.call import handles as handles_operators
 from virtualgpu.tensor import memory_of
 
 KIB = 1024
@@ -28,6 +30,15 @@ WORKSPACE = 8 * 1024 * KIB + 8 * 16 * KIB  # two of 4 MiB and eight of 16 KiB
 WORKSPACE_HOPPER = 32 * 1024 * KIB  # from compute capability 9.0 on
 WORKSPACE_LT = 1024 * KIB
 _PAIR = re.compile(r":(\d+):(\d+)")
+# Matrix products: the argument positions of the two factors.
+PRODUCTS = {
+    "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "vdot": (0, 1),
+    "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "baddbmm_": (1, 2), "addmv": (1, 2), "addmv_": (1, 2),
+}  # fmt: skip
+FORMATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
+# The names that CUDA gives the kernels it does not have for integers.
+INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "dot": "dot", "vdot": "vdot"}
+INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
 _current_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
 
 
@@ -138,24 +149,61 @@ def _product(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor, lt: 
     handles(result._gpu).use(lt)
 
 
+@handles_operators(*PRODUCTS)
+def product(call: Call) -> Any:
+    """A matrix product: CUDA has none for integers."""
+    call.common_gpu()
+    dtype = call.args[0].dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise not_implemented(INTEGER_PRODUCT.get(call.op.name, "addmm_cuda"), dtype)
+    return operators.run(call)
+
+
+def product_format(dtype: torch.dtype) -> str:
+    """The format in which cuBLAS multiplies."""
+    return FORMATS.get(dtype, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32")
+
+
+def cudnn_format(dtype: torch.dtype) -> str:
+    """The format in which cuDNN multiplies: unless told otherwise, it takes float32 for tf32."""
+    return FORMATS.get(dtype, "tf32" if torch.backends.cudnn.allow_tf32 else "float32")
+
+
+def matrix_work(name: str, args: tuple) -> tuple[int, int] | None:
+    """Floating-point operations and output elements of a matrix product; None for another operator."""
+    positions = PRODUCTS.get(name)
+    if positions is None:
+        return None
+    left, right = args[positions[0]], args[positions[1]]
+    terms = left.shape[-1]
+    outputs = left.numel() // max(terms, 1) * (right.shape[-1] if right.dim() > 1 else 1)
+    return 2 * outputs * terms, outputs
+
+
+@device_time(*PRODUCTS)
+def product_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    flops, outputs = matrix_work(call.op.name, call.args) or (0, 0)
+    return Work(moved, flops, product_format(call.args[0].dtype), outputs)
+
+
 @temporaries("mm", "bmm")
-def product(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Iterator[int]:
+def multiply(call: Call, result: torch.Tensor) -> Iterator[int]:
     result._gpu.machine.selected.product = weakref.ref(memory_of(result))  # a bias may follow: see virtualgpu.ops.gradients
-    return _product(args[0], args[1], result)
+    return _product(call.args[0], call.args[1], result)
 
 
 @temporaries("baddbmm", "baddbmm_")
-def add_batched_product(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Iterator[int]:
-    return _product(args[1], args[2], result)
+def add_batched_product(call: Call, result: torch.Tensor) -> Iterator[int]:
+    return _product(call.args[1], call.args[2], result)
 
 
 @temporaries("addmm", "addmm_", "_addmm_activation")
-def add_product(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Iterator[int]:
+def add_product(call: Call, result: torch.Tensor) -> Iterator[int]:
     """cuBLASLt adds a bias of one dimension as it multiplies; any other summand is copied into the result first."""
-    bias, left, right = args[:3]
+    bias, left, right = call.args[:3]
     rows, columns = right.shape
     lt = bias.dim() == 1 and bias.shape[0] == columns and bias.is_contiguous() and rows > 1 and columns > 1 and result.is_contiguous()
-    lt = lt and (args[3] if len(args) > 3 else kwargs.get("beta", 1)) == 1
+    lt = lt and call.argument("beta") == 1
     lt = lt and not result.dtype.is_complex and handles(result._gpu).lt
     return _product(left, right, result, lt)
 
@@ -173,26 +221,26 @@ def _vector_product(matrix: torch.Tensor, vector: torch.Tensor, result: torch.Te
 
 
 @temporaries("mv")
-def matrix_vector(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Iterator[int]:
-    return _vector_product(args[0], args[1], result)
+def matrix_vector(call: Call, result: torch.Tensor) -> Iterator[int]:
+    return _vector_product(call.args[0], call.args[1], result)
 
 
 @temporaries("addmv", "addmv_")
-def add_matrix_vector(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Iterator[int]:
-    return _vector_product(args[1], args[2], result)
+def add_matrix_vector(call: Call, result: torch.Tensor) -> Iterator[int]:
+    return _vector_product(call.args[1], call.args[2], result)
 
 
 @temporaries("addbmm", "addbmm_", "dot", "vdot", "triangular_solve")
-def with_cublas(func: Any, args: tuple, kwargs: dict, result: Any) -> tuple:
+def with_cublas(call: Call, result: Any) -> tuple:
     """Products of vectors, sums of products and triangular systems: cuBLAS works on the operands as they are."""
-    handles(args[0]._gpu).use()
+    handles(call.args[0]._gpu).use()
     return ()
 
 
 @handles_operators("_trilinear")
-def trilinear(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+def trilinear(call: Call) -> torch.Tensor:
     """A bilinear layer, and its gradients: slice by slice along one dimension, as products of two (native/Linear.cpp)."""
-    factors, expanded, summed, along = list(args[:3]), args[3:6], set(args[6]), args[7] if len(args) > 7 else kwargs.get("unroll_dim", 1)
+    factors, expanded, summed, along = list(call.args[:3]), call.args[3:6], set(call.args[6]), call.argument("unroll_dim")
     dims = factors[0].dim() + len(expanded[0])
     for i, places in enumerate(expanded):
         for d in sorted(places):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu.ops import registry
 from virtualgpu.ops.attention import HALF
+from virtualgpu.ops.call import composes
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import tensors
 
@@ -116,13 +116,13 @@ def again(step: Any, inputs: tuple, grads: tuple) -> tuple:
     return tuple(next(values) if x is not None and x.requires_grad else None for x in inputs)
 
 
-@registry.composes("lstm_cell")
+@composes("lstm_cell")
 def lstm_cell(
     x: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     return LstmCell.apply(x @ w_ih.t(), hx[0] @ w_hh.t(), hx[1], b_ih, b_hh)
 
 
-@registry.composes("gru_cell")
+@composes("gru_cell")
 def gru_cell(x: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Tensor:
     return GruCell.apply(x @ w_ih.t(), hx @ w_hh.t(), hx, b_ih, b_hh)

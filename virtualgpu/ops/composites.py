@@ -1,12 +1,58 @@
-"""Composite operators whose C++ makes its result before it looks at any device tensor, and so on the CPU: made here of others."""
+"""Operators that are made of others, which come to the virtual GPU one by one: PyTorch's composites, and what a program adds in Python.
+
+Autograd takes composites apart, unless it is off or was passed already: with inference tensors, and within another operator's function.
+The C++ of some makes its result before it looks at any device tensor, and so on the CPU: they are made here of others.
+"""
 
 import warnings
+from functools import cache
 from typing import Any
 
 import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch.library import _impls  # what Python has registered: "namespace/name.overload/key"
 
+from virtualgpu import hardware
 from virtualgpu.errors import VERSION
-from virtualgpu.ops.registry import composes, made_of
+from virtualgpu.ops.call import Call, composes, made_of
+from virtualgpu.tensor import unsupported
+
+
+def composite(call: Call) -> Any:
+    """An operator that PyTorch makes of others on any device."""
+    key = DispatchKey.CPU if _in_python(call.func, "CPU") else DispatchKey.CompositeImplicitAutograd  # virtualgpu.install replaces some
+    with hardware.machine().host_operators:
+        return call.func._op_dk(key, *call.args, **call.kwargs)
+
+
+def in_python(call: Call) -> Any:
+    """An operator that a program adds: its function for CUDA is run. PyTorch says so where it has none for CUDA."""
+    with hardware.machine().host_operators:
+        return call.func.redispatch(DispatchKeySet(DispatchKey.CUDA), *call.args, **call.kwargs)
+
+
+def is_made_of_others(func: Any) -> bool:
+    return _has(func, "CompositeImplicitAutograd") and (_in_python(func, "CPU") or not _has(func, "CPU"))
+
+
+def is_written_in_python(func: Any) -> bool:
+    """Is what CUDA would run a Python function? Instead of a compiled kernel the CPU's is run; without one the operator is refused."""
+    runs = next((key for key in ("CUDA", "CompositeExplicitAutograd") if _has(func, key)), "CPU")
+    if runs == "CUDA" and not _in_python(func, "CUDA") and (_in_python(func, "CPU") or not _has(func, "CPU")):
+        raise unsupported(f"{func.name()}, a CUDA kernel of another library,")
+    return _in_python(func, runs)
+
+
+def _has(func: Any, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+@cache
+def _in_python(func: Any, key: str) -> bool:
+    return f"{func.name().replace('::', '/')}/{key}" in _impls
+
+
+# Composites that choose by device what they are made of
 
 
 @composes("vander")
@@ -116,13 +162,39 @@ def matrix_rank_of_tolerance(x: torch.Tensor, tol, hermitian: bool = False) -> t
     return matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian)
 
 
-@composes("ctc_loss.Tensor", "ctc_loss.IntList")
-def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank: int = 0, reduction: int = 1, zero_infinity: bool = False):
-    """As LossCTC.cpp, with the divisor of the mean on the GPU. `reduction`: 0 none, 1 mean, 2 sum."""
-    loss = torch.ops.aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
-    if zero_infinity:
-        loss = torch.where(loss == float("inf"), torch.zeros_like(loss), loss)
-    if reduction == 1:
-        lengths = torch.as_tensor(target_lengths, dtype=loss.dtype, device=loss.device)
-        return (loss / lengths.clamp_min(1)).mean()
-    return loss.sum() if reduction == 2 else loss
+@composes("pad_sequence")
+def pad_sequence(sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> torch.Tensor:
+    """C++ would make the result on the CPU."""
+    longest = max(len(x) for x in sequences)
+    shape = (len(sequences), longest) if batch_first else (longest, len(sequences))
+    output = sequences[0].new_full((*shape, *sequences[0].shape[1:]), padding_value)
+    for i, x in enumerate(sequences):
+        row = output.select(0 if batch_first else 1, i)
+        (row[: len(x)] if padding_side == "right" else row[longest - len(x) :]).copy_(x)
+    return output
+
+
+@composes("_pad_packed_sequence")
+def pad_packed_sequence(
+    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding_value: float, total_length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Steps with equally many sequences are copied at once, as PyTorch's native/PackedSequence.cpp does."""
+    sizes = batch_sizes.tolist()
+    steps, batch = len(sizes), sizes[0]
+    if 0 < total_length < steps:
+        raise RuntimeError(
+            "Expected total_length to be at least the length of the longest sequence in input, but got "
+            f"total_length={total_length} and max sequence length being {steps}"
+        )
+    output = data.new_full((max(total_length, steps), batch, *data.shape[1:]), padding_value)
+    lengths = torch.zeros(batch, dtype=torch.int64, device="cpu")
+    start = offset = 0
+    for step in range(1, steps + 1):
+        now = sizes[step] if step < steps else 0
+        if now != sizes[start]:
+            rows = (step - start) * sizes[start]
+            part = data[offset : offset + rows].view(step - start, sizes[start], *data.shape[1:])
+            output[start:step, : sizes[start]].copy_(part)
+            lengths[now : sizes[start]] = step
+            offset, start = offset + rows, step
+    return output.transpose(0, 1) if batch_first else output, lengths

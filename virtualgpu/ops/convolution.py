@@ -1,6 +1,6 @@
 """Convolutions as cuDNN computes them: a workspace for the output, one for the input's gradient, one for the weight's.
 
-cuDNN chooses its algorithm by itself, and no rule for its workspaces is known: these are estimates. The table beside this file holds
+cuDNN chooses its algorithm by itself, and no rule for its workspaces is known: these are estimates. The table among the profiles holds
 what it asked for on an H200 for 111,000 convolutions (benchmarks/fidelity/cudnn.py measures them): for each layer and size of image,
 straight lines over the batch. Another size takes the nearest one of the same layer, another layer the nearest one of the same kind.
 Most workspaces are copies in the order that the kernels want (input, output, and weight with channels last) with a little beside them,
@@ -9,18 +9,25 @@ Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convoluti
 """
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
+from importlib.resources import files
 from math import log, prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from virtualgpu.ops import operators, reductions, registry
-from virtualgpu.ops.kernels import bytes_of
+from virtualgpu.errors import argument_differs
+from virtualgpu.ops import operators, reductions
+from virtualgpu.ops.blas import cudnn_format
+from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles
 from virtualgpu.ops.sequence import Out, Plan, perform
+from virtualgpu.ops.work import UNVECTORIZED
 
 Tensor = torch.Tensor
+CONVOLUTION, CONVOLUTION_BACKWARD = 0.85, 0.5  # of a product's rate
+CHANNEL_TILE, CHANNEL_VECTOR = 128, 8  # output channels are computed so many at a time, input channels read so many at a time
+POOLED, POOLED_BACKWARD = 0.3, 2.3  # clocks an element of the larger image (ATen/native/cuda/DilatedMaxPool2d.cu)
 OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 
 
@@ -48,7 +55,7 @@ class Layer(NamedTuple):
 @lru_cache(maxsize=1)
 def _recording() -> tuple[dict[str, dict[str, list[list[int]]]], dict[str, list[tuple[Layer, str]]]]:
     """Lines by layer and size, and the layers of each kind."""
-    lines = json.loads(Path(__file__).with_name("cudnn_convolution_h200.json").read_text())["lines"]
+    lines = json.loads((files("virtualgpu.profiles") / "cudnn_convolution_h200.json").read_text())["lines"]
     kinds: dict[str, list[tuple[Layer, str]]] = {}
     for key in lines:
         layer = Layer.read(key)
@@ -122,26 +129,40 @@ def _takes(x: Tensor) -> bool:
     return x.dtype.is_floating_point and x.dim() > 2 and x.numel() > 0
 
 
-@registry.handles("convolution")
-def convolution(func: Any, args: tuple, kwargs: dict) -> Any:
-    x, weight, _, stride, padding, dilation, transposed, _, groups = args
-    if kwargs or not _takes(x):
-        return operators.compute(func, args, kwargs)
+cuda_operator("convolution", "_slow_conv2d_forward", input="self")
+
+
+@device_error("convolution")
+def operands_elsewhere(given: Devices) -> str | None:
+    found = dict(given)
+    image = found["input"]
+    if not image.is_cuda:
+        return argument_differs([("self", image), *given[1:]], "wrapper_CUDA___slow_conv2d_forward")
+    argument = next(name for name in ("weight", "bias") if name in found and found[name].device != image.device)
+    if found[argument].is_cuda:
+        return None
+    return f"Input type ({image.type()}) and {argument} type ({found[argument].type()}) should be the same"
+
+
+@handles("convolution")
+def convolution(call: Call) -> Any:
+    x, weight, _, stride, padding, dilation, transposed, _, groups = call.args
+    if call.kwargs or not _takes(x):
+        return operators.compute(call)
 
     def plan(outputs: list[Any]) -> Plan:
         space = figures(x, bytes_of(outputs[0]), weight, stride, padding, dilation, transposed, groups)[OUTPUT]
         return Out(0), space, -space
 
-    return perform(func, args, kwargs, plan)
+    return perform(call, plan)
 
 
-@registry.handles("convolution_backward")
-def convolution_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("convolution_backward")
+def convolution_backward(call: Call) -> Any:
     """The input's gradient, the weight's, then the bias's as a sum; a gradient that does not lie dense is copied first."""
-    grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = args
-    if kwargs or not _takes(x):
-        return operators.compute(func, args, kwargs)
-    operators.common_gpu(args, kwargs)
+    grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = call.args
+    if call.kwargs or not _takes(x):
+        return operators.compute(call)
     spaces = figures(x, bytes_of(grad), weight, stride, padding, dilation, transposed, groups)
     own_kernels = groups == x.shape[1] > 1 and not any(spaces)  # PyTorch's for depthwise convolutions: the weight's gradient comes first
     copy = 0 if grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last) else bytes_of(grad)
@@ -155,4 +176,70 @@ def convolution_backward(func: Any, args: tuple, kwargs: dict) -> Any:
         sums = reductions.staging(grad, dims, reductions.sum_bytes(grad.dtype))
         steps += [Out(2), *sums, *(-size for size in reversed(sums))]
     steps.append(-copy)
-    return perform(func, args, kwargs, lambda outputs: tuple(steps))
+    return perform(call, lambda outputs: tuple(steps))
+
+
+# Time: the shares of a product's rate are read off benchmarks/timing/kernels.json (one H200, torch 2.11, cuDNN 9.19), rounded
+
+
+@device_time("convolution")
+def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
+    """A product, for which tensor cores want the channels last; a kernel of its own adds the bias (ATen/native/cudnn/ConvShared.cpp)."""
+    x, weight, bias, transposed, groups = (call.argument(name) for name in ("input", "weight", "bias", "transposed", "groups"))
+    out = results[0]
+    if not x.numel() or x.dim() != weight.dim():  # nothing to do, or one sample without a batch
+        return Work(moved)
+    flops = _flops(x, weight, transposed, out.shape[2:]) / CONVOLUTION
+    wasted = _wasted(x, weight, transposed, groups)
+    around, clocks = _reordered(x, weight, out), 0.0
+    if bias is not None:
+        around, clocks = around + 2 * bytes_of(out), UNVECTORIZED * out.numel()
+    return Work(moved, flops * wasted, cudnn_format(x.dtype), round(out.numel() * wasted), clocks, around=around)
+
+
+@device_time("convolution_backward")
+def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> Work:
+    names = ("grad_output", "input", "weight", "transposed", "groups", "output_mask")
+    grad, x, weight, transposed, groups, mask = (call.argument(name) for name in names)
+    if not x.numel():
+        return Work(moved)
+    gradients = mask[0] + mask[1]
+    flops = _flops(x, weight, transposed, grad.shape[2:]) * gradients / CONVOLUTION_BACKWARD
+    wasted = _wasted(x, weight, transposed, groups)
+    around = gradients * _reordered(x, weight, grad) + mask[2] * bytes_of(grad)
+    return Work(moved, flops * wasted, cudnn_format(x.dtype), round(grad.numel() * wasted), around=around)
+
+
+def _in_tensor_cores(x: Tensor) -> bool:
+    """Does the GPU have units of their own for the format? Kernels without them take the channels as they come."""
+    rates = x._gpu.profile.peak_flops  # type: ignore[attr-defined]
+    return rates[cudnn_format(x.dtype)] > rates["float32"]
+
+
+def _wasted(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> float:
+    """How many times more tensor cores compute than is asked for: channels come in tiles and vectors, but where a group is one channel."""
+    into, out = (weight.shape[0] // groups, weight.shape[1]) if transposed else (weight.shape[1], weight.shape[0] // groups)
+    if not weight.numel() or into == out == 1 or not _in_tensor_cores(x):
+        return 1.0
+    return -(-out // CHANNEL_TILE) * CHANNEL_TILE / out * (-(-into // CHANNEL_VECTOR) * CHANNEL_VECTOR / into)
+
+
+def _reordered(x: Tensor, weight: Tensor, out: Tensor) -> int:
+    """Bytes of reading and writing input and output once more: tensor cores want the channels last, unless the weight is a point."""
+    last = x.dim() == 4 and any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in (x, weight))
+    return 0 if last or prod(weight.shape[2:]) == 1 or not _in_tensor_cores(x) else 2 * (bytes_of(x) + bytes_of(out))
+
+
+def _flops(x: Tensor, weight: Tensor, transposed: bool, extent: Sequence[int]) -> int:
+    """Floating-point operations: every output position has all weights, or every input position, of a transposed convolution."""
+    return 2 * x.shape[0] * prod(x.shape[2:] if transposed else extent) * weight.numel()
+
+
+@device_time("max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool_time(call: Call, results: list[Tensor], moved: int) -> Work:
+    return Work(moved, clocks=POOLED * call.args[0].numel())
+
+
+@device_time("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def max_pool_backward_time(call: Call, results: list[Tensor], moved: int) -> Work:
+    return Work(moved, clocks=POOLED_BACKWARD * call.args[1].numel())

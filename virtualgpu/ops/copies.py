@@ -1,4 +1,9 @@
-"""Copies between any two devices, without autograd: their values, their memory and their time."""
+"""Copies between any two devices, without autograd: their values, their memory and their time.
+
+What a copy between a GPU and the host allocates on the GPU beside its target is the rule of `copy_kernel_cuda` and
+`copy_requires_temporaries` in PyTorch's native/cuda/Copy.cu: a copy that is no plain block of memory goes through contiguous copies on
+both sides. A blocking copy converts the type on the host, another one on the GPU.
+"""
 
 from typing import Any
 
@@ -8,17 +13,22 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu import hardware
 from virtualgpu.hardware import Gpu
 from virtualgpu.host.pinned import is_pinned, pinned
-from virtualgpu.ops import kernels, staging
+from virtualgpu.ops.call import Call, handles, overwrites
 from virtualgpu.ops.operators import compute, refuse_waiting
 from virtualgpu.ops.without_values import forget
-from virtualgpu.tensor import VirtualTensor, empty, mark_written, memory_of, require_values, unsupported
+from virtualgpu.ops.work import laid_out
+from virtualgpu.tensor import VirtualTensor, empty, mark_written, memory_of, require_values, span_bytes, unsupported, wrap
+
+_node, _graph_task = torch._C._current_autograd_node, torch._C._current_graph_task_id
+overwrites("copy_", "_foreach_copy_")
 
 
-def copy_into(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("copy_")
+def copy_into(call: Call) -> Any:
     """`copy_`: between any two devices."""
-    target, source = args[0], args[1]
+    target, source = call.args[0], call.args[1]
     refuse_waiting(target)
-    transfer(source, target, non_blocking=bool(args[2]) if len(args) > 2 else kwargs.get("non_blocking", False))
+    transfer(source, target, non_blocking=call.argument("non_blocking"))
     return target
 
 
@@ -31,22 +41,22 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
     machine.selected.gpu = here or there
     host_side = target if here is None else source if there is None else None
     waits = not (non_blocking and host_side is not None and is_pinned(host_side))
-    if machine.selected.watched or (waits and hardware.watcher is None):
+    if machine.selected.watched or (waits and not machine.several_streams):
         _copy(source, target, there, here, non_blocking, waits)
         return
     if not waits:
-        machine.order.mark_host(host_side)
+        machine.races.mark_host(host_side)
     stream = (there or here).stream
     before = machine.clock.before(stream)
     if there is not None and here is not None and here is not there:
         before |= {s: max(n, before.get(s, 0)) for s, n in machine.clock.before(here.stream).items()}
-    machine.order.copy(source, target, stream, before, lambda func, args, kwargs: _copy(args[1], args[0], there, here, non_blocking, waits))
+    machine.races.copy(source, target, stream, before, lambda call: _copy(call.args[1], call.args[0], there, here, non_blocking, waits))
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: Gpu | None, non_blocking: bool, waits: bool) -> None:
     """The copy itself, from `there` to `here` (None: the host). `waits` says whether the host waits for one with the host."""
     nbytes = target.numel() * target.itemsize
-    clock, order = (here or there).machine.clock, (here or there).machine.order
+    clock, races = (here or there).machine.clock, (here or there).machine.races
     if not non_blocking and (here is None or there is None):
         (here or there).machine.sync_debug.notice()
     unknown = there is not None and memory_of(source).kept is None
@@ -60,7 +70,7 @@ def _copy(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: G
         unknown = True
     host_side = target if here is None else source
     if here is None or there is None:
-        (here or there).scratch(staging.staging(source, target, there, here, non_blocking))
+        (here or there).scratch(staging(source, target, there, here, non_blocking))
     if not unknown and (waits or here is not None):
         with _DisableTorchDispatch():
             target.copy_(source)
@@ -68,21 +78,21 @@ def _copy(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: G
         gpu = here or there
         gpu.copy("d2h" if here is None else "h2d", nbytes, is_pinned(host_side), blocking=waits)
         if not waits:
-            order.host_copies.append((gpu.stream, gpu.stream.count))
+            races.host_copies.append((gpu.stream, gpu.stream.count))
             if here is None and not unknown:
-                order.to_host(source, target, gpu.stream)
+                races.to_host(source, target, gpu.stream)
     elif here is there:
         if source.shape == target.shape and source.stride() == target.stride():
             here.copy("d2d", nbytes)
         else:
-            here.launch(*kernels.laid_out(target, [source], 2 * nbytes), name="copy")
+            here.launch(*laid_out(target, [source], 2 * nbytes), name="copy")
     else:
         # On the source's stream, which waits for the target's, and that one for the copy (copy_kernel_cuda, ATen/native/cuda/Copy.cu).
         an_event = 4 * there.profile.event_seconds  # made, recorded, waited for, destroyed
         clock.wait(there.stream, clock.record(here.stream, an_event))
         there.copy("p2p", nbytes, blocking=False)
         clock.wait(here.stream, clock.record(there.stream, an_event))
-    if here is not None and hardware.watcher is None:
+    if here is not None and not here.machine.several_streams:
         mark_written(target)
 
 
@@ -93,15 +103,16 @@ def blank(target: torch.Tensor) -> None:
             target.fill_(torch.nan)
 
 
-def to_copy(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("_to_copy")
+def to_copy(call: Call) -> Any:
     """A copy with another dtype or layout on the same device; C++ says "cpu" for that. Another GPU may be named."""
-    source = args[0]
+    source, kwargs = call.args[0], call.kwargs
     device = kwargs.pop("device", None)
     kwargs.pop("pin_memory", None)
     gpu = source._gpu if device is None or device.type == "cpu" else hardware.machine().gpu(device)
     if gpu is source._gpu:
         kwargs.pop("non_blocking", None)
-        return compute(func, args, kwargs)
+        return compute(call)
     return move(source, gpu, kwargs.get("dtype"), kwargs.get("non_blocking", False), kwargs.get("memory_format"))
 
 
@@ -138,3 +149,47 @@ def move_sparse(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None
     return torch.sparse_coo_tensor(
         indices, values, source.size(), device=indices.device, is_coalesced=source.is_coalesced(), check_invariants=False
     )
+
+
+@handles("clone")
+def clone(call: Call) -> Any:
+    """Of a sparse tensor, part by part. A gradient that nobody else holds is kept as it is (autograd/functions/accumulate_grad.h)."""
+    x = call.args[0]
+    if x.layout is not torch.sparse_coo:
+        return compute(call)
+    if _graph_task() != -1 and not torch.is_grad_enabled() and _node().name() == "torch::autograd::AccumulateGrad":
+        return x
+    indices, values = x._indices().clone(), x._values().clone()
+    return torch.sparse_coo_tensor(indices, values, x.size(), is_coalesced=x.is_coalesced(), check_invariants=False)
+
+
+@handles("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe")
+def make_sparse(call: Call) -> Any:
+    """A sparse tensor is made of the two that it is given, whatever size it stands for."""
+    gpu = call.common_gpu()
+    return wrap(call.on_cpu(), gpu)
+
+
+def staging(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: Gpu | None, non_blocking: bool) -> tuple[int, ...]:
+    """Bytes of the temporaries on the GPU, of a copy between it and the host; `there` and `here` are where source and target lie."""
+    same_type = source.dtype is target.dtype
+    if same_type and _one_block(source, target):
+        return ()
+    count = target.numel()
+    if here is not None:  # to the GPU
+        converts_here = non_blocking and not same_type
+        return () if target.is_contiguous() and not converts_here else (count * (source if converts_here else target).itemsize,)
+    sizes = []
+    if non_blocking and not same_type:
+        sizes.append(count * target.itemsize)
+    if not source.is_contiguous() or source.numel() != count:
+        sizes.append(count * (target if non_blocking else source).itemsize)
+    return tuple(sizes)
+
+
+def _one_block(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Do both fill their memory in the same order?"""
+    if source.is_contiguous() and target.is_contiguous():
+        return True
+    same_order = source.stride() == target.stride() and source.shape == target.shape
+    return same_order and span_bytes(source.size(), source.stride(), source.dtype) == source.numel() * source.itemsize

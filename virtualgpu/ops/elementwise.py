@@ -1,67 +1,77 @@
-"""What pointwise operators, softmax, dropout and losses ask for where CUDA computes them otherwise than the CPU.
+"""What pointwise operators, softmax and losses do where CUDA computes them otherwise than the CPU.
 
-Most pointwise operators ask for their output alone. The others follow PyTorch's sources, named at each. Held against recordings
-from an H200 (torch 2.11, CUDA 13.0).
+Most pointwise operators ask for their output alone, and take the time of `work.pointwise`. The others follow PyTorch's sources, named at
+each. Held against recordings from an H200 (torch 2.11, CUDA 13.0).
 """
 
 from collections.abc import Callable
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import torch
-from torch._C import _DisableTorchDispatch
 
-from virtualgpu.hardware import Gpu
-from virtualgpu.ops import kernels, operators, registry, without_values
+from virtualgpu.ops import operators
+from virtualgpu.ops.call import (
+    Call,
+    Work,
+    asserts,
+    bytes_of,
+    composes,
+    cuda_kernel,
+    device_time,
+    handles,
+    made_of,
+    operator,
+    overwrites,
+    temporaries,
+)
 from virtualgpu.ops.reductions import contiguous_staging, staging, sum_bytes
-from virtualgpu.ops.registry import composes, handles, temporaries
-from virtualgpu.ops.sequence import OUT, perform
-from virtualgpu.tensor import wrap_all
+from virtualgpu.ops.sequence import OUT, Out, Plan, perform
 
 aten = torch.ops.aten
+LONG_ROW = 1024  # elements; a longer row does not stay in the registers between two looks at it (ATen/native/cuda/PersistentSoftmax.cuh)
 NONE, MEAN = 0, 1  # reductions of a loss (aten/src/ATen/core/Reduction.h)
+LOSS_ROW = 2  # clocks a row: one block adds up the loss of them all (ATen/native/cuda/Loss.cu)
+
+asserts("t >= 0 && t < n_classes", "nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward")
+asserts("target_k < dim", "multi_margin_loss")
+asserts("input_val >= zero && input_val <= one", "binary_cross_entropy")
+overwrites("fill_", "zero_", "_foreach_zero_")
+cuda_kernel("host_softmax", "_softmax", "_log_softmax")
 
 
-def evaluate(func: Any, args: tuple, kwargs: dict, values: Callable[[], Any]) -> Any:
-    """The operator's result by another way of computing its values: `values` gives plain tensors. Counted as one kernel."""
-    gpu: Gpu
-    gpu, moved = operators.common_gpu(args, kwargs)
-    if without_values.loses_values(func, args, kwargs, gpu):
-        result = without_values.infer(func, args, kwargs, gpu)
-    else:
-        with _DisableTorchDispatch():
-            result = values()
-        result = wrap_all(result, gpu)
-    gpu.launch(*kernels.work(func, args, kwargs, result, moved), name=func._schema.name.removeprefix("aten::"))
-    return result
+@device_time("fill_", "zero_")
+def overwriting(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """What is overwritten is not read."""
+    return Work(moved - bytes_of(call.args[0]))
 
 
 # Pointwise
 
 
 @temporaries("abs")
-def of_complex(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
+def of_complex(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     """Of complex numbers they are computed as complex numbers first (aten/src/ATen/native/UnaryOps.cpp)."""
-    x = args[0]
+    x = call.args[0]
     return (x.numel() * x.itemsize,) if x.dtype.is_complex and not result.dtype.is_complex else ()
 
 
 @handles("angle")
-def angle(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+def angle(call: Call) -> torch.Tensor:
     """Of complex numbers: as complex numbers, before there is room for the result (aten/src/ATen/native/UnaryOps.cpp)."""
-    x = args[0]
-    if "out" in kwargs or not x.dtype.is_complex:
-        return operators.into_given(func, args, kwargs) if "out" in kwargs else operators.compute(func, args, kwargs)
-    size = x.numel() * x.itemsize
-    return perform(func, args, kwargs, lambda outputs: (size, OUT, -size))
+    x = call.args[0]
+    if call.op.outs or not x.dtype.is_complex:
+        return operators.compute_or_into_given(call)
+    size = bytes_of(x)
+    return perform(call, (size, OUT, -size))
 
 
 @temporaries("pow")
-def power_of_a_number(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
+def power_of_a_number(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     """The number becomes a tensor on the GPU, but for 1, whose powers are filled in (aten/src/ATen/native/Pow.cpp)."""
-    if func is not aten.pow.Scalar or args[0] == 1:
+    if call.func is not aten.pow.Scalar or call.args[0] == 1:
         return ()
-    return (_kind_of(args[0]).itemsize,)
+    return (_kind_of(call.args[0]).itemsize,)
 
 
 def _kind_of(number: Any) -> torch.dtype:
@@ -70,28 +80,29 @@ def _kind_of(number: Any) -> torch.dtype:
 
 
 @handles("dist")
-def dist(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+def dist(call: Call) -> torch.Tensor:
     """The norm of the difference (aten/src/ATen/native/Distance.cpp)."""
-    if "out" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    x, y, p = (*args, 2)[:3]
+    if call.op.outs:
+        return operators.into_given(call)
+    x, y, p = *call.args[:2], call.argument("p")
     return torch.linalg.vector_norm(x - y, p)
 
 
 @handles("log_sigmoid_forward")
-def log_sigmoid(func: Any, args: tuple, kwargs: dict) -> Any:
+def log_sigmoid(call: Call) -> Any:
     """CUDA keeps no buffer for the backward (aten/src/ATen/native/Activation.cpp)."""
-    x = args[0]
-    if "output" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    output = evaluate(aten.log_sigmoid.default, args, kwargs, lambda: func(x)[0])
+    x = call.args[0]
+    if call.op.outs:
+        return operators.into_given(call)
+    output = operators.compute(call.of(aten.log_sigmoid.default), lambda: call.func(x)[0])
     return output, x.new_empty(0)
 
 
 @handles("log_sigmoid_backward")
-def log_sigmoid_backward(func: Any, args: tuple, kwargs: dict) -> Any:
-    gradient, x = args[:2]
-    return evaluate(aten.sigmoid_backward.default, (gradient, x), kwargs, lambda: func(gradient, x, torch.exp(-x.abs())))
+def log_sigmoid_backward(call: Call) -> Any:
+    gradient, x = call.args[:2]
+    formula = Call(operator(aten.sigmoid_backward.default), (gradient, x), call.kwargs)
+    return operators.compute(formula, lambda: call.func(gradient, x, torch.exp(-x.abs())))
 
 
 def _choice(x: Any, other: Any, condition: torch.Tensor) -> torch.Tensor:
@@ -113,25 +124,25 @@ def where_scalar_self(condition: torch.Tensor, x: Any, other: torch.Tensor) -> t
 
 
 @handles("allclose")
-def allclose(func: Any, args: tuple, kwargs: dict) -> bool:
+def allclose(call: Call) -> bool:
     """The operators of `isclose`, and whether all are (aten/src/ATen/native/TensorCompare.cpp)."""
-    close = registry.made_of(aten.isclose.default, *args, **kwargs)
+    close = made_of(aten.isclose.default, *call.args, **call.kwargs)
     return bool(close.all().item())
 
 
 @handles("isfinite")
-def isfinite(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+def isfinite(call: Call) -> torch.Tensor:
     """Made of comparisons wherever it is called from."""
-    return registry.made_of(func, *args, **kwargs)
+    return made_of(call.func, *call.args, **call.kwargs)
 
 
 @handles("count_nonzero")
-def count_nonzero(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+def count_nonzero(call: Call) -> torch.Tensor:
     """The sum of a comparison with zero (aten/src/ATen/native/TensorAdvancedIndexing.cpp)."""
-    if "out" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    x = args[0]
-    dims = args[1] if len(args) > 1 else kwargs.get("dim")
+    if call.op.outs:
+        return operators.into_given(call)
+    x = call.args[0]
+    dims = call.argument("dim")
     dims = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
     return (x != 0).sum(dims)
 
@@ -145,41 +156,50 @@ def contiguous_copies(*tensors: torch.Tensor) -> tuple[int, ...]:
 
 
 @temporaries("_softmax", "_log_softmax")
-def softmax_input(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
+def softmax_input(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     """The kernels read contiguous memory (aten/src/ATen/native/cuda/SoftMax.cu)."""
-    return contiguous_copies(args[0])
+    return contiguous_copies(call.args[0])
 
 
 @temporaries("_softmax_backward_data")
-def softmax_backward(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
+def softmax_backward(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     """The product of gradient and output (aten/src/ATen/native/cuda/SoftMax.cu)."""
-    return args[0].numel() * args[0].itemsize, *contiguous_copies(args[1])
+    return call.args[0].numel() * call.args[0].itemsize, *contiguous_copies(call.args[1])
 
 
 @temporaries("_log_softmax_backward_data")
-def log_softmax_backward(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
-    return contiguous_copies(*args[:2])
+def log_softmax_backward(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    return contiguous_copies(*call.args[:2])
 
 
 @handles("_softmax", "_log_softmax")
-def softmax(func: Any, args: tuple, kwargs: dict) -> Any:
+def softmax(call: Call) -> Any:
     """CUDA reads float16 and writes float32 in one kernel."""
-    if "out" in kwargs or not args[2]:
-        return operators.into_given(func, args, kwargs) if "out" in kwargs else operators.compute(func, args, kwargs)
-    result = evaluate(func, args, kwargs, lambda: func(args[0].float(), args[1], False))
-    result._gpu.scratch(contiguous_copies(args[0]))
-    return result
+    x, dim, to_float = call.args
+    if call.op.outs or not to_float:
+        return operators.compute_or_into_given(call)
+    return operators.compute(call, lambda: call.func(x.float(), dim, False))
 
 
 @handles("_softmax_backward_data", "_log_softmax_backward_data")
-def softmax_backward_data(func: Any, args: tuple, kwargs: dict) -> Any:
-    gradient, output, dim, dtype = args
-    if kwargs or gradient.dtype is dtype:
-        return operators.compute(func, args, kwargs) if not kwargs else operators.into_given(func, args, kwargs)
-    result = evaluate(func, args, kwargs, lambda: func(gradient, output, dim, gradient.dtype).to(dtype))
-    rule = log_softmax_backward if "log" in func._schema.name else softmax_backward
-    result._gpu.scratch(rule(func, args, kwargs, result))
-    return result
+def softmax_backward_data(call: Call) -> Any:
+    gradient, output, dim, dtype = call.args
+    if call.op.outs or gradient.dtype is dtype:
+        return operators.compute_or_into_given(call)
+    return operators.compute(call, lambda: call.func(gradient, output, dim, gradient.dtype).to(dtype))
+
+
+@device_time("_softmax", "_log_softmax")
+def softmax_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """A long row is read twice."""
+    x, dim = call.args[:2]
+    return Work(1.5 * moved if x.dim() and x.shape[dim] > LONG_ROW else moved)
+
+
+@device_time("_softmax_backward_data")
+def softmax_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """The product of gradient and output is a kernel of its own (softmax_backward_cuda_out, ATen/native/cuda/SoftMax.cu)."""
+    return Work(2 * moved)
 
 
 def _softmax_of(operator: Any) -> Callable[..., torch.Tensor]:
@@ -197,14 +217,14 @@ composes("log_softmax.int")(_softmax_of(aten._log_softmax.default))
 
 
 @handles("logsumexp")
-def logsumexp(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+def logsumexp(call: Call) -> torch.Tensor:
     """By the operators of aten/src/ATen/native/ReduceOps.cpp."""
-    x, dims = args[:2]
-    keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-    if "out" in kwargs or not x.numel() or not (x.dtype.is_floating_point or x.dtype.is_complex):
-        return operators.into_given(func, args, kwargs)
+    x, dims = call.args[:2]
+    keepdim = call.argument("keepdim")
+    if "out" in call.kwargs or not x.numel() or not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return operators.into_given(call)
     if x.dtype.is_complex:
-        return operators.compute(func, args, kwargs)
+        return operators.compute(call)
     largest = x.amax(dims, True)
     squeezed = largest if keepdim else largest.squeeze(tuple(dims) or tuple(range(x.dim())))
     sizes = squeezed.abs()
@@ -214,47 +234,17 @@ def logsumexp(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     return (x - largest).exp_().sum(dims, keepdim).log_().add_(squeezed)
 
 
-# Dropout
+@temporaries("renorm", "renorm_")
+def renorm(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """The norm of each slice (aten/src/ATen/native/Normalization.cpp)."""
+    x, _, dim = call.args[:3]
+    others = [d for d in range(x.dim()) if d != dim % x.dim()]
+    accumulator = sum_bytes(x.dtype)
+    norms = x.shape[dim] * accumulator
+    return norms, *staging(x, others, accumulator)
 
 
-@composes("dropout")
-def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """One kernel with a mask of one byte an element (aten/src/ATen/native/Dropout.cpp)."""
-    if not 0 <= p <= 1:
-        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p:g}")
-    if p == 0 or not train or not x.numel():
-        return x
-    if p == 1:
-        return x.mul(torch.zeros((), dtype=x.dtype, device=x.device))
-    return torch.native_dropout(x, p, True)[0]
-
-
-@handles("native_dropout")
-def native_dropout(func: Any, args: tuple, kwargs: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mask is allocated before the output (aten/src/ATen/native/cuda/Dropout.cu)."""
-    mask, output = _swapped(func, args, kwargs)
-    return output, mask
-
-
-def _swapped(func: Any, args: tuple, kwargs: dict) -> Any:
-    gpu, moved = operators.common_gpu(args, kwargs)
-    if without_values.loses_values(func, args, kwargs, gpu):
-        mask = without_values.infer(aten.ne.Scalar, (args[0], 0), {}, gpu)
-        output = without_values.infer(aten.neg.default, args[:1], {}, gpu)
-    else:
-        x, p, train = args
-        with _DisableTorchDispatch():
-            if train is False or p == 1:
-                output, mask = func(x, p, train)
-            else:  # by the GPU's own generator: the operator itself takes none
-                mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=gpu.generator.next_draws(x.numel()))
-                output = x.mul(mask).mul_(1 / (1 - p))
-        mask, output = wrap_all((mask, output), gpu)
-    gpu.launch(*kernels.work(func, args, kwargs, (output, mask), moved), name="native_dropout")
-    return mask, output
-
-
-# Losses
+# Losses, which are reduced after all elements or rows have theirs
 
 
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
@@ -262,53 +252,115 @@ def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
 
 
 @handles("huber_loss")
-def huber_loss(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+def huber_loss(call: Call) -> torch.Tensor:
     """The losses of all elements, then their reduction (aten/src/ATen/native/Loss.cpp)."""
-    if "out" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    x, y, reduction, delta = (*args, *(1, 1.0)[len(args) - 2 :])
-    return _reduced(operators.compute(func, (x, y, NONE, delta), {}), reduction)
+    if call.op.outs:
+        return operators.into_given(call)
+    x, y = call.args[:2]
+    losses = operators.compute(call.with_arguments(x, y, NONE, call.argument("delta")))
+    return _reduced(losses, call.argument("reduction"))
 
 
 @handles("binary_cross_entropy_with_logits")
-def cross_entropy_with_logits(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+def cross_entropy_with_logits(call: Call) -> torch.Tensor:
     """By the operators of aten/src/ATen/native/Loss.cpp."""
-    if "out" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    x, y, weight, pos_weight, reduction = (*args, *(None, None, MEAN)[len(args) - 2 :])
+    if call.op.outs:
+        return operators.into_given(call)
+    x, y = call.args[:2]
+    weight, pos_weight = call.argument("weight"), call.argument("pos_weight")
     log_sigmoid = torch.nn.functional.logsigmoid(x)
     if pos_weight is not None:
         log_sigmoid.mul_((pos_weight - 1).mul(y).add_(1))
     loss = (1 - y).mul_(x).sub_(log_sigmoid)
     if weight is not None:
         loss.mul_(weight)
-    return _reduced(loss, reduction)
+    return _reduced(loss, call.argument("reduction"))
 
 
 @temporaries("binary_cross_entropy")
-def cross_entropy(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
+def cross_entropy(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     """The losses of all elements fill the output, which then shrinks to their mean or sum (aten/src/ATen/native/cuda/Loss.cu)."""
-    x = args[0]
-    if (args[3] if len(args) > 3 else kwargs.get("reduction", MEAN)) == NONE:
+    x = call.args[0]
+    if call.argument("reduction") == NONE:
         return ()
     return x.itemsize, *contiguous_staging(x._gpu, x.numel(), sum_bytes(x.dtype))
 
 
 @temporaries("multi_margin_loss")
-def multi_margin_loss(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
+def multi_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     """A loss a row, then their sum (aten/src/ATen/native/cuda/MultiMarginLoss.cu)."""
-    x = args[0]
-    reduction = args[5] if len(args) > 5 else kwargs.get("reduction", MEAN)
+    x = call.args[0]
+    reduction = call.argument("reduction")
     if x.dim() < 2 or reduction == NONE:
         return ()
     return x.shape[0] * x.itemsize, *contiguous_staging(x._gpu, x.shape[0], sum_bytes(x.dtype))
 
 
-@temporaries("renorm", "renorm_")
-def renorm(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[int, ...]:
-    """The norm of each slice (aten/src/ATen/native/Normalization.cpp)."""
-    x, _, dim = args[:3]
-    others = [d for d in range(x.dim()) if d != dim % x.dim()]
-    accumulator = sum_bytes(x.dtype)
-    norms = x.shape[dim] * accumulator
-    return norms, *staging(x, others, accumulator)
+@temporaries("mse_loss", "smooth_l1_loss")
+def pointwise_losses(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """The losses of all elements, then their sum or mean (aten/src/ATen/native/Loss.cpp)."""
+    x, y = call.args[:2]
+    reduction = call.argument("reduction")
+    if reduction == NONE:
+        return ()
+    shape = x.shape if x.shape == y.shape else torch.broadcast_shapes(x.shape, y.shape)
+    numel = prod(shape)
+    return numel * x.itemsize, *contiguous_staging(x._gpu, numel, sum_bytes(x.dtype))
+
+
+@device_time("nll_loss_forward")
+def nll_loss_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    x, target = call.args[:2]
+    rows = target.numel()
+    reduced = results and results[0].dim() == 0
+    return Work(moved - bytes_of(x) + 32 * rows, serial=LOSS_ROW * rows if reduced else 0.0)
+
+
+# Connectionist temporal classification (native/LossCTC.cpp, native/cuda/LossCTC.cu): lengths may lie on the host
+
+
+def _integers(lengths: Any) -> list[int]:
+    return [int(n) for n in (lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths)]
+
+
+@composes("ctc_loss.Tensor", "ctc_loss.IntList")
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    single = log_probs.dim() == 2
+    wide = log_probs.unsqueeze(1) if single else log_probs
+    lengths = _integers(target_lengths)
+    loss = aten._ctc_loss.default(wide, targets, _integers(input_lengths), lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        loss = torch.where(loss == torch.inf, torch.zeros((), dtype=loss.dtype, device=loss.device), loss)
+    if reduction == 1:
+        divisors = torch.tensor(lengths, dtype=loss.dtype, device=loss.device).clamp_min(1)
+        return (loss / divisors).mean()
+    if reduction == 2:
+        return loss.sum()
+    return loss.squeeze(0) if single else loss
+
+
+@handles("_ctc_loss")
+def ctc_loss_forward(call: Call) -> Any:
+    """Offsets of the targets and both lengths lie on the GPU meanwhile."""
+    lengths = 8 * call.args[0].shape[1]
+    return perform(call, (lengths, lengths, lengths, Out(1), Out(0), -lengths, -lengths, -lengths))
+
+
+@handles("_ctc_loss_backward")
+def ctc_loss_backward(call: Call) -> Any:
+    """The mirror of the forward's table, too."""
+    log_probs, log_alpha = call.args[1], call.args[6]
+    lengths, table = 8 * log_probs.shape[1], log_alpha.numel() * log_alpha.itemsize
+
+    def plan(outputs: list[Any]) -> Plan:
+        return lengths, lengths, lengths, table, Out(0), -table, -lengths, -lengths, -lengths
+
+    return perform(call, plan)

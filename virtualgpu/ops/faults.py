@@ -1,81 +1,52 @@
-"""Device-side asserts: a kernel that meets a value it cannot work with stops its GPU for good.
+"""What CUDA does where the CPU's kernel has raised an error: it says it in its own words, or goes on, and its GPU has a fault.
 
-The CPU's kernel raises at once. CUDA's call returns; the error surfaces at the next call that waits for the GPU, or at a launch after
-the GPU has got there, and every later use of the GPU raises it again, until its machine is taken away (a real one: its process ends).
+PyTorch's generated code checks devices argument by argument for most operators, and names the argument; elementwise ones (TensorIterator)
+check by themselves. Which operator does what stands in PyTorch's own native_functions.yaml, which comes with torch.
+
+Device-side asserts: a kernel that meets a value it cannot work with stops its GPU for good. The CPU's kernel raises at once. CUDA's call
+returns; the error surfaces at the next call that waits for the GPU, or at a launch after the GPU has got there, and every later use of
+the GPU raises it again, until its machine is taken away (a real one: its process ends).
 """
 
+import importlib.util
 import os
 import re
-import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu import errors
+from virtualgpu.errors import DifferentDevicesError, Fault, argument_differs, at_least_two
+from virtualgpu.ops.call import CUDA_KERNELS, CUDA_OPERATORS, DEVICE_ERRORS, Call, asserts, cuda_operator
+from virtualgpu.ops.without_values import on_meta
 from virtualgpu.tensor import VirtualTensor, wrap_all
 
-_OUT_OF_BOUNDS = '-sizes[i] <= index && index < sizes[i] && "index out of bounds"'
-_GATHER = 'idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index out of bounds"'
-_SCATTER = 'idx_dim >= 0 && idx_dim < index_size && "index out of bounds"'
-_CLASS = "t >= 0 && t < n_classes"
-# What CUDA's kernels assert, as torch 2.11 prints it on an H200 (benchmarks/fidelity/h200/probe.json), by operator.
-ASSERTIONS = {
-    **dict.fromkeys(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"), _OUT_OF_BOUNDS),
-    **dict.fromkeys(("gather", "scatter_add", "scatter_add_"), _GATHER),
-    **dict.fromkeys(("scatter", "scatter_", "scatter_reduce", "scatter_reduce_"), _SCATTER),
-    **dict.fromkeys(("index_select", "embedding", "embedding_renorm_", "_embedding_bag"), "srcIndex < srcSelectDimSize"),
-    **dict.fromkeys(("index_add", "index_add_", "index_reduce", "index_reduce_"), "dstIndex < dstAddDimSize"),
-    **dict.fromkeys(("index_copy", "index_copy_"), 'idx >= 0 && idx < self_dim_size && "index_copy_(): index out of bounds"'),
-    **dict.fromkeys(("index_fill", "index_fill_"), 'idx >= -self_dim_size && idx < self_dim_size && "Index out of bounds"'),
-    **dict.fromkeys(("take", "put", "put_"), 'idx < numel && idx >= -numel && "cuda_take_put_kernel() index out of bounds"'),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward"), _CLASS),
-    **dict.fromkeys(("multi_margin_loss",), "target_k < dim"),
-    **dict.fromkeys(("multinomial",), "probability tensor contains either `inf`, `nan` or element < 0"),
-    **dict.fromkeys(("binary_cross_entropy",), "input_val >= zero && input_val <= one"),
-    **dict.fromkeys(("_assert_async",), ""),
-}
+asserts("", "_assert_async")
+cuda_operator("stack", "cat")
 
-
-@dataclass
-class Fault:
-    """An assert that failed on a GPU at `time` (seconds on the machine's clock). `known` once the host has heard of it."""
-
-    assertion: str
-    time: float
-    known: bool = False
-
-    def surface(self) -> None:
-        """Raises AcceleratorError. The first time, what the kernel printed is printed too, without its thread's number."""
-        if not self.known:
-            self.known = True
-            print(f"device-side assertion `{self.assertion}` failed.", file=sys.stderr)
-        raise errors.device_side_assert()
-
-
-_MISFIT = object()
 # What CPU kernels say about values.
 _ABOUT_VALUES = re.compile(
     "out of range|out of bounds|smaller than num_classes|between 0 and 1|"
     "^probability tensor|^Expected Tensor with single nonzero|^invalid multinomial"
 )
+_UNIMPLEMENTED = re.compile(r'^"(\w+)" not implemented for')
+_MISFIT = object()
 
 
-def survive(func: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
-    """What CUDA does where an operator on a GPU has raised this error: it says it in its own words, or goes on, and its GPU has a fault.
-
-    Returns a result of the right shape in the second case.
-    """
+def survive(call: Call, error: Exception) -> Any:
+    """A result of the right shape where CUDA's kernel would have asserted; elsewhere raises the error in CUDA's words."""
     try:
-        if isinstance(error, errors.DifferentDevicesError):
-            raise errors.of_operator(func, args, kwargs) from None
-        assertion = ASSERTIONS.get(func._schema.name.removeprefix("aten::"))
+        if isinstance(error, DifferentDevicesError):
+            raise of_operator(call) from None
+        assertion = call.op.assertion
         if assertion is None or not _ABOUT_VALUES.search(str(error)):
-            raise errors.as_on_cuda(func, error) from None
-        gpu = next(x._gpu for x in torch.utils._pytree.tree_leaves((args, kwargs)) if type(x) is VirtualTensor)
-        shapes = _result_without_values(func, args, kwargs, error)
-        gpu.launch(0, name=func._schema.name.removeprefix("aten::"))
+            raise as_on_cuda(call.op.name, error) from None
+        gpu = call.gpu
+        shapes = _result_without_values(call, error)
+        gpu.launch(0, name=call.op.name)
         gpu.fault = Fault(assertion, gpu.stream.ready)
         if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
             gpu.synchronize()
@@ -84,12 +55,10 @@ def survive(func: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
         del error  # its traceback holds this frame: a cycle, which would keep the operator's tensors until the next collection
 
 
-def _result_without_values(func: Any, args: tuple, kwargs: dict, error: Exception) -> Any:
+def _result_without_values(call: Call, error: Exception) -> Any:
     """Tensors of the result's shape. Shapes and types that do not fit are seen before any kernel runs: they raise as they are."""
-    from virtualgpu.ops.without_values import on_meta
-
     try:
-        shapes = on_meta(func, args, kwargs)
+        shapes = on_meta(call)
     except (RuntimeError, IndexError):
         shapes = _MISFIT
     if shapes is _MISFIT:
@@ -97,12 +66,72 @@ def _result_without_values(func: Any, args: tuple, kwargs: dict, error: Exceptio
             raise error
         finally:
             del error
-    returns = func._schema.returns
+    returns = call.func._schema.returns
     if not returns:
         return None
     if returns[0].alias_info is not None:  # written in place
-        return next(x for x in (*kwargs.values(), *args) if type(x) is VirtualTensor) if "out" in kwargs else args[0]
+        if call.op.outs:
+            return next(x for x in (*call.kwargs.values(), *call.args) if type(x) is VirtualTensor)
+        return call.args[0]
     if shapes is None:
         raise error
     with _DisableTorchDispatch():
         return torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: torch.zeros_like(x, device="cpu"), shapes)
+
+
+def as_on_cuda(name: str, error: Exception) -> Exception:
+    """The error of a CPU kernel, in the words of CUDA's."""
+    words = str(error)
+    found = _UNIMPLEMENTED.match(words)
+    if found and name in CUDA_KERNELS:
+        return type(error)(words.replace(found[1], CUDA_KERNELS[name], 1))
+    if words.startswith("expected m1 and m2 to have the same dtype"):
+        return type(error)(words.replace("m1 and m2", "mat1 and mat2", 1))
+    return error
+
+
+# Devices that disagree
+
+
+@cache
+def _native_functions() -> tuple[frozenset[str], frozenset[str]]:
+    """Names with overload of the operators that check devices by themselves, and of those whose kernels are structured."""
+    package = importlib.util.find_spec("torchgen")
+    if package is None or package.origin is None:
+        return frozenset(), frozenset()
+    text = (Path(package.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
+    by_themselves, structured = set(), set()
+    for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
+        name = entry[: entry.index("(")]
+        if "device_check: NoCheck" in entry:
+            by_themselves.add(name)
+        if re.search(r"^  structured(_delegate)?: ", entry, flags=re.MULTILINE):
+            structured.add(name)
+    return frozenset(by_themselves), frozenset(structured)
+
+
+def _named_tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor among the arguments, with the argument's name, in the order of the schema."""
+    for name in call.op.arguments:
+        value = call.argument(name)
+        for x in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(x, torch.Tensor):
+                yield name, x
+
+
+def of_operator(call: Call) -> RuntimeError:
+    """CUDA's error of this operator for arguments on several devices."""
+    name = call.op.name
+    given = list(_named_tensors(call))
+    special = DEVICE_ERRORS.get(name)
+    words = special(given) if special is not None else None
+    if words is not None:
+        return RuntimeError(words)
+    name, renamed = CUDA_OPERATORS.get(name, (name, {}))
+    overload = call.func._schema.overload_name
+    whole = f"{name}.{overload}" if overload else name
+    by_themselves, structured = _native_functions()
+    if whole in by_themselves or name in renamed or not by_themselves:
+        return RuntimeError(at_least_two(given))
+    method = f"wrapper_CUDA_{name}{'_' + overload if overload else ''}" if whole in structured else f"wrapper_CUDA_{overload}_{name}"
+    return RuntimeError(argument_differs([(renamed.get(argument, argument), x) for argument, x in given], method))

@@ -5,6 +5,7 @@ Virtual tensors are both, so what it then asks for out of place is done in place
 """
 
 import _thread
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ import torch
 from virtualgpu.errors import VERSION
 from virtualgpu.hardware import Machine
 from virtualgpu.ops import operators
-from virtualgpu.ops.registry import handles
+from virtualgpu.ops.call import Call, handles, operator
 from virtualgpu.profiles import load
-from virtualgpu.tensor import VirtualTensor, memory_of, place, wrap
+from virtualgpu.tensor import VirtualTensor, allocate_on, memory_of, wrap
 
 aten = torch.ops.aten
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
@@ -50,20 +51,18 @@ if VERSION >= (2, 14):  # from then on equal values share a gradient: a `where` 
 
 
 @handles("add")
-def add(func: Any, args: tuple, kwargs: dict) -> Any:
+def add(call: Call) -> Any:
     """The engine adds gradients that meet at one node into the first one, if nobody else holds it (autograd/input_buffer.cpp).
 
     `linear` adds its bias to a product that it has just made (aten/src/ATen/native/Linear.cpp).
     """
-    if func is aten.add.Tensor and not kwargs:
+    if call.func is aten.add.Tensor and not call.kwargs:
         if _graph_task() != -1:
-            if _accumulates(*args):
-                return operators.compute(aten.add_.Tensor, args, kwargs)
-        elif _is_bias(*args):
-            return operators.view(aten.alias.default, (operators.compute(aten.add_.Tensor, args, kwargs),), {})
-    if "out" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    return operators.compute(func, args, kwargs)
+            if _accumulates(*call.args):
+                return operators.compute(call.of(aten.add_.Tensor))
+        elif _is_bias(*call.args):
+            return operators.view(Call(operator(aten.alias.default), (operators.compute(call.of(aten.add_.Tensor)),), {}))
+    return operators.compute_or_into_given(call)
 
 
 def _accumulates(gradient: Any, other: Any) -> bool:
@@ -87,28 +86,26 @@ def _accumulates(gradient: Any, other: Any) -> bool:
     return dense and (memory_of(gradient).born != gradient._gpu.machine.selected.call or _node().name() in WITHOUT_SUMS)
 
 
-def count_references() -> None:
+def count_references(machine: Machine) -> None:
     """Before the first backward of a process, not before: where there are real GPUs autograd starts threads for them then, and no child
     that is forked later can run a backward of its own. In a thread that has no modes, transforms or streams of the program's."""
     if not _ALONE:
         done = _thread.allocate_lock()
         done.acquire()
-        _thread.start_new_thread(_count, (done,))
+        _thread.start_new_thread(_count, (type(machine.host_operators), done))
         done.acquire()
 
 
-def _count(done: _thread.LockType) -> None:
+def _count(host_operators: Callable[[Machine], Any], done: _thread.LockType) -> None:
     """On a machine that is never put in place: a backward whose two gradients nobody else holds."""
-    from virtualgpu.host.cpu_operators import HostOperators  # it needs this package
-
     machine = Machine(load("H200"), 1)
 
     def on_gpu(x: torch.Tensor) -> torch.Tensor:
-        place(x.untyped_storage(), machine.gpus[0])
+        allocate_on(machine.gpus[0], x.untyped_storage())
         return wrap(x, machine.gpus[0])
 
     try:
-        with HostOperators(machine):
+        with host_operators(machine):
             x = on_gpu(torch.ones(1, device="cpu")).requires_grad_() * 2
             run = torch.autograd.Variable._execution_engine.run_backward  # not what is in its place
             run(
@@ -128,16 +125,15 @@ def _is_bias(x: Any, bias: Any) -> bool:
 
 
 @handles("logical_and", "logical_or", "masked_fill", "index_fill", "mul", "sub")
-def combine(func: Any, args: tuple, kwargs: dict) -> Any:
+def combine(call: Call) -> Any:
     """Formulas of a backward that overwrite a temporary of their own."""
-    if _graph_task() == -1 or kwargs or not _is_own_temporary(func, *args[:2]):
-        return operators.into_given(func, args, kwargs) if "out" in kwargs else operators.compute(func, args, kwargs)
-    in_place = getattr(getattr(aten, func._schema.name[6:] + "_"), func._overloadname)
-    return operators.compute(in_place, args, kwargs)
+    if _graph_task() == -1 or call.kwargs or not _is_own_temporary(call, *call.args[:2]):
+        return operators.compute_or_into_given(call)
+    return operators.compute(call.of(call.op.in_place()))
 
 
-def _is_own_temporary(func: Any, x: Any, other: Any) -> bool:
-    if torch.is_grad_enabled() or type(x) is not VirtualTensor or _node().name() not in OWN_TEMPORARIES[func._schema.name[6:]]:
+def _is_own_temporary(call: Call, x: Any, other: Any) -> bool:
+    if torch.is_grad_enabled() or type(x) is not VirtualTensor or _node().name() not in OWN_TEMPORARIES[call.op.name]:
         return False
     if memory_of(x).born != x._gpu.machine.selected.call:
         return False

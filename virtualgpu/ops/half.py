@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from virtualgpu.errors import require_floating_convolution
+from virtualgpu.errors import scalar_name
 
 HALF = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
@@ -23,6 +23,12 @@ STAY_FLOAT32 = {aten._scaled_dot_product_flash_attention_for_cpu: (1,)}
 
 def widened(x: Any) -> Any:
     return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x
+
+
+def require_floating_convolution(dtype: torch.dtype) -> None:
+    """cuDNN convolves no integers: raises RuntimeError for them."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {scalar_name(dtype)}")
 
 
 def in_float32(packet: Any, func: Any) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""Indexing, gathering, embeddings, and what finds its own output's size: nonzero, masks, unique, bincount.
+"""Indexing, gathering, embeddings, and masks.
 
 Sources: PyTorch's native/TensorAdvancedIndexing.cpp and native/cuda/Indexing.cu (index_put with accumulation sorts the positions),
-IndexingUtils, Nonzero.cu, Unique.cu and UniqueCub.cu, Embedding.cu with EmbeddingBackwardKernel.cu, EmbeddingBag.cu, SummaryOps.cu.
+IndexingUtils, Nonzero.cu, Embedding.cu with EmbeddingBackwardKernel.cu, EmbeddingBag.cu.
 Checked against an H200 (PyTorch 2.11, CUDA 13.0) for 1 to 10,000,000 elements.
 """
 
@@ -13,10 +13,24 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu import errors
 from virtualgpu.hardware import Gpu
-from virtualgpu.ops import cub, operators, registry, without_values
-from virtualgpu.ops.sequence import OUT, Out, Plan, perform, play
-from virtualgpu.ops.sorting import reduction
-from virtualgpu.tensor import VirtualTensor, wrap
+from virtualgpu.ops import cub, operators
+from virtualgpu.ops.call import (
+    Call,
+    Devices,
+    Work,
+    asserts,
+    bytes_of,
+    composes,
+    cuda_operator,
+    device_error,
+    device_time,
+    different_devices,
+    handles,
+)
+from virtualgpu.ops.reductions import of_all
+from virtualgpu.ops.sequence import OUT, Out, Plan, every_output, perform, play
+from virtualgpu.ops.without_values import all_known
+from virtualgpu.tensor import VirtualTensor
 
 aten = torch.ops.aten
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
@@ -33,25 +47,66 @@ FILLS_OWN_ZEROS = {
         "ModeBackward0", "MaxBackward0", "MinBackward0",
     },
 }  # fmt: skip
+ADDED = 1.3  # clocks an element that is added where others may be adding, too (atomicAdd)
+
+POSITIONS = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
+asserts('-sizes[i] <= index && index < sizes[i] && "index out of bounds"', *POSITIONS)
+_GATHER = 'idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index out of bounds"'
+asserts(_GATHER, "gather", "scatter_add", "scatter_add_")
+_SCATTER = 'idx_dim >= 0 && idx_dim < index_size && "index out of bounds"'
+asserts(_SCATTER, "scatter", "scatter_", "scatter_reduce", "scatter_reduce_")
+asserts("srcIndex < srcSelectDimSize", "index_select", "embedding", "embedding_renorm_", "_embedding_bag")
+asserts("dstIndex < dstAddDimSize", "index_add", "index_add_", "index_reduce", "index_reduce_")
+asserts('idx >= 0 && idx < self_dim_size && "index_copy_(): index out of bounds"', "index_copy", "index_copy_")
+asserts('idx >= -self_dim_size && idx < self_dim_size && "Index out of bounds"', "index_fill", "index_fill_")
+asserts('idx < numel && idx >= -numel && "cuda_take_put_kernel() index out of bounds"', "take", "put", "put_")
+cuda_operator("embedding", "index_select", weight="self", indices="index")
 
 
-def own_zeros(func: Any) -> bool:
+@device_error("index", "index_put", "index_put_", "_index_put_impl_")
+def indices_elsewhere(given: Devices) -> str | None:
+    device = given[0][1].device
+    wrong = any(name == "indices" and x.is_cuda and x.device != device for name, x in given)
+    return f"indices should be either on cpu or on the same device as the indexed tensor ({device})" if wrong else None
+
+
+@device_error("masked_fill", "masked_fill_")
+def mask_elsewhere(given: Devices) -> str | None:
+    own, mask = given[0][1].device, given[1][1].device
+    return f"expected self and mask to be on the same device, but got mask on {mask} and self on {own}" if own != mask else None
+
+
+@device_time("embedding", "index_select", "gather", "take", "index", "_unsafe_index")
+def pick(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """No more is read than is returned; what the second-level cache holds is read once."""
+    table = call.args[0]
+    chosen = sum(map(bytes_of, results))
+    cached = bytes_of(table) <= table._gpu.profile.l2_bytes if type(table) is VirtualTensor else False
+    return Work(moved - bytes_of(table) + (min(chosen, bytes_of(table)) if cached else chosen))
+
+
+@device_time("embedding_dense_backward", "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_")
+def add_at(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    source = next(call.argument(name) for name in ("grad_output", "source", "src") if name in call.op.arguments)
+    return Work(moved, clocks=ADDED * source.numel())
+
+
+def own_zeros(call: Call) -> bool:
     """Is this a backward formula's operator on zeros that nobody else holds?"""
-    return _graph_task() != -1 and _node().name() in FILLS_OWN_ZEROS[func._schema.name[6:]]
+    return _graph_task() != -1 and _node().name() in FILLS_OWN_ZEROS[call.op.name]
 
 
-@registry.handles("scatter_add", "scatter", "index_add", "put")
-def scatter(func: Any, args: tuple, kwargs: dict) -> Any:
-    if "out" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    return in_place(func, args, kwargs) if own_zeros(func) else operators.compute(func, args, kwargs)
+@handles("scatter_add", "scatter", "index_add", "put")
+def scatter(call: Call) -> Any:
+    if call.op.outs:
+        return operators.into_given(call)
+    return in_place(call) if own_zeros(call) else operators.compute(call)
 
 
-def in_place(func: Any, args: tuple, kwargs: dict) -> Any:
+def in_place(call: Call) -> Any:
     """The variant that writes into its first argument."""
-    writing = getattr(getattr(aten, func._schema.name[6:] + "_"), func._overloadname)
-    operators.mixed(writing, args, kwargs)
-    return args[0]
+    operators.mixed(call.of(call.op.in_place()))
+    return call.args[0]
 
 
 # Positions and masks
@@ -127,41 +182,41 @@ def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
     return tuple(steps), counts, tuple(-size for size in reversed(kept))
 
 
-@registry.handles("index", "_unsafe_index")
-def index(func: Any, args: tuple, kwargs: dict) -> Any:
-    x, indices = args[0], args[1]
+@handles("index", "_unsafe_index")
+def index(call: Call) -> Any:
+    x, indices = call.args[0], call.args[1]
     check_indices(x, indices)
-    gpu, moved = operators.common_gpu(tuple(y for y in operators.tensors(args) if type(y) is VirtualTensor), {})
+    gpu = call.common_gpu(host=True)
     find_positions(gpu, indices)
-    if "out" in kwargs or not without_values.all_known(indices):
-        return operators.mixed(func, args, kwargs)
+    if call.op.outs or not all_known(indices):
+        return operators.mixed(call)
     before, _, behind = places(x, indices)
-    return perform(func, args, kwargs, lambda outputs: (*before, OUT, *behind), gpu, moved)
+    return perform(call, (*before, OUT, *behind))
 
 
-@registry.handles("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
-def index_put(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+def index_put(call: Call) -> Any:
     """With accumulation the positions are sorted; otherwise the kernel needs nothing. One value from the host under a mask is a fill."""
-    x, indices, values = args[0], args[1], args[2]
+    x, indices, values = call.args[0], call.args[1], call.args[2]
     check_indices(x, indices)
     if type(x) is not VirtualTensor:
-        raise operators.different_devices(args, kwargs)
-    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
-    unsafe = args[4] if len(args) > 4 else kwargs.get("unsafe", False)
-    own = func is aten.index_put.default and own_zeros(func)
+        raise different_devices(call.args, call.kwargs)
+    accumulate = call.argument("accumulate")
+    unsafe = call.argument("unsafe")
+    own = call.func is aten.index_put.default and own_zeros(call)
     plan: Plan = ()
     filled = not accumulate and fills(indices, values)
     if not filled:
         if type(values) is not VirtualTensor:
             x._gpu.send(values.itemsize)
         find_positions(x._gpu, indices)
-    if not filled and without_values.all_known(indices):
+    if not filled and all_known(indices):
         before, counts, behind = places(x, indices)
         if accumulate:
             plan = (*before, *_accumulate(x, indices, counts, check=not own and not unsafe, behind=behind))
         else:
             plan = (*before, *behind)
-    result = in_place(func, args, kwargs) if own else operators.mixed(func, args, kwargs)
+    result = in_place(call) if own else operators.mixed(call)
     play(x._gpu, plan)
     return result
 
@@ -178,7 +233,7 @@ def _accumulate(x: torch.Tensor, indices: Any, counts: list[int], check: bool, b
     if check:
         for i in found:  # the largest and the smallest, compared and read
             if not is_mask(i) and type(i) is VirtualTensor:
-                steps += [8, *reduction("max", i), 1, -1, -8] * 2
+                steps += [8, *of_all("max", i), 1, -1, -8] * 2
     if all(on_host) and not any(map(is_mask, found)):
         behind = ()  # the positions are computed on the host, and moved once
         steps = []
@@ -202,24 +257,24 @@ def _slice(x: torch.Tensor, indices: Any) -> int:
     return int(torch.Size(x.shape[dims:]).numel())
 
 
-@registry.handles("nonzero")
-def nonzero(func: Any, args: tuple, kwargs: dict) -> Any:
-    if kwargs:
-        return operators.into_given(func, args, kwargs)
-    x = args[0]
-    gpu, moved = operators.common_gpu(args, kwargs)
+@handles("nonzero")
+def nonzero(call: Call) -> Any:
+    if call.kwargs:
+        return operators.into_given(call)
+    x = call.args[0]
+    gpu = call.common_gpu()
     gpu.read(8)
     sms = gpu.profile.multiprocessors
-    return perform(func, args, kwargs, lambda outputs: nonzero_plan(x.numel(), x.dim(), outputs[0].shape[0], sms, OUT), gpu, moved)
+    return perform(call, lambda outputs: nonzero_plan(x.numel(), x.dim(), outputs[0].shape[0], sms, OUT))
 
 
-@registry.handles("masked_select")
-def masked_select(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("masked_select")
+def masked_select(call: Call) -> Any:
     """The places of the mask's nonzero elements, then a gather."""
-    if kwargs:
-        return operators.into_given(func, args, kwargs)
-    x, mask = args
-    gpu, moved = operators.common_gpu(args, kwargs)
+    if call.kwargs:
+        return operators.into_given(call)
+    x, mask = call.args
+    gpu = call.common_gpu()
     gpu.read(8)
     shape = torch.broadcast_shapes(x.shape, mask.shape)
     n, dims, sms = shape.numel(), max(len(shape), 1), gpu.profile.multiprocessors
@@ -228,24 +283,24 @@ def masked_select(func: Any, args: tuple, kwargs: dict) -> Any:
         found = outputs[0].numel()
         return *nonzero_plan(n, dims, found, sms), OUT, -8 * dims * found
 
-    return perform(func, args, kwargs, plan, gpu, moved)
+    return perform(call, plan)
 
 
-@registry.handles("masked_scatter", "masked_scatter_")
-def masked_scatter(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("masked_scatter", "masked_scatter_")
+def masked_scatter(call: Call) -> Any:
     """Where each masked element takes its value from is a scan of the mask, in 64-bit numbers."""
-    own = func is aten.masked_scatter.default and own_zeros(func)
-    result = in_place(func, args, kwargs) if own else operators.compute(func, args, kwargs)
+    own = call.func is aten.masked_scatter.default and own_zeros(call)
+    result = in_place(call) if own else operators.compute(call)
     n = result.numel()
     if n:
         play(result._gpu, (8 * n, cub.scan(n, 8), -cub.scan(n, 8), -8 * n))
     return result
 
 
-@registry.handles("masked_scatter_backward")
-def masked_scatter_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("masked_scatter_backward")
+def masked_scatter_backward(call: Call) -> Any:
     """The gradients under the mask, filled up with zeros for the values that were not taken."""
-    grad, mask, sizes = args
+    grad, mask, sizes = call.args
     taken = grad.masked_select(mask)
     rest = torch.Size(sizes).numel() - taken.numel()
     return (torch.cat([taken, taken.new_zeros(rest)]) if rest > 0 else taken).view(sizes)
@@ -274,46 +329,33 @@ def sorted_gradient(n: int, rows: int, columns: int, item: int, grad: int, by_fr
     )  # fmt: skip
 
 
-def _whole(outputs: list[torch.Tensor]) -> Plan:
-    return tuple(Out(i) for i in range(len(outputs)))
-
-
-@registry.handles("embedding_dense_backward")
-def embedding_dense_backward(func: Any, args: tuple, kwargs: dict) -> Any:
-    if kwargs:
-        return operators.into_given(func, args, kwargs)
-    grad, indices, rows, _, by_frequency = args
+@handles("embedding_dense_backward")
+def embedding_dense_backward(call: Call) -> Any:
+    if call.kwargs:
+        return operators.into_given(call)
+    grad, indices, rows, _, by_frequency = call.args
     n = indices.numel()
     if (n <= ATOMIC_UP_TO and not by_frequency) or n == 0:
-        return perform(func, args, kwargs, _whole)
+        return perform(call, every_output)
     plan = sorted_gradient(n, rows, grad.shape[-1], indices.itemsize, grad.itemsize, bool(by_frequency))
-    return perform(func, args, kwargs, lambda outputs: plan)
-
-
-@registry.handles("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe")
-def sparse(func: Any, args: tuple, kwargs: dict) -> Any:
-    """A sparse tensor is made of the two that it is given, whatever size it stands for."""
-    gpu, _ = operators.common_gpu(args, kwargs)
-    with _DisableTorchDispatch():
-        return wrap(func(*args, **kwargs), gpu)
+    return perform(call, plan)
 
 
 MAXIMUM = 2  # the mode of an embedding bag
 
 
-@registry.handles("_embedding_bag", "_embedding_bag_forward_only")
-def embedding_bag(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(call: Call) -> Any:
     """The bag of each index is noted at its own length, bags' sizes at theirs; the CPU's kernel notes them otherwise."""
-    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    indices, offsets, mode = named["indices"], named["offsets"], named.get("mode", 0)
-    bags = offsets.numel() - bool(named.get("include_last_offset", False))
+    indices, offsets, mode = (call.argument(name) for name in ("indices", "offsets", "mode"))
+    bags = offsets.numel() - bool(call.argument("include_last_offset"))
     size = max(indices.itemsize, offsets.itemsize)
 
     def plan(outputs: list[Any]) -> Plan:
         return Out(2), Out(1), Out(0), Out(3)
 
     def kernel(*args: Any, **kwargs: Any) -> tuple:
-        output, _, _, maxima = func(*args, **kwargs)
+        output, _, _, maxima = call.func(*args, **kwargs)
         kind = torch.int64 if size == 8 else torch.int32
         starts = offsets[:bags].to(torch.int64)
         ends = torch.cat([starts[1:], starts.new_full((1,), indices.numel())]) if bags else starts
@@ -321,23 +363,23 @@ def embedding_bag(func: Any, args: tuple, kwargs: dict) -> Any:
         bag_of = torch.repeat_interleave(torch.arange(bags, device="cpu"), bag_size.to(torch.int64)).to(kind)
         return output, bag_of, bag_size, maxima if mode == MAXIMUM else torch.empty(0, dtype=kind, device="cpu")
 
-    return perform(func, args, kwargs, plan, kernel=kernel)
+    return perform(call, plan, kernel=kernel)
 
 
-@registry.handles("_embedding_bag_backward", "_embedding_bag_dense_backward")
-def embedding_bag_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("_embedding_bag_backward", "_embedding_bag_dense_backward")
+def embedding_bag_backward(call: Call) -> Any:
     """The gradients of an embedding's rows, always sorted. The largest of a bag has one place each, and is added there."""
-    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    grad, indices, rows, by_frequency, mode = (named[x] for x in ("grad", "indices", "num_weights", "scale_grad_by_freq", "mode"))
-    if named.get("sparse"):
-        return operators.compute(func, args, kwargs)
+    names = ("grad", "indices", "num_weights", "scale_grad_by_freq", "mode")
+    grad, indices, rows, by_frequency, mode = (call.argument(name) for name in names)
+    if call.argument("sparse"):
+        return operators.compute(call)
     if mode == MAXIMUM or indices.numel() == 0:
-        return perform(func, args, kwargs, _whole)
+        return perform(call, every_output)
     plan = sorted_gradient(indices.numel(), rows, grad.shape[-1], indices.itemsize, grad.itemsize, bool(by_frequency))
-    return perform(func, args, kwargs, lambda outputs: plan)
+    return perform(call, plan)
 
 
-@registry.composes("one_hot")
+@composes("one_hot")
 def one_hot(indices: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     """CUDA checks no index beforehand, and scatters ones."""
     if indices.dtype is not torch.int64:
@@ -350,81 +392,3 @@ def one_hot(indices: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
         num_classes = int(indices.max().item()) + 1
     result = indices.new_zeros((*indices.shape, num_classes))
     return result.scatter_(-1, indices.unsqueeze(-1), 1)
-
-
-# Counting and unique values
-
-
-def _extreme_values(x: torch.Tensor) -> Plan:
-    """The smallest and the largest element, each read by the host or kept for a moment."""
-    size = x.itemsize
-    return size, *reduction("min", x), -size, size, *reduction("max", x), -size
-
-
-def _read_extremes(x: VirtualTensor) -> None:
-    for _ in range(2):
-        x._gpu.read(x.itemsize)
-
-
-@registry.handles("bincount")
-def bincount(func: Any, args: tuple, kwargs: dict) -> Any:
-    if "out" in kwargs or args[0].numel() == 0:
-        return operators.compute(func, args, kwargs)
-    plan = (*_extreme_values(args[0]), OUT)
-    _read_extremes(args[0])
-    return perform(func, args, kwargs, lambda outputs: plan)
-
-
-@registry.handles("histc")
-def histc(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The range is looked up where it is not given."""
-    if "out" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    search = named.get("min", 0) == named.get("max", 0) and args[0].numel()
-    plan = (OUT, *(_extreme_values(args[0]) if search else ()))
-    if search:
-        _read_extremes(args[0])
-    return perform(func, args, kwargs, lambda outputs: plan)
-
-
-@registry.handles("_unique2")
-def unique(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Sorted, with the places if the inverse is asked for; then neighbours that differ are kept."""
-    x = args[0]
-    _, inverse, counts = (*args[1:], *(kwargs.get(a.name, a.default_value) for a in func._schema.arguments[len(args) :]))[:3]
-    n, item = x.numel(), x.itemsize
-    if n:
-        x._gpu.read(8)  # how many there are
-    if n == 0 or x.dtype is torch.bool:
-        return perform(func, args, kwargs, _whole)
-    keys, places = n * item, 8 * n
-    if inverse:
-        temp, steps = cub.radix_sort(n, item, 8), cub.int_scan(n)
-        begin: Plan = (keys, places, places, temp, -temp, -places, Out(1, places), places, steps, -steps, -places)
-    else:
-        temp = cub.radix_sort(n, item, 0, floating=x.dtype.is_floating_point)
-        begin = (keys, temp, -temp)
-    plan = (*begin, *_compaction(n, item, bool(counts)), *((-places,) if inverse else ()), -keys)
-    return perform(func, args, kwargs, lambda outputs: plan)
-
-
-def _compaction(n: int, item: int, counts: bool) -> Plan:
-    """Values of which neighbours differ, with room for all of them, and their counts."""
-    if counts:
-        return Out(0, n * item), 8, Out(2, 8 * n), cub.run_lengths(n), -cub.run_lengths(n), -8
-    return Out(0, n * item), 8, cub.select(n, item), -cub.select(n, item), -8
-
-
-@registry.handles("unique_consecutive")
-def unique_consecutive(func: Any, args: tuple, kwargs: dict) -> Any:
-    x = args[0]
-    inverse, counts, dim = (*args[1:], *(kwargs.get(a.name, a.default_value) for a in func._schema.arguments[len(args) :]))[:3]
-    n = x.numel()
-    if n:
-        x._gpu.read(8)  # how many there are
-    if n == 0 or dim is not None:
-        return perform(func, args, kwargs, _whole)
-    begin: Plan = (Out(1, 8 * n), 4 * n, cub.int_scan(n), -cub.int_scan(n), -4 * n) if inverse else ()
-    plan = (*begin, *_compaction(n, x.itemsize, bool(counts)))
-    return perform(func, args, kwargs, lambda outputs: plan)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from virtualgpu.ops import blas, operators, registry
+from virtualgpu.ops import blas, operators
+from virtualgpu.ops.call import Call, cuda_kernel, handles
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 
 Tensor = torch.Tensor
@@ -42,6 +43,8 @@ GESVD = {
 GEQRF = {256: 3145856, 300: 3326080, 500: 4145280, 512: 4194432, 1024: 6291584}
 TALL_SVD = 3 << 20  # of a matrix that is not square, and a little by its columns
 
+cuda_kernel("cholesky_cusolver", "linalg_cholesky_ex", "cholesky")
+
 
 def workspace(table: dict[int, int], n: int, scale: int = 1) -> int:
     """The table's entry for the next larger matrix; beyond its end in proportion to the rows. An estimate."""
@@ -60,15 +63,15 @@ def _matrices(*names: str, batches: bool = True) -> Any:
     """Register a rule for matrices of real numbers: (x, n, bytes of an element, operator's arguments) -> plan; for single ones alone?"""
 
     def register(rule: Any) -> Any:
-        def run(func: Any, args: tuple, kwargs: dict) -> Any:
-            if any(argument.alias_info is not None for argument in func._schema.arguments):
-                return operators.into_given(func, args, kwargs)
-            if not _covered(args[0]) or (not batches and args[0].dim() > 2):
-                return operators.compute(func, args, kwargs)
-            plan = rule(args[0], args[0].shape[-1], args[0].itemsize, args)
-            return perform(func, args, kwargs, lambda outputs: plan)
+        def run(call: Call) -> Any:
+            if call.op.written:
+                return operators.into_given(call)
+            if not _covered(call.args[0]) or (not batches and call.args[0].dim() > 2):
+                return operators.compute(call)
+            plan = rule(call.args[0], call.args[0].shape[-1], call.args[0].itemsize, call.args)
+            return perform(call, plan)
 
-        registry.handles(*names)(run)
+        handles(*names)(run)
         return rule
 
     return register
@@ -243,18 +246,18 @@ def qr(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     return Out(0), Out(1), taus, *_factored_orthogonally(x, less, item), *vectors, -taus
 
 
-@registry.handles("linalg_lstsq")
-def least_squares(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("linalg_lstsq")
+def least_squares(call: Call) -> Any:
     """CUDA has one driver, gels: QR, product, triangular system (`linalg_lstsq_gels`), or cuBLAS' own of a batch."""
-    if "out" in kwargs or any(argument.alias_info is not None for argument in func._schema.arguments):
-        return operators.into_given(func, args, kwargs)
-    x, right = args[:2]
-    driver = kwargs.get("driver")
+    if call.op.written:
+        return operators.into_given(call)
+    x, right = call.args[:2]
+    driver = call.kwargs.get("driver")
     if driver not in (None, "gels"):
         raise RuntimeError("torch.linalg.lstsq: parameter `driver` should be one of (gels)")
-    kwargs = {**kwargs, "driver": "gels"}
+    call.kwargs["driver"] = "gels"
     if not _covered(x):
-        return operators.compute(func, args, kwargs)
+        return operators.compute(call)
     b, m, n, item, size = _batch(x), x.shape[-2], x.shape[-1], x.itemsize, x.numel() * x.itemsize
     columns = right.numel() // (b * m) if right.dim() > x.dim() - 1 else 1
     solution = Out(0, b * max(m, n) * columns * item)
@@ -273,7 +276,7 @@ def least_squares(func: Any, args: tuple, kwargs: dict) -> Any:
             return 4 * b, solution, size, taus, size, *factors, *system, *product, -size, -taus, -size, *end
         return 4 * b, solution, size, taus, *factors, *product, *system, -taus, *residuals, -size, *end
 
-    return perform(func, args, kwargs, plan)
+    return perform(call, plan)
 
 
 def _on_gpu(x: Tensor, number: Any) -> Tensor:
@@ -283,15 +286,15 @@ def _on_gpu(x: Tensor, number: Any) -> Tensor:
     return torch.full((), float(number), dtype=torch.float64, device=x.device)
 
 
-@registry.handles("linalg_pinv")
-def pseudoinverse(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("linalg_pinv")
+def pseudoinverse(call: Call) -> Any:
     """By singular values, with tolerances of float64 on the GPU (native/LinearAlgebra.cpp, `get_atol_rtol` and `linalg_pinv`)."""
-    x = args[0]
-    if "out" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    if kwargs.get("hermitian") or not _covered(x) or x.shape[-2] * x.shape[-1] == 0:
-        return operators.compute(func, args, kwargs)
-    given = [kwargs.get(name) for name in ("atol", "rtol")]
+    x = call.args[0]
+    if call.op.outs:
+        return operators.into_given(call)
+    if call.kwargs.get("hermitian") or not _covered(x) or x.shape[-2] * x.shape[-1] == 0:
+        return operators.compute(call)
+    given = [call.kwargs.get(name) for name in ("atol", "rtol")]
     defaults = 0.0, torch.finfo(x.dtype).eps * max(x.shape[-2:]) if given[0] is None else 0.0
     atol, rtol = (_on_gpu(x, default if number is None else number) for number, default in zip(given, defaults, strict=True))
     u, values, v = torch.ops.aten._linalg_svd(x)
@@ -309,27 +312,27 @@ def pseudoinverse(func: Any, args: tuple, kwargs: dict) -> Any:
     return result
 
 
-@registry.handles("_linalg_check_errors")
-def check_errors(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("_linalg_check_errors")
+def check_errors(call: Call) -> Any:
     """The host reads whether any of the error codes is set."""
-    result = operators.compute(func, args, kwargs)
-    play(args[0]._gpu, (1, 1, -1, -1) if args[0].dim() == 0 else (1, -1))
+    result = operators.compute(call)
+    play(call.args[0]._gpu, (1, 1, -1, -1) if call.args[0].dim() == 0 else (1, -1))
     return result
 
 
-@registry.handles("_fft_c2r")
-def complex_to_real(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("_fft_c2r")
+def complex_to_real(call: Call) -> Any:
     """cuFFT overwrites its input here, so a copy is transformed."""
-    if kwargs:
-        return operators.into_given(func, args, kwargs)
-    size = args[0].numel() * args[0].itemsize
-    return perform(func, args, kwargs, lambda outputs: (Out(0), size, -size))
+    if call.kwargs:
+        return operators.into_given(call)
+    size = call.args[0].numel() * call.args[0].itemsize
+    return perform(call, (Out(0), size, -size))
 
 
-@registry.handles("_euclidean_dist")
-def euclidean_distance(func: Any, args: tuple, kwargs: dict) -> Tensor:
+@handles("_euclidean_dist")
+def euclidean_distance(call: Call) -> Tensor:
     """One matrix product of rows that carry their own norms (native/Distance.cpp)."""
-    x, y = args
+    x, y = call.args
     sides = []
     for tensor in (x, y):
         norm = tensor.pow(2).sum(-1, keepdim=True)
@@ -347,23 +350,23 @@ def euclidean_distance(func: Any, args: tuple, kwargs: dict) -> Tensor:
     return result.clamp_min_(0).sqrt_()
 
 
-@registry.handles("_cdist_backward")
-def cdist_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("_cdist_backward")
+def cdist_backward(call: Call) -> Any:
     """A row of partial gradients for each pair, then their sum (native/cuda/DistanceKernel.cu)."""
-    if kwargs:
-        return operators.into_given(func, args, kwargs)
-    size = args[4].numel() * args[1].shape[-1] * args[1].itemsize
-    return perform(func, args, kwargs, lambda outputs: (Out(0), size, -size))
+    if call.kwargs:
+        return operators.into_given(call)
+    size = call.args[4].numel() * call.args[1].shape[-1] * call.args[1].itemsize
+    return perform(call, (Out(0), size, -size))
 
 
-@registry.handles("_pdist_backward")
-def pdist_backward(func: Any, args: tuple, kwargs: dict) -> Any:
-    if kwargs:
-        return operators.into_given(func, args, kwargs)
-    n, m = args[1].shape
-    size = max(n - 1, 0) * n * m * args[1].itemsize
+@handles("_pdist_backward")
+def pdist_backward(call: Call) -> Any:
+    if call.kwargs:
+        return operators.into_given(call)
+    n, m = call.args[1].shape
+    size = max(n - 1, 0) * n * m * call.args[1].itemsize
 
     def plan(outputs: list[Any]) -> Plan:
         return Out(0), size, -size
 
-    return perform(func, args, kwargs, plan)
+    return perform(call, plan)

@@ -12,17 +12,23 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu.hardware import Gpu
-from virtualgpu.ops import kernels, operators, without_values
-from virtualgpu.ops.elementwise import contiguous_copies, evaluate
+from virtualgpu.ops import operators
+from virtualgpu.ops.call import Call, Work, bytes_of, common_gpu, composes, cuda_operator, device_time, handles, temporaries
+from virtualgpu.ops.elementwise import LONG_ROW, contiguous_copies
 from virtualgpu.ops.reductions import sum_bytes
-from virtualgpu.ops.registry import composes, handles, temporaries
-from virtualgpu.tensor import empty_without_values, wrap_all
+from virtualgpu.ops.without_values import all_known, loses_values
+from virtualgpu.tensor import empty_without_values, tensors, wrap_all
 
 aten = torch.ops.aten
 _LOW = (torch.float16, torch.bfloat16)
 # The launch of batch norm's channels-last kernels
 TILE_WIDTH, VALUES_PER_THREAD, MAX_BLOCK, MAX_GRID_HEIGHT, MIN_GRID_HEIGHT = 32, 16, 512, 128, 8
+ROW_BLOCK = 366  # clocks of a block of threads that does one row (ATen/native/cuda/layer_norm_kernel.cu)
+ROW_BLOCK_BACKWARD, LAYER_NORM_BACKWARD = 145, 1.2  # clocks a row, and an element, of which the weight's gradient takes most
+CHANNEL, CHANNEL_BACKWARD = 0.9, 0.33  # elements a clock of the block that sums up one channel (ATen/native/cuda/Normalization.cuh)
 CUDNN_MAX_TRAINING, CUDNN_MAX_EVALUATION = 880801, 65535  # samples that cuDNN's batch norm takes
+
+cuda_operator("_native_batch_norm_legit", "native_batch_norm")
 
 
 def _widened(x: torch.Tensor | None) -> torch.Tensor | None:
@@ -37,12 +43,12 @@ def _power(n: int) -> int:
 
 
 @handles("native_layer_norm")
-def layer_norm(func: Any, args: tuple, kwargs: dict) -> Any:
+def layer_norm(call: Call) -> Any:
     """The kernels read contiguous memory: a copy comes first otherwise."""
-    x = args[0]
+    x = call.args[0]
     copies = [x._gpu.allocate(size) for size in contiguous_copies(x)]
     try:
-        return _layer_norm(func, args, kwargs)
+        return _layer_norm(call)
     finally:
         _free(x._gpu, copies)
 
@@ -53,42 +59,62 @@ def _free(gpu: Gpu, blocks: list[Any]) -> None:
             gpu.allocator.free(block)
 
 
-def _layer_norm(func: Any, args: tuple, kwargs: dict) -> Any:
+def _layer_norm(call: Call) -> Any:
     """The statistics of half precision are float32; the CPU gives them the type of the parameters."""
-    x, shape, weight, bias, epsilon = args
-    if x.dtype not in _LOW or kwargs:
-        return operators.compute(func, args, kwargs)
+    x, shape, weight, bias, epsilon = call.args
+    if x.dtype not in _LOW or call.kwargs:
+        return operators.compute(call)
 
     def values() -> Any:
         factors = torch.ones(shape, device="cpu") if weight is None else weight.float()
-        return func(x, shape, factors, _widened(bias), epsilon)
+        return call.func(x, shape, factors, _widened(bias), epsilon)
 
-    return evaluate(func, args, kwargs, values)
+    return operators.compute(call, values)
 
 
 @handles("native_layer_norm_backward")
-def layer_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
-    gradient, x = args[:2]
+def layer_norm_backward(call: Call) -> Any:
+    gradient, x = call.args[:2]
     gpu = x._gpu
     copies = [gpu.allocate(size) for size in contiguous_copies(x)]
     try:
-        results = _layer_norm_backward(func, args, kwargs)
+        results = _layer_norm_backward(call)
         gpu.scratch(contiguous_copies(gradient))
         return results
     finally:
         _free(gpu, copies)
 
 
-def _layer_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
-    gradient, x, shape, mean, rstd, weight, bias, mask = args
-    if x.dtype not in _LOW or kwargs:
-        return operators.compute(func, args, kwargs)
+def _layer_norm_backward(call: Call) -> Any:
+    gradient, x, shape, mean, rstd, weight, bias, mask = call.args
+    if x.dtype not in _LOW or call.kwargs:
+        return operators.compute(call)
 
     def values() -> Any:
-        wide = func(gradient.float(), x.float(), shape, mean, rstd, _widened(weight), _widened(bias), mask)
+        wide = call.func(gradient.float(), x.float(), shape, mean, rstd, _widened(weight), _widened(bias), mask)
         return tuple(None if value is None else value.to(x.dtype) for value in wide)
 
-    return evaluate(func, args, kwargs, values)
+    return operators.compute(call, values)
+
+
+@device_time("native_layer_norm", "native_group_norm")
+def layer_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    return of_rows(call.args[0].numel(), results[1].numel(), moved)
+
+
+def of_rows(elements: int, rows: int, moved: int) -> Work:
+    """Rows that are normalized, each by a block of threads; a long one is read twice."""
+    long = elements > LONG_ROW * rows
+    return Work(1.5 * moved if long else moved, clocks=ROW_BLOCK * rows)
+
+
+@device_time("native_layer_norm_backward", "native_group_norm_backward")
+def layer_norm_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    return of_rows_backward(call.args[1].numel(), call.argument("mean").numel(), moved)
+
+
+def of_rows_backward(elements: int, rows: int, moved: int) -> Work:
+    return Work(moved, clocks=LAYER_NORM_BACKWARD * elements + ROW_BLOCK_BACKWARD * rows)
 
 
 # RMS norm
@@ -165,17 +191,17 @@ class _RmsNorm(torch.autograd.Function):
 
 def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor | None) -> Any:
     """The results of one kernel: of `values`, or of the shapes alone where values are not kept."""
-    gpu: Gpu
-    gpu, moved = operators.common_gpu(inputs, {})
-    if gpu.machine.valueless_storages and not without_values.keeps_values(None, tuple(v for v in inputs if v is not None), {}, gpu):
+    gpu = common_gpu(*inputs)
+    if gpu.machine.valueless_storages and not all_known(*inputs):
         results = tuple(None if x is None else empty_without_values(gpu, x.size(), x.stride(), x.dtype) for x in shapes())
     else:
         with _DisableTorchDispatch():
             results = values()
         results = wrap_all(results, gpu)
-    moved += sum(map(kernels.bytes_of, operators.tensors(results)))
-    work = kernels.of_rows_backward if name.endswith("backward") else kernels.of_rows
-    gpu.launch(*work(inputs[0].numel(), rows, moved), name=name)
+    moved = sum(map(bytes_of, tensors(inputs, results)))
+    elements = inputs[0].numel()  # type: ignore[union-attr]
+    work = of_rows_backward if name.endswith("backward") else of_rows
+    gpu.launch(*work(elements, rows, moved), name=name)
     return results
 
 
@@ -183,9 +209,9 @@ def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor
 
 
 @temporaries("native_group_norm")
-def group_norm(func: Any, args: tuple, kwargs: dict, result: Any) -> tuple[int, ...]:
+def group_norm(call: Call, result: Any) -> tuple[int, ...]:
     """A factor and a summand for every channel of every sample."""
-    x, weight, bias, samples, channels, positions = args[:6]
+    x, weight, bias, samples, channels, positions = call.args[:6]
     if positions == 1 or (weight is None and bias is None):
         return ()
     size = samples * channels * sum_bytes(x.dtype)
@@ -193,10 +219,10 @@ def group_norm(func: Any, args: tuple, kwargs: dict, result: Any) -> tuple[int, 
 
 
 @handles("native_group_norm_backward")
-def group_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+def group_norm_backward(call: Call) -> Any:
     """Sums for every channel, then the coefficients of the input's gradient, which are freed before the sums."""
-    results = operators.compute(func, args, kwargs)
-    gradient, x, _, _, weight, samples, channels, positions, groups, mask = args
+    results = operators.compute(call)
+    gradient, x, _, _, weight, samples, channels, positions, groups, mask = call.args
     gpu = gradient._gpu
     item = sum_bytes(x.dtype)
     per_channel, per_group = samples * channels * item, samples * groups * item
@@ -222,23 +248,23 @@ def uses_cudnn(x: torch.Tensor, weight: Any, bias: Any, mean: Any, training: boo
 
 
 @handles("native_batch_norm")
-def batch_norm(func: Any, args: tuple, kwargs: dict) -> Any:
+def batch_norm(call: Call) -> Any:
     """CUDA's own kernels keep the statistics of evaluation, too, and in the type of accumulation."""
-    x, weight, bias, mean, variance, training, _, epsilon = args
-    if kwargs:
-        return operators.into_given(func, args, kwargs)
+    x, weight, bias, mean, variance, training, _, epsilon = call.args
+    if call.kwargs:
+        return operators.into_given(call)
     if uses_cudnn(x, weight, bias, mean, training):
-        return operators.compute(func, args, kwargs)
+        return operators.compute(call)
     narrow = x.dtype in _LOW and weight is not None and weight.dtype is x.dtype
 
     def values() -> Any:
-        results = _widened_training(func, args) if narrow and training else func(*args)
+        results = _widened_training(call.func, call.args) if narrow and training else call.func(*call.args)
         if training:
             return results
         kind = torch.float32 if x.dtype in _LOW else x.dtype
         return results[0], mean.to(kind, copy=True), torch.rsqrt(variance.to(kind) + epsilon)
 
-    return evaluate(func, args, kwargs, values)
+    return operators.compute(call, values)
 
 
 def _widened_training(func: Any, args: tuple) -> Any:
@@ -252,30 +278,29 @@ def _widened_training(func: Any, args: tuple) -> Any:
 
 
 @handles("native_batch_norm_backward")
-def batch_norm_backward(func: Any, args: tuple, kwargs: dict) -> Any:
+def batch_norm_backward(call: Call) -> Any:
     """Where a channel's values do not lie together (two dimensions, channels last), sums come first and the input's gradient last."""
-    _, x, weight, mean, _, _, _, training, _, mask = args
+    _, x, weight, mean, _, _, _, training, _, mask = call.args
     narrow = x.dtype in _LOW and weight is not None and weight.dtype is x.dtype
-    if kwargs:
-        return operators.into_given(func, args, kwargs)
+    if call.kwargs:
+        return operators.into_given(call)
     separate = not uses_cudnn(x, weight, weight, mean, training) and x.stride(1) == 1 and x.shape[1] > 1
     gpu = x._gpu
     channels = x.shape[1]
     size = channels * sum_bytes(x.dtype)
     sums = [gpu.allocate(size), gpu.allocate(size)] if separate and (training or mask[1] or mask[2]) else []
     if not narrow and not separate:
-        return operators.compute(func, args, kwargs)
+        return operators.compute(call)
 
     def values() -> Any:
-        results = func(*(v.float() if isinstance(v, torch.Tensor) else v for v in args)) if narrow else func(*args)
+        results = call.func(*(v.float() if isinstance(v, torch.Tensor) else v for v in call.args)) if narrow else call.func(*call.args)
         into_x, into_weight, into_bias = (None if v is None else v.to(x.dtype) if narrow else v for v in results)
         return into_weight, into_bias, into_x
 
-    if gpu.machine.valueless_storages and not without_values.keeps_values(func, args, kwargs, gpu):
-        results = without_values.infer(func, args, kwargs, gpu)
-        gpu.launch(*kernels.work(func, args, kwargs, results, operators.common_gpu(args, kwargs)[1]), name="native_batch_norm_backward")
+    if loses_values(call):
+        results = operators.compute(call)
     else:
-        into_weight, into_bias, into_x = evaluate(func, args, kwargs, values)
+        into_weight, into_bias, into_x = operators.compute(call, values)
         results = into_x, into_weight, into_bias
     gpu.scratch(backward_staging(x.numel() // channels, channels) if sums else ())
     _free(gpu, sums)
@@ -292,3 +317,19 @@ def backward_staging(reduction: int, channels: int) -> tuple[int, ...]:
     if grid < MIN_GRID_HEIGHT:
         return ()
     return 2 * channels * grid * 4, -(-channels // width) * 4
+
+
+@device_time("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
+def batch_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """In training each channel is summed up by one block, whatever else the GPU could do meanwhile."""
+    training = "training" not in call.op.arguments or call.argument("training")
+    return Work(moved, serial=_a_channel(call.args[0]) / CHANNEL if training else 0.0)
+
+
+@device_time("native_batch_norm_backward", "batch_norm_backward", "cudnn_batch_norm_backward")
+def batch_norm_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    return Work(moved, serial=_a_channel(call.args[1]) / CHANNEL_BACKWARD)
+
+
+def _a_channel(x: torch.Tensor) -> float:
+    return x.numel() / x.shape[1] if x.numel() else 0.0

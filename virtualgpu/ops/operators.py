@@ -1,6 +1,6 @@
 """What each kind of operator does on a virtual GPU: which devices it admits, where it computes, what it costs.
 
-`virtualgpu.ops.dispatch` chooses one of these functions for an operator.
+`virtualgpu.ops.dispatch` chooses one of these functions for an operator of which no family says how it is run.
 """
 
 from collections.abc import Callable
@@ -11,20 +11,17 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu import hardware
-from virtualgpu.errors import different_devices, not_implemented
 from virtualgpu.generators import chosen
-from virtualgpu.hardware import Gpu
-from virtualgpu.ops import kernels, registry
-from virtualgpu.ops.half import KERNELS
-from virtualgpu.ops.schemas import written
+from virtualgpu.ops.call import Call, different_devices
 from virtualgpu.ops.without_values import infer, loses_values, on_meta
+from virtualgpu.ops.work import work
 from virtualgpu.tensor import (
     VirtualTensor,
+    allocate_on,
     empty_without_values,
     memory_of,
-    place,
-    require_room,
     require_values,
+    require_within_capacity,
     span_bytes,
     tensors,
     unsupported,
@@ -32,116 +29,78 @@ from virtualgpu.tensor import (
     wrap_all,
 )
 
-# The names that CUDA gives the kernels it does not have for integers.
-INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "dot": "dot", "vdot": "vdot"}
-INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
 
-# Devices
-
-
-def common_gpu(args: tuple, kwargs: dict) -> tuple[Gpu, int]:
-    """The one GPU of all arguments, and their bytes. CPU tensors without dimensions may join. Raises RuntimeError otherwise."""
-    gpu = None
-    moved = 0
-    for x in tensors(args, kwargs) if kwargs else tensors(args):
-        if type(x) is VirtualTensor:
-            moved += x.numel() * x.itemsize
-            if gpu is None:
-                gpu = x._gpu
-            elif x._gpu is not gpu:
-                raise different_devices(args, kwargs)
-        elif x.dim():
-            raise different_devices(args, kwargs)
-    assert gpu is not None
-    gpu.machine.require_alive()
-    gpu.machine.selected.gpu = gpu
-    return gpu, moved
+def compute(call: Call, values: Callable[[], Any] | None = None) -> Any:
+    """Run the CPU kernel on the same tensors, or compute the `values` otherwise, and put the results on the GPU."""
+    call.common_gpu()
+    return run(call, values)
 
 
-# Computing
+def mixed(call: Call) -> Any:
+    """The same where CPU tensors may stand among the arguments, but for the first."""
+    if type(call.args[0]) is not VirtualTensor and isinstance(call.args[0], torch.Tensor):
+        raise different_devices(call.args, call.kwargs)
+    call.common_gpu(host=True)
+    return run(call)
 
 
-def compute(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run the CPU kernel on the same tensors and put its results on the GPU."""
-    gpu, moved = common_gpu(args, kwargs)
-    return run(func, args, kwargs, gpu, moved)
+def run(call: Call, values: Callable[[], Any] | None = None) -> Any:
+    """Compute the results, ask for their memory and that of the kernel's temporaries, and queue the kernel.
 
-
-def mixed(func: Any, args: tuple, kwargs: dict) -> Any:
-    """The same where CPU tensors may stand among the arguments."""
-    found = [x for x in tensors(args, kwargs) if type(x) is VirtualTensor]
-    if type(args[0]) is not VirtualTensor and isinstance(args[0], torch.Tensor):
-        raise different_devices(args, kwargs)
-    gpu, moved = common_gpu(tuple(found), {})
-    return run(func, args, kwargs, gpu, moved)
-
-
-def run(func: Any, args: tuple, kwargs: dict, gpu: Gpu, moved: int) -> Any:
-    if loses_values(func, args, kwargs, gpu):
-        result = infer(func, args, kwargs, gpu)
+    `values` gives the results as plain tensors, where the CPU's kernel does not compute what CUDA's does.
+    """
+    gpu, op = call.gpu, call.op
+    if loses_values(call):
+        result = infer(call)
     else:
         with _DisableTorchDispatch():
-            result = KERNELS.get(func, func)(*args, **kwargs)
+            result = op.kernel(*call.args, **call.kwargs) if values is None else values()
         result = wrap_all(result, gpu)
-    name = func._schema.name.removeprefix("aten::")
-    rule = registry.TEMPORARIES.get(name)
-    if rule is not None:
-        gpu.scratch(rule(func, args, kwargs, result))
-    gpu.launch(*kernels.work(func, args, kwargs, result, moved), name=name)
+    if op.temporaries is not None:
+        gpu.scratch(op.temporaries(call, result))
+    gpu.launch(*work(call, result), name=op.name)
     return result
 
 
-def view(func: Any, args: tuple, kwargs: dict) -> Any:
+def view(call: Call) -> Any:
     """A view launches nothing and needs no values."""
-    gpu = args[0]._gpu if type(args[0]) is VirtualTensor else common_gpu(args, kwargs)[0]
+    gpu = call.gpu
+    if type(call.args[0]) is not VirtualTensor:
+        call.common_gpu()
     gpu.machine.selected.gpu = gpu
     gpu.machine.clock.advance_host(gpu.profile.view_seconds)
-    with _DisableTorchDispatch():
-        result = func(*args, **kwargs)
-    return wrap_all(result, gpu)
-
-
-def product(func: Any, args: tuple, kwargs: dict) -> Any:
-    """A matrix product: CUDA has none for integers."""
-    gpu, moved = common_gpu(args, kwargs)
-    dtype = args[0].dtype
-    if not (dtype.is_floating_point or dtype.is_complex):
-        kernel = INTEGER_PRODUCT.get(func._schema.name.removeprefix("aten::"), "addmm_cuda")
-        raise not_implemented(kernel, dtype)
-    return run(func, args, kwargs, gpu, moved)
+    return wrap_all(call.on_cpu(), gpu)
 
 
 # Operators with rules of their own
 
 
-def like(func: Any, args: tuple, kwargs: dict) -> Any:
+def like(call: Call) -> Any:
     """A new tensor after the model of another, on its device, or on another's if Python asks for that."""
-    model = args[0]
+    model, kwargs = call.args[0], call.kwargs
     device = kwargs.pop("device", None)
     from_python = kwargs.pop("pin_memory", None) is not None
-    gpu: Gpu | None = model._gpu
+    gpu = model._gpu
     if device is not None and (device.type != "cpu" or from_python):
         gpu = hardware.machine().gpu(device)
     if gpu is None:
-        with _DisableTorchDispatch():
-            return func(*args, **kwargs)
+        return call.on_cpu()
     gpu.machine.require_alive()
     gpu.machine.selected.gpu = gpu
-    name = func._schema.name.removeprefix("aten::")
-    numel = model.numel() if name.endswith("_like") else prod(args[1])
-    nbytes = numel * (kwargs.get("dtype") or model.dtype).itemsize
+    name = call.op.name
+    dtype = kwargs.get("dtype") or model.dtype
+    numel = model.numel() if name.endswith("_like") else prod(call.args[1])
+    nbytes = numel * dtype.itemsize
     if not gpu.machine.may_keep(nbytes):
-        shape = on_meta(func, args, kwargs)
+        shape = on_meta(call)
         result = empty_without_values(gpu, shape.size(), shape.stride(), shape.dtype)
     elif name in _FILLED:
         with _DisableTorchDispatch():
-            result = wrap(
-                torch.empty_like(model, dtype=kwargs.get("dtype"), memory_format=kwargs.get("memory_format", torch.preserve_format)), gpu
-            )
-            _FILLED[name](result, *args[1:], generator=gpu.generator.next_draws(numel))
+            form = kwargs.get("memory_format", torch.preserve_format)
+            result = wrap(torch.empty_like(model, dtype=dtype, memory_format=form), gpu)
+            _FILLED[name](result, *call.args[1:], generator=gpu.generator.next_draws(numel))
     else:
-        with _DisableTorchDispatch():
-            result = wrap(func(*args, **kwargs), gpu)
+        result = wrap(call.on_cpu(), gpu)
     if "empty" in name:
         memory_of(result).written = 0
     else:
@@ -156,20 +115,18 @@ _FILLED: dict[str, Callable[..., Any]] = {
 }
 
 
-def draw(func: Any, args: tuple, kwargs: dict) -> Any:
+def draw(call: Call) -> Any:
     """A random operator with an argument for the generator: the GPU's own, unless the caller brings one of the GPU's kind."""
-    gpu, moved = common_gpu(args, kwargs)
-    position = [argument.name for argument in func._schema.arguments].index("generator")
-    given = args[position] if position < len(args) else kwargs.get("generator")
-    generator = chosen(given, gpu).next_draws(_largest(args))
-    return refit(run(func, args[:position], kwargs | {"generator": generator}, gpu, moved))
+    gpu = call.common_gpu()
+    generator = chosen(call.argument("generator"), gpu).next_draws(_largest(call.args))
+    args = call.args[: call.op.arguments.index("generator")]
+    return refit(run(call.with_arguments(*args, **call.kwargs | {"generator": generator})))
 
 
-def draw_from_default(func: Any, args: tuple, kwargs: dict) -> Any:
+def draw_from_default(call: Call) -> Any:
     """A random operator that asks for no generator takes the default one: the GPU's stands in for the CPU's."""
-    gpu, moved = common_gpu(args, kwargs)
-    with gpu.generator.as_default(_largest(args)):
-        return run(func, args, kwargs, gpu, moved)
+    with call.common_gpu().generator.as_default(_largest(call.args)):
+        return run(call)
 
 
 def _largest(args: tuple) -> int:
@@ -177,20 +134,25 @@ def _largest(args: tuple) -> int:
     return max((x.numel() for x in tensors(args)), default=0)
 
 
-def into_given(func: Any, args: tuple, kwargs: dict) -> Any:
+def into_given(call: Call) -> Any:
     """An operator that writes into arguments, by `out=` or in place: an output on the CPU is never admitted, and it may grow."""
-    for x in written(func, args, kwargs):
+    for x in call.written():
         if type(x) is not VirtualTensor:
             refuse_waiting(x)
-            raise different_devices(args, kwargs)
-    for position, argument in enumerate(argument for argument in func._schema.arguments if argument.is_out):
-        x = kwargs.get(argument.name)
+            raise different_devices(call.args, call.kwargs)
+    for position, name in enumerate(call.op.outs):
+        x = call.kwargs.get(name)
         if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).export is not None:
             with _DisableTorchDispatch():
                 empty = torch.empty(0, dtype=x.dtype, device="meta")
-            found = list(tensors(on_meta(func, args, kwargs | {argument.name: empty})))
-            _require_room(x, found[position])
-    return refit(compute(func, args, kwargs))
+            found = list(tensors(on_meta(call.with_arguments(*call.args, **call.kwargs | {name: empty}))))
+            _require_within_capacity(x, found[position])
+    return refit(compute(call))
+
+
+def compute_or_into_given(call: Call) -> Any:
+    """What a family falls back on, where it has nothing special to say of a call."""
+    return into_given(call) if call.op.outs else compute(call)
 
 
 def refit(result: Any) -> Any:
@@ -199,29 +161,31 @@ def refit(result: Any) -> Any:
         if type(x) is VirtualTensor and x.layout is torch.strided:
             storage = x.untyped_storage()
             if storage.nbytes() > storage.memory.requested:
-                place(storage, x._gpu, kept=storage.memory.kept is not None)
+                allocate_on(x._gpu, storage, kept=storage.memory.kept is not None)
     return result
 
 
-def resize(func: Any, args: tuple, kwargs: dict) -> Any:
+def resize(call: Call) -> Any:
     """`resize_`: the storage grows in place, and takes a new block if it does."""
-    gpu, _ = common_gpu(args[:1], {})
-    if gpu.machine.valueless_storages and memory_of(args[0]).kept is None:
+    x = call.args[0]
+    gpu = call.common_gpu()
+    if gpu.machine.valueless_storages and memory_of(x).kept is None:
         raise unsupported("resize_ of a tensor whose values were not kept")
-    if memory_of(args[0]).export is not None:
-        _require_room(args[0], on_meta(func, args, kwargs))
+    if memory_of(x).export is not None:
+        _require_within_capacity(x, on_meta(call))
     with _DisableTorchDispatch():
-        return refit(func(*args, **kwargs))
+        return refit(call.op.kernel(*call.args, **call.kwargs))
 
 
-def _require_room(x: torch.Tensor, shape: torch.Tensor) -> None:
-    require_room(x.untyped_storage(), x.storage_offset() * x.itemsize + span_bytes(shape.size(), shape.stride(), shape.dtype))
+def _require_within_capacity(x: torch.Tensor, shape: torch.Tensor) -> None:
+    nbytes = x.storage_offset() * x.itemsize + span_bytes(shape.size(), shape.stride(), shape.dtype)
+    require_within_capacity(x.untyped_storage(), nbytes)
 
 
-def set_storage(func: Any, args: tuple, kwargs: dict) -> Any:
+def set_storage(call: Call) -> Any:
     """`set_`: the tensor moves to another storage of its GPU."""
-    gpu = args[0]._gpu
-    source = args[1] if len(args) > 1 else None
+    gpu = call.args[0]._gpu
+    source = call.args[1] if len(call.args) > 1 else None
     storage = source.untyped_storage() if isinstance(source, torch.Tensor) else source
     memory = getattr(storage, "memory", None)
     if storage is not None and (storage.nbytes() > 0 if memory is None else memory.gpu is not gpu):
@@ -229,38 +193,35 @@ def set_storage(func: Any, args: tuple, kwargs: dict) -> Any:
             f'Attempted to set the storage of a tensor on device "{gpu.device}" to a storage on different device "{storage.device}".  '
             "This is no longer allowed; the devices must match."
         )
-    with _DisableTorchDispatch():
-        result = func(*args, **kwargs)
+    result = call.on_cpu()
     if not hasattr(result.untyped_storage(), "memory"):
-        place(result.untyped_storage(), gpu)
+        allocate_on(gpu, result.untyped_storage())
     return result
 
 
-def read_scalar(func: Any, args: tuple, kwargs: dict) -> Any:
+def read_scalar(call: Call) -> Any:
     """`.item()`: the host waits for the stream and for the number."""
-    gpu, nbytes = common_gpu(args, kwargs)
-    require_values(memory_of(args[0]))
+    gpu, nbytes = call.common_gpu(), call.moved
+    require_values(memory_of(call.args[0]))
     gpu.read(nbytes)
-    with _DisableTorchDispatch():
-        return func(*args, **kwargs)
+    return call.on_cpu()
 
 
-def compare(func: Any, args: tuple, kwargs: dict) -> Any:
+def compare(call: Call) -> Any:
     """An operator that answers the host with a truth value, which has to be read."""
-    gpu, moved = common_gpu(args, kwargs)
-    for x in tensors(args):
+    gpu = call.common_gpu()
+    for x in tensors(call.args):
         require_values(memory_of(x))
-    gpu.launch(moved, name=func._schema.name.removeprefix("aten::"))
+    gpu.launch(call.moved, name=call.op.name)
     gpu.read(1)
-    with _DisableTorchDispatch():
-        return func(*args, **kwargs)
+    return call.on_cpu()
 
 
-def shape_from_values(func: Any, args: tuple, kwargs: dict) -> Any:
+def shape_from_values(call: Call) -> Any:
     """An operator whose output's shape depends on values: the host waits to learn it, if it is not told."""
-    result = mixed(func, args, kwargs)
-    if kwargs.get("output_size") is None:
-        common_gpu(tuple(x for x in tensors(args) if type(x) is VirtualTensor), {})[0].read(8)
+    result = mixed(call)
+    if call.kwargs.get("output_size") is None:
+        call.gpu.read(8)
     return result
 
 

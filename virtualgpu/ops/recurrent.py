@@ -19,10 +19,11 @@ from torch._C import _DisableTorchDispatch
 from torch.autograd.function import once_differentiable
 
 from virtualgpu.hardware import Gpu
-from virtualgpu.ops import operators, products, registry
+from virtualgpu.ops import operators
 from virtualgpu.ops.attention import HALF, scratch_tensor
+from virtualgpu.ops.blas import cudnn_format
+from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, handles, made_of
 from virtualgpu.ops.cells import plain_values
-from virtualgpu.ops.kernels import bytes_of
 from virtualgpu.ops.sequence import play
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import VirtualTensor, empty, wrap
@@ -34,6 +35,7 @@ GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 CONSTANT = 8 << 20  # bytes of workspace a layer and direction
 NARROW = {"lstm": 128, "gru": 128, "rnn_tanh": 256, "rnn_relu": 256}  # hidden units up to which cuDNN keeps the weights on the chip
 DROPOUT_STATE = 49152  # bytes a multiprocessor
+RECURRENT = 0.17  # of a product's rate: the steps of a sequence come one after the other
 
 
 class Setup(NamedTuple):
@@ -149,7 +151,7 @@ class Recurrent(torch.autograd.Function):
         del turned
         inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), needs and setup.train)
         moved, total = sum(map(bytes_of, (x, out, *weights))), sum(w.numel() for w in weights if w.dim() > 1)
-        gpu.launch(*products.recurrent(moved, rows, total, out.numel() * GATES[setup.kind], x.dtype), name=setup.kind)
+        gpu.launch(*layer_work(moved, rows, total, out.numel() * GATES[setup.kind], x.dtype), name=setup.kind)
         if needs:
             if kept is not None:
                 kept.inner = inner  # so that it goes when the graph lets go of the reserve space
@@ -185,7 +187,7 @@ class Recurrent(torch.autograd.Function):
         _inner_gradients(kept.inner, grads, (dx, *states, *dws))
         zeros.clear()
         moved, rows = 2 * sum(map(bytes_of, (x, out, *weights))), x.numel() // x.shape[-1]
-        gpu.launch(*products.recurrent(moved, 2 * rows, total, 2 * out.numel() * GATES[setup.kind], x.dtype), name=f"{setup.kind}_backward")
+        gpu.launch(*layer_work(moved, 2 * rows, total, 2 * out.numel() * GATES[setup.kind], x.dtype), name=f"{setup.kind}_backward")
         states = [y if needed else None for y, needed in zip(states, ctx.needs_input_grad[2:4], strict=False)]
         return None, dx if ctx.needs_input_grad[1] else None, states[0], states[1] if cx is not None else None, *dws
 
@@ -206,6 +208,11 @@ class CastWeights(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         cast = [g.to(dtype) for g, dtype in reversed(list(zip(grads, ctx.dtypes, strict=True)))]
         return None, *reversed(cast)
+
+
+def layer_work(moved: int, rows: int, weights: int, outputs: int, dtype: torch.dtype) -> Work:
+    """A layer's work for so many rows of input and elements of weights, that has so many `outputs`."""
+    return Work(moved, 2 * rows * weights / RECURRENT, cudnn_format(dtype), outputs)
 
 
 def _with_workspace(gpu: Gpu, space: int, kept: int) -> Tensor | None:
@@ -286,9 +293,9 @@ def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool)
         packet = getattr(aten, setup.kind)
         with gpu.generator.as_default(x.numel()), _without_onednn():
             if setup.batch_sizes is None:
-                results = registry.made_of(packet.input, x, state, *rest, setup.batch_first)
+                results = made_of(packet.input, x, state, *rest, setup.batch_first)
             else:
-                results = registry.made_of(packet.data, x, setup.batch_sizes, state, *rest)
+                results = made_of(packet.data, x, setup.batch_sizes, state, *rest)
         for target, value in zip(outputs, results, strict=True):
             aten.copy_.default(target, value.detach())
     return ([y for y in plain if y is not None], results) if needs else None
@@ -308,13 +315,24 @@ def _inner_gradients(inner: Any, grads: tuple, targets: tuple) -> None:
 def _run(kind: str, x: Tensor, state: Any, params: Any, *settings: Any, batch_sizes: Tensor | None = None) -> Any:
     biases, layers, dropout, train, bidirectional, *first = settings
     setup = Setup(kind, biases, layers, dropout, train, bidirectional, bool(first and first[0]), batch_sizes)
-    operators.common_gpu((x, state, params), {})
+    common_gpu(x, state, params)
     hx, cx = state if kind == "lstm" else (state, None)
     if torch.is_autocast_enabled("cuda") and x.dtype in (torch.float32, *HALF):
         dtype = torch.get_autocast_dtype("cuda")
         params = CastWeights.apply(dtype, *params)
         hx, cx, x = hx.to(dtype), None if cx is None else cx.to(dtype), x.to(dtype)
     return Recurrent.apply(setup, x, hx, cx, *params)
+
+
+@checks("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
+def check_devices(args: tuple, kwargs: dict) -> None:
+    """Raises RuntimeError unless the weights, the third argument, are where the input is."""
+    for weight in args[2]:
+        if weight.device != args[0].device:
+            raise RuntimeError(
+                "Input and parameter tensors are not at the same device, "
+                f"found input tensor at {args[0].device} and parameter tensor at {weight.device}"
+            )
 
 
 for _kind in GATES:
@@ -325,15 +343,15 @@ for _kind in GATES:
     def _of_packed(data: Tensor, batch_sizes: Tensor, state: Any, params: Any, *settings: Any, kind: str = _kind) -> Any:
         return _run(kind, data, state, params, *settings, batch_sizes=batch_sizes)
 
-    registry.composes(f"{_kind}.input")(_of_input)
-    registry.composes(f"{_kind}.data")(_of_packed)
+    composes(f"{_kind}.input")(_of_input)
+    composes(f"{_kind}.data")(_of_packed)
 
 
-@registry.handles("_cudnn_rnn_flatten_weight")
-def flatten_weight(func: Any, args: tuple, kwargs: dict) -> Tensor:
+@handles("_cudnn_rnn_flatten_weight")
+def flatten_weight(call: Call) -> Tensor:
     """Move all weights of a module into one buffer, of which they become views."""
-    weights = args[0]
-    gpu, _ = operators.common_gpu((list(weights),), {})
+    weights = call.args[0]
+    gpu = call.common_gpu()
     flat = empty(gpu, (sum(w.numel() for w in weights),), (1,), weights[0].dtype)
     with torch.no_grad():
         for view, weight in zip(_parts(flat, weights), weights, strict=True):
@@ -345,53 +363,12 @@ def flatten_weight(func: Any, args: tuple, kwargs: dict) -> Tensor:
 # Packed sequences: the sizes of the batches stay on the host
 
 
-@registry.handles("_pack_padded_sequence")
-def pack_padded_sequence(func: Any, args: tuple, kwargs: dict) -> Any:
-    gpu, moved = operators.common_gpu(args[:1], {})
-    with _DisableTorchDispatch():
-        data, sizes = func(*args, **kwargs)
-    gpu.launch(2 * moved, name="_pack_padded_sequence")
+@handles("_pack_padded_sequence")
+def pack_padded_sequence(call: Call) -> Any:
+    gpu = call.common_gpu(host=True)
+    data, sizes = call.on_cpu()
+    gpu.launch(2 * call.moved, name="_pack_padded_sequence")
     return wrap(data, gpu), sizes
 
 
-@registry.handles("_pack_padded_sequence_backward")
-def pack_padded_sequence_backward(func: Any, args: tuple, kwargs: dict) -> Any:
-    return operators.mixed(func, args, kwargs)
-
-
-@registry.composes("pad_sequence")
-def pad_sequence(sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> Tensor:
-    """C++ would make the result on the CPU."""
-    longest = max(len(x) for x in sequences)
-    shape = (len(sequences), longest) if batch_first else (longest, len(sequences))
-    output = sequences[0].new_full((*shape, *sequences[0].shape[1:]), padding_value)
-    for i, x in enumerate(sequences):
-        row = output.select(0 if batch_first else 1, i)
-        (row[: len(x)] if padding_side == "right" else row[longest - len(x) :]).copy_(x)
-    return output
-
-
-@registry.composes("_pad_packed_sequence")
-def pad_packed_sequence(
-    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
-) -> tuple[Tensor, Tensor]:
-    """Steps with equally many sequences are copied at once, as PyTorch's native/PackedSequence.cpp does."""
-    sizes = batch_sizes.tolist()
-    steps, batch = len(sizes), sizes[0]
-    if 0 < total_length < steps:
-        raise RuntimeError(
-            "Expected total_length to be at least the length of the longest sequence in input, but got "
-            f"total_length={total_length} and max sequence length being {steps}"
-        )
-    output = data.new_full((max(total_length, steps), batch, *data.shape[1:]), padding_value)
-    lengths = torch.zeros(batch, dtype=torch.int64, device="cpu")
-    start = offset = 0
-    for step in range(1, steps + 1):
-        now = sizes[step] if step < steps else 0
-        if now != sizes[start]:
-            rows = (step - start) * sizes[start]
-            part = data[offset : offset + rows].view(step - start, sizes[start], *data.shape[1:])
-            output[start:step, : sizes[start]].copy_(part)
-            lengths[now : sizes[start]] = step
-            offset, start = offset + rows, step
-    return output.transpose(0, 1) if batch_first else output, lengths
+handles("_pack_padded_sequence_backward")(operators.mixed)

@@ -7,13 +7,15 @@ number of multiprocessors and of threads on each. Held against recordings from a
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
 
 from virtualgpu.hardware import Gpu
-from virtualgpu.ops.registry import temporaries
+from virtualgpu.ops import operators
+from virtualgpu.ops.call import Call, Work, device_time, handles, operator, temporaries
+from virtualgpu.ops.work import fastest, pointwise
 
 Shape = tuple[int, ...]
 NONE: Shape = ()
@@ -21,6 +23,7 @@ MAX_THREADS = 512
 MAX_OUTPUT_VECTOR = 4
 MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD = 16, 256
 SEMAPHORE = 4  # bytes
+REDUCED_ROW, COMPARED_ROW = 42, 104  # clocks for each row that becomes one sum, or one extremum or variance
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -159,30 +162,18 @@ def moments_bytes(dtype: torch.dtype) -> int:
 # Operators
 
 
-def _argument(func: Any, args: tuple, kwargs: dict, name: str) -> Any:
-    position = _positions(func).get(name)
-    if position is not None and position < len(args):
-        return args[position]
-    return kwargs.get(name)
-
-
-@lru_cache(maxsize=1024)
-def _positions(func: Any) -> dict[str, int]:
-    return {argument.name: position for position, argument in enumerate(func._schema.arguments) if not argument.kwarg_only}
-
-
-def _dims(func: Any, args: tuple, kwargs: dict) -> Iterable[int]:
-    dims = _argument(func, args, kwargs, "dim")
+def _dims(call: Call) -> Iterable[int]:
+    dims = call.argument("dim")
     if isinstance(dims, int):
         return (dims,)
-    return dims or range(args[0].dim())
+    return dims or range(call.args[0].dim())
 
 
 def _reduces(accumulator: Callable[[torch.dtype], int], *names: str) -> None:
     @temporaries(*names)
-    def rule(func: Any, args: tuple, kwargs: dict, result: Any) -> Shape:
-        x = args[0]
-        return staging(x, _dims(func, args, kwargs), accumulator(x.dtype))
+    def rule(call: Call, result: Any) -> Shape:
+        x = call.args[0]
+        return staging(x, _dims(call), accumulator(x.dtype))
 
 
 _reduces(sum_bytes, "amax", "amin")
@@ -193,32 +184,81 @@ _reduces(moments_bytes, "var", "std", "var_mean", "std_mean")
 
 
 @temporaries("sum", "nansum", "prod", "mean", "linalg_vector_norm", "norm")
-def sums(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Shape:
+def sums(call: Call, result: torch.Tensor) -> Shape:
     """Another type than the result's is converted first, a copy of its own; float16 and bfloat16 to float32 needs none."""
-    x = args[0]
+    x = call.args[0]
     dtype = result.dtype
-    dims = _dims(func, args, kwargs)
+    dims = _dims(call)
     if dtype is x.dtype or (x.dtype in _LOW and dtype is torch.float32) or x.dtype.is_complex:
         return staging(x, dims, sum_bytes(dtype) if dtype is x.dtype or not x.dtype.is_complex else x.itemsize)
     return x.numel() * dtype.itemsize, *staging(x, dims, sum_bytes(dtype), dtype.itemsize)
 
 
 @temporaries("max", "min")
-def extremes(func: Any, args: tuple, kwargs: dict, result: Any) -> Shape:
+def extremes(call: Call, result: Any) -> Shape:
     """Over all: values alone. Over one dimension: with their indices. Of two tensors: no reduction."""
-    x = args[0]
+    x = call.args[0]
     if isinstance(result, torch.Tensor):
-        return staging(x, range(x.dim()), sum_bytes(x.dtype)) if len(args) == 1 and not kwargs else NONE
-    return staging(x, _dims(func, args, kwargs), index_bytes(x.dtype))
+        return staging(x, range(x.dim()), sum_bytes(x.dtype)) if len(call.args) == 1 and not call.kwargs else NONE
+    return staging(x, _dims(call), index_bytes(x.dtype))
 
 
-@temporaries("mse_loss", "smooth_l1_loss")
-def pointwise_losses(func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> Shape:
-    """The losses of all elements, then their sum or mean (aten/src/ATen/native/Loss.cpp). `reduction` is 0 for none."""
-    x, y = args[:2]
-    reduction = _argument(func, args, kwargs, "reduction")
-    if reduction == 0:
-        return NONE
-    shape = x.shape if x.shape == y.shape else torch.broadcast_shapes(x.shape, y.shape)
-    numel = prod(shape)
-    return numel * x.itemsize, *contiguous_staging(x._gpu, numel, sum_bytes(x.dtype))
+@device_time("sum", "mean", "prod", "nansum", "linalg_vector_norm", "norm", "any", "all")
+def summing(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    return _by_rows(call, results, moved, REDUCED_ROW)
+
+
+@device_time("amax", "amin", "argmax", "argmin", "aminmax", "var", "std", "var_mean", "std_mean", "logsumexp", "max", "min")
+def comparing(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    if torch.Tag.pointwise in call.func.tags:  # the larger one of two tensors
+        return pointwise(call, results, moved)
+    return _by_rows(call, results, moved, COMPARED_ROW)
+
+
+def _by_rows(call: Call, results: list[torch.Tensor], moved: int, clocks: int) -> Work:
+    """Rows that each become one element; where columns do, each thread goes down one of its own."""
+    x = call.args[0]
+    rows = results[0].numel() if results else 0
+    if not isinstance(x, torch.Tensor) or not 1 < rows < x.numel() or x.layout is not torch.strided:
+        return Work(moved)
+    dim = call.argument("dim") or 0
+    dims = {d % x.dim() for d in (dim if isinstance(dim, (list, tuple)) else [dim])}
+    return Work(moved, clocks=clocks * rows if fastest(x) in dims else 0.0)
+
+
+def of_all(name: str, x: torch.Tensor) -> tuple[int, ...]:
+    """A plan of the temporaries of a reduction of all elements, by the rule of its operator."""
+    if x.numel() <= 1 << 13:
+        return ()
+    call = Call(operator(getattr(torch.ops.aten, name).default), (x,), {})
+    sizes = [size for size in call.op.temporaries(call, torch.empty((), dtype=x.dtype, device="cpu")) if size]
+    return (*sizes, *(-size for size in reversed(sizes)))
+
+
+# Norms of lists of tensors, as gradient clipping takes them, are computed chunk by chunk first (ForeachReduceOp.cu)
+
+CHUNK = 65536  # elements
+FUSED_ORDERS = (1, 2, inf)
+
+
+@handles("_foreach_norm", "_foreach_max")
+def foreach_norm(call: Call) -> Any:
+    """A partial result for every chunk of every tensor, as many for each as the largest has, before the results."""
+    tensors = call.args[0]
+    order = call.argument("ord")
+    fast = "out" not in call.kwargs and len({(x.dtype, x.device) for x in tensors}) == 1 and all(x.numel() for x in tensors)
+    if "norm" in call.op.name:
+        fast = fast and order in FUSED_ORDERS and tensors[0].dtype.is_floating_point
+    if not fast:
+        return operators.compute(call)
+    gpu = call.common_gpu()
+    chunks = max(-(-x.numel() // CHUNK) for x in tensors)
+    item = sum_bytes(call.argument("dtype") or tensors[0].dtype)
+    if "max" in call.op.name:
+        item = tensors[0].itemsize
+    partial = gpu.allocate(len(tensors) * chunks * item)
+    try:
+        return operators.compute(call)
+    finally:
+        if partial is not None:
+            gpu.allocator.free(partial)

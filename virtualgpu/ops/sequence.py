@@ -11,9 +11,10 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu.hardware import Gpu, Memory
-from virtualgpu.ops import kernels, operators, without_values
-from virtualgpu.ops.half import KERNELS
-from virtualgpu.tensor import VirtualStorage, empty_without_values, wrap
+from virtualgpu.ops.call import Call
+from virtualgpu.ops.without_values import loses_values, shapes_of
+from virtualgpu.ops.work import work
+from virtualgpu.tensor import empty_without_values, hang, wrap
 
 
 class Out(NamedTuple):
@@ -28,6 +29,11 @@ OUT = Out()
 Plan = tuple[Any, ...]  # of int, Out or a function
 
 
+def every_output(outputs: list[Any]) -> Plan:
+    """The outputs in their order, and nothing else."""
+    return tuple(Out(i) for i in range(len(outputs)))
+
+
 def play(gpu: Gpu, plan: Iterable[Any], outputs: Sequence[torch.Tensor] = (), known: bool = True) -> list[Any]:
     """Carry out a plan. Returns the outputs on the GPU; those that the plan does not name come last."""
     live: list[tuple[int, Any]] = []
@@ -35,7 +41,7 @@ def play(gpu: Gpu, plan: Iterable[Any], outputs: Sequence[torch.Tensor] = (), kn
     try:
         for step in plan:
             if type(step) is Out:
-                made[step.index] = _place(gpu, outputs[step.index], step.nbytes, known)
+                made[step.index] = _made(gpu, outputs[step.index], step.nbytes, known)
             elif type(step) is not int:
                 step()
             elif step > 0:
@@ -46,47 +52,34 @@ def play(gpu: Gpu, plan: Iterable[Any], outputs: Sequence[torch.Tensor] = (), kn
     finally:
         for _, block in reversed(live):
             gpu.allocator.free(block)
-    return [_place(gpu, x, None, known) if y is None else y for x, y in zip(outputs, made, strict=True)]
+    return [_made(gpu, x, None, known) if y is None else y for x, y in zip(outputs, made, strict=True)]
 
 
-def _place(gpu: Gpu, output: Any, nbytes: int | None, known: bool) -> Any:
+def _made(gpu: Gpu, output: Any, nbytes: int | None, known: bool) -> Any:
     if not isinstance(output, torch.Tensor):
         return output
     if not known:
         return empty_without_values(gpu, output.size(), output.stride(), output.dtype)
     if nbytes is not None and nbytes > output.untyped_storage().nbytes():
         storage = output.untyped_storage()
-        memory = Memory(gpu, gpu.allocate(nbytes), storage.nbytes())
-        storage.__class__ = VirtualStorage
-        storage.memory = memory
+        hang(Memory(gpu, gpu.allocate(nbytes), storage.nbytes()), storage)
     return wrap(output, gpu)
 
 
-def perform(
-    func: Any,
-    args: tuple,
-    kwargs: dict,
-    plan: Callable[[list[Any]], Plan],
-    gpu: Gpu | None = None,
-    moved: int = 0,
-    kernel: Callable[..., Any] | None = None,
-) -> Any:
-    """Run an operator that only returns new tensors, with the allocations of a plan, which is made when the results are known.
+def perform(call: Call, plan: Plan | Callable[[list[Any]], Plan], kernel: Callable[..., Any] | None = None) -> Any:
+    """Run an operator that only returns new tensors, with the allocations of a plan, which may be made when the results are known.
 
     `kernel` computes the results on plain tensors, where the CPU's own kernel does not serve.
     """
-    if gpu is None:
-        gpu, moved = operators.common_gpu(args, kwargs)
-    known = not without_values.loses_values(func, args, kwargs, gpu)
+    gpu = call.common_gpu()
+    known = not loses_values(call)
     if known:
         with _DisableTorchDispatch():
-            raw = (kernel or KERNELS.get(func, func))(*args, **kwargs)
+            raw = (kernel or call.op.kernel)(*call.args, **call.kwargs)
     else:
-        raw = without_values.on_meta(func, args, kwargs)
-        if raw is None:
-            raise RuntimeError(f"{func._schema.name}: the shape of its result depends on values, and these were not kept")
+        raw = shapes_of(call)
     single = isinstance(raw, torch.Tensor)
     outputs = [raw] if single else list(raw)
-    made = play(gpu, plan(outputs), outputs, known)
-    gpu.launch(*kernels.work(func, args, kwargs, made, moved), name=func._schema.name.removeprefix("aten::"))
+    made = play(gpu, plan if isinstance(plan, tuple) else plan(outputs), outputs, known)
+    gpu.launch(*work(call, made), name=call.op.name)
     return made[0] if single else tuple(made)

@@ -1,23 +1,28 @@
-"""Sorting, selection by rank, scans, and drawing without replacement.
+"""Sorting, selection by rank, scans, counting and unique values.
 
 Sources: PyTorch's native/cuda/Sort.cpp and Sort.cu (small sorts up to 4096 elements, full and segmented radix sorts), TensorTopK.cu
-(when several blocks share a slice), Sorting.cpp (median), ScanKernels.cpp, MultinomialKernel.cu and Distributions, Randperm.cu.
+(when several blocks share a slice), Sorting.cpp (median), ScanKernels.cpp, Unique.cu and UniqueCub.cu, SummaryOps.cu.
 Checked against an H200 (PyTorch 2.11, CUDA 13.0) for 1 to 10,000,000 elements.
 """
 
 from functools import lru_cache
-from math import ceil, log, log2
+from math import ceil, log2
 from typing import Any
 
 import torch
 
-from virtualgpu.generators import chosen
-from virtualgpu.hardware import Gpu
-from virtualgpu.ops import cub, operators, registry
-from virtualgpu.ops.sequence import OUT, Out, Plan, perform, play
+from virtualgpu.ops import cub, operators
+from virtualgpu.ops.call import Call, Work, bytes_of, device_time, handles
+from virtualgpu.ops.reductions import of_all
+from virtualgpu.ops.sequence import OUT, Out, Plan, every_output, perform
+from virtualgpu.tensor import VirtualTensor
 
 aten = torch.ops.aten
 SMALL_SORT = 4096  # elements along the dimension that a bitonic or a block's radix sort takes
+SORTED = 3.1  # clocks an element and byte of its key: a pass of CUB's radix sort for each
+SELECTED = SORTED / 2  # the same, where a few are chosen
+SCANNED = 0.5  # clocks an element (ATen/native/cuda/ScanUtils.cuh)
+STEP = 700  # clocks of a step that waits for memory, and that the next one waits for
 FULL_SORT_BELOW = 128  # slices; from there on each slice is a segment of one segmented sort
 
 
@@ -55,29 +60,38 @@ def _sort_steps(x: torch.Tensor, dim: int) -> Plan:
     return sort_plan(rows, n, x.itemsize, x.stride(dim) == 1 or n == 1, x.dtype.is_floating_point)
 
 
-@registry.handles("sort")
-def sort(func: Any, args: tuple, kwargs: dict) -> Any:
-    if "values" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    steps = _sort_steps(args[0], named.get("dim", -1))
-    return perform(func, args, kwargs, lambda outputs: (Out(0), Out(1), *steps))
+@handles("sort")
+def sort(call: Call) -> Any:
+    if call.op.outs:
+        return operators.into_given(call)
+    steps = _sort_steps(call.args[0], call.argument("dim"))
+    return perform(call, (Out(0), Out(1), *steps))
 
 
-@registry.handles("median", "nanmedian")
-def median(func: Any, args: tuple, kwargs: dict) -> Any:
+@device_time("sort", "argsort", "msort", "_unique2", "unique_dim")
+def sort_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    return Work(moved, clocks=SORTED * bytes_of(call.args[0]))
+
+
+@device_time("topk", "kthvalue", "median", "nanmedian", "mode")
+def select_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    return Work(moved, clocks=SELECTED * bytes_of(call.args[0]))
+
+
+@handles("median", "nanmedian")
+def median(call: Call) -> Any:
     """Along a dimension by selection in place; of a whole tensor by sorting it, and a look at its last element for NaN."""
-    if "values" in kwargs or "out" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    if len(func._schema.returns) > 1:
-        return operators.compute(func, args, kwargs)
-    x = args[0]
+    if call.op.outs:
+        return operators.into_given(call)
+    if len(call.func._schema.returns) > 1:
+        return operators.compute(call)
+    x = call.args[0]
     n, size = x.numel(), x.numel() * x.itemsize
     if n == 0:
-        return operators.compute(func, args, kwargs)
+        return operators.compute(call)
     steps = sort_plan(1, n, x.itemsize, True, x.dtype.is_floating_point)
     plan = (size, 8 * n, *steps, -8 * n, 1, OUT, -1, -size)
-    return perform(func, args, kwargs, lambda outputs: plan)
+    return perform(call, plan)
 
 
 @lru_cache(maxsize=4096)
@@ -99,16 +113,16 @@ def shares_slices(rows: int, n: int) -> bool:
     return n >= next((length for most, length in bounds if rows <= most), 400)
 
 
-@registry.handles("topk")
-def topk(func: Any, args: tuple, kwargs: dict) -> Any:
-    if "values" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    x, k = args[0], args[1]
-    dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+@handles("topk")
+def topk(call: Call) -> Any:
+    if call.op.outs:
+        return operators.into_given(call)
+    x, k = call.args[0], call.args[1]
+    dim = call.argument("dim")
     rows, n = slices(x, dim)
-    multiprocessors = operators.common_gpu(args, kwargs)[0].profile.multiprocessors
+    multiprocessors = call.common_gpu().profile.multiprocessors
     steps = topk_plan(rows, n, x.itemsize, multiprocessors) if x.dim() else ()
-    if k > SMALL_SORT and (args[4] if len(args) > 4 else kwargs.get("sorted", True)):
+    if k > SMALL_SORT and (call.argument("sorted")):
         chosen, places = rows * k * x.itemsize, rows * k * 8
         steps = (
             *steps,
@@ -120,78 +134,107 @@ def topk(func: Any, args: tuple, kwargs: dict) -> Any:
             -chosen,
             -places,
         )
-    return perform(func, args, kwargs, lambda outputs: (Out(0), Out(1), *steps))
+    return perform(call, (Out(0), Out(1), *steps))
 
 
-@registry.handles("cumsum", "cumprod", "logcumsumexp")
-def scan(func: Any, args: tuple, kwargs: dict) -> Any:
+@handles("cumsum", "cumprod", "logcumsumexp")
+def scan(call: Call) -> Any:
     """One slice is scanned by CUB; several by PyTorch's own kernels, which need nothing. Another dtype is cast first."""
-    if "out" in kwargs:
-        return operators.into_given(func, args, kwargs)
-    x = args[0]
+    if call.op.outs:
+        return operators.into_given(call)
+    x = call.args[0]
 
     def plan(outputs: list[Any]) -> Plan:
         result = outputs[0]
         cast = result.numel() * result.itemsize if result.dtype is not x.dtype else 0
-        whole = x.dim() and x.numel() == x.shape[args[1]] and x.numel()
+        whole = x.dim() and x.numel() == x.shape[call.args[1]] and x.numel()
         temp = cub.scan(x.numel(), result.itemsize) if whole else 0
         return OUT, cast, temp, -temp, -cast
 
-    return perform(func, args, kwargs, plan)
+    return perform(call, plan)
 
 
-def reduction(name: str, x: torch.Tensor) -> tuple[int, ...]:
-    """The temporaries of a reduction of all elements, by the rule of its family."""
-    rule = registry.TEMPORARIES.get(name)
-    if rule is None:
-        return ()
-    func = getattr(aten, name).default
-    sizes = [size for size in rule(func, (x,), {}, torch.empty((), dtype=x.dtype, device="cpu")) if size] if x.numel() > 1 << 13 else []
-    return (*sizes, *(-size for size in reversed(sizes)))
+@device_time("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
+def scan_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """Along the last dimension many threads share a row; along another, one thread goes down each column step by step."""
+    x, dim = call.args[0], call.argument("dim")
+    if x.dim() and x.numel() and dim % x.dim() != x.dim() - 1 and x.numel() > x.shape[dim]:
+        return Work(moved, serial=STEP * x.shape[dim])
+    return Work(moved, clocks=SCANNED * x.numel())
 
 
-@registry.handles("multinomial")
-def multinomial(func: Any, args: tuple, kwargs: dict) -> Any:
-    """With replacement from cumulated sums; without, by the largest of p / exponential, after a look for invalid probabilities."""
-    if "out" in kwargs:
-        return operators.draw(func, args, kwargs)
-    gpu, moved = operators.common_gpu(args, kwargs)
-    x, draws = args[0], args[1]
-    replacement = args[2] if len(args) > 2 else kwargs.get("replacement", False)
-    given = args[3] if len(args) > 3 else kwargs.get("generator")
-    generator = chosen(given, gpu).next_draws(x.numel())
-    rows, n = (1, x.shape[0]) if x.dim() == 1 else x.shape
-    size = x.numel() * x.itemsize
-    if replacement and draws > 1:
-        plan: Plan = (OUT, size, size, size, -size, -size, -size)
-    else:
-        plan = _without_replacement(gpu, x, rows, n, draws)
-    call = (x, draws, replacement)
-    return perform(func, call, {"generator": generator}, lambda outputs: plan, gpu, moved)
+# Counting and unique values
 
 
-def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: int) -> Plan:
-    item, size = x.itemsize, x.numel() * x.itemsize
-    # max < inf and min >= 0, read by the host; then no row whose sum is zero
-    check: tuple[int, ...] = (item, *_extremes(gpu, x), 1, item, *_extremes(gpu, x), 1, 1, -1, -item, -1, -item)
-    sums = (item, 1, -item) if x.dim() == 1 else (rows * item, rows, 1, -rows, -rows * item)
-    chosen = rows * draws * item
-    pick: tuple[int, ...] = () if draws == 1 else (chosen, *topk_plan(rows, n, item, gpu.profile.multiprocessors), -chosen)
-    return (OUT, *check, *sums, 1, -1, size, *pick, -size, -1, -1)
+def _extreme_values(x: torch.Tensor) -> Plan:
+    """The smallest and the largest element, each read by the host or kept for a moment."""
+    size = x.itemsize
+    return size, *of_all("min", x), -size, size, *of_all("max", x), -size
 
 
-def _extremes(gpu: Gpu, x: torch.Tensor) -> tuple[int, ...]:
-    return reduction("max", x)
+def _read_extremes(x: VirtualTensor) -> None:
+    for _ in range(2):
+        x._gpu.read(x.itemsize)
 
 
-@registry.handles("randperm")
-def randperm(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Sorts the numbers by random keys, of just so many bits that they hardly collide (`randperm_out_cuda`)."""
-    result = operators.draw(func, args, kwargs) if "generator" in func._overloadname else operators.into_given(func, args, kwargs)
-    n, item = result.numel(), result.itemsize
+@handles("bincount")
+def bincount(call: Call) -> Any:
+    if "out" in call.kwargs or call.args[0].numel() == 0:
+        return operators.compute(call)
+    plan = (*_extreme_values(call.args[0]), OUT)
+    _read_extremes(call.args[0])
+    return perform(call, plan)
+
+
+@handles("histc")
+def histc(call: Call) -> Any:
+    """The range is looked up where it is not given."""
+    if call.op.outs:
+        return operators.into_given(call)
+    search = call.argument("min") == call.argument("max") and call.args[0].numel()
+    plan = (OUT, *(_extreme_values(call.args[0]) if search else ()))
+    if search:
+        _read_extremes(call.args[0])
+    return perform(call, plan)
+
+
+@handles("_unique2")
+def unique(call: Call) -> Any:
+    """Sorted, with the places if the inverse is asked for; then neighbours that differ are kept."""
+    x = call.args[0]
+    inverse, counts = call.argument("return_inverse"), call.argument("return_counts")
+    n, item = x.numel(), x.itemsize
     if n:
-        bits = min(64, ceil(log2(n - (6 * n * n + 1) / (12 * log(0.9)))))
-        key = 4 if bits <= 32 else 8
-        temp = cub.radix_sort(n, key, item, bits)
-        play(result._gpu, (item, -item, n * item, n * key, n * key, temp, -temp, -n * key, -n * key, -n * item))
-    return result
+        x._gpu.read(8)  # how many there are
+    if n == 0 or x.dtype is torch.bool:
+        return perform(call, every_output)
+    keys, places = n * item, 8 * n
+    if inverse:
+        temp, steps = cub.radix_sort(n, item, 8), cub.int_scan(n)
+        begin: Plan = (keys, places, places, temp, -temp, -places, Out(1, places), places, steps, -steps, -places)
+    else:
+        temp = cub.radix_sort(n, item, 0, floating=x.dtype.is_floating_point)
+        begin = (keys, temp, -temp)
+    plan = (*begin, *_compaction(n, item, bool(counts)), *((-places,) if inverse else ()), -keys)
+    return perform(call, plan)
+
+
+def _compaction(n: int, item: int, counts: bool) -> Plan:
+    """Values of which neighbours differ, with room for all of them, and their counts."""
+    if counts:
+        return Out(0, n * item), 8, Out(2, 8 * n), cub.run_lengths(n), -cub.run_lengths(n), -8
+    return Out(0, n * item), 8, cub.select(n, item), -cub.select(n, item), -8
+
+
+@handles("unique_consecutive")
+def unique_consecutive(call: Call) -> Any:
+    x = call.args[0]
+    inverse, counts, dim = (call.argument(name) for name in ("return_inverse", "return_counts", "dim"))
+    n = x.numel()
+    if n:
+        x._gpu.read(8)  # how many there are
+    if n == 0 or dim is not None:
+        return perform(call, every_output)
+    begin: Plan = (Out(1, 8 * n), 4 * n, cub.int_scan(n), -cub.int_scan(n), -4 * n) if inverse else ()
+    plan = (*begin, *_compaction(n, x.itemsize, bool(counts)))
+    return perform(call, plan)

@@ -5,56 +5,48 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu.hardware import Gpu
-from virtualgpu.ops.schemas import written
+from virtualgpu.ops.call import Call
 from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors, unsupported
 
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
 
 
-def loses_values(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> bool:
+def loses_values(call: Call) -> bool:
     """Must this operator's outputs go without values? Cheap where nothing is large or without values already."""
-    return bool(gpu.machine.valueless_storages or not gpu.machine.values or _large(args)) and not keeps_values(func, args, kwargs, gpu)
+    machine = call.gpu.machine
+    return bool(machine.valueless_storages or not machine.values or call.most >= INFER_FROM) and not _keeps_values(call)
 
 
-def _large(args: tuple) -> bool:
-    """Could the output be too large for the host? A broadcast or a product makes at most the product of the input sizes."""
-    size = 1
-    for x in args:
-        if isinstance(x, torch.Tensor):
-            size *= x.numel() or 1
-    return size >= INFER_FROM
-
-
-def keeps_values(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> bool:
-    """Are all inputs known, and is there room for the outputs?"""
-    for x in tensors(args, kwargs):
+def _keeps_values(call: Call) -> bool:
+    """Are all inputs known, and does the host have memory for the outputs?"""
+    machine = call.gpu.machine
+    for x in call.tensors():
         if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).kept is None:
             return False
-    if gpu.machine.values and not _large(args):
+    if machine.values and call.most < INFER_FROM:
         return True
-    shapes = on_meta(func, args, kwargs)
+    shapes = on_meta(call)
     if shapes is None:
-        return gpu.machine.values
+        return machine.values
     fresh = sum(x.untyped_storage().nbytes() for x in tensors(shapes) if x.device.type == "meta")
-    return gpu.machine.may_keep(fresh)
+    return machine.may_keep(fresh)
 
 
 _shapes: dict[tuple, Any] = {}  # what on_meta said of each call
 
 
-def on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
+def on_meta(call: Call) -> Any:
     """The operator run on shapes alone; None where PyTorch cannot say them without the values. Read the result, never change it."""
-    call = func, torch.get_default_dtype(), _shape_key(args), _shape_key(kwargs)
+    key = call.func, torch.get_default_dtype(), _shape_key(call.args), _shape_key(call.kwargs)
     try:
-        if call not in _shapes:
+        if key not in _shapes:
             if len(_shapes) >= REMEMBERED:
                 _shapes.clear()
-            _shapes[call] = _on_meta(func, args, kwargs)
+            _shapes[key] = _on_meta(call)
     except TypeError:  # an argument that cannot be remembered
-        return _on_meta(func, args, kwargs)
-    return _shapes[call]
+        return _on_meta(call)
+    return _shapes[key]
 
 
 def _shape_key(x: Any) -> Any:
@@ -68,7 +60,7 @@ def _shape_key(x: Any) -> Any:
     return type(x), x
 
 
-def _on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
+def _on_meta(call: Call) -> Any:
     def shape_of(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             if x.is_nested:
@@ -80,31 +72,37 @@ def _on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
         return x
 
     try:
-        return func(*shape_of(args), **{key: shape_of(value) for key, value in kwargs.items() if key != "generator"})
+        return call.func(*shape_of(call.args), **{key: shape_of(value) for key, value in call.kwargs.items() if key != "generator"})
     except NotImplementedError:
         return None
 
 
-def infer(func: Any, args: tuple, kwargs: dict, gpu: Gpu) -> Any:
+def infer(call: Call) -> Any:
     """What the operator returns, without values."""
-    targets = written(func, args, kwargs)
+    targets = call.written()
     for x in targets:
         forget(x)
-    returns = func._schema.returns
-    if all(r.alias_info is not None for r in returns):  # all that it does is to write
-        return None if not returns else targets[0] if len(returns) == 1 else tuple(targets)
-    shapes = on_meta(func, args, kwargs)
-    if shapes is None:
-        raise RuntimeError(f"{func._schema.name}: the shape of its result depends on values, and these were not kept")
+    op, gpu = call.op, call.gpu
+    if op.only_writes:
+        results = len(op.func._schema.returns)
+        return None if not results else targets[0] if results == 1 else tuple(targets)
 
-    def place_shape(x: Any) -> Any:
+    def result_of(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             return empty_without_values(gpu, x.size(), x.stride(), x.dtype)
         if isinstance(x, (list, tuple)):
-            return type(x)(place_shape(y) for y in x)
+            return type(x)(result_of(y) for y in x)
         return x
 
-    return place_shape(shapes)
+    return result_of(shapes_of(call))
+
+
+def shapes_of(call: Call) -> Any:
+    """The results on the meta device. Raises RuntimeError where PyTorch cannot say them without the values."""
+    shapes = on_meta(call)
+    if shapes is None:
+        raise RuntimeError(f"{call.func._schema.name}: the shape of its result depends on values, and these were not kept")
+    return shapes
 
 
 def forget(x: torch.Tensor) -> None:

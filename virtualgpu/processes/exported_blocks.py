@@ -55,7 +55,7 @@ class PendingFrees:
         self._files: list[SharedFile] = []
         self._spare: list[tuple[SharedFile, int]] = []
         self._sent = 0  # counters whose block is not freed yet
-        self._process = 0  # whose they are
+        self._process = 0  # id of their process
         self._at_exit: multiprocessing.util.Finalize | None = None
 
     def warn_at_exit(self) -> None:

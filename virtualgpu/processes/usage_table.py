@@ -15,8 +15,8 @@ from virtualgpu.processes.shared_file import WORD, SharedFile
 ADDRESS = "LABKIT_MACHINE"  # the environment variable that names the table to this process's children
 NOT_FOUND = "[Not Found]"  # as NVIDIA's tools say
 ROWS = 512  # processes that may share a machine
-_HEAD, _USED = 4, 3  # words before the first row: what the machine is, and how many rows have been used
-_PID, _STARTED, _BYTES = 0, 1, 2  # a row: who, and bytes on each GPU
+_HEAD, _USED = 4, 3  # words before the first row: the machine's, and how many rows have been used
+_PID, _STARTED, _BYTES = 0, 1, 2  # a row: which process, and its bytes on each GPU
 
 
 class UsageTable:

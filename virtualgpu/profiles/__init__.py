@@ -18,7 +18,7 @@ FORMATS = ("float32", "tf32", "float16", "bfloat16", "float64", "int8")
 class Profile:
     """One GPU model and the computer around it. Sizes in bytes, times in seconds, rates per second.
 
-    The fields up to `driver_version` are what CUDA and NVML tell; those after it are what `costs` computes with. The files beside
+    The fields up to `driver_version` are what CUDA and NVML report; those after it are what `costs` computes with. The files beside
     this one say for every figure whether it was measured, published or assumed.
     """
 
@@ -60,7 +60,7 @@ class Profile:
     product_seconds: float  # host time that a matrix product costs more: cuBLAS chooses a kernel
     allocate_seconds: float  # host time of new memory for an output whose block comes from the cache
     view_seconds: float  # host time of an operator that launches nothing
-    module_seconds: float  # host time of a module's call, beside what it calls
+    module_seconds: float  # host time of a module's call, without what it calls
     replicate_seconds: float  # host time of one module of one replica that nn.DataParallel makes, without what it holds
     attribute_seconds: float  # host time of each tensor or child that Python hands to a replica
     function_seconds: float  # host time of Python's part of a scatter, gather or broadcast of nn.parallel

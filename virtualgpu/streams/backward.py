@@ -64,7 +64,7 @@ def _switch(selected: Selected, gpu: Gpu, wanted: StreamTime) -> None:
 
 def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a backward, and return to the streams that were current before it, which then wait for it."""
-    count_references()
+    count_references(machine)
     selected = machine.selected
     outer, selected.ambient = selected.ambient, {}
     try:

@@ -47,7 +47,7 @@ class Stream:
         self._gpu.machine.clock.synchronize_stream(self._time, self._gpu.profile.synchronize_seconds)
 
     def query(self) -> bool:
-        """Is all that was queued on the stream done?"""
+        """Whether all that was queued on the stream is done."""
         self._gpu.machine.take_turn()
         self._gpu.notice()
         clock = self._gpu.machine.clock

@@ -10,8 +10,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu.clock.machine_clock import StreamTime
-from virtualgpu.ops.half import KERNELS
-from virtualgpu.ops.schemas import written
+from virtualgpu.ops.call import Call
 from virtualgpu.source_lines import is_users
 from virtualgpu.streams.accesses import Place, Region, at, has_region, mapped, whole
 from virtualgpu.tensor import tensors
@@ -47,7 +46,7 @@ class Launch:
     """
 
     __slots__ = (
-        "args", "count", "dependents", "end", "func", "kwargs", "line", "name", "nbytes", "number", "outputs", "places", "seconds",
+        "call", "count", "dependents", "end", "line", "name", "nbytes", "number", "outputs", "places", "seconds",
         "start", "stream",
     )  # fmt: skip
 
@@ -59,9 +58,7 @@ class Launch:
         self.number = next(_numbers)
         self.count = stream.count + 1
         self.start = self.end = seconds
-        self.func: Any = None
-        self.args: tuple = ()
-        self.kwargs: dict = {}
+        self.call: Call | None = None  # with copies of the arguments
         self.nbytes = 0
         self.places: dict[int, Place] = {}  # of the arguments kept, by their id
         self.outputs: list[tuple[Any, Place, Region]] = []  # a weak reference to a storage or an Arrival; the place; what was written
@@ -73,7 +70,7 @@ class Launch:
 
     def forget(self) -> None:
         """It cannot be run again any more; who it was is still known."""
-        self.func, self.args, self.kwargs, self.places, self.nbytes = None, (), {}, {}, 0
+        self.call, self.places, self.nbytes = None, {}, 0
         self.outputs, self.dependents = [], []
 
     def run_again(self, changed: dict[Place, torch.Tensor]) -> None:
@@ -96,7 +93,7 @@ class Launch:
 
     def _computed(self, changed: dict[Place, torch.Tensor]) -> list[tuple[Any, Place, Region, torch.Tensor]]:
         """Its outputs with the values that come of the changed places; none if PyTorch cannot say so on the CPU."""
-        if self.func is None or torch.Tag.nondeterministic_seeded in self.func.tags:
+        if self.call is None or torch.Tag.nondeterministic_seeded in self.call.func.tags:
             return []
 
         def argument(x: torch.Tensor) -> torch.Tensor:
@@ -104,20 +101,20 @@ class Launch:
             return at((whole(x) if content is None else content).clone(), Region.of(x))
 
         with _DisableTorchDispatch():
-            args, kwargs = mapped(self.args, argument), mapped(self.kwargs, argument)
+            call = Call(self.call.op, mapped(self.call.args, argument), mapped(self.call.kwargs, argument))
             try:
-                made = KERNELS.get(self.func, self.func)(*args, **kwargs)
+                made = call.on_cpu()
             except (RuntimeError, NotImplementedError):
                 return []
-            values = outputs_of(self.func, args, kwargs, made)
+            values = outputs_of(call, made)
         if [tuple(x.size()) for x in values] != [region.size for _, _, region in self.outputs]:
             return []
         return [(*output, value) for output, value in zip(self.outputs, values, strict=True)]
 
 
-def outputs_of(func: Any, args: tuple, kwargs: dict, result: Any) -> list[torch.Tensor]:
+def outputs_of(call: Call, result: Any) -> list[torch.Tensor]:
     """What an operator has written: arguments, then new tensors, each once."""
-    found = [x for x in written(func, args, kwargs) if has_region(x)]
+    found = [x for x in call.written() if has_region(x)]
     storages = {x.untyped_storage()._cdata for x in found}
     return found + [x for x in tensors(result) if has_region(x) and x.untyped_storage()._cdata not in storages]
 

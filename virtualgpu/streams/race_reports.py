@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from virtualgpu.source_lines import SourceLine
 from virtualgpu.streams.launches import Launch, Line
 
-HOST = -1  # stands for a device where the host itself is one of the two
+HOST = -1  # as a device: the host itself is one of the two
 
 STALE, OVERWRITTEN, BOTH_WRITE = "stale read", "overwritten too early", "two writers"
 _WHAT_HAPPENS = {

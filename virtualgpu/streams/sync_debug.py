@@ -18,7 +18,7 @@ from virtualgpu.front_end import HERE
 WAITS = "called a synchronizing CUDA operation"
 PROTOTYPE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
 SILENT, WARN, RAISE = range(3)
-_APPLY = str(Path("torch", "autograd", "function.py"))  # it stands between a copy that autograd records and whoever asked for it
+_APPLY = str(Path("torch", "autograd", "function.py"))  # its frame lies between a copy that autograd records and the caller
 
 
 class SyncDebug:

@@ -1,4 +1,4 @@
-"""Locks and queues of a machine's threads: they serve the thread that has waited longest, and report to the scheduler who unblocks whom.
+"""Locks and queues of a machine's threads: they serve the thread that has waited longest, and report it to the scheduler.
 
 Python's own serve the thread that the operating system wakes first, or that asks just then: another one in every run.
 """
@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from virtualgpu.threads.scheduler import Scheduler
-from virtualgpu.threads.thread_state import Wait
+from virtualgpu.threads.thread_state import BlockedWait
 
 
 class Waiter:
@@ -20,7 +20,7 @@ class Waiter:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._lock = _thread.allocate_lock()
-        self._wait: Wait | None = None
+        self._wait: BlockedWait | None = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if self._lock.acquire(blocking=False):
@@ -71,7 +71,7 @@ class Lock:
                 self._lock.release()
                 if not self._waiting or not self._lock.acquire(blocking=False):
                     return
-                # A thread has come to wait in between: the lock goes to it.
+                # A thread has begun to wait in between: the lock goes to it.
             else:
                 return waiter.release()
 

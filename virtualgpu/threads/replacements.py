@@ -1,4 +1,4 @@
-"""What stands in for Python's own threads, locks and queues while a machine is in place."""
+"""Replacements of Python's own threads, locks and queues while a machine is in place."""
 
 import _thread
 import queue

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from virtualgpu.clock.machine_clock import Clock
-from virtualgpu.threads.thread_state import SAMPLE_SECONDS, State, ThreadState, Wait
+from virtualgpu.threads.thread_state import SAMPLE_SECONDS, BlockedWait, State, ThreadState
 
 
 class Scheduler:
@@ -208,14 +208,14 @@ class Scheduler:
     # Blocking
 
     @contextmanager
-    def blocked(self) -> Iterator[Wait | None]:
+    def blocked(self) -> Iterator[BlockedWait | None]:
         """In the block the calling thread waits for something, and the others run. Who ends it calls `unblock`."""
         state = self.current()
         if state is None or state.goes_on or state not in self._threads:
             yield None
             return
         with self._lock:
-            wait = state.wait = Wait(state)
+            wait = state.wait = BlockedWait(state)
             state.state = State.BLOCKED
             self._go_on_without(state)
         try:
@@ -225,7 +225,7 @@ class Scheduler:
             raise
         self._wait_for_turn(state)
 
-    def unblock(self, wait: Wait) -> None:
+    def unblock(self, wait: BlockedWait) -> None:
         """What the thread waited for is there: from now on the others wait until it has asked for its turn."""
         state = wait.state
         with self._lock:

@@ -24,12 +24,12 @@ PATIENT = 1000  # times as much of each for a thread that is known to go on by i
 class State(Enum):
     RUNNING = auto()  # it has the turn
     WAITING = auto()  # for its turn
-    BLOCKED = auto()  # on something else; whoever unblocks it tells the scheduler, or nobody knows when it comes back
+    BLOCKED = auto()  # on something else; the thread that unblocks it reports that, or its return is noticed later
     ASLEEP = auto()  # on something else; it comes back when its sleep ends
-    WAKING = auto()  # it was unblocked and has not asked for its turn yet: nobody has the turn meanwhile
+    WAKING = auto()  # it was unblocked and has not asked for its turn yet: no thread has the turn meanwhile
 
 
-class Wait:
+class BlockedWait:
     """One time that a thread is blocked. Who ends it passes this to `Scheduler.unblock`."""
 
     def __init__(self, state: "ThreadState") -> None:
@@ -43,8 +43,8 @@ class ThreadState:
         self.number = number  # in the order of starting
         self.state = State.WAKING
         self.goes_on = True  # what it waits for does not depend on the other threads
-        self.wait: Wait | None = None
-        self.joined_by: list[Wait] = []
+        self.wait: BlockedWait | None = None
+        self.joined_by: list[BlockedWait] = []
         self.alarm: float | None = None  # when its sleep on the machine's clock is over
         self.wake = _thread.allocate_lock()
         self.wake.acquire()

@@ -25,5 +25,10 @@ def control(number: str) -> Control:
 @cache
 def _controls() -> dict[str, Control]:
     text = (resources.files(__package__) / "wrong_answers.txt").read_text(encoding="utf-8")
-    found = re.findall(r"^(\d\d\.\d+) .*? => (.*)\n((?:(?: .*)?\n)+)", text, flags=re.MULTILINE)
-    return {number: (pattern, "\n" + textwrap.dedent(source).strip("\n") + "\n") for number, pattern, source in found}
+    return {number: (pattern, source) for number, _, pattern, source in wrong_answers(text)}
+
+
+def wrong_answers(text: str) -> list[tuple[str, str, str, str]]:
+    """Of each answer in a text such as wrong_answers.txt the exercise, what is wrong, the pattern and the source."""
+    found = re.findall(r"^(\d\d\.\d+) (.*?) => (.*)\n((?:(?: .*)?\n)+)", text, flags=re.MULTILINE)
+    return [(number, name, pattern, "\n" + textwrap.dedent(source).strip("\n") + "\n") for number, name, pattern, source in found]

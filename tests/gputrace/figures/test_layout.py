@@ -4,16 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputrace.figures.layout import GAP, lay_out
-from gputrace.replay import Block, Segment
+from gputrace.replay import RecordedBlock, RecordedSegment
 
 MIB = 1 << 20
 
 
-def segment(size: int, address: int = 0, block: int | None = None) -> Segment:
+def segment(size: int, address: int = 0, block: int | None = None) -> RecordedSegment:
     """A segment of blocks of one size."""
     block = block or size
-    blocks = [Block(address + at, block, block, "allocated") for at in range(0, size, block)]
-    return Segment(0, address, size, 0, False, False, blocks)
+    blocks = [RecordedBlock(address + at, block, block, "allocated") for at in range(0, size, block)]
+    return RecordedSegment(0, address, size, 0, False, False, blocks)
 
 
 def pieces(page):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gputrace.holders.autograd import TELLS_SAVED
-from gputrace.holders.search import UNSEEN, holders
+from gputrace.holders.search import UNSEEN
 
 tells_saved = pytest.mark.skipif(not TELLS_SAVED, reason="this version of PyTorch does not tell what an autograd graph has saved")
 SHAPE = 256, 256
@@ -158,7 +158,7 @@ def test_default_arguments(planted):
     assert {(holder.kind, holder.name) for holder in found} == {("default argument", "memory[1]"), ("default argument", "scale")}
 
 
-def test_a_class_attribute(planted):
+def test_a_class_attribute(planted, holders_at):
     class Model:
         table = None
 
@@ -171,16 +171,16 @@ def test_a_class_attribute(planted):
     assert holder.text.startswith("class attribute `Model.table['mask']` of `test_a_class_attribute` (test_names.py:")
 
     keep(type("Labels", (), {"table": tensor()}))
-    assert holders(kept.table)[0].text == f"class attribute `Labels.table` of {MODULE}"
+    assert holders_at(kept.table.data_ptr())[0].text == f"class attribute `Labels.table` of {MODULE}"
 
 
-def test_parameters_buffers_and_attributes_of_a_module():
+def test_parameters_buffers_and_attributes_of_a_module(holders_at):
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).cuda()
     model[0].cache = [tensor()]
-    assert holders(model[0].weight)[0].text.startswith("local `model[0].weight` of")
-    assert holders(model[0].weight)[0].text.endswith("(a parameter)")
-    assert holders(model[1].running_mean)[0].text.endswith("(a buffer)")
-    assert holders(model[0].cache[0])[0].name == "model[0].cache[0]"
+    assert holders_at(model[0].weight.data_ptr())[0].text.startswith("local `model[0].weight` of")
+    assert holders_at(model[0].weight.data_ptr())[0].text.endswith("(a parameter)")
+    assert holders_at(model[1].running_mean.data_ptr())[0].text.endswith("(a buffer)")
+    assert holders_at(model[0].cache[0].data_ptr())[0].name == "model[0].cache[0]"
 
 
 @pytest.mark.parametrize(

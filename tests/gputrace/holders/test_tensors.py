@@ -86,7 +86,7 @@ def test_a_mode_that_is_on_hears_nothing():
     with torch.device("cuda"), Counting():
         Counting.calls = 0
         alive()
-        Census.take()
+        Census(alive())
     assert Counting.calls == 0 and x.is_leaf
 
 
@@ -134,7 +134,7 @@ def test_it_warns_of_nothing_and_takes_no_time_on_the_gpu():
     y = (x * 2).relu()  # not a leaf: to ask for its gradient would warn
     before = labkit.host_time(), torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
     alive()
-    Census.take()
+    Census(alive())
     assert before == (labkit.host_time(), torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
     assert y.requires_grad
 
@@ -154,7 +154,7 @@ def test_odd_objects_do_no_harm():
 def test_a_census_knows_a_storage_from_its_successor():
     x = torch.ones(1000, device="cuda")
     address = x.data_ptr()
-    census = Census.take()
+    census = Census(alive())
     assert at(address) in census and census.alive_at((0, address)) is True
     del x
     assert census.alive_at((0, address)) is False
@@ -167,7 +167,7 @@ def test_a_census_knows_a_storage_from_its_successor():
 def test_a_census_keeps_nothing_alive(no_collection):
     x = torch.ones(1000, device="cuda", requires_grad=True)
     loss = (x * 2).exp().sum()
-    census = Census.take()
+    census = Census(alive())
     del x, loss
     assert torch.cuda.memory_allocated() == 0
     assert census.alive_at((0, 1)) is None

@@ -1,7 +1,7 @@
 """Misuse, threads, finalizers, statistics and listeners."""
 
 import gc
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from scripted import MiB, allocator, figure
@@ -30,7 +30,7 @@ def test_misuse_is_refused():
         memory.unlisten(allocating)
 
 
-def test_what_is_freed_in_the_midst_of_a_call_is_freed_when_it_is_over():
+def test_what_is_freed_during_a_call_is_freed_when_it_is_over():
     memory = allocator()
     block = memory.malloc(30 * MiB)
     memory.listen(lambda action, _, size: action == "segment_alloc" and memory.free(block))
@@ -49,15 +49,12 @@ def test_threads_and_finalizers():
         def __del__(self):
             memory.free(self.block)
 
-    def work():
+    def work(_):
         for size in range(1, 2000):
             Holder(size * 700)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     gc.collect()
     assert (memory.allocated, figure(memory, "active.all.current")) == (0, 0)
     assert figure(memory, "allocation.all.allocated") == figure(memory, "allocation.all.freed") == 4 * 1999

@@ -1,4 +1,4 @@
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from math import inf, nan
 
@@ -44,8 +44,8 @@ class Run:
         if name in ("wait", "query", "synchronize_event"):
             if not self.events:
                 return
-            place = 1 if name == "wait" else 0
-            arguments[place] = self.events[arguments[place] % len(self.events)]
+            index = 1 if name == "wait" else 0
+            arguments[index] = self.events[arguments[index] % len(self.events)]
         answer = getattr(self.clock, name)(*arguments)
         if name == "record":
             self.events.append(answer)
@@ -114,9 +114,9 @@ def test_every_span_says_when_it_was_launched(program):
 def test_waits_say_who_waits_for_what_and_how_long(program):
     run = Run([])
     for name, *arguments in program:
-        told, before = len(run.waits), run.clock.host
+        noted, before = len(run.waits), run.clock.host
         run.step(name, arguments)
-        new = run.waits[told:]
+        new = run.waits[noted:]
         if name == "wait" and run.events:
             (wait,) = new
             assert wait.waiter is arguments[0] and wait.asked == run.clock.host <= wait.until >= max(wait.time, wait.waiter.ready)
@@ -260,15 +260,12 @@ def test_threads_lose_no_time_and_never_overlap_in_a_stream():
     clock, stream, spans = Clock(), StreamTime(0), []
     clock.listen(spans.append)
 
-    def work():
+    def work(_):
         for _ in range(2000):
             clock.launch(stream, 1 / 1024, 1 / 2048)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert clock.host == 8000 / 2048
     assert stream.ready == 1 / 2048 + 8000 / 1024
     spans.sort(key=lambda span: span.start)

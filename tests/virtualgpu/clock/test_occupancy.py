@@ -16,39 +16,39 @@ shares = st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.25, 0.125])
 kernels = st.lists(st.tuples(moments, durations, shares), max_size=30)
 
 
-def taken_at(room: Occupancy, moment: float) -> float:
-    return next((taken for time, taken in zip(reversed(room._times), reversed(room._taken), strict=True) if time <= moment), 0.0)
+def taken_at(occupancy: Occupancy, moment: float) -> float:
+    return next((taken for time, taken in zip(reversed(occupancy._times), reversed(occupancy._taken), strict=True) if time <= moment), 0.0)
 
 
-def steps(*rooms: Occupancy) -> list[tuple[float, float]]:
-    """Stretches of time in which none of the rooms changes."""
-    return list(pairwise(sorted({time for room in rooms for time in room._times} | {0.0})))
+def steps(*occupancies: Occupancy) -> list[tuple[float, float]]:
+    """Stretches of time in which no occupancy changes."""
+    return list(pairwise(sorted({time for occupancy in occupancies for time in occupancy._times} | {0.0})))
 
 
-def copied(room: Occupancy) -> Occupancy:
+def copied(occupancy: Occupancy) -> Occupancy:
     copy = Occupancy()
-    copy._times, copy._taken = list(room._times), list(room._taken)
+    copy._times, copy._taken = list(occupancy._times), list(occupancy._taken)
     return copy
 
 
 @given(kernels)
 def test_work_is_conserved_and_no_share_is_above_one(program):
-    room = Occupancy()
+    occupancy = Occupancy()
     for start, seconds, share in program:
-        before = copied(room)
-        begin, end = room.take(0.0, start, seconds, share)
+        before = copied(occupancy)
+        begin, end = occupancy.take(0.0, start, seconds, share)
         work = 0.0
-        for low, high in steps(before, room):
-            got = taken_at(room, low) - taken_at(before, low)
+        for low, high in steps(before, occupancy):
+            got = taken_at(occupancy, low) - taken_at(before, low)
             assert -1e-9 <= got <= share + 1e-9
-            assert taken_at(room, low) <= 1 + 1e-9
+            assert taken_at(occupancy, low) <= 1 + 1e-9
             assert got < 1e-9 or (start <= low and begin <= low and high <= end + 1e-9)
             if start <= low and high <= end and got < share - 1e-9:
-                assert taken_at(room, low) > 1 - 1e-6  # the GPU is never idle while work waits for it
+                assert taken_at(occupancy, low) > 1 - 1e-6  # the GPU is never idle while work waits for it
             work += got * (high - low)
         assert work == pytest.approx(share * seconds)
         assert begin >= start and end >= begin + seconds - 1e-9
-        assert room._taken[-1] == 0.0 and room._times == sorted(set(room._times))
+        assert occupancy._taken[-1] == 0.0 and occupancy._times == sorted(set(occupancy._times))
 
 
 @given(kernels, moments)
@@ -64,10 +64,10 @@ def test_what_has_gone_by_can_be_forgotten(program, now):
 
 
 def test_a_long_program_keeps_little():
-    room = Occupancy()
+    occupancy = Occupancy()
     for n in range(10_000):
-        room.take(float(n), n + 0.25, 0.5, 1.0)
-    assert len(room._times) < 100
+        occupancy.take(float(n), n + 0.25, 0.5, 1.0)
+    assert len(occupancy._times) < 100
 
 
 def run(*kernels: tuple[int, float, float]) -> list[tuple[float, float]]:
@@ -77,20 +77,19 @@ def run(*kernels: tuple[int, float, float]) -> list[tuple[float, float]]:
     return [(span.start, span.end) for span in spans]
 
 
-def test_two_full_kernels_of_two_streams_take_as_long_as_one_after_the_other():
-    assert run((0, 2.0, 1.0), (1, 3.0, 1.0)) == [(0.0, 2.0), (2.0, 5.0)]
+@pytest.mark.parametrize(
+    ("kernels", "times"),
+    [
+        ([(0, 2.0, 1.0), (1, 3.0, 1.0)], [(0.0, 2.0), (2.0, 5.0)]),  # one after the other
+        ([(0, 2.0, 0.5), (1, 3.0, 0.5)], [(0.0, 2.0), (0.0, 3.0)]),  # two halves at once
+        ([(0, 2.0, 0.75), (1, 1.0, 1.0)], [(0.0, 2.0), (0.0, 2.5)]),  # a quarter of its share for 2 s leaves 0.5 s of work
+    ],
+)
+def test_a_kernel_takes_what_is_free(kernels, times):
+    assert run(*kernels) == times
 
 
-def test_two_halves_run_at_once():
-    assert run((0, 2.0, 0.5), (1, 3.0, 0.5)) == [(0.0, 2.0), (0.0, 3.0)]
-
-
-def test_a_kernel_takes_the_room_that_is_left_and_then_all_it_can_use():
-    # A quarter of its share for 2 s leaves 0.5 s of work.
-    assert run((0, 2.0, 0.75), (1, 1.0, 1.0)) == [(0.0, 2.0), (0.0, 2.5)]
-
-
-def test_a_small_kernel_starts_where_a_later_one_leaves_room():
+def test_a_small_kernel_starts_where_a_later_one_leaves_some_free():
     clock, first, second = Clock(), StreamTime(0, 0), StreamTime(0, 1)
     clock.copy(first, "h2d", 4.0, 0.0, blocking=False)
     clock.launch(first, 4.0, 0.0)

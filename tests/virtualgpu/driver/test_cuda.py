@@ -2,8 +2,8 @@
 
 import contextlib
 import os
-import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -159,24 +159,15 @@ def test_the_allocators_settings_change_while_it_runs(used):
 
 
 def test_threads_on_four_devices(used):
-    failures = []
-
     def work(index: int) -> None:
-        try:
-            torch.cuda.set_device(index)
-            for _ in range(60):
-                x = torch.randn(40, device="cuda")
-                y = (x * 2 + x.sum()).to(f"cuda:{(index + 1) % 4}")
-                assert x.get_device() == index and torch.equal(y.cpu(), (x * 2 + x.sum()).cpu())
-        except BaseException as error:  # a thread's error would be lost
-            failures.append(error)
+        torch.cuda.set_device(index)
+        for _ in range(60):
+            x = torch.randn(40, device="cuda")
+            y = (x * 2 + x.sum()).to(f"cuda:{(index + 1) % 4}")
+            assert x.get_device() == index and torch.equal(y.cpu(), (x * 2 + x.sum()).cpu())
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert torch.cuda.current_device() == 0
 
 

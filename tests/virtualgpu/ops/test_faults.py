@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import labkit
 from virtualgpu import errors
-from virtualgpu.ops import faults
+from virtualgpu.ops import call
 
 ROWS = json.loads((Path(__file__).parents[3] / "benchmarks/fidelity/h200/probe.json").read_text())["rows"]
 ASSERTS = {row["name"]: row for row in ROWS if row["after"] is not None or row["name"] == "one_hot_range"}
@@ -53,7 +53,7 @@ def test_an_assert_of_the_catalogue_surfaces_and_stays(name, capsys):
         assert str(caught.value) == row["answer"][1]
     assertion = row["stderr"].split("Assertion `")[1].split("` failed")[0]
     if name == "index_put_assert" and fills_at_an_index():
-        assertion = faults.ASSERTIONS["index_fill_"]
+        assertion = call.ASSERTIONS["index_fill_"]
     assert f"`{assertion}" in capsys.readouterr().err
     with pytest.raises(AcceleratorError, match="device-side assert"):
         torch.zeros(1, device="cuda").item()

@@ -1,10 +1,13 @@
 """Staging buffers and semaphores of reductions. Vectors recorded on an H200 (132 multiprocessors of 2048 threads)."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from asked import asked
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from virtualgpu.ops.reductions import launch_buffers
 
@@ -74,3 +77,27 @@ def test_operators(reduce, expected):
 def test_a_smaller_gpu_shares_an_output_among_fewer_blocks():
     work = asked(lambda x: x.sum(), setup=lambda: torch.randn(1000, 1000, device="cuda"), like="T4")
     assert work == ["+4", "+320", "+4", "-4", "-320"]  # 40 multiprocessors of 1024 threads: 80 blocks
+
+
+# Norms of lists of tensors
+
+
+def with_gradients(*sizes: int) -> list[torch.Tensor]:
+    module = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes))).cuda()
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return list(module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order", "expected"),
+    [
+        ((300, 300, 300), 2.0, "+32 +4 +4 +4 +4 -32 +16 +4 -16 -4 -4 -4 -4 +4 +4 +4 -4 -4 +4 -4 -4"),
+        ((200, 100), float("inf"), "+8 +4 +4 -8 +8 +4 -8 -4 -4 +4 +4 +4 -4 -4 +4 -4 -4"),
+    ],
+)
+def test_clipping(sizes, order, expected):
+    def clip(parameters: list[torch.Tensor]) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(parameters, 1.0, order)
+
+    assert " ".join(asked(clip, setup=lambda: with_gradients(*sizes))) == expected

@@ -1,6 +1,6 @@
 """Streams and events of a virtual machine, as torch.cuda offers them."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -145,20 +145,17 @@ def test_unrecorded_events_hold_nothing_up():
 
 
 def test_a_thread_starts_on_device_0_and_the_default_streams():
-    seen = []
-
-    def look() -> None:
-        seen.append((torch.cuda.current_device(), torch.cuda.current_stream() == torch.cuda.default_stream()))
+    def look() -> tuple[int, bool]:
+        seen = torch.cuda.current_device(), torch.cuda.current_stream() == torch.cuda.default_stream()
         torch.cuda.set_device(3)
         torch.cuda.set_stream(torch.cuda.Stream())
+        return seen
 
     torch.cuda.set_device(2)
     torch.cuda.set_stream(torch.cuda.Stream())
     mine = torch.cuda.current_stream()
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert seen == [(0, True)]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(look).result() == (0, True)
     assert (torch.cuda.current_device(), torch.cuda.current_stream()) == (2, mine)
 
 

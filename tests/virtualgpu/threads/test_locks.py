@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from running_threads import run_threads
 
 import labkit
 from virtualgpu import hardware
@@ -23,14 +24,6 @@ def log() -> list:
 
 def turn() -> None:
     hardware.machine().take_turn()
-
-
-def run(works: dict[str, Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_a_lock_is_as_pythons():
@@ -58,7 +51,7 @@ def test_a_lock_goes_to_who_has_waited_longest(log):
                 turn()
                 log.append((threading.current_thread().name, step))
 
-    run(dict.fromkeys("abc", work))
+    run_threads(work, work, work, names="abc")
     assert log == [(name, step) for step in range(3) for name in "abc"]
 
 
@@ -94,7 +87,7 @@ def test_a_queue_serves_who_has_waited_longest(log):
         for _ in range(3):
             made.put(None)
 
-    run({"a": take, "b": take, "c": take, "give": give})
+    run_threads(take, take, take, give, names="abcd")
     assert [item for _, item in log] == list(range(6))
     assert [name for name, _ in log[:3]] == ["a", "b", "c"]
 
@@ -151,7 +144,7 @@ def piped(made: Callable[[], queue.Queue]) -> list[tuple]:
         ended.wait()
         do("end")
 
-    run({"produce": produce, "work": work, "consume": consume})
+    run_threads(produce, work, consume, names="pwc")
     return log
 
 

@@ -1,4 +1,4 @@
-"""Watches which work on the memory of a machine is ordered, and lets the work that is not meet what it might meet.
+"""Finds races: work on the same memory that nothing orders. Such work meets what it might meet on a real GPU.
 
 The clock knows what is done before what (`Clock.before`). Every operator is computed when it is launched; so one that reads what an
 unordered write has left is given the old values instead, and one that has read what an unordered write replaces is computed again.
@@ -10,33 +10,22 @@ and page-locked memory for which the host does not wait are watched always.
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu.clock.machine_clock import Known, StreamTime
-from virtualgpu.ops import composed, operators
-from virtualgpu.ops.schemas import returns_views, writes, written
+from virtualgpu.hardware import Machine, Memory
+from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.streams import race_reports
 from virtualgpu.streams.accesses import Access, Place, Region, as_before, has_region, mapped, overlaid, snapshot, whole
 from virtualgpu.streams.launches import Arrival, Launch, Line, outputs_of, reference, user_line
 from virtualgpu.streams.race_reports import Race, Side
 from virtualgpu.tensor import VirtualTensor, stand_in, tensors
 
-if TYPE_CHECKING:
-    from virtualgpu.hardware import Machine, Memory
-
-Handler = Callable[[Any, tuple, dict], Any]
 SHARE = 0.25  # of the host's budget for values: what launches that may have to run again may hold
-# Operators that write into their first argument without reading it.
-OVERWRITES = {
-    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_",
-    "_foreach_zero_", "_foreach_copy_",
-}  # fmt: skip
-# Handlers of operators that touch no values themselves.
-TOUCH_NOTHING = (operators.view, operators.set_storage, operators.resize, composed.composite, composed.in_python)
 
 
 class Use(NamedTuple):
@@ -59,17 +48,17 @@ class Freed(NamedTuple):
     place: Place
 
 
-class Order:
-    """The order of one machine's work. `races` are those found so far, each pair of lines once.
+class RaceDetector:
+    """Follows the order of one machine's work. `races` are those found so far, each pair of lines once.
 
     `host_copies` are copies for which the host has not waited: (stream, number of the piece of work on it).
     """
 
-    def __init__(self, machine: "Machine") -> None:
+    def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.races: list[Race] = []
         self.host_copies: list[tuple[StreamTime, int]] = []
-        self._told: set[tuple] = set()
+        self._reported: set[tuple] = set()
         self._in_flight: deque[Launch] = deque()  # those that can be run again
         self._held = 0  # bytes that these hold
         self._replacing: WeakSet[Access] = WeakSet()  # writes that hold what was there before them
@@ -85,28 +74,27 @@ class Order:
 
     # One operator
 
-    def run(self, handler: Handler, func: Any, args: tuple, kwargs: dict) -> Any:
+    def run(self, call: Call) -> Any:
         """Run an operator on device tensors, on what it may read by the order of its stream."""
-        name = func._schema.name.removeprefix("aten::")
-        if self.machine.selected.watched or handler in TOUCH_NOTHING or _copies_elsewhere(name, args, kwargs):
-            return handler(func, args, kwargs)
-        if handler is operators.like and "empty" in name:
-            return handler(func, args, kwargs)
-        found = list(tensors(args, kwargs))
-        gpu = next((x._gpu for x in found if type(x) is VirtualTensor), None)
-        if gpu is None or any(type(x) is VirtualTensor and x._gpu is not gpu for x in found):  # most operators refuse several devices
-            return handler(func, args, kwargs)
-        uses = [] if handler is operators.like else self._uses(func, name, found, args, kwargs)  # whose argument gives a shape alone
-        return self._watched(gpu.stream, self.machine.clock.before(gpu.stream), func, args, kwargs, uses, handler)
+        op, handler = call.op, call.op.handler
+        assert handler is not None
+        if self.machine.selected.watched or not op.touches_values or _copies_elsewhere(call):
+            return handler(call)
+        if op.model_only and "empty" in op.name:
+            return handler(call)
+        if not call.is_on_one_gpu:  # most operators refuse several devices
+            return handler(call)
+        uses = [] if op.model_only else self._uses(call)  # whose argument gives a shape alone
+        return self._ordered(call, call.gpu.stream, self.machine.clock.before(call.gpu.stream), uses, handler)
 
-    def copy(self, source: torch.Tensor, target: torch.Tensor, stream: StreamTime, before: Known, do: Handler) -> None:
+    def copy(self, source: torch.Tensor, target: torch.Tensor, stream: StreamTime, before: Known, do: Callable[[Call], Any]) -> None:
         """Run `do`, called as an operator's handler is, as a copy on `stream`. `before` is what is done before it."""
         uses = [use for use in (self._use(target, False, True), self._use(source, True, False)) if use is not None]
-        self._watched(stream, before, torch.ops.aten.copy_.default, (target, source), {}, uses, do)
+        self._ordered(Call(operator(torch.ops.aten.copy_.default), (target, source), {}), stream, before, uses, do)
 
-    def _watched(self, stream: StreamTime, before: Known, func: Any, args: tuple, kwargs: dict, uses: list[Use], do: Handler) -> Any:
+    def _ordered(self, call: Call, stream: StreamTime, before: Known, uses: list[Use], do: Callable[[Call], Any]) -> Any:
         selected, clock = self.machine.selected, self.machine.clock
-        launch = Launch(stream, func._schema.name.removeprefix("aten::"), clock.host, user_line())
+        launch = Launch(stream, call.op.name, clock.host, user_line())
         stale: dict[int, torch.Tensor] = {}
         overwritten: list[tuple[Access, Use]] = []
         for use in uses:
@@ -115,21 +103,21 @@ class Order:
                 continue
             missed = [access for access in unordered if access.writes]
             if use.reads and missed:
-                self._tell(race_reports.STALE, missed[-1].launch, Side.of(launch), launch.line)
+                self._report(race_reports.STALE, missed[-1].launch, Side.of(launch), launch.line)
                 if use.known:
                     stale[id(use.tensor)] = self._stale(use, missed)
             if use.writes:
                 overwritten += self._overwritten(launch, use, unordered)
         if stale:
-            args, kwargs = mapped((args, kwargs), lambda x: stale.get(id(x), x))
+            call = Call(call.op, *mapped((call.args, call.kwargs), lambda x: stale.get(id(x), x)))
         # What a write replaces: nothing if nobody has written there yet, or nobody knows what.
         befores = [snapshot(use.tensor) if use.writes and use.known and use.place.filled else None for use in uses]
-        if all(use.known for use in uses) and all(map(has_region, tensors(args, kwargs) if kwargs else tensors(args))):
-            self._keep(launch, func, args, kwargs)
+        if all(use.known for use in uses) and all(map(has_region, call.tensors())):
+            self._keep(launch, call)
         ready = stream.ready
         selected.watched = True
         try:
-            result = do(func, args, kwargs)
+            result = do(call)
         finally:
             selected.watched = False
         launch.count, launch.end = stream.count, stream.ready
@@ -141,8 +129,8 @@ class Order:
                 use = self._use(x, False, True)
                 overwritten += self._overwritten(launch, use, self._unordered(use, before))
                 self._note(launch, use, None)
-        if launch.func is not None:
-            self._note_outputs(launch, func, args, kwargs, result)
+        if launch.call is not None:
+            self._note_outputs(launch, call, result)
         for access, use in overwritten:
             self._run_again(access, use)
         return result
@@ -159,9 +147,9 @@ class Order:
         """The reads that see what `launch` writes there, which it may do before or after them."""
         reads = [access for access in unordered if not access.writes]
         if reads:
-            self._tell(race_reports.OVERWRITTEN, reads[-1].launch, Side.of(launch), launch.line)
+            self._report(race_reports.OVERWRITTEN, reads[-1].launch, Side.of(launch), launch.line)
         elif unordered:
-            self._tell(race_reports.BOTH_WRITE, unordered[-1].launch, Side.of(launch), launch.line)
+            self._report(race_reports.BOTH_WRITE, unordered[-1].launch, Side.of(launch), launch.line)
         return [(access, use) for access in reads]
 
     def _stale(self, use: Use, missed: list[Access]) -> torch.Tensor:
@@ -175,7 +163,7 @@ class Order:
                 return old
             return stand_in(old, use.tensor._gpu)
 
-    def _keep(self, launch: Launch, func: Any, args: tuple, kwargs: dict) -> None:
+    def _keep(self, launch: Launch, call: Call) -> None:
         """Remember the arguments as they are, and forget those of the oldest launches beyond the host's means."""
 
         def kept(x: torch.Tensor) -> torch.Tensor:
@@ -185,7 +173,7 @@ class Order:
             launch.nbytes += copy.untyped_storage().nbytes()
             return copy
 
-        launch.func, launch.args, launch.kwargs = func, mapped(args, kept), mapped(kwargs, kept) if kwargs else kwargs
+        launch.call = Call(call.op, mapped(call.args, kept), mapped(call.kwargs, kept))
         self._in_flight.append(launch)
         self._held += launch.nbytes
         while self._held > SHARE * self.machine.host_budget:
@@ -198,15 +186,15 @@ class Order:
 
     def _note(self, launch: Launch, use: Use, before: torch.Tensor | None) -> None:
         """Write down what the launch has touched, and on whose work it stands."""
-        if use.reads and (write := use.place.writer(use.region)) is not None and write.launch.func is not None:
+        if use.reads and (write := use.place.writer(use.region)) is not None and write.launch.call is not None:
             write.launch.dependents.append(launch)
         access = Access(launch, use.place, use.region, use.writes, before)
         if before is not None:
             self._replacing.add(access)
         use.place.add(access)
 
-    def _note_outputs(self, launch: Launch, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        for x in outputs_of(func, args, kwargs, result):
+    def _note_outputs(self, launch: Launch, call: Call, result: Any) -> None:
+        for x in outputs_of(call, result):
             if (place := self.place_of(x)) is not None:
                 arrival = next((a for a in reversed(self._arrivals) if a.target is x), None)
                 launch.outputs.append((arrival or reference(x), place, Region.of(x)))
@@ -214,29 +202,31 @@ class Order:
     def _run_again(self, access: Access, use: Use) -> None:
         """A launch that has read this memory reads it after a write that nothing ordered after it."""
         launch = access.launch
-        kept = next((x for x in tensors(launch.args, launch.kwargs) if launch.places.get(id(x)) is access.origin), None)
+        arguments = [] if launch.call is None else launch.call.tensors()
+        kept = next((x for x in arguments if launch.places.get(id(x)) is access.origin), None)
         if kept is not None and use.known:
             with _DisableTorchDispatch():
                 content = overlaid(whole(kept), whole(use.tensor), -access.shift)
             launch.run_again({access.origin: content})
 
-    def _tell(self, kind: str, first: Launch, second: Side, line: Line | None) -> None:
+    def _report(self, kind: str, first: Launch, second: Side, line: Line | None) -> None:
         race = Race(kind, Side.of(first), second)
-        if race.key not in self._told:
-            self._told.add(race.key)
+        if race.key not in self._reported:
+            self._reported.add(race.key)
             self.races.append(race)
             race.warn(line)
 
     # Memory that comes and goes
 
-    def _uses(self, func: Any, name: str, found: list[torch.Tensor], args: tuple, kwargs: dict) -> list[Use]:
+    def _uses(self, call: Call) -> list[Use]:
         """What the operator does with each of the tensors among its arguments that others may touch."""
-        targets = {id(x) for x in written(func, args, kwargs)} if writes(func) else ()
-        outs = {id(x) for x in tensors(kwargs)} if targets and kwargs else ()
+        op = call.op
+        targets = {id(x) for x in call.written()} if op.written else set()
+        given = {id(x) for x in tensors(call.kwargs)} if targets and call.kwargs else set()
         uses = []
-        for x in found:
+        for x in call.tensors():
             is_target = id(x) in targets
-            overwrites = is_target and (name in OVERWRITES or id(x) in outs)
+            overwrites = is_target and (op.overwrites or id(x) in given)
             use = self._use(x, not overwrites, is_target)
             if use is not None:
                 uses.append(use)
@@ -256,32 +246,32 @@ class Order:
         if type(tensor) is not VirtualTensor:
             return getattr(tensor.untyped_storage(), "place", None)
         memory = tensor.untyped_storage().memory
-        if memory.place is None:
-            memory.place = Place()
+        if memory.touched is None:
+            memory.touched = Place()
             self._inherit(memory)
-        return memory.place
+        return memory.touched
 
-    def _inherit(self, memory: "Memory") -> None:
+    def _inherit(self, memory: Memory) -> None:
         """What was done with this memory before it was watched, and what is still done with the bytes that it is made of."""
         if memory.written:
             launch = Launch(memory.gpu.default_stream, "earlier work", 0.0, None)
             launch.count = memory.written
             nbytes = memory.block.requested if memory.block is not None else 0
-            memory.place.add(Access(launch, memory.place, Region(0, (nbytes,), (1,), torch.uint8), True))
+            memory.touched.add(Access(launch, memory.touched, Region(0, (nbytes,), (1,), torch.uint8), True))
         if memory.block is None or not self._freed:
             return
         address, size = memory.block.address, memory.block.size
         for freed in self._freed.get(memory.gpu.index, ()):
             if freed.address < address + size and address < freed.address + freed.size:
-                memory.place.accesses += [access.shifted(freed.address - address) for access in freed.place.accesses]
+                memory.touched.accesses += [access.shifted(freed.address - address) for access in freed.place.accesses]
         self._freed[memory.gpu.index] = [freed for freed in self._freed.get(memory.gpu.index, ()) if self._still_used(freed)]
 
-    def freed(self, memory: "Memory") -> None:
+    def freed(self, memory: Memory) -> None:
         """The program gives memory back: streams that the allocator does not know of may still use its bytes."""
         block = memory.block
-        told = {block.stream, *(block.streams or ())}
-        if any(access.launch.stream.stream_id not in told for access in memory.place.accesses):
-            freed = Freed(block.address, block.size, memory.gpu.streams[block.stream], memory.place)
+        known = {block.stream, *(block.streams or ())}  # to the allocator
+        if any(access.launch.stream.stream_id not in known for access in memory.touched.accesses):
+            freed = Freed(block.address, block.size, memory.gpu.streams[block.stream], memory.touched)
             if self._still_used(freed):
                 self._freed.setdefault(memory.gpu.index, []).append(freed)
 
@@ -303,12 +293,11 @@ class Order:
         """A copy to page-locked memory has been queued on the stream: the host finds its values there once it has waited."""
         self._arrivals.append(Arrival(stream, target, snapshot(source)))
 
-    def host_runs(self, func: Any, args: tuple, kwargs: dict, run: Callable[[], Any]) -> Any:
+    def host_runs(self, op: Operator, args: tuple, kwargs: dict) -> Any:
         """Run an operator of the host, which may touch page-locked memory that is being copied."""
-        name = func._schema.name.removeprefix("aten::")
+        name = op.name
         overwritten: list[tuple[Access, Use]] = []
-        found = [] if returns_views(func) else list(tensors(args, kwargs))
-        for use in self._uses(func, name, found, args, kwargs):
+        for use in [] if op.returns_views else self._uses(Call(op, args, kwargs)):
             if use.reads:
                 self.host_reads(use.tensor, name)
             unordered = self._unordered(use, self.machine.clock.known)
@@ -316,9 +305,9 @@ class Order:
             if use.writes and unordered:
                 kind, first = (race_reports.OVERWRITTEN, reads[-1]) if reads else (race_reports.BOTH_WRITE, unordered[-1])
                 line = user_line()
-                self._tell(kind, first.launch, Side.of_host(name, line, self.machine.clock.host), line)
+                self._report(kind, first.launch, Side.of_host(name, line, self.machine.clock.host), line)
                 overwritten += [(access, use) for access in reads]
-        result = run()
+        result = op.func(*args, **kwargs)
         for access, use in overwritten:
             self._run_again(access, use)
         return result
@@ -329,7 +318,7 @@ class Order:
         late = [access for access in self._unordered(use, self.machine.clock.known) if access.writes] if use is not None else []
         if late:
             line = user_line()
-            self._tell(race_reports.STALE, late[-1].launch, Side.of_host(name, line, self.machine.clock.host), line)
+            self._report(race_reports.STALE, late[-1].launch, Side.of_host(name, line, self.machine.clock.host), line)
 
     def _learn(self) -> None:
         """The host has waited for something: what is known to be done needs no watching any more."""
@@ -345,11 +334,12 @@ class Order:
             self._replacing.discard(access)
 
 
-def _copies_elsewhere(name: str, args: tuple, kwargs: dict) -> bool:
+def _copies_elsewhere(call: Call) -> bool:
     """Copies are watched where they are queued (virtualgpu.ops.copies), for they have an order of their own."""
-    return name == "copy_" or (name == "_to_copy" and kwargs.get("device") is not None and kwargs["device"].type != "cpu")
+    name, device = call.op.name, call.kwargs.get("device")
+    return name == "copy_" or (name == "_to_copy" and device is not None and device.type != "cpu")
 
 
 def is_new(tensor: torch.Tensor) -> bool:
     """Has an operator made this tensor's memory just now?"""
-    return type(tensor) is VirtualTensor and has_region(tensor) and tensor.untyped_storage().memory.place is None
+    return type(tensor) is VirtualTensor and has_region(tensor) and tensor.untyped_storage().memory.touched is None

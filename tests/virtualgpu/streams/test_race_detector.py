@@ -38,6 +38,28 @@ def kinds() -> list[str]:
 
 
 @RACES
+@pytest.mark.parametrize("draw", [torch.Tensor.uniform_, lambda x: x.bernoulli_(0.5), lambda x: x.bernoulli_(torch.full_like(x, 0.5))])
+def test_drawing_in_place_does_not_read_what_stood_there(side, draw):
+    """CUDA's `bernoulli_` writes each element, and reads a tensor of probabilities alone (ATen/native/cuda/DistributionTemplates.h)."""
+    x = torch.zeros(8, device="cuda")
+    side.wait_stream(here())
+    with torch.cuda.stream(side):
+        x.fill_(2.0)
+    draw(x)
+    assert kinds() == [BOTH_WRITE]
+
+
+@RACES
+def test_drawing_reads_its_probabilities(side):
+    x, p = torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")
+    side.wait_stream(here())
+    with torch.cuda.stream(side):
+        p.fill_(1.0)
+    assert x.bernoulli_(p).tolist() == [0.0] * 8
+    assert kinds() == [STALE]
+
+
+@RACES
 @pytest.mark.parametrize("stream_first", [True, False])
 def test_the_articles_example_is_wrong_every_time(stream_first):
     stream = torch.cuda.Stream() if stream_first else None
@@ -376,7 +398,7 @@ def test_a_race_names_both_lines(side):
         a.sum()  # another line, another race
     first, second = labkit.races()
     assert first.first.text.startswith("a = torch.ones") and first.second.text == "a.sum()"
-    assert first.first.line.startswith("test_order.py:") and first.first.line != first.second.line != second.second.line
+    assert first.first.line.startswith("test_race_detector.py:") and first.first.line != first.second.line != second.second.line
     assert told[0].filename == __file__ and str(told[0].lineno) == first.second.line.split(":")[1]
     assert "the default stream of cuda:0" in str(first) and f"stream {side.cuda_stream:#x}" in str(first)
 
@@ -432,7 +454,7 @@ def test_watching_keeps_no_memory_of_the_gpus_and_none_of_the_hosts_for_good(sid
     torch.cuda.synchronize()
     from virtualgpu import hardware
 
-    assert not hardware.machine().order._in_flight
+    assert not hardware.machine().races._in_flight
 
 
 def test_what_copies_have_replaced_is_let_go_when_the_host_has_waited():

@@ -1,0 +1,281 @@
+"""One operator, and one call of it.
+
+An `Operator` holds what is known of an operator, found out once: what its schema says, and what the families of this package register
+for it, by its name without namespace and overload ("sum", "native_dropout"). A `Call` is one call of it: `virtualgpu.ops.dispatch` makes
+it, and everything that computes, times, orders or refuses the operator takes it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch._C import _DisableTorchDispatch
+
+from virtualgpu.errors import DifferentDevicesError, at_least_two
+from virtualgpu.hardware import Gpu
+from virtualgpu.ops.half import KERNELS
+from virtualgpu.tensor import VirtualTensor, tensors
+
+Tensor = torch.Tensor
+
+
+class Work(NamedTuple):
+    """What a kernel does.
+
+    `bytes` of device memory that it moves; `flops` of matrix products in a `format` of `profiles.FORMATS`, whose results have so many
+    elements; `clocks` of one multiprocessor, which all of them share, and `serial` ones that nobody can share; `around` are bytes that
+    kernels of its own move before and after a product.
+    """
+
+    bytes: float
+    flops: float = 0.0
+    format: str = "float32"
+    outputs: int = 0
+    clocks: float = 0.0
+    serial: float = 0.0
+    around: float = 0.0
+
+
+class Call:
+    """One call of an operator on device tensors.
+
+    `gpu` is that of the first device tensor among the arguments, `moved` the bytes of all of them. `most` is the product of their
+    numbers of elements, those in lists left out: neither a broadcast nor a product of matrices makes more.
+    """
+
+    __slots__ = ("_on_host", "_several", "args", "gpu", "kwargs", "most", "moved", "op")
+
+    def __init__(self, op: "Operator", args: tuple, kwargs: dict[str, Any]) -> None:
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.gpu: Gpu = None  # type: ignore[assignment]  # an operator on tensors of the host alone has none
+        self.moved = 0
+        self._several = self._on_host = False
+        self.most = self._look_at(args)
+        if kwargs:
+            self._look_at(kwargs.values())
+
+    def _look_at(self, values: Iterable[Any]) -> int:
+        """Find the devices and the bytes of the tensors. Returns the product of their numbers of elements."""
+        gpu, moved, most = self.gpu, 0, 1
+        for x in values:
+            if type(x) is VirtualTensor:
+                n = x.numel()
+                most *= n or 1
+                moved += n * x.itemsize
+                if gpu is None:
+                    gpu = self.gpu = x._gpu
+                elif x._gpu is not gpu:
+                    self._several = True
+            elif isinstance(x, Tensor):
+                most *= x.numel() or 1
+                if x.dim():
+                    self._on_host = True
+            elif isinstance(x, (list, tuple)):
+                self._look_at(x)
+                gpu = self.gpu
+        self.moved += moved
+        return most
+
+    @property
+    def func(self) -> Any:
+        return self.op.func
+
+    def common_gpu(self, host: bool = False) -> Gpu:
+        """The one GPU of all tensors. CPU tensors without dimensions may join, with `host` any others. Raises RuntimeError otherwise."""
+        gpu = self.gpu
+        if self._several or (self._on_host and not host):
+            raise different_devices(self.args, self.kwargs)
+        self._on_host = False  # they are admitted
+        gpu.machine.require_alive()
+        gpu.machine.selected.gpu = gpu
+        return gpu
+
+    @property
+    def is_on_one_gpu(self) -> bool:
+        return self.gpu is not None and not self._several
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors among the arguments."""
+        return list(tensors(self.args, self.kwargs) if self.kwargs else tensors(self.args))
+
+    def argument(self, name: str) -> Any:
+        """The argument of this name, or its default; None where the operator has none of the name."""
+        position = self.op.positions.get(name, len(self.args))
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, self.op.defaults.get(name))
+
+    def written(self) -> list[Tensor]:
+        """The tensors that the operator writes into."""
+        return list(tensors([self.argument(name) for name in self.op.written]))
+
+    def given_outputs(self) -> list[Tensor]:
+        """The tensors that were given for results to be written into."""
+        return [x for name in self.op.outs if isinstance(x := self.kwargs.get(name), Tensor)] if self.kwargs else []
+
+    def on_cpu(self) -> Any:
+        """What the CPU's kernel makes of the same arguments, in plain tensors."""
+        with _DisableTorchDispatch():
+            return self.op.kernel(*self.args, **self.kwargs)
+
+    def of(self, func: Any) -> "Call":
+        """The same arguments, given to another operator."""
+        return Call(operator(func), self.args, self.kwargs)
+
+    def with_arguments(self, *args: Any, **kwargs: Any) -> "Call":
+        """Another call of the same operator."""
+        return Call(self.op, args, kwargs)
+
+
+Handler = Callable[[Call], Any]
+Temporaries = Callable[[Call, Any], Iterable[int]]  # (call, result) -> bytes of each
+DeviceTime = Callable[[Call, list[Tensor], int], Work]  # (call, results, bytes of arguments and results) -> what its kernel does
+Check = Callable[[tuple, dict], None]  # (args, kwargs): raises what CUDA raises
+Devices = list[tuple[str, Tensor]]  # the tensors among the arguments, each with the argument's name
+
+# What the families say of their operators.
+HANDLERS: dict[str, Handler] = {}
+TEMPORARIES: dict[str, Temporaries] = {}
+DEVICE_TIMES: dict[str, DeviceTime] = {}
+COMPOSITES: dict[str, Callable[..., Any]] = {}
+CHECKS: dict[str, Check] = {}
+DEVICE_ERRORS: dict[str, Callable[[Devices], str | None]] = {}
+CUDA_OPERATORS: dict[str, tuple[str, dict[str, str]]] = {}
+CUDA_KERNELS: dict[str, str] = {}
+ASSERTIONS: dict[str, str] = {}
+OVERWRITES: set[str] = set()
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+def _registering(table: dict[str, Any], names: Iterable[str]) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        assert not table.keys() & set(names), f"two rules for {names}"
+        table.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    """Run these operators by a function of the family's own: CUDA computes them otherwise than the CPU does."""
+    return _registering(HANDLERS, names)
+
+
+def temporaries(*names: str) -> Callable[[Temporaries], Temporaries]:
+    """Say what the kernels of these operators allocate after their outputs, and free before they return."""
+    return _registering(TEMPORARIES, names)
+
+
+def device_time(*names: str) -> Callable[[DeviceTime], DeviceTime]:
+    """Say what the kernels of these operators do beyond moving their bytes."""
+    return _registering(DEVICE_TIMES, names)
+
+
+def composes(*names: str) -> Callable[[Rule], Rule]:
+    """Say what these composite operators are made of on CUDA, above autograd. The function gets the operator's arguments."""
+    return _registering(COMPOSITES, names)
+
+
+def checks(*names: str) -> Callable[[Rule], Rule]:
+    """Refuse arguments of these composite operators before they take themselves apart."""
+    return _registering(CHECKS, names)
+
+
+def device_error(*names: str) -> Callable[[Rule], Rule]:
+    """Say what CUDA says of these operators' arguments on several devices; None for its usual words."""
+    return _registering(DEVICE_ERRORS, names)
+
+
+def asserts(assertion: str, *names: str) -> None:
+    """Say what the CUDA kernels of these operators assert, as torch 2.11 prints it on an H200 (benchmarks/fidelity/h200/probe.json)."""
+    ASSERTIONS.update(dict.fromkeys(names, assertion))
+
+
+def cuda_kernel(kernel: str, *names: str) -> None:
+    """CUDA's kernel of these operators has another name than the CPU's, by which an error calls it."""
+    CUDA_KERNELS.update(dict.fromkeys(names, kernel))
+
+
+def cuda_operator(name: str, cuda: str, **renamed: str) -> None:
+    """The CPU's operator stands for another one of CUDA's, some of whose arguments have other names."""
+    CUDA_OPERATORS[name] = cuda, renamed
+
+
+def overwrites(*names: str) -> None:
+    """These operators write into their first argument without reading it."""
+    OVERWRITES.update(names)
+
+
+UNDECLARED_VIEWS = {"_unsafe_view"}  # views that autograd is not to know of, so their schema says nothing
+
+
+class Operator:
+    """What is known of one operator of PyTorch, an OpOverload.
+
+    `written` are the names of the arguments that it writes into, `outs` of those that were given for results. `handler` and
+    `device_time` are chosen at its first call.
+    """
+
+    __slots__ = (
+        "arguments", "assertion", "defaults", "device_time", "func", "handler", "kernel", "marks_written", "model_only", "name",
+        "only_writes", "outs", "overwrites", "positions", "returns_views", "temporaries", "touches_values", "written",
+    )  # fmt: skip
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.func = func
+        self.name: str = schema.name.removeprefix("aten::")
+        self.arguments = tuple(argument.name for argument in schema.arguments)
+        self.positions = {a.name: position for position, a in enumerate(schema.arguments) if not a.kwarg_only}
+        self.defaults: Mapping[str, Any] = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        self.written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+        self.outs = tuple(a.name for a in schema.arguments if a.is_out)
+        self.only_writes = all(result.alias_info is not None for result in schema.returns)
+        views = schema.returns and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        self.returns_views = bool(views) or self.name in UNDECLARED_VIEWS
+        self.kernel: Callable[..., Any] = KERNELS.get(func, func)
+        self.temporaries = TEMPORARIES.get(self.name)
+        self.device_time = DEVICE_TIMES.get(self.name)
+        self.overwrites = self.name in OVERWRITES
+        self.assertion = ASSERTIONS.get(self.name)
+        self.handler: Handler | None = None
+        self.model_only = False  # does the first argument give a shape alone?
+        self.touches_values = True  # does the handler itself read or write values?
+        self.marks_written = False  # is what it writes to be noted, as long as nobody looks for races?
+
+    def in_place(self) -> Any:
+        """The variant of the operator that writes into its first argument."""
+        return getattr(getattr(torch.ops.aten, self.name + "_"), self.func._overloadname)
+
+
+_operators: dict[Any, Operator] = {}
+_NO_OPERATOR: Any = None
+
+
+def operator(func: Any) -> Operator:
+    """What is known of this OpOverload."""
+    found = _operators.get(func)
+    if found is None:
+        found = _operators[func] = Operator(func)
+    return found
+
+
+def different_devices(*values: Any) -> DifferentDevicesError:
+    """The error before anybody has looked at which operator has the arguments: `faults.of_operator` names the argument where CUDA does."""
+    return DifferentDevicesError(at_least_two([("", x) for x in tensors(*values)]))
+
+
+def common_gpu(*values: Any) -> Gpu:
+    """The one GPU of all these tensors. Raises RuntimeError for several devices."""
+    return Call(_NO_OPERATOR, values, {}).common_gpu()
+
+
+def bytes_of(x: Tensor) -> int:
+    """Bytes of the elements."""
+    return x.numel() * x.itemsize
+
+
+def made_of(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """A composite operator run as C++ makes it. `OpOverload.decompose` prefers Python's version, whose LSTM is wrong in torch 2.11."""
+    return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)

@@ -1,0 +1,114 @@
+"""Random numbers: in place, of distributions, dropout, and drawing without replacement.
+
+Sources: PyTorch's native/cuda/DistributionTemplates.h, MultinomialKernel.cu and native/Distributions.cpp, Randperm.cu, Dropout.cu.
+Checked against an H200 (PyTorch 2.11, CUDA 13.0) for 1 to 10,000,000 elements.
+"""
+
+from math import ceil, log, log2
+from typing import Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+
+from virtualgpu.generators import chosen
+from virtualgpu.hardware import Gpu
+from virtualgpu.ops import operators
+from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, device_time, handles, operator, overwrites
+from virtualgpu.ops.cub import radix_sort
+from virtualgpu.ops.reductions import of_all
+from virtualgpu.ops.sequence import OUT, Plan, perform, play
+from virtualgpu.ops.sorting import topk_plan
+from virtualgpu.ops.without_values import infer, loses_values
+from virtualgpu.ops.work import RANDOM, work
+from virtualgpu.tensor import wrap_all
+
+aten = torch.ops.aten
+# Each overwrites its first argument: `bernoulli_` reads the probabilities, where these are a tensor, and not what was there before.
+IN_PLACE = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_")
+
+overwrites(*IN_PLACE)
+asserts("probability tensor contains either `inf`, `nan` or element < 0", "multinomial")
+
+
+@device_time(*IN_PLACE)
+def in_place(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    x = call.args[0]
+    return Work(moved - bytes_of(x), clocks=RANDOM * x.numel())
+
+
+# Dropout
+
+
+@composes("dropout")
+def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """One kernel with a mask of one byte an element (aten/src/ATen/native/Dropout.cpp)."""
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p:g}")
+    if p == 0 or not train or not x.numel():
+        return x
+    if p == 1:
+        return x.mul(torch.zeros((), dtype=x.dtype, device=x.device))
+    return torch.native_dropout(x, p, True)[0]
+
+
+@handles("native_dropout")
+def native_dropout(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mask is allocated before the output (aten/src/ATen/native/cuda/Dropout.cu)."""
+    gpu = call.common_gpu()
+    x, p, train = call.args
+    if loses_values(call):
+        mask = infer(Call(operator(aten.ne.Scalar), (x, 0), {}))
+        output = infer(Call(operator(aten.neg.default), (x,), {}))
+    else:
+        with _DisableTorchDispatch():
+            if train is False or p == 1:
+                output, mask = call.func(x, p, train)
+            else:  # by the GPU's own generator: the operator itself takes none
+                mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=gpu.generator.next_draws(x.numel()))
+                output = x.mul(mask).mul_(1 / (1 - p))
+        mask, output = wrap_all((mask, output), gpu)
+    gpu.launch(*work(call, (output, mask)), name="native_dropout")
+    return output, mask
+
+
+# Drawing
+
+
+@handles("multinomial")
+def multinomial(call: Call) -> Any:
+    """With replacement from cumulated sums; without, by the largest of p / exponential, after a look for invalid probabilities."""
+    if call.op.outs:
+        return operators.draw(call)
+    gpu = call.common_gpu()
+    x, draws, replacement = call.args[0], call.args[1], call.argument("replacement")
+    generator = chosen(call.argument("generator"), gpu).next_draws(x.numel())
+    rows, n = (1, x.shape[0]) if x.dim() == 1 else x.shape
+    size = x.numel() * x.itemsize
+    if replacement and draws > 1:
+        plan: Plan = (OUT, size, size, size, -size, -size, -size)
+    else:
+        plan = _without_replacement(gpu, x, rows, n, draws)
+    return perform(call.with_arguments(x, draws, replacement, generator=generator), plan)
+
+
+def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: int) -> Plan:
+    item, size = x.itemsize, x.numel() * x.itemsize
+    # max < inf and min >= 0, read by the host; then no row whose sum is zero
+    check: tuple[int, ...] = (item, *of_all("max", x), 1, item, *of_all("max", x), 1, 1, -1, -item, -1, -item)
+    sums = (item, 1, -item) if x.dim() == 1 else (rows * item, rows, 1, -rows, -rows * item)
+    chosen = rows * draws * item
+    pick: tuple[int, ...] = () if draws == 1 else (chosen, *topk_plan(rows, n, item, gpu.profile.multiprocessors), -chosen)
+    return (OUT, *check, *sums, 1, -1, size, *pick, -size, -1, -1)
+
+
+@handles("randperm")
+def randperm(call: Call) -> Any:
+    """Sorts the numbers by random keys, of just so many bits that they hardly collide (`randperm_out_cuda`)."""
+    result = operators.draw(call) if "generator" in call.op.arguments else operators.into_given(call)
+    n, item = result.numel(), result.itemsize
+    if n:
+        bits = min(64, ceil(log2(n - (6 * n * n + 1) / (12 * log(0.9)))))
+        key = 4 if bits <= 32 else 8
+        temp = radix_sort(n, key, item, bits)
+        play(result._gpu, (item, -item, n * item, n * key, n * key, temp, -temp, -n * key, -n * key, -n * item))
+    return result

@@ -1,0 +1,115 @@
+"""What a kernel does beyond reading its operands and writing its results once: the default rule behind an operator's device time.
+
+Most kernels are bound by memory: their time is that of their bytes. Some take longer, for one of these reasons. They read something
+twice, or across its order in memory; they have so much to do for each element or row that the multiprocessors are what keeps them; or
+one step has to wait for the one before. The families of operators say which (`call.device_time`), with the part of PyTorch's sources
+that is the reason.
+
+The figures, in clocks of one multiprocessor, are read off benchmarks/timing/kernels.json (one H200, torch 2.11), rounded; on another
+GPU they count its own multiprocessors and its own clock.
+"""
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+import torch
+
+from virtualgpu.ops.call import Call, DeviceTime, Operator, Work, bytes_of
+from virtualgpu.tensor import VirtualTensor, tensors
+
+Tensor = torch.Tensor
+
+# Pointwise kernels that cannot take a vector of elements at a time: clocks an element (ATen/native/cuda/CUDALoops.cuh).
+UNVECTORIZED = 0.31
+# Bytes that are read for an element whose neighbours in the output's order lie elsewhere: of a sector of 32 a part serves another.
+SECTOR = 21
+RANDOM = 0.35  # clocks an element, of Philox (ATen/native/cuda/DistributionTemplates.h)
+# Lists of tensors go chunk by chunk, and reach three quarters of the memory's bandwidth (ATen/native/cuda/MultiTensorApply.cuh).
+LISTS = 4 / 3
+ALSO_POINTWISE = {"clone", "masked_fill", "masked_fill_", "where", "_to_copy"}  # beside those that PyTorch tags so
+CONVERTS = {"_to_copy"}  # pointwise kernels that take vectors of two types
+
+
+def work(call: Call, result: Any) -> Work:
+    """What the operator's kernel does."""
+    results = [result] if type(result) is VirtualTensor else list(tensors(result))
+    moved = call.moved
+    for x in results:
+        moved += x.numel() * x.itemsize
+    op = call.op
+    rule = op.device_time
+    if rule is None:
+        rule = op.device_time = default_rule(op)
+    return rule(call, results, moved)
+
+
+def default_rule(op: Operator) -> DeviceTime:
+    """The rule of an operator of which no family says anything."""
+    if op.name.startswith(("_foreach_", "_fused_")):
+        return of_lists
+    if op.name in ALSO_POINTWISE or torch.Tag.pointwise in op.func.tags:
+        return pointwise
+    if torch.Tag.nondeterministic_seeded in op.func.tags:
+        return drawing
+    return bound_by_memory
+
+
+def bound_by_memory(call: Call, results: list[Tensor], moved: int) -> Work:
+    """Operands are read once, results written once. What is given for results was counted among the arguments already."""
+    return Work(moved - sum(map(bytes_of, call.given_outputs())))
+
+
+def drawing(call: Call, results: list[Tensor], moved: int) -> Work:
+    return Work(moved, clocks=RANDOM * max((x.numel() for x in results), default=0))
+
+
+def pointwise(call: Call, results: list[Tensor], moved: int) -> Work:
+    """Operands that are of one type and lie in memory as the output does are read in vectors, all others one by one."""
+    operands: list[Tensor] = []
+    for x in call.args:
+        if type(x) is VirtualTensor:
+            if x.layout is not torch.strided:
+                return Work(moved)
+            if operands and (x is operands[0] or x is operands[-1]):
+                moved -= bytes_of(x)  # read once
+            else:
+                operands.append(x)
+    if call.kwargs:
+        moved -= sum(map(bytes_of, call.given_outputs()))
+    if not operands or not results or results[0].layout is not torch.strided:
+        return Work(moved)
+    output, kind = results[0], operands[0].dtype
+    size, strides = output.shape, output.stride()
+    for x in operands:
+        if x.dtype is not kind or x.stride() != strides or x.shape != size:
+            one_type = call.op.name in CONVERTS or all(x.dtype is kind for x in operands)
+            return laid_out(output, operands, moved, one_type)
+    return Work(moved)
+
+
+def laid_out(output: Tensor, operands: Iterable[Tensor], moved: int, one_type: bool = True) -> Work:
+    """The work of a pointwise kernel whose operands may lie in memory in another order than its output."""
+    size, strides, n = output.shape, output.stride(), output.numel()
+    vectors, bytes = one_type, float(moved)
+    for x in operands:
+        if x.shape == size and x.stride() == strides:
+            continue
+        vectors = False
+        if x.shape == size and n > 1:
+            read = prod(length for length, stride in zip(size, x.stride(), strict=True) if stride)
+            apart = max(x.stride(fastest(output)), 1) * x.itemsize
+            bytes += read * max(x.itemsize, min(apart, SECTOR)) - n * x.itemsize
+    return Work(bytes, clocks=0.0 if vectors else UNVECTORIZED * n)
+
+
+def fastest(x: Tensor) -> int:
+    """The dimension along which neighbours lie closest in memory, of a tensor with more than one element."""
+    return min((stride, d) for d, (length, stride) in enumerate(zip(x.shape, x.stride(), strict=True)) if length > 1)[1]
+
+
+def of_lists(call: Call, results: list[Tensor], moved: int) -> Work:
+    changed = sum(map(bytes_of, call.written()))
+    if call.op.overwrites:
+        moved -= changed
+    return Work(LISTS * (moved + (0 if results else changed)))
