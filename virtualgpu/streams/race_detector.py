@@ -82,7 +82,7 @@ class RaceDetector:
             return handler(call)
         if op.model_only and "empty" in op.name:
             return handler(call)
-        if not call.is_on_one_gpu:  # most operators refuse several devices
+        if not call.is_on_one_gpu():  # most operators refuse several devices
             return handler(call)
         uses = [] if op.model_only else self._uses(call)  # whose argument gives a shape alone
         return self._ordered(call, call.gpu.stream, self.machine.clock.before(call.gpu.stream), uses, handler)
