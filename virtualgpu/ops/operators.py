@@ -221,7 +221,7 @@ def compare(call: Call) -> Any:
 
 
 def shape_from_values(call: Call) -> Any:
-    """An operator whose output's shape depends on values: the host waits to learn it, if it is not told."""
+    """An operator whose output's shape depends on values: the host waits for it, unless the caller gives it."""
     result = mixed(call)
     if call.kwargs.get("output_size") is None:
         call.gpu.read(8)
