@@ -116,7 +116,7 @@ def _finding(result: Result) -> str:
     others = {way: price for way, price in prices(result).items() if way != AS_IT_IS}
     if not others:
         return "Not measured yet: memory for time"
-    told = [way for way in ("checkpoints", "offload") if way in others] or [min(others, key=lambda way: others[way][0])]
+    told: list[str] = [way for way in ("checkpoints", "offload") if way in others] or [min(others, key=lambda way: others[way][0])]
     return "Times the time of the step as it is: " + ", ".join(f"{way} {others[way][1]:.1f}" for way in told)
 
 
