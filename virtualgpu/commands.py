@@ -70,9 +70,9 @@ def _run(options: argparse.Namespace, name: str) -> int:
 
 def _set_up_for_times(gpus: "VirtualGPUs", options: argparse.Namespace) -> None:
     """What a script that measures needs."""
-    from virtualgpu.host import time_module as host_clock
+    from virtualgpu.host import time_module
 
     machine = gpus.machine
     machine.blanks_host = options.no_values  # a script times copies to the host too
     if options.virtual_time:
-        host_clock.put_in_place(machine.clock, lambda seconds: machine.scheduler.sleep(seconds, machine.clock))
+        time_module.put_in_place(machine.clock, lambda seconds: machine.scheduler.sleep(seconds, machine.clock))

@@ -22,29 +22,15 @@ INTERVALS = 16  # of roundup_power2_divisions: from 1 MiB, each up to twice its 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the first one that is set counts
 
 _SERVED = (
-    "max_split_size_mb",
-    "roundup_power2_divisions",
-    "expandable_segments",
-    "max_non_split_rounding_mb",
-    "per_process_memory_fraction",
-    "large_segment_size_mb",
-    "backend",
-)
+    "max_split_size_mb", "roundup_power2_divisions", "expandable_segments", "max_non_split_rounding_mb", "per_process_memory_fraction",
+    "large_segment_size_mb", "backend",
+)  # fmt: skip
 _NOT_SERVED = (
-    "garbage_collection_threshold",
-    "release_lock_on_cudamalloc",
-    "release_lock_on_hipmalloc",
-    "graph_capture_record_stream_reuse",
-    "throw_on_cudamalloc_oom",
-    "pinned_use_cuda_host_register",
-    "pinned_use_hip_host_register",
-    "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb",
-    "pinned_use_background_threads",
-    "pinned_max_round_threshold_mb",
-    "pinned_max_cached_size_mb",
+    "garbage_collection_threshold", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse",
+    "throw_on_cudamalloc_oom", "pinned_use_cuda_host_register", "pinned_use_hip_host_register", "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb", "pinned_use_background_threads", "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb",
     "pinned_free_catch_all",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

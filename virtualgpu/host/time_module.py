@@ -45,7 +45,7 @@ def _keeps_real_time(file: str, names: dict[str, Any]) -> bool:
     return front_end.keeps_real_time(names.get("__name__") or "")
 
 
-def replacements(clock: Clock, pause: Callable[[float], None] | None = None) -> dict[str, _Served]:
+def time_functions(clock: Clock, pause: Callable[[float], None] | None = None) -> dict[str, _Served]:
     """The functions of `time`, by name, on this clock. `pause(seconds)` is what a sleep does; the default advances the host."""
     pause = clock.advance_host if pause is None else pause
     asleep = 0.0  # seconds that took no processor time
@@ -75,7 +75,7 @@ def replacements(clock: Clock, pause: Callable[[float], None] | None = None) -> 
 
 def put_in_place(clock: Clock, pause: Callable[[float], None] | None = None) -> Callable[[], None]:
     """Let `time` use this clock until the returned function is called. `pause` is what a sleep does, so that other threads can run."""
-    served = replacements(clock, pause)
+    served = time_functions(clock, pause)
     before = {name: getattr(time, name) for name in served}
     timed: list[Any] = [timeit.timeit, timeit.repeat, timeit.Timer.__init__]  # their default arguments hold the clock
     defaults = [function.__defaults__ for function in timed]

@@ -275,7 +275,7 @@ def _forward_workspace(q: Tensor, v: Tensor, dropout: float, chosen: str) -> Pla
         return (256, -256) if q.shape[2] > 1 else ()  # an estimate
     if chosen == "flash":
         return (16, -16) if dropout > 0 else ()
-    if q.dtype in HALF and v.shape[3] > 128:  # the output is accumulated in float32 beside it
+    if q.dtype in HALF and v.shape[3] > 128:  # the output is accumulated in a float32 buffer of its own
         size = 4 * prod(q.shape[:3]) * v.shape[3]
         return size, -size
     return ()

@@ -182,7 +182,7 @@ def product_format(dtype: torch.dtype) -> str:
 
 
 def cudnn_format(dtype: torch.dtype) -> str:
-    """The format in which cuDNN multiplies: unless told otherwise, it takes float32 for tf32."""
+    """The format in which cuDNN multiplies: by default it takes float32 for tf32."""
     return FORMATS.get(dtype, "tf32" if torch.backends.cudnn.allow_tf32 else "float32")
 
 

@@ -3,7 +3,7 @@
 cuDNN chooses its algorithm by itself, and no rule for its workspaces is known: these are estimates. The table among the profiles holds
 what it asked for on an H200 for 111,000 convolutions (benchmarks/fidelity/cudnn.py measures them): for each layer and size of image,
 straight lines over the batch. Another size takes the nearest one of the same layer, another layer the nearest one of the same kind.
-Most workspaces are copies in the order that the kernels want (input, output, and weight with channels last) with a little beside them,
+Most workspaces are copies in the order that the kernels want (input, output, and weight with channels last) and a little more,
 so what is found is carried over by the size of these copies; it is also what a layer of an unknown kind gets.
 Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convolution.cpp.
 """
@@ -32,7 +32,7 @@ OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 
 
 NO_SLOPE = -1  # of a line that is a single point
-LITTLE = 2048  # bytes that a workspace of copies has beside them, at most
+LITTLE = 2048  # bytes that a workspace of copies has more than these, at most
 
 
 class Layer(NamedTuple):

@@ -301,7 +301,7 @@ def batch_norm_backward(call: Call) -> Any:
     if call.kwargs:
         return operators.into_given(call)
     separate = not uses_cudnn(x, weight, weight, mean, training) and x.stride(1) == 1 and x.shape[1] > 1
-    gpu = x._gpu
+    gpu = call.common_gpu()
     channels = x.shape[1]
     size = channels * sum_bytes(x.dtype)
     sums = [gpu.allocate(size), gpu.allocate(size)] if separate and (training or mask[1] or mask[2]) else []

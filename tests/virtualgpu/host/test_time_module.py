@@ -8,14 +8,14 @@ import timeit
 import pytest
 
 from virtualgpu.clock.machine_clock import Clock, StreamTime
-from virtualgpu.host import time_module as host_clock
+from virtualgpu.host import time_module
 from virtualgpu.host.time_module import EPOCH, READ_SECONDS
 
 
 @pytest.fixture
 def clock():
     clock = Clock()
-    put_back = host_clock.put_in_place(clock)
+    put_back = time_module.put_in_place(clock)
     yield clock
     put_back()
 
@@ -89,7 +89,7 @@ def test_the_standard_library_waits_by_the_real_clock(clock):
 def test_the_real_clocks_come_back():
     names = ("perf_counter", "monotonic", "time", "process_time", "perf_counter_ns", "time_ns", "sleep")
     before = [getattr(time, name) for name in names], timeit.default_timer, timeit.timeit.__defaults__
-    put_back = host_clock.put_in_place(Clock())
+    put_back = time_module.put_in_place(Clock())
     assert all(getattr(time, name) is not function for name, function in zip(names, before[0], strict=True))
     put_back()
     assert ([getattr(time, name) for name in names], timeit.default_timer, timeit.timeit.__defaults__) == before
