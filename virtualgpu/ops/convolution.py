@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from virtualgpu.errors import argument_differs
+from virtualgpu.errors import argument_differs, tensor_type
 from virtualgpu.ops import operators, reductions
 from virtualgpu.ops.blas import cudnn_format
 from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles
@@ -146,7 +146,9 @@ def operands_elsewhere(given: Devices) -> str | None:
 
 @handles("convolution")
 def convolution(call: Call) -> Any:
-    x, weight, _, stride, padding, dilation, transposed, _, groups = call.args
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
+    if x.dtype != weight.dtype and (bias is None or transposed):  # else the bias is looked at first, in the CPU's words
+        raise RuntimeError(f"Input type ({tensor_type(x.dtype)}) and weight type ({tensor_type(weight.dtype)}) should be the same")
     if call.kwargs or not _takes(x):
         return operators.compute(call)
 

@@ -33,7 +33,7 @@ CONVERTS = {"_to_copy"}  # pointwise kernels that take vectors of two types
 
 def work(call: Call, result: Any) -> Work:
     """What the operator's kernel does."""
-    results = [result] if type(result) is VirtualTensor else list(tensors(result))
+    results: list[Tensor] = [result] if type(result) is VirtualTensor else list(tensors(result))
     moved = call.moved
     for x in results:
         moved += x.numel() * x.itemsize
