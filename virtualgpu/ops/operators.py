@@ -47,7 +47,7 @@ def mixed(call: Call) -> Any:
 def run(call: Call, values: Callable[[], Any] | None = None) -> Any:
     """Compute the results, ask for their memory and that of the kernel's temporaries, and queue the kernel.
 
-    `values` gives the results as plain tensors, where the CPU's kernel does not compute what CUDA's does.
+    `values` gives the results as plain tensors, where the CPU's kernel does not compute what CUDA's does; its caller sees to temporaries.
     """
     gpu, op = call.gpu, call.op
     if loses_values(call):
@@ -56,7 +56,7 @@ def run(call: Call, values: Callable[[], Any] | None = None) -> Any:
         with _DisableTorchDispatch():
             result = op.kernel(*call.args, **call.kwargs) if values is None else values()
         result = wrap_all(result, gpu)
-    if op.temporaries is not None:
+    if op.temporaries is not None and values is None:
         gpu.scratch(op.temporaries(call, result))
     gpu.launch(*work(call, result), name=op.name)
     return result
