@@ -1,5 +1,7 @@
 """Contracts of import-linter's that are this kit's own; pyproject.toml says for what."""
 
+from graphlib import CycleError, TopologicalSorter
+
 from grimp import ImportGraph
 from importlinter import Contract, ContractCheck, fields, output
 
@@ -42,3 +44,18 @@ class OwnFaceContract(_ImportsContract):
 
     def is_broken_by(self, importer: str, imported: str) -> bool:
         return importer != imported and importer.partition(".")[0] == imported
+
+
+class NoCircleContract(Contract):
+    """No module imports, over however many others, a module that imports it: functions' own imports and those for type checkers too."""
+
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+        circle: list[str] = []
+        try:
+            TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}).prepare()
+        except CycleError as error:
+            circle = error.args[1]
+        return ContractCheck(kept=not circle, metadata={"circle": circle})
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        output.print_error("a circle, each imported by the next: " + " -> ".join(check.metadata["circle"]), bold=False)

@@ -159,6 +159,17 @@ def scalar_name(dtype: torch.dtype) -> str:
     return torch.empty(0, dtype=dtype, device="meta").type().rpartition(".")[2].removesuffix("Tensor")
 
 
+def cpp_name(dtype: torch.dtype) -> str:
+    """The C++ type of an element, as PyTorch's messages print it: "c10::Half" for float16."""
+    known = {torch.float32: "float", torch.float64: "double", torch.int64: "long", torch.int32: "int", torch.bool: "bool"}
+    return known.get(dtype, f"c10::{scalar_name(dtype)}")
+
+
+def tensor_type(dtype: torch.dtype) -> str:
+    """The type of a CUDA tensor, as PyTorch's messages print it: bfloat16 has no legacy name."""
+    return "CUDABFloat16Type" if dtype is torch.bfloat16 else f"torch.cuda.{scalar_name(dtype)}Tensor"
+
+
 # Gradients
 
 

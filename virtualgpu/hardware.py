@@ -334,7 +334,7 @@ class Machine:
             if device.type == "cpu":
                 return None
         if not self.initialised or self.forked:
-            torch.cuda._lazy_init()  # so that the first tensor initialises CUDA, and a forked child is told that it cannot
+            torch.cuda._lazy_init()  # so that the first tensor initialises CUDA, and a forked child gets CUDA's error
         if device is None:
             return self.current
         if not isinstance(device, int):

@@ -204,7 +204,7 @@ class VirtualTensor(torch.Tensor):
         raise unsupported("DLPack (another library cannot read a virtual GPU's memory)")
 
 
-# A learner who asks for the type of a CUDA tensor is told this; torch.save writes a storage's name.
+# What type() gives for CUDA tensors; torch.save writes a storage's name.
 VirtualTensor.__module__, VirtualTensor.__name__, VirtualTensor.__qualname__ = "torch", "Tensor", "Tensor"
 VirtualStorage.__module__, VirtualStorage.__name__, VirtualStorage.__qualname__ = "torch.storage", "UntypedStorage", "UntypedStorage"
 

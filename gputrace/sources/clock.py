@@ -77,8 +77,8 @@ class ClockSource:
 
     def _races(self, origin: float, spans: Spans) -> list[RecordedRace]:
         """The machine's races that showed in this recording. It is here alone that the trace meets the machine's own."""
-        order = vars(self._machine).get("order")  # made with the first stream other than the default one
-        found = [race for race in (order.races if order else ()) if race.second.seconds >= origin]
+        detector = self._machine.races  # there from the first operator on
+        found = [race for race in (detector.races if detector else ()) if race.second.seconds >= origin]
         return [RecordedRace(_side(race.first, origin, spans), _side(race.second, origin, spans), race.kind) for race in found]
 
 

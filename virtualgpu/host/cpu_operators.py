@@ -20,7 +20,7 @@ from virtualgpu.streams import backward
 from virtualgpu.streams.race_detector import RaceDetector
 from virtualgpu.tensor import VirtualTensor, tensors
 
-# PyTorch's own operators fail or crash on symbolic zeros where a mode watches: real zeros serve as well.
+# PyTorch's own operators fail or crash on symbolic zeros where a mode is active: real zeros serve as well.
 _SYMBOLIC_ZEROS, _ZEROS = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
 _OF_MODES = {"__torch_function__", "__torch_dispatch__"}  # such as a default device's: one line for all calls
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node

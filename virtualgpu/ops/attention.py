@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch._C import _DisableTorchDispatch
 from torch.autograd.function import once_differentiable
 
+from virtualgpu.errors import cpp_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.blas import product_format
 from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, handles
@@ -138,8 +139,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -
     common_gpu(q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise RuntimeError(
-            f"Expected query, key, and value to have the same dtype, but got query.dtype: {q.dtype} key.dtype: {k.dtype} "
-            f"and value.dtype: {v.dtype} instead."
+            f"Expected query, key, and value to have the same dtype, but got query.dtype: {cpp_name(q.dtype)} "
+            f"key.dtype: {cpp_name(k.dtype)} and value.dtype: {cpp_name(v.dtype)} instead."
         )
     if min(q.dim(), k.dim(), v.dim()) < 2:
         raise RuntimeError("Expected query, key, and value to all be  at least 2 dimensional")
@@ -274,7 +275,7 @@ def _forward_workspace(q: Tensor, v: Tensor, dropout: float, chosen: str) -> Pla
         return (256, -256) if q.shape[2] > 1 else ()  # an estimate
     if chosen == "flash":
         return (16, -16) if dropout > 0 else ()
-    if q.dtype in HALF and v.shape[3] > 128:  # the output is accumulated in float32 beside it
+    if q.dtype in HALF and v.shape[3] > 128:  # the output is accumulated in a float32 buffer of its own
         size = 4 * prod(q.shape[:3]) * v.shape[3]
         return size, -size
     return ()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from virtualgpu.allocator import Block
-from virtualgpu.errors import not_implemented
+from virtualgpu.errors import cpp_name, not_implemented, scalar_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, Work, device_time, temporaries
@@ -149,14 +149,31 @@ def _product(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor, lt: 
     handles(result._gpu).use(lt)
 
 
-@handles_operators(*PRODUCTS)
+@handles_operators(*PRODUCTS, "addbmm", "addbmm_")
 def product(call: Call) -> Any:
     """A matrix product: CUDA has none for integers."""
     call.common_gpu()
     dtype = call.args[0].dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         raise not_implemented(INTEGER_PRODUCT.get(call.op.name, "addmm_cuda"), dtype)
+    _require_one_dtype(call)
     return operators.run(call)
+
+
+def _require_one_dtype(call: Call) -> None:
+    """Raises RuntimeError for operands of two dtypes where CUDA's words are not the CPU's (benchmarks/fidelity/h200/mixed_dtypes.json)."""
+    name, kinds = call.op.name.removesuffix("_"), [x.dtype for x in call.args[:3] if isinstance(x, torch.Tensor)]
+    if len(set(kinds)) < 2 or call.func._overloadname.startswith("dtype"):
+        return
+    words = [scalar_name(kind) for kind in kinds]
+    if name in ("addmm", "addbmm", "_addmm_activation"):
+        left, position = ("self", 0) if kinds[0] != kinds[2] else ("mat1", 1)
+        raise RuntimeError(f"{left} and mat2 must have the same dtype, but got {words[position]} and {words[2]}")
+    if name == "baddbmm":
+        summand, first, second = map(cpp_name, kinds)
+        raise RuntimeError(f"Input dtypes must be the same, got: input {summand}, batch1: {first}, batch2: {second}")
+    if name == "mv":
+        raise RuntimeError(f"expected scalar type {words[0]} but found {words[1]}")
 
 
 def product_format(dtype: torch.dtype) -> str:
@@ -165,7 +182,7 @@ def product_format(dtype: torch.dtype) -> str:
 
 
 def cudnn_format(dtype: torch.dtype) -> str:
-    """The format in which cuDNN multiplies: unless told otherwise, it takes float32 for tf32."""
+    """The format in which cuDNN multiplies: by default it takes float32 for tf32."""
     return FORMATS.get(dtype, "tf32" if torch.backends.cudnn.allow_tf32 else "float32")
 
 

@@ -39,22 +39,30 @@ class Work(NamedTuple):
 class Call:
     """One call of an operator on device tensors.
 
-    `gpu` is that of the first device tensor among the arguments, `moved` the bytes of all of them. `most` is the product of their
-    numbers of elements, those in lists left out: neither a broadcast nor a product of matrices makes more.
+    `gpu` is that of the first device tensor among the arguments. Once `common_gpu` has looked at all of them, `moved` are their bytes, and
+    `most` is the product of their numbers of elements, those in lists left out: neither a broadcast nor a product of matrices makes more.
     """
 
-    __slots__ = ("_on_host", "_several", "args", "gpu", "kwargs", "most", "moved", "op")
+    __slots__ = ("_looked", "_on_host", "_several", "args", "gpu", "kwargs", "most", "moved", "op")
 
     def __init__(self, op: "Operator", args: tuple, kwargs: dict[str, Any]) -> None:
         self.op = op
         self.args = args
         self.kwargs = kwargs
-        self.gpu: Gpu = None  # type: ignore[assignment]  # an operator on tensors of the host alone has none
+        self._looked = False
+        if args and type(args[0]) is VirtualTensor:  # a view needs no more
+            self.gpu = args[0]._gpu
+        else:
+            self.gpu = None  # type: ignore[assignment]  # an operator on tensors of the host alone has none
+            self._look()
+
+    def _look(self) -> None:
+        self._looked = True
         self.moved = 0
         self._several = self._on_host = False
-        self.most = self._look_at(args)
-        if kwargs:
-            self._look_at(kwargs.values())
+        self.most = self._look_at(self.args)
+        if self.kwargs:
+            self._look_at(self.kwargs.values())
 
     def _look_at(self, values: Iterable[Any]) -> int:
         """Find the devices and the bytes of the tensors. Returns the product of their numbers of elements."""
@@ -84,6 +92,8 @@ class Call:
 
     def common_gpu(self, host: bool = False) -> Gpu:
         """The one GPU of all tensors. CPU tensors without dimensions may join, with `host` any others. Raises RuntimeError otherwise."""
+        if not self._looked:
+            self._look()
         gpu = self.gpu
         if self._several or (self._on_host and not host):
             raise different_devices(self.args, self.kwargs)
@@ -92,8 +102,10 @@ class Call:
         gpu.machine.selected.gpu = gpu
         return gpu
 
-    @property
     def is_on_one_gpu(self) -> bool:
+        """Are all device tensors on one GPU?"""
+        if not self._looked:
+            self._look()
         return self.gpu is not None and not self._several
 
     def tensors(self) -> list[Tensor]:

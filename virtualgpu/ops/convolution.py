@@ -3,7 +3,7 @@
 cuDNN chooses its algorithm by itself, and no rule for its workspaces is known: these are estimates. The table among the profiles holds
 what it asked for on an H200 for 111,000 convolutions (benchmarks/fidelity/cudnn.py measures them): for each layer and size of image,
 straight lines over the batch. Another size takes the nearest one of the same layer, another layer the nearest one of the same kind.
-Most workspaces are copies in the order that the kernels want (input, output, and weight with channels last) with a little beside them,
+Most workspaces are copies in the order that the kernels want (input, output, and weight with channels last) and a little more,
 so what is found is carried over by the size of these copies; it is also what a layer of an unknown kind gets.
 Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convolution.cpp.
 """
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from virtualgpu.errors import argument_differs
+from virtualgpu.errors import argument_differs, tensor_type
 from virtualgpu.ops import operators, reductions
 from virtualgpu.ops.blas import cudnn_format
 from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles
@@ -32,7 +32,7 @@ OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 
 
 NO_SLOPE = -1  # of a line that is a single point
-LITTLE = 2048  # bytes that a workspace of copies has beside them, at most
+LITTLE = 2048  # bytes that a workspace of copies has more than these, at most
 
 
 class Layer(NamedTuple):
@@ -146,7 +146,9 @@ def operands_elsewhere(given: Devices) -> str | None:
 
 @handles("convolution")
 def convolution(call: Call) -> Any:
-    x, weight, _, stride, padding, dilation, transposed, _, groups = call.args
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
+    if x.dtype != weight.dtype and (bias is None or transposed):  # else the bias is looked at first, in the CPU's words
+        raise RuntimeError(f"Input type ({tensor_type(x.dtype)}) and weight type ({tensor_type(weight.dtype)}) should be the same")
     if call.kwargs or not _takes(x):
         return operators.compute(call)
 

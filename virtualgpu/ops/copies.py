@@ -1,6 +1,6 @@
 """Copies between any two devices, without autograd: their values, their memory and their time.
 
-What a copy between a GPU and the host allocates on the GPU beside its target is the rule of `copy_kernel_cuda` and
+What a copy between a GPU and the host allocates on the GPU besides its target is the rule of `copy_kernel_cuda` and
 `copy_requires_temporaries` in PyTorch's native/cuda/Copy.cu: a copy that is no plain block of memory goes through contiguous copies on
 both sides. A blocking copy converts the type on the host, another one on the GPU.
 """
@@ -41,7 +41,7 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
     machine.selected.gpu = here or there
     host_side = target if here is None else source if there is None else None
     waits = not (non_blocking and host_side is not None and is_pinned(host_side))
-    if machine.selected.watched or (waits and not machine.several_streams):
+    if machine.selected.in_operator or (waits and not machine.several_streams):
         _copy(source, target, there, here, non_blocking, waits)
         return
     if not waits:

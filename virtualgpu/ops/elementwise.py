@@ -178,7 +178,9 @@ def softmax(call: Call) -> Any:
     x, dim, to_float = call.args
     if call.op.outs or not to_float:
         return operators.compute_or_into_given(call)
-    return operators.compute(call, lambda: call.func(x.float(), dim, False))
+    result = operators.compute(call, lambda: call.func(x.float(), dim, False))
+    call.gpu.scratch(softmax_input(call, result))
+    return result
 
 
 @handles("_softmax_backward_data", "_log_softmax_backward_data")
@@ -186,7 +188,10 @@ def softmax_backward_data(call: Call) -> Any:
     gradient, output, dim, dtype = call.args
     if call.op.outs or gradient.dtype is dtype:
         return operators.compute_or_into_given(call)
-    return operators.compute(call, lambda: call.func(gradient, output, dim, gradient.dtype).to(dtype))
+    result = operators.compute(call, lambda: call.func(gradient, output, dim, gradient.dtype).to(dtype))
+    rule = log_softmax_backward if "log" in call.op.name else softmax_backward
+    call.gpu.scratch(rule(call, result))
+    return result
 
 
 @device_time("_softmax", "_log_softmax")

@@ -222,7 +222,7 @@ def index_put(call: Call) -> Any:
 
 
 def _accumulate(x: torch.Tensor, indices: Any, counts: list[int], check: bool, behind: Plan) -> Plan:
-    """`index_put_with_sort_kernel`: one linear position an element, sorted beside its place of origin."""
+    """`index_put_with_sort_kernel`: one linear position an element, sorted together with where it came from."""
     found = [i for i in indices if i is not None]
     n = max(counts, default=0)
     if n == 0:

@@ -280,7 +280,7 @@ def least_squares(call: Call) -> Any:
 
 
 def _on_gpu(x: Tensor, number: Any) -> Tensor:
-    """A tolerance as a tensor beside x; C++ makes that of a number where it takes x to be, on the CPU."""
+    """A tolerance as a tensor on x's GPU; C++ makes that of a number where it takes x to be, on the CPU."""
     if isinstance(number, Tensor) and number.device == x.device:
         return number
     return torch.full((), float(number), dtype=torch.float64, device=x.device)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
+from virtualgpu.errors import scalar_name, tensor_type
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, Work, bytes_of, common_gpu, composes, cuda_operator, device_time, handles, temporaries
@@ -45,7 +46,9 @@ def _power(n: int) -> int:
 @handles("native_layer_norm")
 def layer_norm(call: Call) -> Any:
     """The kernels read contiguous memory: a copy comes first otherwise."""
-    x = call.args[0]
+    x, _, weight = call.args[:3]
+    if weight is not None and weight.dtype is not x.dtype:
+        raise RuntimeError(f"expected scalar type {scalar_name(x.dtype)} but found {scalar_name(weight.dtype)}")
     copies = [x._gpu.allocate(size) for size in contiguous_copies(x)]
     try:
         return _layer_norm(call)
@@ -253,7 +256,10 @@ def batch_norm(call: Call) -> Any:
     x, weight, bias, mean, variance, training, _, epsilon = call.args
     if call.kwargs:
         return operators.into_given(call)
-    if uses_cudnn(x, weight, bias, mean, training):
+    cudnn = uses_cudnn(x, weight, bias, mean, training)
+    if weight is not None and x.dtype is torch.float32 and weight.dtype in _LOW:
+        _refuse_narrow_weight(x.dtype, weight.dtype, cudnn)
+    if cudnn:
         return operators.compute(call)
     narrow = x.dtype in _LOW and weight is not None and weight.dtype is x.dtype
 
@@ -265,6 +271,16 @@ def batch_norm(call: Call) -> Any:
         return results[0], mean.to(kind, copy=True), torch.rsqrt(variance.to(kind) + epsilon)
 
     return operators.compute(call, values)
+
+
+def _refuse_narrow_weight(kind: torch.dtype, narrow: torch.dtype, cudnn: bool) -> None:
+    """Raises RuntimeError, in cuDNN's words for float16, which it takes, and in those of CUDA's own kernels otherwise."""
+    if cudnn and narrow is torch.float16:
+        raise RuntimeError(
+            "Expected tensor for argument #1 'input' to have the same type as tensor for argument #2 'weight'; but type "
+            f"{tensor_type(kind)} does not equal {tensor_type(narrow)} (while checking arguments for cudnn_batch_norm)"
+        )
+    raise RuntimeError(f"Expected weight to have type {scalar_name(kind)} but got {scalar_name(narrow)}")
 
 
 def _widened_training(func: Any, args: tuple) -> Any:
@@ -285,7 +301,7 @@ def batch_norm_backward(call: Call) -> Any:
     if call.kwargs:
         return operators.into_given(call)
     separate = not uses_cudnn(x, weight, weight, mean, training) and x.stride(1) == 1 and x.shape[1] > 1
-    gpu = x._gpu
+    gpu = call.common_gpu()
     channels = x.shape[1]
     size = channels * sum_bytes(x.dtype)
     sums = [gpu.allocate(size), gpu.allocate(size)] if separate and (training or mask[1] or mask[2]) else []

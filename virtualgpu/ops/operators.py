@@ -47,7 +47,7 @@ def mixed(call: Call) -> Any:
 def run(call: Call, values: Callable[[], Any] | None = None) -> Any:
     """Compute the results, ask for their memory and that of the kernel's temporaries, and queue the kernel.
 
-    `values` gives the results as plain tensors, where the CPU's kernel does not compute what CUDA's does.
+    `values` gives the results as plain tensors, where the CPU's kernel does not compute what CUDA's does; its caller sees to temporaries.
     """
     gpu, op = call.gpu, call.op
     if loses_values(call):
@@ -56,7 +56,7 @@ def run(call: Call, values: Callable[[], Any] | None = None) -> Any:
         with _DisableTorchDispatch():
             result = op.kernel(*call.args, **call.kwargs) if values is None else values()
         result = wrap_all(result, gpu)
-    if op.temporaries is not None:
+    if op.temporaries is not None and values is None:
         gpu.scratch(op.temporaries(call, result))
     gpu.launch(*work(call, result), name=op.name)
     return result
@@ -67,9 +67,12 @@ def view(call: Call) -> Any:
     gpu = call.gpu
     if type(call.args[0]) is not VirtualTensor:
         call.common_gpu()
-    gpu.machine.selected.gpu = gpu
-    gpu.machine.clock.advance_host(gpu.profile.view_seconds)
-    return wrap_all(call.on_cpu(), gpu)
+    machine = gpu.machine
+    machine.selected.gpu = gpu
+    machine.clock.advance_host(gpu.profile.view_seconds)
+    with _DisableTorchDispatch():
+        result = call.func(*call.args, **call.kwargs)
+    return wrap_all(result, gpu)
 
 
 # Operators with rules of their own
@@ -120,7 +123,7 @@ def draw(call: Call) -> Any:
     gpu = call.common_gpu()
     generator = chosen(call.argument("generator"), gpu).next_draws(_largest(call.args))
     args = call.args[: call.op.arguments.index("generator")]
-    return refit(run(call.with_arguments(*args, **call.kwargs | {"generator": generator})))
+    return refit(compute(call.with_arguments(*args, **call.kwargs | {"generator": generator})))
 
 
 def draw_from_default(call: Call) -> Any:
@@ -218,7 +221,7 @@ def compare(call: Call) -> Any:
 
 
 def shape_from_values(call: Call) -> Any:
-    """An operator whose output's shape depends on values: the host waits to learn it, if it is not told."""
+    """An operator whose output's shape depends on values: the host waits for it, unless the caller gives it."""
     result = mixed(call)
     if call.kwargs.get("output_size") is None:
         call.gpu.read(8)

@@ -39,7 +39,7 @@ RECURRENT = 0.17  # of a product's rate: the steps of a sequence come one after 
 
 
 class Setup(NamedTuple):
-    """What a call says beside its tensors. `batch_sizes` are those of a packed sequence."""
+    """The arguments of a call that are no tensors. `batch_sizes` are those of a packed sequence."""
 
     kind: str
     has_biases: bool

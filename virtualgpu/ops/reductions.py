@@ -231,7 +231,9 @@ def of_all(name: str, x: torch.Tensor) -> tuple[int, ...]:
     if x.numel() <= 1 << 13:
         return ()
     call = Call(operator(getattr(torch.ops.aten, name).default), (x,), {})
-    sizes = [size for size in call.op.temporaries(call, torch.empty((), dtype=x.dtype, device="cpu")) if size]
+    rule = call.op.temporaries
+    assert rule is not None, f"{name} is no reduction"
+    sizes = [size for size in rule(call, torch.empty((), dtype=x.dtype, device="cpu")) if size]
     return (*sizes, *(-size for size in reversed(sizes)))
 
 

@@ -27,13 +27,13 @@ SECTOR = 21
 RANDOM = 0.35  # clocks an element, of Philox (ATen/native/cuda/DistributionTemplates.h)
 # Lists of tensors go chunk by chunk, and reach three quarters of the memory's bandwidth (ATen/native/cuda/MultiTensorApply.cuh).
 LISTS = 4 / 3
-ALSO_POINTWISE = {"clone", "masked_fill", "masked_fill_", "where", "_to_copy"}  # beside those that PyTorch tags so
+ALSO_POINTWISE = {"clone", "masked_fill", "masked_fill_", "where", "_to_copy"}  # besides those that PyTorch tags so
 CONVERTS = {"_to_copy"}  # pointwise kernels that take vectors of two types
 
 
 def work(call: Call, result: Any) -> Work:
     """What the operator's kernel does."""
-    results = [result] if type(result) is VirtualTensor else list(tensors(result))
+    results: list[Tensor] = [result] if type(result) is VirtualTensor else list(tensors(result))
     moved = call.moved
     for x in results:
         moved += x.numel() * x.itemsize

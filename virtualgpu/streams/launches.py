@@ -15,7 +15,7 @@ from virtualgpu.source_lines import is_users
 from virtualgpu.streams.accesses import Place, Region, at, has_region, mapped, whole
 from virtualgpu.tensor import tensors
 
-Line = tuple[str, int, str]  # file, number, function: not read before somebody is told of it
+Line = tuple[str, int, str]  # file, number, function: the file is not read before a race is reported
 _numbers = itertools.count()
 
 

@@ -4,8 +4,8 @@ The clock knows what is done before what (`Clock.before`). Every operator is com
 unordered write has left is given the old values instead, and one that has read what an unordered write replaces is computed again.
 A real GPU gets this wrong sometimes, this one always, and says so.
 
-A program without a stream of its own cannot race on a GPU, so its operators are not watched until one is made. Copies between a GPU
-and page-locked memory for which the host does not wait are watched always.
+A program without a stream of its own cannot race on a GPU, so its operators are not looked at until one is made. Copies between a GPU
+and page-locked memory for which the host does not wait are looked at always.
 """
 
 from collections import deque
@@ -78,11 +78,11 @@ class RaceDetector:
         """Run an operator on device tensors, on what it may read by the order of its stream."""
         op, handler = call.op, call.op.handler
         assert handler is not None
-        if self.machine.selected.watched or not op.touches_values or _copies_elsewhere(call):
+        if self.machine.selected.in_operator or not op.touches_values or _copies_elsewhere(call):
             return handler(call)
         if op.model_only and "empty" in op.name:
             return handler(call)
-        if not call.is_on_one_gpu:  # most operators refuse several devices
+        if not call.is_on_one_gpu():  # most operators refuse several devices
             return handler(call)
         uses = [] if op.model_only else self._uses(call)  # whose argument gives a shape alone
         return self._ordered(call, call.gpu.stream, self.machine.clock.before(call.gpu.stream), uses, handler)
@@ -115,11 +115,11 @@ class RaceDetector:
         if all(use.known for use in uses) and all(map(has_region, call.tensors())):
             self._keep(launch, call)
         ready = stream.ready
-        selected.watched = True
+        selected.in_operator = True
         try:
             result = do(call)
         finally:
-            selected.watched = False
+            selected.in_operator = False
         launch.count, launch.end = stream.count, stream.ready
         launch.start = min(max(ready, clock.host), launch.end)
         for use, old in zip(uses, befores, strict=True):
@@ -252,7 +252,7 @@ class RaceDetector:
         return memory.touched
 
     def _inherit(self, memory: Memory) -> None:
-        """What was done with this memory before it was watched, and what is still done with the bytes that it is made of."""
+        """What was done with this memory before this detector looked at it, and what is still done with the bytes that it is made of."""
         if memory.written:
             launch = Launch(memory.gpu.default_stream, "earlier work", 0.0, None)
             launch.count = memory.written
@@ -283,7 +283,7 @@ class RaceDetector:
     # The host
 
     def mark_host(self, tensor: torch.Tensor) -> None:
-        """This page-locked memory is copied from or to while the host goes on: who touches it is watched."""
+        """This page-locked memory is copied from or to while the host goes on: from now on races over it are found."""
         storage = tensor.untyped_storage()
         if getattr(storage, "place", None) is None:
             storage.place = Place()
@@ -321,7 +321,7 @@ class RaceDetector:
             self._report(race_reports.STALE, late[-1].launch, Side.of_host(name, line, self.machine.clock.host), line)
 
     def _learn(self) -> None:
-        """The host has waited for something: what is known to be done needs no watching any more."""
+        """The host has waited for something: what is known to be done cannot race any more."""
         known = self.machine.clock.known
         for arrival in [x for x in self._arrivals if known.get(x.stream, 0) >= x.count]:
             self._arrivals.remove(arrival)
@@ -335,7 +335,7 @@ class RaceDetector:
 
 
 def _copies_elsewhere(call: Call) -> bool:
-    """Copies are watched where they are queued (virtualgpu.ops.copies), for they have an order of their own."""
+    """Races of copies are found where they are queued (virtualgpu.ops.copies), for they have an order of their own."""
     name, device = call.op.name, call.kwargs.get("device")
     return name == "copy_" or (name == "_to_copy" and device is not None and device.type != "cpu")
 

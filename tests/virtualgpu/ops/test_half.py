@@ -1,8 +1,18 @@
 """Products with `out_dtype`, as CUDA's libraries compute them and as the CPU cannot."""
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch.testing import assert_close
+
+FIDELITY = Path(__file__).parents[3] / "benchmarks" / "fidelity"
+sys.path.insert(0, str(FIDELITY))
+from mixed_dtypes import cases, outcome  # noqa: E402  (a program, not a package)
+
+RECORDED = json.loads((FIDELITY / "h200/mixed_dtypes.json").read_text(encoding="utf-8"))["outcomes"]
 
 HAS = hasattr(torch.ops.aten.mm, "dtype")
 pytestmark = pytest.mark.skipif(not HAS, reason="this torch's products have no out_dtype")
@@ -64,3 +74,9 @@ def test_a_summand_of_another_format():
     summand, left, right = factors("baddbmm", torch.float16)
     with pytest.raises(RuntimeError, match="self dtype must match either out_dtype or batch1 dtype"):
         torch.baddbmm(summand.double(), left, right, out_dtype=torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize(("low", "name"), [(low, name) for low, names in RECORDED.items() for name in names])
+def test_two_dtypes_give_what_they_gave_on_an_h200(machine, low, name):
+    assert outcome(cases(getattr(torch, low))[name]) == RECORDED[low][name]

@@ -1,4 +1,6 @@
-"""What is wrong with a page is found, and said."""
+"""Pages: every lesson runs in one as a learner would run it, and what is wrong with a page is found, and said."""
+
+from pathlib import Path
 
 import pytest
 from keyboard import walk
@@ -6,6 +8,8 @@ from pages import make_notebook, opened
 
 pytestmark = pytest.mark.browser
 
+LESSONS = sorted(path.name for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+FAR_DOWN = ["print('down\\n' * 60)"] * 20  # what is far out of sight is not in the page at all
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
 HTML = (
     "<p style='color: #999999; background: white'>pale</p>",
@@ -16,6 +20,28 @@ HTML = (
     "<input style='outline: none; border: none' aria-label='unseen'><a tabindex='0' href='#'>3</a></div>",
 )
 CELLS = ("from IPython.display import HTML", *(f"HTML({html!r})" for html in HTML))
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_all_cells_run(open_lesson, front_end, name):
+    page = open_lesson(name)
+    assert page.locator(front_end.cell).count() > 1
+
+
+def test_an_error_is_found_and_said(open_cells):
+    with pytest.raises(pytest.fail.Exception, match=r"cell 3:\nspeed = 1 / 0\n(?s:.*)ZeroDivisionError: division by zero"):
+        open_cells("error", ["1 + 1", "2", "3", "speed = 1 / 0", *FAR_DOWN])
+
+
+def test_a_traceback_of_a_thread_is_found_too(open_cells):
+    thread = "import threading\n\nthread = threading.Thread(target=lambda: [][0])\nthread.start()\nthread.join()"
+    with pytest.raises(pytest.fail.Exception, match=r"cell 0:\nimport threading(?s:.*)IndexError: list index out of range"):
+        open_cells("thread", [thread, *FAR_DOWN])
+
+
+def test_an_error_that_a_tag_announces_may_come(open_cells):
+    page = open_cells("announced", ["1 / 0", *FAR_DOWN], raising=[0])
+    assert page.evaluate("document.readyState") == "complete"
 
 
 def test_each_fault_is_told(server, browser, folder, front_end):
