@@ -168,8 +168,8 @@ def _cells(course: Course, lab: Lab) -> list[NotebookNode]:
         return [*source[: last + 1], *written, *source[last + 1 :]]
     source[first].source = source[first].source[source[first].source.index(HEADING) :]
     opening = [
-        new_markdown_cell(f"# {lab.title}\n\n{HOW}", id="lab"),
-        new_code_cell(_set_up(lab, source[:first], source[first : last + 1]), id="set-up"),
+        new_markdown_cell(f"# {lab.title}\n\n{HOW}", id="labkit-lab"),
+        new_code_cell(_set_up(lab, source[:first], source[first : last + 1]), id="labkit-set-up"),
     ]
     return [*opening, *source[first : last + 1], *written]
 
