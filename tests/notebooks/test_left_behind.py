@@ -22,7 +22,7 @@ SHARED = Path("/dev/shm")
 
 # By lesson, cells that start processes: each is interrupted when it has, at once and a little later.
 STARTING = {
-    "08_sharing_memory": ("private", "hogwild", "ipc", "producer", "figure"),
+    "08_sharing_memory": ("trap", "hogwild", "ipc", "producer", "figure"),
     "10_processes_and_machines": ("hello", "pipelining", "dies"),
     "11_articles_on_trial": ("trial",),
 }
@@ -96,7 +96,7 @@ def _is_server(process: psutil.Process) -> bool:
 def _is_forkserver(process: psutil.Process, command: str) -> bool:
     """Its children bear its command line too; it alone is a child of the kernel."""
     parent = process.parent()
-    servers = ("multiprocessing.forkserver", "isolation/forkserver.py")
+    servers = ("multiprocessing.forkserver", "labkit.processes import forkserver")
     return parent is not None and any(server in command and server not in " ".join(parent.cmdline()) for server in servers)
 
 
