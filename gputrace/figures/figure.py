@@ -160,7 +160,7 @@ def decimal_scale(axes: Axes, label: str, text: Callable[[float], str]) -> None:
 
 def label_ends(axes: Axes, labels: list[tuple[float, float, str, str]]) -> None:
     """Names at the right ends of the lines, moved apart where they would overlap; a thin line leads to the name that is elsewhere."""
-    least = 13 * axes.figure.dpi / 72  # pixels between two lines of text
+    least = 14 * axes.figure.dpi / 72  # pixels between two lines of text, whose boxes some versions of matplotlib make 19 pixels high
     placed: list[float] = []
     for x, y, text, colour in sorted(labels, key=lambda label: label[1]):
         left, pixel = axes.transData.transform((x, y))
