@@ -47,6 +47,11 @@ def test_what_is_given_is_taken(machine):
     assert torch_index.choose("https://example.org/simple")[0] == "https://example.org/simple"
 
 
+def test_the_default_build_can_be_chosen(machine):
+    machine()
+    assert torch_index.choose(torch_index.DEFAULT) == ("", "PyTorch comes in its default build, as you chose.")
+
+
 def test_an_index_that_does_not_answer_is_no_error(monkeypatch):
     def fail(*args, **kwargs):
         raise urllib.error.URLError("no route")

@@ -1,4 +1,4 @@
-"""Choose where pip takes PyTorch from: `python torch_index.py [URL]` prints pip's options.
+"""Choose where pip takes PyTorch from: `python torch_index.py [URL or default]` prints pip's options.
 
 PyTorch's default build for Linux brings several gigabytes of CUDA. A Linux machine without an NVIDIA driver gets the CPU build, a tenth of
 that, where its index answers. A URL that is given is taken as it is. One line on standard error says what was chosen, and how to choose.
@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 
 CPU = "https://download.pytorch.org/whl/cpu"
-DEFAULT = "https://pypi.org/simple"  # its build for Linux is the one with CUDA
+DEFAULT = "default"  # the word for PyTorch's default build, which for Linux is the one with CUDA
 # The driver's files: on Linux, and on Windows' Subsystem for Linux, whose driver is that of Windows.
 DRIVER = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so")
 PATIENCE = 5.0  # seconds
@@ -32,6 +32,8 @@ def answers(index: str) -> bool:
 
 def choose(given: str = "") -> tuple[str, str]:
     """The index for pip to look at besides its own, "" for none, and a sentence about the choice."""
+    if given == DEFAULT:
+        return "", "PyTorch comes in its default build, as you chose."
     if given:
         return given, f"PyTorch comes from {given}, as you chose."
     if sys.platform != "linux":

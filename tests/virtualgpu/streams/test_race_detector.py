@@ -5,20 +5,12 @@ import warnings
 import psutil
 import pytest
 import torch
+from racing import RACES, here, kinds
 
 import labkit
 from virtualgpu.streams.race_reports import BOTH_WRITE, OVERWRITTEN, STALE, RaceWarning
 
-RACES = pytest.mark.filterwarnings("ignore::virtualgpu.streams.race_reports.RaceWarning")
 pytestmark = pytest.mark.usefixtures("raced")
-
-
-def here() -> torch.cuda.Stream:
-    return torch.cuda.current_stream()
-
-
-def kinds() -> list[str]:
-    return [race.kind for race in labkit.races()]
 
 
 # A reader before its writer
