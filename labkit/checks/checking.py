@@ -7,6 +7,7 @@ somewhere else, in a process that the learner's code never reaches.
 import dis
 import gc
 import inspect
+import numbers
 import random
 import traceback
 import types
@@ -219,3 +220,10 @@ def describe(value: Any) -> Plain:
         return {"type": type(value).__name__}
     flat = value.detach().cpu().flatten().tolist()
     return {"type": "Tensor", "device": str(value.device), "dtype": str(value.dtype), "shape": list(value.shape), "values": flat}
+
+
+def number(value: Any) -> int | float | None:
+    """`value` as a plain number, NumPy's too; None for what is no number: a bool, text, a tensor."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    return int(value) if isinstance(value, numbers.Integral) else float(value)

@@ -1,19 +1,20 @@
 """The checks of lesson 08: memory that processes share, who keeps it alive, and what each of them holds."""
 
+import ctypes
+import os
 import random
-import time
-from collections.abc import Callable
+import warnings
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-import cloudpickle
 import torch
 from torch import nn
 
 from gputrace import units
 from labkit import processes
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, quote, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.checks.producer import ENDING, observe_producer
 
 DEVICE = "cuda:0"
 MIB = 1 << 20
@@ -41,29 +42,46 @@ def observe_copies(shared_copy: Any, cases: Plain) -> Plain:
         x = matrix(case)
         with during(f"a {case['kind']} matrix of {x.dtype}"):
             answer = shared_copy(x)
-        told = {"answer": describe(answer), "private": not x.is_shared(), "unchanged": describe(x) == describe(matrix(case))}
-        if isinstance(answer, torch.Tensor):
-            told["shared"] = answer.is_shared()
+        told = {"answer": describe(answer), "private": not _seen_from_fork(x), "unchanged": describe(x) == describe(matrix(case))}
+        if told["answer"] == describe(matrix(case)):
+            told["shared"] = _seen_from_fork(answer)
         found.append(told)
     return found
+
+
+def _seen_from_fork(tensor: torch.Tensor) -> bool:
+    """Whether this process sees what a forked child writes into the tensor."""
+    if not hasattr(os, "fork"):
+        return tensor.is_shared()
+    first = ctypes.c_uint8.from_address(tensor.data_ptr())
+    before = first.value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads: the child needs none, it writes one byte and is gone
+        child = os.fork()
+    if child == 0:
+        first.value = before ^ 0xFF
+        os._exit(0)
+    os.waitpid(child, 0)
+    seen, first.value = first.value != before, before
+    return seen
 
 
 def judge_copies(found: Plain, cases: Plain) -> Verdict:
     for told, case in zip(found, cases, strict=True):
         expected, answer = describe(matrix(case)), told["answer"]
         if answer != expected:
-            return not_yet(f"from {_short(expected)} you made {_short(answer)}: it was to have the same values, dtype and device.")
+            return not_yet(f"from {_short(expected)} you made {_short(answer)}: it was to have the same values, shape, dtype and device.")
         if not told["shared"]:
-            return not_yet("what you returned lies in memory of this process alone: a forked child would write to its own copy.")
+            return not_yet("a forked child wrote into what you returned, and this process did not see it. Whose memory is it?")
         if not told["private"]:
-            return not_yet("now x itself lies in shared memory. It was to stay private.")
+            return not_yet("a forked child wrote into x, and this process saw it. x was to stay private.")
         if not told["unchanged"]:
             return not_yet("x has other values than before.")
     return right("Every process that gets this tensor sees the same memory.")
 
 
 def _short(told: Plain) -> str:
-    return told["type"] if told["type"] != "Tensor" else f"{told['values'][:4]}… of {told['dtype']} on {told['device']}"
+    return told["type"] if told["type"] != "Tensor" else f"{told['shape']} of {told['dtype']} on {told['device']}, {told['values'][:4]}…"
 
 
 # 08.2: a step that the other processes see
@@ -90,7 +108,12 @@ def observe_update(sgd_step: Any, inputs: Plain) -> Plain:
     others = [parameter.detach() for parameter in parameters]  # the same memory under another name, as another process has it
     sgd_step(parameters, inputs["rate"])
     return [
-        {"own": own.detach().tolist(), "shared": other.tolist(), "trainable": own.requires_grad}
+        {
+            "own": own.detach().tolist(),
+            "shared": other.tolist(),
+            "trainable": own.requires_grad,
+            "gradient": None if own.grad is None else own.grad.tolist(),
+        }
         for own, other in zip(parameters, others, strict=True)
     ]
 
@@ -106,10 +129,12 @@ def judge_update(found: Plain, inputs: Plain) -> Verdict:
             return not_yet(f"{text}: {expected} was due, and the others see {told['shared']}.")
         if not told["trainable"]:
             return not_yet("a parameter requires no gradient any more.")
+        if told["gradient"] != tensor["gradient"]:
+            return not_yet(f"{text}: afterwards the gradient is {told['gradient']}. It was to stay as it is.")
     return right("Written in place: every process sees the step.")
 
 
-# 08.3: what the others hold of a GPU
+# 08.3: what is in use outside this process's cache
 
 
 def draw_held(generator: random.Random) -> Plain:
@@ -117,17 +142,17 @@ def draw_held(generator: random.Random) -> Plain:
     return {name: generator.randint(30, 90) for name in ("kept", "cached", "other")}
 
 
-def observe_held(held_by_others: Any, inputs: Plain) -> Plain:
+def observe_held(outside_cache: Any, inputs: Plain) -> Plain:
     """The answer and the truth: at first, with memory of this process's own, and beside another process."""
-    found = [_asked(held_by_others)]
+    found = [_asked(outside_cache)]
     kept = torch.empty(inputs["kept"] * MIB, dtype=torch.uint8, device=DEVICE)
     torch.empty(inputs["cached"] * MIB, dtype=torch.uint8, device=DEVICE)
-    found.append(_asked(held_by_others))
+    found.append(_asked(outside_cache))
     ours, theirs = processes.context().Pipe()
     with processes.children(_hold, [(theirs, inputs["other"] * MIB)]):
         theirs.close()
         ours.recv()
-        found.append(_asked(held_by_others))
+        found.append(_asked(outside_cache))
         ours.close()  # the child ends
     del kept
     return found
@@ -140,11 +165,13 @@ def _hold(line: Connection, nbytes: int) -> None:
     line.poll(None)
 
 
-def _asked(held_by_others: Any) -> Plain:
-    answer = held_by_others(DEVICE)
+def _asked(outside_cache: Any) -> Plain:
+    with torch.cuda.device(DEVICE):
+        answer = outside_cache()
     free, total = torch.cuda.mem_get_info(DEVICE)
     own = {"reserved": torch.cuda.memory_reserved(DEVICE), "allocated": torch.cuda.memory_allocated(DEVICE)}
-    return {"answer": answer if isinstance(answer, int | float) else type(answer).__name__, "used": total - free, **own}
+    said = number(answer)
+    return {"answer": type(answer).__name__ if said is None else said, "used": total - free, **own}
 
 
 def judge_held(found: Plain, inputs: Plain) -> Verdict:
@@ -155,7 +182,7 @@ def judge_held(found: Plain, inputs: Plain) -> Verdict:
         if not abs(answer - truth) <= MIB:  # so that nan fails
             known = f"{units.byte_text(told['used'])} of the GPU are in use, of which this process has reserved "
             known += f"{units.byte_text(told['reserved'])} and allocated {units.byte_text(told['allocated'])}"
-            return not_yet(f"{known}; you said {units.byte_text(max(answer, 0))}. Whose is the cache?")
+            return not_yet(f"{known}; you said {answer / MIB:.0f} MiB. Whose is the cache?")
     return right("The contexts, this process's own among them, and all that other processes hold.")
 
 
@@ -208,93 +235,15 @@ def produce(queue: Any, done: Any, sizes: Any) -> None:
         queue.put(torch.ones(size, device="cuda"))
 
 
-class Watched:
-    """An event of which is known whether the other process waits for it (`awaited`), and whether it has `seen` it set.
-
-    Who looks once, or waits for a limited time, goes on whether it is set or not: that is no waiting, unless it comes again.
-    """
-
-    def __init__(self) -> None:
-        make = processes.context()
-        self._event, self.awaited, self.seen = make.Event(), make.Event(), make.Event()
-        self._looked = False
-
-    def set(self) -> None:
-        self._event.set()
-
-    def is_set(self) -> bool:
-        return self.wait(0)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        if timeout is None or self._looked:
-            self.awaited.set()
-        self._looked = True
-        happened = self._event.wait(timeout)
-        if happened:
-            self.seen.set()
-        return happened
-
-
-COMING, ENDING = 60.0, 20.0  # seconds for the producer to come so far that it waits, and then to end
-LOOK = 0.01  # seconds between two looks into the queue
-
-
 def draw_sizes(generator: random.Random) -> Plain:
     return [generator.randint(1, 1000) for _ in range(generator.randint(2, 4))]
-
-
-def observe_producer(answer: Any, sizes: Plain) -> Plain:
-    """What came through the queue, whether the producer waited for `done`, and whether it ended when that was set."""
-    make = processes.context()
-    queue, done = make.SimpleQueue(), Watched()
-    ours, theirs = make.Pipe()
-    with processes.children(_produce, [(theirs, cloudpickle.dumps(answer), queue, done, sizes)]) as (producer,):
-        theirs.close()
-        try:
-            came, lost = _consumed(queue, done, producer, len(sizes)), ""
-        except Exception as error:  # what has gone with its process cannot be opened, nor read
-            came, lost = [], quote(error)
-        _until(lambda: producer.exitcode is not None or done.awaited.is_set())
-        done.set()
-        producer.join(ENDING)
-        ended = producer.exitcode is not None
-        if not ended:
-            producer.kill()
-    return {"came": came, "lost": lost, "waited": done.seen.is_set(), "ended": ended, "raised": ours.recv() if ended else ""}
-
-
-def _produce(line: Connection, answer: bytes, queue: Any, done: Watched, sizes: list[int]) -> None:
-    """In another process: run the learner's producer, and send home what it raises, or nothing."""
-    try:
-        cloudpickle.loads(answer)(queue, done, sizes)
-        line.send("")
-    except BaseException as error:  # sys.exit too
-        line.send(quote(error))
-
-
-def _consumed(queue: Any, done: Watched, producer: Any, count: int) -> Plain:
-    """Hold all tensors that come, until it is clear that no more will, and tell what they are."""
-    received: list[Any] = []
-
-    def nothing_more() -> bool:
-        over = producer.exitcode is not None or done.awaited.is_set()  # what was put before is in the queue
-        while not queue.empty() and len(received) < count:
-            received.append(queue.get())
-        return over or len(received) == count
-
-    _until(nothing_more)
-    return [describe(tensor) for tensor in received]
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + COMING
-    while not condition() and time.monotonic() < end:
-        time.sleep(LOOK)
 
 
 def judge_producer(found: Plain, sizes: Plain) -> Verdict:
     if found["raised"]:
         return not_yet(f"in its process, your function raised {found['raised']}")
+    if found["forged"]:
+        return not_yet("your producer set `done` itself. Who can say that the consumer has released the tensors?")
     if found["lost"] or (len(found["came"]) == len(sizes) and not found["waited"] and found["ended"]):
         return not_yet("your producer did not wait until the consumer was done: what it sent was gone, or might have been.")
     if len(found["came"]) < len(sizes):
@@ -331,24 +280,28 @@ EARLY = 2  # looks after which nothing may be added: cuBLAS has its workspace, a
 
 
 def draw_requests(generator: random.Random) -> Plain:
-    """Who asks, and a row of numbers; the model's weight."""
+    """Who asks, and a row of numbers; the weights of the model's two layers."""
     clients = [generator.randrange(10) for _ in range(generator.randint(6, 9))]
 
-    def numbers() -> list[float]:
-        return [float(generator.randint(-9, 9)) for _ in range(3)]
+    def matrix_of(rows: int, columns: int) -> list[list[float]]:
+        return [[float(generator.randint(-9, 9)) for _ in range(columns)] for _ in range(rows)]
 
-    return {"requests": [{"client": client, "row": numbers()} for client in clients], "weight": [numbers(), numbers()]}
+    requests = [{"client": client, "row": matrix_of(1, 3)[0]} for client in clients]
+    return {"requests": requests, "weights": [matrix_of(4, 3), matrix_of(2, 4)]}
 
 
 def observe_server(serve: Any, inputs: Plain) -> Plain:
-    model = nn.Linear(3, 2, bias=False).to(DEVICE)
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)).to(DEVICE)
     with torch.no_grad():
-        model.weight.copy_(torch.tensor(inputs["weight"]))
+        for parameter, weight in zip(model.parameters(), inputs["weights"], strict=True):
+            parameter.copy_(torch.tensor(weight))
+    computed: list[str] = []  # where
+    model[0].register_forward_hook(lambda module, given, output: computed.append(str(output.device)))
     replies: SimpleQueue = SimpleQueue()
     requests = Requests([(request["client"], torch.tensor([request["row"]])) for request in inputs["requests"]], replies)
     with torch.cuda.device(DEVICE):
         serve(model, requests, replies)
-    return {"looks": requests.looks, "replies": [_reply(replies.get()) for _ in range(replies.qsize())]}
+    return {"looks": requests.looks, "replies": [_reply(replies.get()) for _ in range(replies.qsize())], "computed": computed}
 
 
 def _reply(reply: Any) -> Plain:
@@ -361,12 +314,16 @@ def _reply(reply: Any) -> Plain:
 
 def judge_server(found: Plain, inputs: Plain) -> Verdict:
     looks, replies, requests = found["looks"], found["replies"], inputs["requests"]
-    for number, look in enumerate(looks):
-        if look["replies"] < number:
-            return not_yet(f"you asked for request {number + 1} when client {requests[number - 1]['client']} still had no reply.")
+    for count, look in enumerate(looks):
+        if look["replies"] < count:
+            return not_yet(f"you asked for request {count + 1} when client {requests[count - 1]['client']} still had no reply.")
     if len(looks) <= len(requests):
         return not_yet(f"you answered {len(looks)} of {len(requests)} requests; go on until None comes.")
-    for reply, request in zip(replies, requests, strict=False):
+    if places := sorted({place for place in found["computed"] if not place.startswith("cuda")}):
+        return not_yet(f"the model computed on {places[0]}. It was on the GPU: what was to move?")
+    if len(replies) != len(requests):
+        return not_yet(f"to {len(requests)} requests there are {len(replies)} replies.")
+    for reply, request in zip(replies, requests, strict=True):
         answer = reply["answer"]
         if answer["type"] != "Tensor" or reply["client"] != request["client"]:
             return not_yet(f"a reply is a pair of the client, here {request['client']}, and a tensor; yours: {reply['client']}, {answer}.")
@@ -376,9 +333,9 @@ def judge_server(found: Plain, inputs: Plain) -> Verdict:
             )
         if reply["graph"]:
             return not_yet("a reply requires a gradient, and no queue takes it. The server does not train.")
-        expected = [sum(a * b for a, b in zip(row, request["row"], strict=True)) for row in inputs["weight"]]
-        if not all(abs(a - b) <= 1e-3 for a, b in zip(answer["values"], expected, strict=True)):
-            return not_yet(f"to {request['row']} the model answers {expected}; your reply was {answer['values']}.")
+        expected = _answered(inputs["weights"], request["row"])
+        if answer["shape"] != [1, len(expected)] or not all(abs(a - b) <= 1e-2 for a, b in zip(answer["values"], expected, strict=True)):
+            return not_yet(f"to {[request['row']]} the model answers {[expected]}; you sent a tensor of {_short(answer)}")
     grown = looks[-1]["allocated"] - looks[EARLY]["allocated"]
     if grown > 0:
         return not_yet(
@@ -387,11 +344,17 @@ def judge_server(found: Plain, inputs: Plain) -> Verdict:
     return right("One model, one context, any number of clients.")
 
 
+def _answered(weights: Plain, row: list[float]) -> list[float]:
+    first, second = weights
+    hidden = [max(0.0, sum(a * b for a, b in zip(row, column, strict=True))) for column in first]
+    return [sum(a * b for a, b in zip(hidden, column, strict=True)) for column in second]
+
+
 CHECKS = [
-    Check("08.1", draw_tensors, observe_copies, judge_copies),
-    Check("08.2", draw_parameters, observe_update, judge_update),
-    Check("08.3", draw_held, observe_held, judge_held),
-    Check("08.4", draw_limits, observe_limits, judge_limits),
-    Check("08.5", draw_sizes, observe_producer, judge_producer, script=produce),
-    Check("08.6", draw_requests, observe_server, judge_server),
+    Check("08.1", draw_tensors, observe_copies, judge_copies, section="A process has memory of its own"),
+    Check("08.2", draw_parameters, observe_update, judge_update, section="One model, trained by several processes"),
+    Check("08.3", draw_held, observe_held, judge_held, section="One GPU tensor, two processes"),
+    Check("08.4", draw_limits, observe_limits, judge_limits, section="A model for each, or one server?"),
+    Check("08.5", draw_sizes, observe_producer, judge_producer, script=produce, section="The producer must stay"),
+    Check("08.6", draw_requests, observe_server, judge_server, section="A model for each, or one server?"),
 ]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gputrace import units
-from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number, right
 
 DEVICE = "cuda:0"
 RELATIVE, ABSOLUTE = 1e-3, 1e-5  # how close numbers must be
@@ -29,9 +29,10 @@ def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
         model = _mixed_model(item["sizes"])
         with during(f"a model and {item['optimizer']!r}"):
             answer = training_bytes(model, item["optimizer"])
-        if isinstance(answer, bool) or not isinstance(answer, int | float):
+        said = number(answer)
+        if said is None:
             return {"type": type(answer).__name__}
-        found.append({"answer": float(answer), "due": _bytes_of_training(model, item["optimizer"])})
+        found.append({"answer": float(said), "due": _bytes_of_training(model, item["optimizer"])})
     return {"found": found}
 
 
@@ -66,68 +67,81 @@ def judge_bytes(observed: Plain, models: Plain) -> Verdict:
             parts = ", ".join(f"{name} {nbytes} B" for name, nbytes in found["due"].items())
             hint = "One layer is frozen, one is in half precision, and BatchNorm has buffers."
             return not_yet(f"with {item['optimizer']} there are {due} B: {parts}. You said {found['answer']:.0f} B. {hint}")
-    return right("All that is left to know are the activations.")
+    return right("What is left to know is the activations.")
 
 
 # 09.2: micro-batches
 
+FEATURES, HIDDEN = 8, 256  # so that a graph of some rows is much larger than the parameters and their gradients
+
 
 def draw_batch(generator: random.Random) -> Plain:
-    """A batch that the micro-batches do not divide, and weights of classes that are far from equal in number."""
-    rows = generator.randint(20, 40)
+    """A batch that the micro-batches do not divide; of its classes, the last rows have others than the first."""
+    rows = generator.randint(100, 200)
     return {
         "seed": generator.randrange(1 << 30),
         "rows": rows,
         "batch": 5 * rows + generator.randint(1, rows // 3),
-        "old": generator.random(),
+        "old": generator.uniform(0.5, 1.0),
     }
 
 
 def observe_accumulate(accumulate: Any, inputs: Plain) -> Plain:
     draws = torch.Generator().manual_seed(inputs["seed"])
-    x = torch.randn(inputs["batch"], 16, generator=draws)
-    y = (x[:, 0] + torch.linspace(-2, 2, inputs["batch"]) > 0).long()  # the last part is not like the others
+    x = torch.randn(inputs["batch"], FEATURES, generator=draws)
+    y = (x[:, 0] + torch.linspace(-2, 2, inputs["batch"]) > 0).long()
     x, y = x.to(DEVICE), y.to(DEVICE)
     model = _small_model(draws)
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, inputs["old"])
+    _fill_gradients(model, inputs["old"])
     F.cross_entropy(model(x), y).backward()
     due = [_values(parameter.grad) for parameter in model.parameters()]
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, inputs["old"])
+    _fill_gradients(model, inputs["old"])
+    before = [_values(parameter) for parameter in model.parameters()]
     seen: list[int] = []
-    waiting: list[int] = []
-    handles = [model.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))]
-    handles.append(model[0].get_parameter("weight").register_hook(lambda gradient: waiting.append(len(seen))))
+    held: list[int] = []  # bytes, when each forward began
+
+    def watch(module: nn.Module, given: Any) -> None:
+        seen.append(len(given[0]))
+        held.append(torch.cuda.memory_allocated(DEVICE))
+
+    handle = model[0].register_forward_pre_hook(watch)
     try:
         accumulate(model, x, y, inputs["rows"])
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
     got = [_values(parameter.grad) for parameter in model.parameters()]
-    return {"due": due, "got": got, "seen": seen, "backwards": waiting}
+    unchanged = before == [_values(parameter) for parameter in model.parameters()]
+    return {"due": due, "got": got, "seen": seen, "kept": max(held, default=0) - min(held, default=0), "unchanged": unchanged}
 
 
 def judge_accumulate(observed: Plain, inputs: Plain) -> Verdict:
-    seen = observed["seen"]
-    if not seen or max(seen) > inputs["rows"]:
-        return not_yet(f"the model met {max(seen, default=0)} rows at once; at most {inputs['rows']} were allowed.")
-    if sum(seen) != inputs["batch"]:
+    seen, rows = observed["seen"], inputs["rows"]
+    if not seen or max(seen) > rows:
+        return not_yet(f"the model met {max(seen, default=0)} rows at once; at most {rows} were allowed.")
+    if sum(seen) < inputs["batch"]:
         return not_yet(f"the model met {sum(seen)} of {inputs['batch']} rows.")
-    if observed["backwards"] != list(range(1, len(seen) + 1)):
-        return not_yet("all graphs were alive at once: let each micro-batch have its backward before the next forward.")
     if not _close(observed["got"], observed["due"]):
         hint = f"The parts have {seen[0]} rows, and the last {seen[-1]}. What was in .grad before stays in the sum."
         return not_yet(f"these are not the gradients of the whole batch. {hint}")
+    if observed["kept"] > rows * HIDDEN * 4 / 2:  # half of what one layer keeps of a full part
+        kept = units.byte_text(observed["kept"])
+        return not_yet(f"when a forward began, {kept} of earlier micro-batches were still there. What keeps their graphs?")
+    if not observed["unchanged"]:
+        return not_yet("the parameters have changed. Only the gradients were to change.")
     return right(f"{len(seen)} micro-batches, the gradients of one batch.")
 
 
 def _small_model(draws: torch.Generator) -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 2))
+    model = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 2))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draws) / 4)
     return model.to(DEVICE)
+
+
+def _fill_gradients(model: nn.Module, value: float) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, value)
 
 
 def _values(tensor: Any) -> Plain:
@@ -142,14 +156,14 @@ def _close(got: Plain, due: Plain) -> bool:
 
 # 09.3: a prediction that keeps nothing
 
+MODES = ("training", "evaluation", "training, with a frozen BatchNorm")
+
 
 def draw_prediction(generator: random.Random) -> Plain:
-    """A model in each mode, in either order. No rest of one row: in training mode BatchNorm would refuse it."""
+    """A model in each mode, in any order. No rest of one row: in training mode BatchNorm would refuse it."""
     rows = generator.randint(100, 200)
-    modes = generator.sample([True, False], k=2)
-    return [
-        {"seed": generator.randrange(1 << 30), "rows": rows, "batch": 8 * rows + generator.randint(2, 50), "training": m} for m in modes
-    ]
+    batch = 8 * rows + generator.randint(2, 50)
+    return [{"seed": generator.randrange(1 << 30), "rows": rows, "batch": batch, "mode": m} for m in generator.sample(MODES, k=len(MODES))]
 
 
 def observe_predict(predict: Any, tries: Plain) -> Plain:
@@ -165,23 +179,41 @@ def _prediction(predict: Any, inputs: Plain) -> Plain:
     with torch.no_grad():
         due = model(x)
         model(x[: inputs["rows"]])
-    model.train(inputs["training"])
+    model.train(inputs["mode"] != "evaluation")
+    model[1].train(inputs["mode"] == "training")
+    before = _state(model)
+    forwards: list[tuple[int, bool]] = []
+    handle = model[0].register_forward_hook(lambda module, given, output: forwards.append((len(output), output.requires_grad)))
     torch.cuda.reset_peak_memory_stats(DEVICE)
-    before = torch.cuda.memory_allocated(DEVICE)
-    result = predict(model, x, inputs["rows"])
+    held = torch.cuda.memory_allocated(DEVICE)
+    try:
+        with during(f"a model in {inputs['mode']} mode"):
+            result = predict(model, x, inputs["rows"])
+    finally:
+        handle.remove()
     if not isinstance(result, torch.Tensor):
         return {"type": type(result).__name__}
     return {
         "type": "Tensor",
         "got": _values(result),
         "due": _values(due),
-        "peak": torch.cuda.max_memory_allocated(DEVICE) - before,
+        "shape": list(result.shape),
+        "device": result.device.type,
+        "peak": torch.cuda.max_memory_allocated(DEVICE) - held,
         "allowed": 3 * due.nbytes + 3 * inputs["rows"] * 256 * 4,
-        "graph": result.requires_grad,
+        "most": max((rows for rows, _ in forwards), default=0),
+        "graph": result.requires_grad or any(graph for _, graph in forwards),
         "inference": result.is_inference(),
-        "training": model.training and model[1].training,
+        "before": before,
+        "after": _state(model),
         "statistics": _values(model[1].running_mean) == statistics,
     }
+
+
+def _state(model: nn.Module) -> Plain:
+    """Of each module whether it trains, of each parameter whether it is trained and where it lies."""
+    modes = ["training" if module.training else "evaluation" for module in model.modules()]
+    return {"modes": modes, "parameters": [[parameter.requires_grad, parameter.device.type] for parameter in model.parameters()]}
 
 
 def judge_predict(found: Plain, tries: Plain) -> Verdict:
@@ -194,22 +226,29 @@ def _judge_prediction(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(f"your function returned {observed['type']}, not a tensor.")
     if not observed["statistics"]:
         return not_yet("BatchNorm has learned from rows that it was only to predict. In which mode was the model?")
-    if not _close(observed["got"], observed["due"]):
+    if observed["shape"] != [inputs["batch"], 4] or not _close(observed["got"], observed["due"]):
         return not_yet("these are not the model's predictions in evaluation mode, all of them in order.")
+    if observed["device"] != "cuda":
+        return not_yet(f"the predictions are on {observed['device']}. They were to stay on the GPU.")
     if observed["graph"]:
-        return not_yet("the predictions hold a graph, and the graph all activations.")
-    if observed["peak"] > observed["allowed"]:
+        return not_yet("the model made a graph, and a graph keeps all activations until it is gone.")
+    if not observed["peak"] <= observed["allowed"]:
         found, allowed = units.byte_text(observed["peak"]), units.byte_text(observed["allowed"])
         return not_yet(f"at its peak it took {found} more; micro-batches of {inputs['rows']} rows need less than {allowed}.")
+    if observed["most"] > inputs["rows"]:
+        return not_yet(f"the model met {observed['most']} rows at once; {inputs['rows']} were asked for.")
     if observed["inference"]:
         return not_yet("the predictions are inference tensors, which no later training may use. What is less strict than inference_mode?")
-    if observed["training"] != inputs["training"]:
-        return not_yet(f"the model came in {_mode(inputs['training'])} mode and left in {_mode(observed['training'])} mode.")
+    before, after = observed["before"], observed["after"]
+    if after["modes"] != before["modes"]:
+        return not_yet(f"the model was in {inputs['mode']} mode; of its modules, the first and BatchNorm are now in {_two(after)} mode.")
+    if after["parameters"] != before["parameters"]:
+        return not_yet("the model's parameters are not as they were: on the GPU, and trained.")
     return right(f"At most {units.byte_text(observed['peak'])} more.")
 
 
-def _mode(training: bool) -> str:
-    return "training" if training else "evaluation"
+def _two(state: Plain) -> str:
+    return " and ".join(state["modes"][1:3])
 
 
 # 09.4: checkpoints
@@ -240,9 +279,9 @@ def observe_checkpoints(run: Any, inputs: Plain) -> Plain:
 
 
 def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Plain:
-    """What a forward returns and keeps, how often blocks run, and the gradients that come of it."""
+    """What a forward returns and keeps, which blocks its backward runs again, and the gradients that come of it."""
     calls: list[int] = []
-    handles = [block.register_forward_pre_hook(lambda *_: calls.append(1)) for block in model]
+    handles = [block.register_forward_pre_hook(lambda *_, index=index: calls.append(index)) for index, block in enumerate(model)]
     torch.cuda.manual_seed_all(inputs["seed"])
     before = torch.cuda.memory_allocated(DEVICE)
     try:
@@ -256,7 +295,7 @@ def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Pla
     finally:
         for handle in handles:
             handle.remove()
-    told = {"type": "Tensor", "result": _values(result), "kept": kept, "forward": forward, "again": len(calls) - forward}
+    told = {"type": "Tensor", "result": _values(result), "kept": kept, "again": calls[forward:]}
     leaves = [x, *model.parameters()]
     told["gradients"] = [_values(leaf.grad) for leaf in leaves]
     for leaf in leaves:
@@ -272,15 +311,28 @@ def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet("this is not what the blocks make of x, one after the other.")
     if answer["gradients"] is None or not _close(answer["gradients"], expected["gradients"]):
         return not_yet("the gradients are not those of the blocks without checkpoints.")
-    parts = -(-inputs["blocks"] // inputs["every"])
-    allowed = (parts + 1) * KEPT  # inputs of the parts but the first, the result, and a little
+    due = [list(range(inputs["blocks"]))[first : first + inputs["every"]] for first in range(0, inputs["blocks"], inputs["every"])][::-1]
+    allowed = (len(due) + 1) * KEPT  # inputs of the parts but the first, the result, and a little
     if answer["kept"] > allowed:
         kept = f"{units.byte_text(answer['kept'])} were kept (without checkpoints {units.byte_text(expected['kept'])})"
-        return not_yet(f"{kept}; {parts} checkpoints need less than {units.byte_text(allowed)}.")
-    if answer["kept"] < (parts - 0.5) * KEPT:
-        many = f"{inputs['blocks']} blocks with a checkpoint for every {inputs['every']} make {parts}"
-        return not_yet(f"too little was kept, {units.byte_text(answer['kept'])}: {many}. The longest part decides about the peak.")
+        return not_yet(f"{kept}; {len(due)} checkpoints need less than {units.byte_text(allowed)}.")
+    if (again := _runs(answer["again"])) != due:
+        return not_yet(
+            f"of {inputs['blocks']} blocks, with a checkpoint for each {inputs['every']}, the backward was to compute {due} again, part by "
+            f"part; it computed {again}, and {units.byte_text(answer['kept'])} were kept. The longest part decides about the peak."
+        )
     return right(f"{units.byte_text(answer['kept'])} kept instead of {units.byte_text(expected['kept'])}.")
+
+
+def _runs(indices: list[int]) -> list[list[int]]:
+    """Indices in parts of blocks that follow one another."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return runs
 
 
 # 09.5: the largest batch
@@ -289,13 +341,12 @@ CALLS = 3
 
 
 def draw_steps(generator: random.Random) -> Plain:
-    """Fixed bytes, bytes a row, and a limit, several times: once so low that not even one row fits."""
+    """Fixed bytes, bytes a row, and a limit: two that leave a rest, one that leaves none, one below a row, one far below what is fixed."""
     cases = []
-    for place in range(5):
-        fixed, row = generator.randint(1, 1 << 32), generator.randint(1 << 10, 1 << 24)
-        rows = generator.randint(1, 5000)
-        limit = fixed + row * rows + generator.randrange(row)
-        cases.append({"fixed": fixed, "row": row, "limit": fixed + row // 2 if place == 3 else limit})
+    for kind in ("rest", "rest", "exact", "no row", "nothing"):
+        fixed, row, rows = generator.randint(1 << 26, 1 << 32), generator.randint(1 << 10, 1 << 24), generator.randint(1, 5000)
+        limits = {"rest": fixed + row * rows + generator.randrange(1, row), "exact": fixed + row * rows, "no row": fixed + row // 2}
+        cases.append({"fixed": fixed, "row": row, "limit": limits.get(kind, fixed // 2)})
     return cases
 
 
@@ -310,8 +361,8 @@ def observe_largest(most_rows: Any, cases: Plain) -> Plain:
 
         with during(f"a limit of {case['limit']} bytes"):
             answer = most_rows(peak, case["limit"])
-        exact = isinstance(answer, int) and not isinstance(answer, bool)
-        found.append({"answer": answer if exact else type(answer).__name__, "asked": asked})
+        said = number(answer)
+        found.append({"answer": said if isinstance(said, int) else type(answer).__name__, "asked": asked})
     return found
 
 
@@ -332,9 +383,9 @@ def judge_largest(found: Plain, cases: Plain) -> Verdict:
 
 
 CHECKS = [
-    Check("09.1", draw_models, observe_bytes, judge_bytes),
-    Check("09.2", draw_batch, observe_accumulate, judge_accumulate),
-    Check("09.3", draw_prediction, observe_predict, judge_predict),
-    Check("09.4", draw_blocks, observe_checkpoints, judge_checkpoints),
-    Check("09.5", draw_steps, observe_largest, judge_largest),
+    Check("09.1", draw_models, observe_bytes, judge_bytes, section="Where a step's memory goes"),
+    Check("09.2", draw_batch, observe_accumulate, judge_accumulate, section="Smaller parts of a batch"),
+    Check("09.3", draw_prediction, observe_predict, judge_predict, section="What you need not keep"),
+    Check("09.4", draw_blocks, observe_checkpoints, judge_checkpoints, section="Memory for time"),
+    Check("09.5", draw_steps, observe_largest, judge_largest, section="Will it fit?"),
 ]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.checks import checking, lesson_08
+from labkit.checks import checking, lesson_08, producer
 from labkit.checks.lesson_08 import CHECKS, MIB
 
 
@@ -39,7 +39,7 @@ def test_one_parameter_has_no_gradient():
 @pytest.mark.slow
 def test_the_truth_of_what_others_hold_is_taken_beside_another_process():
     inputs = {"kept": 40, "cached": 50, "other": 60}
-    found = lesson_08.observe_held(lambda device: 0, inputs)
+    found = lesson_08.observe_held(lambda: 0, inputs)
     first, second, third = (told["used"] - told["reserved"] for told in found)
     assert first == second and third - second >= 60 * MIB
     assert found[1]["reserved"] - found[1]["allocated"] >= 50 * MIB
@@ -63,11 +63,12 @@ def test_a_limit_is_put_back():
         ({"came": []}, "of 2 tensors, 0 came"),
         ({"ended": False}, "your producer still ran"),
         ({"waited": False, "ended": False}, "your producer still ran"),
+        ({"forged": True}, "set `done` itself"),
     ],
 )
 def test_what_a_producer_did_is_told(changed, said):
     came = [{"type": "Tensor", "device": "cuda:0", "dtype": "torch.float32", "shape": [size], "values": [1.0] * size} for size in (2, 3)]
-    found = {"came": came, "lost": "", "waited": True, "ended": True, "raised": ""} | deepcopy(changed)
+    found = {"came": came, "lost": "", "waited": True, "forged": False, "ended": True, "raised": ""} | deepcopy(changed)
     assert said in lesson_08.judge_producer(found, [2, 3]).message
 
 
@@ -90,7 +91,7 @@ def test_an_error_in_the_producers_process_comes_home():
 
 
 def test_a_producer_that_never_ends_is_ended(monkeypatch):
-    monkeypatch.setattr(lesson_08, "ENDING", 0.5)
+    monkeypatch.setattr(producer, "ENDING", 0.5)
 
     def produce(queue, done, sizes):
         import time

@@ -28,8 +28,8 @@ TRIES = int(os.environ.get("LABKIT_TRIES", 2))  # inputs are drawn afresh each t
 SLOW = ("09.4", "10.")  # they train, or start processes: once is enough for each wrong answer
 
 # For each exercise, answers that a learner may well give, and a part of what the check says to each, one file a lesson: a text as that of
-# the controls, or a program where answers are made from others. Beside them the one that grading uses as a control. An answer that is right,
-# though unlike the solution, has the words "Right." in the text, and is in RIGHT in the program.
+# the controls, or a program where answers are made from others. Beside them the one that grading uses as a control. An answer that is
+# right, though unlike the solution, has the word "Right." in the text, and is in RIGHT in the program.
 CONTROL = "the control"
 ANSWERS = Path(__file__).parent / "answers"
 Answers = dict[str, dict[str, tuple[str, str]]]  # by exercise and name: source and hint

@@ -10,8 +10,8 @@ def stepping(line: str) -> str:
     return f"def sgd_step(parameters, rate):\n    for p in parameters:\n        if p.grad is not None:\n            {line}\n"
 
 
-def holding(line: str) -> str:
-    return f"def held_by_others(device):\n    free, total = torch.cuda.mem_get_info(device)\n    return {line}\n"
+def holding(line: str, free: str = "torch.cuda.mem_get_info()") -> str:
+    return f"def outside_cache():\n    free, total = {free}\n    return {line}\n"
 
 
 def limiting(share: str) -> str:
@@ -44,17 +44,32 @@ def serving(
 """
 
 
-ALONE, PRIVATE, VALUES = "memory of this process alone", "It was to stay private", "same values, dtype and device"
-WAIT = "did not wait until the consumer was done"
+ALONE, PRIVATE, VALUES = "Whose memory is it", "x was to stay private", "same values, shape, dtype and device"
+WAIT, CACHE, GRADIENT = "did not wait until the consumer was done", "Whose is the cache", "It was to stay as it is"
+LOOP = """for size in sizes:
+        queue.put(torch.ones(size, device='cuda'))"""
 
 WRONG = {
     "08.1": {
         "x itself": (copying("return x.share_memory_()"), PRIVATE),
         "shared, then copied": (copying("return x.share_memory_().clone()"), ALONE),
         "a view of x": (copying("return x.detach().share_memory_()"), PRIVATE),
+        "a copy, but x is shared": (copying("x.share_memory_()", "return x.clone().share_memory_()"), PRIVATE),
         "no values": (copying("return torch.empty(x.shape, dtype=x.dtype).fill_(-1).share_memory_()"), VALUES),
         "through a list": (copying("return torch.tensor(x.tolist()).float().share_memory_()"), VALUES),
+        "its rows in a line": (copying("return x.flatten().clone().share_memory_()"), VALUES),
         "pinned in words only": (copying("return x.contiguous()"), ALONE),
+        "a deep copy": (copying("import copy", "return copy.deepcopy(x)"), ALONE),
+        "shared and not returned": (copying("x.clone().share_memory_()"), "NoneType"),
+        "on the GPU": (copying("return x.cuda()"), VALUES),
+        "mapped, not shared": (
+            copying(
+                "import mmap",
+                "memory = mmap.mmap(-1, max(x.nbytes, 1), flags=mmap.MAP_PRIVATE)",
+                "return torch.frombuffer(memory, dtype=x.dtype, count=x.numel()).view(x.shape).copy_(x)",
+            ),
+            ALONE,
+        ),
     },
     "08.2": {
         "a new name": (stepping("p = p - rate * p.grad"), "was due"),
@@ -66,23 +81,45 @@ WRONG = {
             "TypeError",
         ),
         "no longer trained": (stepping("p.requires_grad_(False).sub_(rate * p.grad)"), "requires no gradient any more"),
+        "the gradient is scaled": (stepping("p.data.sub_(p.grad.mul_(rate))"), GRADIENT),
+        "the gradient is cleared": (stepping("p.data.sub_(rate * p.grad); p.grad.zero_()"), GRADIENT),
+        "the gradient is gone": (stepping("p.data.sub_(rate * p.grad); p.grad = None"), GRADIENT),
+        "Adam": ("def sgd_step(parameters, rate): torch.optim.Adam(parameters, lr=rate).step()", "was due"),
+        "a sign alone": (stepping("p.data.sub_(rate * p.grad.sign())"), "was due"),
+        "shared again": (stepping("p.data = (p.data - rate * p.grad).share_memory_()"), "the others the old ones"),
+        "the last one": (
+            "def sgd_step(parameters, rate):\n    p = [p for p in parameters if p.grad is not None][-1]\n    p.data.sub_(rate * p.grad)\n",
+            "was due",
+        ),
     },
     "08.3": {
-        "allocated, not reserved": (holding("total - free - torch.cuda.memory_allocated(device)"), "Whose is the cache"),
-        "what is free": (holding("free"), "Whose is the cache"),
+        "allocated, not reserved": (holding("total - free - torch.cuda.memory_allocated()"), CACHE),
+        "what is free": (holding("free"), CACHE),
+        "at most, not now": (holding("total - free - torch.cuda.max_memory_reserved()"), CACHE),
+        "all that is used": (holding("total - free"), CACHE),
+        "the cache": (holding("torch.cuda.memory_reserved()"), CACHE),
+        "the unused cache alone": (holding("total - free - torch.cuda.memory_reserved() + torch.cuda.memory_allocated()"), CACHE),
         "the context alone": (
-            "def held_by_others(device, known=[]):\n    free, total = torch.cuda.mem_get_info(device)\n"
-            "    known.append(total - free - torch.cuda.memory_reserved(device))\n    return known[0]\n",
-            "Whose is the cache",
+            "def outside_cache(known=[]):\n    free, total = torch.cuda.mem_get_info()\n"
+            "    known.append(total - free - torch.cuda.memory_reserved())\n    return known[0]\n",
+            CACHE,
         ),
-        "a number": (holding("132120576"), "Whose is the cache"),
-        "in MiB": (holding("(total - free - torch.cuda.memory_reserved(device)) / 2**20"), "Whose is the cache"),
+        "a number": (holding("132120576"), CACHE),
+        "nothing": (holding("0"), CACHE),
+        "in MiB": (holding("(total - free - torch.cuda.memory_reserved()) / 2**20"), CACHE),
+        "the wrong way round": (holding("total - free - torch.cuda.memory_reserved()", "torch.cuda.mem_get_info()[::-1]"), CACHE),
         "nothing returned": (holding("print(end='')"), "returned NoneType"),
     },
     "08.4": {
         "one context for all": (limiting("(total - context) / processes / total"), "What does the limit count"),
+        "no context": (limiting("1 / processes"), "What does the limit count"),
         "twice the context": (limiting("(total / processes - 2 * context) / total"), "the rest lies idle"),
+        "the context is added": (limiting("min(1, (total / processes + context) / total)"), "What does the limit count"),
         "of what is free now": (limiting("(free / processes - context) / total"), "the rest lies idle"),
+        "a share of the free": (limiting("(total / processes - context) / free"), "What does the limit count|lies idle"),
+        "two processes": (limiting("(total / 2 - context) / total"), "What does the limit count|lies idle"),
+        "two digits": (limiting("int(100 * (total / processes - context) / total) / 100"), "the rest lies idle"),
+        "all of it": (limiting("1.0"), "no limit"),
         "bytes": (limiting("total / processes - context"), "ValueError"),
         "returned, not set": (
             "def share_fairly(processes, context):\n    total = torch.cuda.mem_get_info()[1]\n    return 1 / processes - context / total\n",
@@ -95,6 +132,10 @@ WRONG = {
         "asked, not waited": (producing("done.is_set()"), WAIT),
         "waited for a limited time": (producing("done.wait(0.2)"), WAIT),
         "synchronized": (producing("torch.cuda.synchronize()"), WAIT),
+        "collected": (producing("torch.cuda.ipc_collect()"), WAIT),
+        "until the queue is empty": (producing("while not queue.empty(): time.sleep(0.01)"), WAIT),
+        "says done itself": (producing("done.set()", "done.wait()"), "set `done` itself"),
+        "says done, and ends": (producing("done.set()"), "set `done` itself"),
         "waits before it sends": (producing("pass", before="done.wait()"), "Who waits for whom"),
         "a wait for each": (
             "def produce(queue, done, sizes):\n    for size in sizes:\n"
@@ -103,6 +144,7 @@ WRONG = {
         ),
         "on the CPU": (producing("done.wait()", sent="torch.ones(size)"), "uncopied"),
         "other values": (producing("done.wait()", sent="torch.zeros(size, device='cuda')"), "ones were due"),
+        "the process ends itself": (producing("import os; os._exit(0)"), WAIT + "|ended its process"),
     },
     "08.6": {
         "with a graph": (serving(grad="torch.enable_grad()"), "does not train"),
@@ -112,8 +154,77 @@ WRONG = {
             "still had no reply",
         ),
         "all are kept": (serving(reply="replies.put((client, y)); kept.append(model(x.cuda()))"), "runs for months"),
+        "inputs are kept": (serving(answer="model(kept.append(x.cuda()) or kept[-1]).cpu()"), "runs for months"),
         "whose reply": (serving(reply="replies.put(y)"), "a pair of the client"),
-        "another model": (serving(answer="torch.relu(model(x.cuda())).cpu()"), "the model answers"),
+        "always the same client": (serving(reply="replies.put((-1, y))"), "a pair of the client"),
+        "numbers": (serving(reply="replies.put((client, y.tolist()))"), "and a tensor"),
+        "another model": (serving(answer="torch.relu(model(x.cuda())).cpu() - 1"), "the model answers"),
+        "another shape": (serving(answer="model(x.cuda()).cpu().flatten()"), "the model answers"),
+        "the model comes to the CPU": (serving(first="model.cpu()", answer="model(x)"), "computed on cpu"),
+        "the model comes and goes": (serving(answer="model.cpu()(x); model.cuda()"), "computed on cpu"),
+        "nothing moves": (serving(answer="model(x)"), "Expected all tensors to be on the same device"),
+        "twice": (serving(reply="replies.put((client, y)); replies.put((client, y))"), "there are .* replies"),
         "never ends": (serving(loop="while True:\n            client, x = requests.get() or requests.get()"), "RuntimeError: after None"),
+    },
+}
+
+RIGHT = {
+    "08.1": {
+        "shared before it is filled": copying("return torch.empty_like(x).share_memory_().copy_(x)"),
+        "an anonymous map": copying(
+            "import mmap",
+            "memory = mmap.mmap(-1, x.nbytes)",
+            "return torch.frombuffer(memory, dtype=x.dtype).view(x.shape).copy_(x)",
+        ),
+        "an array of multiprocessing's": copying(
+            "import multiprocessing",
+            "memory = multiprocessing.RawArray('B', x.nbytes)",
+            "return torch.frombuffer(memory, dtype=x.dtype).view(x.shape).copy_(x)",
+        ),
+        "shared storage": copying("y = x.clone()", "y.untyped_storage().share_memory_()", "return y"),
+        "a file": copying(
+            "import tempfile",
+            "with tempfile.NamedTemporaryFile() as file:",
+            "    return torch.from_file(file.name, shared=True, size=x.numel(), dtype=x.dtype).view(x.shape).copy_(x)",
+        ),
+    },
+    "08.2": {
+        "the optimizer": "def sgd_step(parameters, rate): torch.optim.SGD(parameters, lr=rate).step()",
+        "data": stepping("p.data.add_(p.grad, alpha=-rate)"),
+        "through NumPy": stepping("p.detach().numpy()[...] -= rate * p.grad.numpy()"),
+        "a copy into it": stepping("p.data.copy_(p.detach() - rate * p.grad)"),
+        "all at once": (
+            "def sgd_step(parameters, rate):\n    mine = [p for p in parameters if p.grad is not None]\n"
+            "    torch._foreach_add_([p.data for p in mine], [p.grad for p in mine], alpha=-rate)\n"
+        ),
+    },
+    "08.3": {
+        "statistics": holding("total - free - torch.cuda.memory_stats()['reserved_bytes.all.current']"),
+        "segments": holding("total - free - sum(s['total_size'] for s in torch.cuda.memory_snapshot() if s['device'] == 0)"),
+        "NumPy's number": "import numpy\n" + holding("numpy.int64(total - free - torch.cuda.memory_reserved())"),
+        "a float": holding("float(total - free - torch.cuda.memory_reserved('cuda:0'))", "torch.cuda.mem_get_info(0)"),
+    },
+    "08.4": {
+        "shares": limiting("1 / processes - context / total"),
+        "whole bytes": limiting("(total // processes - context) / total"),
+        "what is left": limiting("(total - processes * context) / (processes * total)"),
+        "the GPU by name": (
+            "def share_fairly(processes, context):\n    total = torch.cuda.get_device_properties('cuda').total_memory\n"
+            "    torch.cuda.set_per_process_memory_fraction(1 / processes - context / total, torch.device('cuda', 0))\n"
+        ),
+    },
+    "08.5": {
+        "asks again and again": producing("while not done.is_set(): time.sleep(0.01)"),
+        "waits again and again": producing("while not done.wait(0.01): pass"),
+        "made on the CPU": producing("done.wait()", sent="torch.ones(size).cuda()"),
+        "in a thread": producing("import threading", "waiting = threading.Thread(target=done.wait)", "waiting.start(); waiting.join()"),
+        "in a finally": f"def produce(queue, done, sizes):\n    try:\n     {LOOP}\n    finally:\n        done.wait()\n",
+    },
+    "08.6": {
+        "inference mode": serving(grad="torch.inference_mode()"),
+        "detached": serving(grad="torch.enable_grad()", answer="model(x.cuda()).detach().cpu()"),
+        "where the model is": serving(answer="model(x.to(next(model.parameters()).device)).to('cpu')"),
+        "the forward by name": serving(answer="model.forward(x.cuda(non_blocking=True)).cpu()", reply="replies.put([client, y])"),
+        "pinned": serving(answer="torch.empty(1, 2).copy_(model(x.cuda()))"),
     },
 }
