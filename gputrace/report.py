@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jinja2
 
@@ -16,9 +15,6 @@ from gputrace.leaks import Leaks
 from gputrace.recording import MAX_EVENTS, record
 from gputrace.tables import Table
 from gputrace.trace import Trace
-
-if TYPE_CHECKING:
-    from gputrace.figures.figure import Figure
 
 _OPEN = 10  # tensors that were alive at the end, shown without a click
 
@@ -103,7 +99,7 @@ def page(trace: Trace, leaks: Leaks, command: str, ended: str) -> str:
         ended=ended,
         devices=[(device, *_moment(trace, device)) for device in devices],
         times=None if trace.no_timeline else _times(trace, devices),
-        all_devices=_all_devices(trace) if len(devices) > 1 else None,
+        all_devices=trace.plot_devices() if len(devices) > 1 else None,
         most=replace(kept, rows=kept.rows[:_OPEN], caption=f"What takes most, {trace.badge}"),
         others=replace(kept, rows=kept.rows[_OPEN:], caption=f"The others, {trace.badge}"),
     )
@@ -123,9 +119,3 @@ def _moment(trace: Trace, device: int) -> tuple[str | int, str]:
     """When to show a device's segments, and in words: when it ran out of memory, else at the peak."""
     refused = ((trace.events.device == device) & (trace.events.action == OOM)).nonzero()[0]
     return (int(refused[-1]), "when the memory ran out") if len(refused) else ("peak", "at the peak")
-
-
-def _all_devices(trace: Trace) -> "Figure":
-    from gputrace.figures.devices import trace_devices
-
-    return trace_devices(trace)

@@ -96,6 +96,15 @@ class Trace(TraceData):
 
         return trace_memory(self, self.device_index(device), over)
 
+    def plot_devices(self) -> "Figure":
+        """What is allocated and reserved on every device over time, one panel a device, on the same scales.
+
+        The figure has `png`, `html`, `alt` and `save("devices.png")`.
+        """
+        from gputrace.figures.devices import trace_devices
+
+        return trace_devices(self)
+
     def plot_timeline(
         self, device: "Device | None" = None, *, memory: bool = False, start: float = 0.0, end: float | None = None
     ) -> "Figure":
