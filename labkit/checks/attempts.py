@@ -39,7 +39,7 @@ def _state(tries: list[bool]) -> str:
 
 
 def note(check: Check, verdict: Verdict, inputs: Plain) -> Verdict:
-    """Count a try. From the second one that fails on, the verdict says also what it was tried with; from the third, where help is."""
+    """Count a try. The second one that fails is told its inputs as well, the third where to read, and the fourth where the solution is."""
     if verdict.message == "not attempted":
         return verdict
     tries = _tries[check.number]
@@ -50,7 +50,9 @@ def note(check: Check, verdict: Verdict, inputs: Plain) -> Verdict:
     more = []
     if failed >= 2 and len(told := json.dumps(inputs, ensure_ascii=False)) <= LONGEST:
         more.append(f"It was tried with {told}.")
-    if failed >= 3:
+    if failed >= 3 and check.section:
+        more.append(f"The lesson explains what you need in its section “{check.section}”.")
+    if failed >= 4:
         more.append(SOLUTION)
     return replace(verdict, message="\n".join([verdict.message, *more]))
 

@@ -8,6 +8,7 @@ import dis
 import gc
 import inspect
 import random
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 
 from labkit import machine
+
+LONGEST_MESSAGE = 400  # characters of an exception's message that are quoted
 
 Plain = Any  # numbers, strings, None, and lists and dicts of them
 
@@ -60,6 +63,7 @@ class Check:
         judge: says what to make of it. Pure.
         gpus: how many the check needs.
         script: what the exercise cell holds where the exercise is to mend a function.
+        section: the heading of the lesson's section that explains what the exercise needs. Those who fail three times are sent there.
     """
 
     number: str
@@ -68,6 +72,7 @@ class Check:
     judge: Callable[[Plain, Plain], Verdict]
     gpus: int = 1
     script: Callable[..., Any] | None = None
+    section: str = ""
 
 
 def run(check: Check, answer: Any, seed: int | None = None) -> Verdict:
@@ -92,7 +97,7 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
             try:
                 return {"observed": check.observe(answer, inputs)}
             except (Exception, SystemExit) as error:
-                return {"raised": quote(error)}
+                return {"raised": quote(error, answer)}
     except RuntimeError as error:  # the GPUs cannot be left as they were: the answer has ended all work on them
         return {"raised": f"{quote(error)}. {LOST}"}
 
@@ -159,12 +164,32 @@ def during(what: str) -> Iterator[None]:
         raise
 
 
-def quote(error: BaseException) -> str:
-    """An exception in one sentence: its class, the first line of its message, and what `during` said."""
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+def quote(error: BaseException, answer: Any = None) -> str:
+    """An exception in a sentence: its class, what its message says, what `during` said, and the line of `answer` that it came through."""
+    text = ": ".join(part for part in (type(error).__name__, _gist(str(error))) if part)
     notes = getattr(error, "__notes__", [])
-    return f"{text} (given {notes[-1]})" if notes else text
+    given = [f"given {notes[-1]}"] if notes else []
+    aside = "; ".join(given + _own_line(error, answer))
+    return f"{text} ({aside})" if aside else text
+
+
+def _gist(message: str) -> str:
+    """A message's first line, and the line that says what is wrong: the next one after a colon, the last one of a replica's traceback."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    told = lines[:1]
+    if any(line.endswith("Traceback (most recent call last):") for line in lines):
+        told.append(lines[-1])
+    elif len(lines) > 1 and lines[0].endswith(":"):
+        told.append(lines[1])
+    gist = " ".join(told)
+    return gist if len(gist) <= LONGEST_MESSAGE else gist[: LONGEST_MESSAGE - 1] + "…"
+
+
+def _own_line(error: BaseException, answer: Any) -> list[str]:
+    """Where `answer` was when it raised: the innermost of its own lines."""
+    code = getattr(answer, "__code__", None)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if code and frame.filename == code.co_filename]
+    return [f"line {frames[-1].lineno}: {frames[-1].line}".removesuffix(": ")] if frames else []
 
 
 @contextmanager

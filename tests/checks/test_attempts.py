@@ -1,5 +1,7 @@
 """Help grows with each try, and `labkit.progress()` says how far one is."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -22,11 +24,14 @@ def wrong(numbers):
     return torch.tensor(numbers)
 
 
-def test_each_failed_try_helps_more():
-    said = [labkit.check("00.1", wrong).message for _ in range(3)]
-    assert [message.count("\n") for message in said] == [0, 1, 2]
+def test_each_failed_try_helps_more(monkeypatch):
+    check = dataclasses.replace(labkit.checks.find("00.1"), section="Your GPU")
+    monkeypatch.setattr(labkit.checks, "find", lambda number: check)
+    said = [labkit.check("00.1", wrong).message for _ in range(4)]
+    assert [message.count("\n") for message in said] == [0, 1, 2, 3]
     assert all(message.startswith("Not yet: your tensor is on cpu.") for message in said)
-    assert "It was tried with [" in said[1] and "the solution is folded away" in said[2]
+    assert "It was tried with [" in said[1]
+    assert "in its section “Your GPU”" in said[2] and "the solution is folded away" in said[3]
     labkit.check("00.1", right)
     assert labkit.check("00.1", wrong).message.count("\n") == 0  # from the beginning
 

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,7 +60,8 @@ def test_an_answer_that_raises_is_quoted(two_gpus):
 
     verdict = checking.run(DOUBLE, wrong)
     assert (verdict.passed, verdict.points) == (False, 0)
-    assert repr(verdict) == "98.1 Not yet: your answer raised KeyError: 'first line\\nsecond line'"
+    assert repr(verdict).startswith("98.1 Not yet: your answer raised KeyError: 'first line\\nsecond line' (line ")
+    assert repr(verdict).endswith(': raise KeyError("first line\\nsecond line"))')
 
 
 def test_an_answer_that_leaves_the_program_has_a_verdict(two_gpus):
@@ -72,12 +74,37 @@ def test_an_answer_that_ends_the_gpus_work_has_a_verdict():
         assert "device-side assert triggered. The GPU takes no work after that: call labkit.use(None)" in repr(verdict)
 
 
-def test_errors_are_quoted_in_one_line():
-    assert quote(ValueError("one\ntwo")) == "ValueError: one"
-    assert quote(ValueError()) == "ValueError"
+REPLICA = "Caught OSError in replica 1 on device 1.\nOriginal Traceback (most recent call last):\n  File\nOSError: no weights"
+
+
+@pytest.mark.parametrize(
+    ("message", "quoted"),
+    [
+        ("one\ntwo", "ValueError: one"),
+        ("", "ValueError"),
+        (
+            "Error(s) in loading state_dict:\n\tsize mismatch for weight\n\tand more",
+            "ValueError: Error(s) in loading state_dict: size mismatch for weight",
+        ),
+        (REPLICA, "ValueError: Caught OSError in replica 1 on device 1. OSError: no weights"),
+        ("x" * 500, "ValueError: " + "x" * 399 + "…"),
+    ],
+)
+def test_errors_are_quoted_by_what_they_say(message, quoted):
+    assert quote(ValueError(message)) == quoted
+
+
+def test_an_error_is_quoted_with_what_was_given():
     with pytest.raises(ValueError) as caught, checking.during("a tensor on cuda:1"):
         raise ValueError("bad")
     assert quote(caught.value) == "ValueError: bad (given a tensor on cuda:1)"
+
+
+@pytest.mark.parametrize("check", [check for check in checks.exercises().values() if check.section], ids=lambda check: check.number)
+def test_the_section_that_a_check_names_is_in_its_lesson(check):
+    (lesson,) = Path("notebooks").glob(f"{check.number[:2]}_*.ipynb")
+    text = "\n".join("".join(cell["source"]) for cell in json.loads(lesson.read_text())["cells"] if cell["cell_type"] == "markdown")
+    assert check.section in [line.strip("# ") for line in text.splitlines() if line.startswith("#")]
 
 
 def test_stubs_are_told_from_answers():

@@ -24,13 +24,15 @@ from labkit.checks.controls import control, wrong_answers
 # On real GPUs, of a model and its copy on another: PyTorch says it once in a process.
 pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 FOLDER = Path(__file__).parents[2] / "notebooks"
-TRIES = 2  # inputs are drawn afresh each time
+TRIES = int(os.environ.get("LABKIT_TRIES", 2))  # inputs are drawn afresh each time; 60 show a leak of one in fifty
 SLOW = ("09.4", "10.")  # they train, or start processes: once is enough for each wrong answer
 
 # For each exercise, answers that a learner may well give, and a part of what the check says to each, one file a lesson: a text as that of
-# the controls, or a program where answers are made from others. Beside them the one that grading uses as a control.
+# the controls, or a program where answers are made from others. Beside them the one that grading uses as a control. An answer that is right,
+# though unlike the solution, has the words "Right." in the text, and is in RIGHT in the program.
 CONTROL = "the control"
-ANSWERS = Path(__file__).parent / "wrong_answers"
+ANSWERS = Path(__file__).parent / "answers"
+Answers = dict[str, dict[str, tuple[str, str]]]  # by exercise and name: source and hint
 
 
 def given() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
@@ -38,10 +40,17 @@ def given() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
         for number, answers in groupby(wrong_answers(file.read_text()), key=lambda answer: answer[0]):
             yield number, {name: (source, hint) for _, name, hint, source in answers}
     for file in sorted(ANSWERS.glob("lesson_*.py")):
-        yield from runpy.run_path(str(file))["WRONG"].items()
+        told = runpy.run_path(str(file))
+        for number, answers in told["WRONG"].items():
+            yield number, answers | {name: (source, "Right.") for name, source in told.get("RIGHT", {}).get(number, {}).items()}
 
 
-WRONG = {number: {CONTROL: control(number)[::-1]} | answers for number, answers in given()}
+def chosen(right: bool) -> Answers:
+    return {number: {name: told for name, told in answers.items() if told[1].startswith("Right.") == right} for number, answers in given()}
+
+
+WRONG = {number: {CONTROL: control(number)[::-1]} | answers for number, answers in chosen(right=False).items()}
+RIGHT = chosen(right=True)
 
 
 def exercise_cells() -> dict[str, tuple[str, str]]:
@@ -59,11 +68,11 @@ def exercise_cells() -> dict[str, tuple[str, str]]:
 EXERCISES = exercise_cells()
 
 
-def answer(source: str) -> Any:
-    """The function that `source` defines, as a notebook would define it."""
+def answer(number: str, source: str) -> Any:
+    """What `source` defines under the name that the exercise asks for, as a notebook would define it."""
     names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "dist": torch.distributed, "os": os, "labkit": labkit}
     exec(source, names)
-    return next(value for name, value in names.items() if callable(value) and name not in ("torch", "nn", "labkit", "__builtins__"))
+    return names[re.match(r"def (\w+)", EXERCISES[number][0])[1]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,14 +110,14 @@ def test_notebooks_and_checks_have_the_same_exercises():
 
 @pytest.mark.parametrize("number", EXERCISES)
 def test_the_stub_is_not_attempted(number):
-    verdict = labkit.check(number, answer(EXERCISES[number][0]))
+    verdict = labkit.check(number, answer(number, EXERCISES[number][0]))
     assert (verdict.passed, repr(verdict), verdict.points) == (False, f"{number} not attempted", 0)
 
 
 @pytest.mark.parametrize("number", EXERCISES)
 def test_the_solution_passes(number):
     for _ in range(TRIES):
-        verdict = labkit.check(number, answer(EXERCISES[number][1]))
+        verdict = labkit.check(number, answer(number, EXERCISES[number][1]))
         assert verdict.passed and verdict.points == 1, verdict
         assert repr(verdict).startswith(f"{number} Right.")
 
@@ -118,7 +127,7 @@ def test_the_solution_passes(number):
 def test_observations_are_plain_data_that_can_be_judged_elsewhere(number):
     check = checks.find(number)
     inputs = check.draw(random.Random(1))
-    observation = checking.observe(check, answer(EXERCISES[number][1]), inputs)
+    observation = checking.observe(check, answer(number, EXERCISES[number][1]), inputs)
     carried = json.loads(json.dumps(observation))
     assert json.dumps(carried) == json.dumps(observation)  # as text, for a number may be nan
     assert checking.judge(check, carried, inputs).passed
@@ -138,24 +147,32 @@ def with_nan(observed: Any) -> Any:
 def test_what_is_not_a_number_is_not_right(number):
     check = checks.find(number)
     inputs = check.draw(random.Random(1))
-    observation = checking.observe(check, answer(EXERCISES[number][1]), inputs)
+    observation = checking.observe(check, answer(number, EXERCISES[number][1]), inputs)
     if json.dumps(with_nan(observation)) != json.dumps(observation):
         assert not checking.judge(check, with_nan(observation), inputs).passed
 
 
+def each(answers: Answers) -> pytest.MarkDecorator:
+    slow = {number: pytest.mark.slow if number.startswith("10.") else () for number in answers}  # ranks, of which some wait in vain
+    return pytest.mark.parametrize(
+        ("number", "name"), [pytest.param(number, name, marks=slow[number]) for number in answers for name in answers[number]]
+    )
+
+
+@pytest.mark.sample(40)
+@each(RIGHT)
+def test_an_unusual_right_answer_passes(number, name):
+    for _ in range(1 if number.startswith(SLOW) else TRIES):
+        verdict = labkit.check(number, answer(number, RIGHT[number][name][0]))
+        assert verdict.passed, verdict
+
+
 @pytest.mark.sample(60)
-@pytest.mark.parametrize(
-    ("number", "name"),
-    [
-        pytest.param(number, name, marks=pytest.mark.slow if number.startswith("10.") else ())  # ranks, of which some wait in vain
-        for number, answers in WRONG.items()
-        for name in answers
-    ],
-)
+@each(WRONG)
 def test_a_wrong_answer_fails_and_is_told_why(number, name):
     source, hint = WRONG[number][name]
     for _ in range(1 if number.startswith(SLOW) else TRIES):
-        verdict = labkit.check(number, answer_in(source) if name == CONTROL else answer(source))
+        verdict = labkit.check(number, answer_in(source) if name == CONTROL else answer(number, source))
         assert not verdict.passed and verdict.points == 0, verdict
         assert repr(verdict).startswith(f"{number} Not yet: ")
         assert re.search(hint, verdict.message), verdict
