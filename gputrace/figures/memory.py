@@ -178,9 +178,9 @@ def _finding(seen: _Seen) -> str:
     largest = [name for name in sorted(seen.at_peak, key=lambda name: -seen.at_peak[name]) if seen.at_peak[name] > 0]
     shares = ", ".join(f"{_percent(seen, name)} {name}" for name in largest[:2] if name != "other")
     if steps is not None and grows:
-        return f"{grows}{where} in {steps.count} steps: peak {peak}, {shares}".removesuffix(", ")
+        return f"{grows}{where} in {steps.repeats} steps: peak {peak}, {shares}".removesuffix(", ")
     if steps is not None and not steps.growth:
-        return f"No growth{where} over {steps.count} steps: peak {peak}, {shares}".removesuffix(", ")
+        return f"No growth{where} over {steps.repeats} steps: peak {peak}, {shares}".removesuffix(", ")
     if largest[0] == "other":
         end, reserved = units.byte_text(line.allocated[-1]), units.byte_text(line.reserved[-1])
         return f"Peak {peak}{where}, {f'{end} at the end' if end != peak else 'kept to the end'}; {reserved} reserved"
@@ -190,7 +190,7 @@ def _finding(seen: _Seen) -> str:
 
 def _is_kept(steps: Steps, allocated: np.ndarray, peak: int) -> bool:
     """Is what the steps left behind enough to be seen, and still there at the end?"""
-    left = steps.growth * (steps.count - 1)
+    left = steps.growth * (steps.repeats - 1)
     return left > SEEN * peak and allocated[-1] - allocated[0] >= left
 
 

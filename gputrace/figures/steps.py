@@ -1,6 +1,6 @@
 """What a program does again and again: how often, and how many bytes more are allocated each time."""
 
-import os.path
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ MOST_TRIED = 200  # distances between two allocations that are alike
 class Steps(NamedTuple):
     """How many steps there were, and how many bytes each left behind."""
 
-    count: int
+    repeats: int
     growth: int
 
 
@@ -48,7 +48,7 @@ def steps_of(trace: "TraceData", device: int) -> Steps | None:
 
 
 def _in_users_loop(trace: "TraceData", stacks: np.ndarray) -> bool:
-    """Is the function that all these stacks have in common, which is the one that loops, the user's own? PyTorch's loop over layers is not."""
+    """Is the function that these stacks have in common, the one that loops, the user's own? PyTorch's own loops over layers."""
     calls = [[(line.filename, line.function) for line in reversed(trace.stacks[stack])] for stack in set(stacks.tolist())]
-    common = os.path.commonprefix(calls)
-    return bool(common) and is_users(common[-1][0])
+    common = list(takewhile(lambda at: len(set(at)) == 1, zip(*calls, strict=False)))
+    return bool(common) and is_users(common[-1][0][0])

@@ -223,7 +223,9 @@ def _finding(trace: "TraceData", devices: list[int], races: list) -> str:
         least, most = (shares[choose(devices, key=trace.busy)] for choose in (min, max))
         return f"{len(devices)} GPUs worked {least}{f' to {most}' if most != least else ''} of {end}"
     if len(devices) == 2:
-        return f"cuda:{devices[0]} worked {shares[devices[0]]}, cuda:{devices[1]} {shares[devices[1]]} of {end}"
+        first, second = devices
+        both = seconds_of_both(trace.spans, trace.spans.device == first, trace.spans.device == second)
+        return f"cuda:{first} worked {shares[first]}, cuda:{second} {shares[second]} of {end}, both at once {_percent(both, trace.end)}"
     copied, hidden = trace.busy(devices[0], "copy"), trace.overlap(devices[0])
     where = f"cuda:{devices[0]}" if len(trace.devices) > 1 else "The GPU"
     most = f"{where} worked {shares[devices[0]]} of {end}"

@@ -139,7 +139,7 @@ def test_a_race_with_the_host_reaches_the_hosts_lane(timeline, drawn):
 def test_several_devices_each_with_its_lanes(timeline, drawn, texts):
     rows = [*BASE, (1.0, 5.0, 1, 0, KERNEL, "mm", 1, -1), (6.0, 1.0, 1, 0, P2P, "copy", 1, -1)]
     trace = timeline(rows, devices=(0, 1))
-    assert trace.plot_timeline().title == "cuda:0 worked 70%, cuda:1 60% of 10 s"
+    assert trace.plot_timeline().title == "cuda:0 worked 70%, cuda:1 60% of 10 s, both at once 52%"
     shown = texts(drawn[-1])
     assert {"cuda:0 default", "cuda:0 stream 1", "cuda:1 default"} < set(shown) and not any("p2p" in text for text in shown)
     assert trace.plot_timeline("cuda:1").title == "cuda:1 worked 60% of 10 s; kernels overlap 0% of its copying"
