@@ -34,7 +34,7 @@ from gputrace.figures.figure import (
     words,
 )
 from gputrace.figures.phases import add_phases
-from gputrace.figures.steps import Steps, steps_of
+from gputrace.steps import Steps, steps_of
 from gputrace.phases import phase_of
 
 if TYPE_CHECKING:
