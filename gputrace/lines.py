@@ -7,6 +7,7 @@ import numpy as np
 
 from gputrace import units
 from gputrace.events import ALLOC, FREE_REQUESTED, Events, SourceLine
+from gputrace.spans import HOST
 from gputrace.tables import Table
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 NO_LINE = SourceLine("", 0, "")  # of what happens while no line of the user's runs, such as a free after the last one
 
+MOST_ROWS = 15  # of a table of times
 _NONE = "no line of yours allocated or freed memory"
 
 
@@ -79,6 +81,33 @@ def by_line(trace: "TraceData", device: int) -> Lines:
     seen = np.unique(of_event)
     listed = [LineMemory(order[i], int(delta[i]), int(peak[i]), int(taken[i]), int(count[i])) for i in seen.tolist()]
     return Lines(listed, f"cuda:{device}, {trace.badge}")
+
+
+def times_of(trace: "TraceData") -> list[Table]:
+    """What took the devices' time: a table by line of the user's and one by kernel, those that took most first."""
+    spans = trace.spans
+    ran = np.flatnonzero(spans.device != HOST)
+    seconds = spans.duration[ran]
+    lines = [trace.line(stack) or NO_LINE for stack in range(len(trace.stacks))]
+    by = {
+        "line": [("no line of yours" if line is NO_LINE else line.location, line.text) for line in (lines[i] for i in spans.stack[ran])],
+        "kernel or copy": [(spans.names[i],) for i in spans.name[ran]],
+    }
+    tables = []
+    for what, keys in by.items():
+        total: dict[tuple[str, ...], tuple[float, int]] = {}
+        for key, taken in zip(keys, seconds.tolist(), strict=True):
+            so_far, count = total.get(key, (0.0, 0))
+            total[key] = so_far + taken, count + 1
+        order = sorted(total, key=lambda key: (-round(total[key][0], 9), key))[:MOST_ROWS]
+        rows = tuple(
+            (key[0], units.time_text(total[key][0]), f"{total[key][0] / max(seconds.sum(), 1e-12):.0%}", str(total[key][1]), *key[1:])
+            for key in order
+        )
+        more = f"; and {len(total) - len(rows)} more" if len(total) > len(rows) else ""
+        header = (what, "time", "share", "times", *(["source"] if what == "line" else []))
+        tables.append(Table(header, rows, f"The devices' time by {what}, {trace.badge}{more}"))
+    return tables
 
 
 def _stacks(events: Events) -> np.ndarray:

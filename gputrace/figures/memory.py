@@ -34,8 +34,8 @@ from gputrace.figures.figure import (
     words,
 )
 from gputrace.figures.phases import add_phases
-from gputrace.steps import Steps, steps_of
 from gputrace.phases import phase_of
+from gputrace.steps import Steps, steps_of
 
 if TYPE_CHECKING:
     from gputrace.trace_data import Device, TraceData
