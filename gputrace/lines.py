@@ -1,5 +1,6 @@
 """The memory of a recording by line of the user's source, and its summary."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 NO_LINE = SourceLine("", 0, "")  # of what happens while no line of the user's runs, such as a free after the last one
 
+NONE_OF_YOURS = "no line of yours"
 MOST_ROWS = 15  # of a table of times
 _NONE = "no line of yours allocated or freed memory"
 
@@ -43,7 +45,7 @@ class Lines(list[LineMemory]):
         header = ("line", "change", "peak", "allocated", "times", "source")
         rows = tuple(
             (
-                "no line of yours" if entry.line is NO_LINE else entry.line.location,
+                NONE_OF_YOURS if entry.line is NO_LINE else entry.line.location,
                 signed(entry.delta),
                 units.byte_text(entry.peak),
                 units.byte_text(entry.allocated),
@@ -86,28 +88,23 @@ def by_line(trace: "TraceData", device: int) -> Lines:
 def times_of(trace: "TraceData") -> list[Table]:
     """What took the devices' time: a table by line of the user's and one by kernel, those that took most first."""
     spans = trace.spans
-    ran = np.flatnonzero(spans.device != HOST)
-    seconds = spans.duration[ran]
     lines = [trace.line(stack) or NO_LINE for stack in range(len(trace.stacks))]
-    by = {
-        "line": [("no line of yours" if line is NO_LINE else line.location, line.text) for line in (lines[i] for i in spans.stack[ran])],
-        "kernel or copy": [(spans.names[i],) for i in spans.name[ran]],
-    }
-    tables = []
-    for what, keys in by.items():
-        total: dict[tuple[str, ...], tuple[float, int]] = {}
-        for key, taken in zip(keys, seconds.tolist(), strict=True):
-            so_far, count = total.get(key, (0.0, 0))
-            total[key] = so_far + taken, count + 1
-        order = sorted(total, key=lambda key: (-round(total[key][0], 9), key))[:MOST_ROWS]
-        rows = tuple(
-            (key[0], units.time_text(total[key][0]), f"{total[key][0] / max(seconds.sum(), 1e-12):.0%}", str(total[key][1]), *key[1:])
-            for key in order
-        )
-        more = f"; and {len(total) - len(rows)} more" if len(total) > len(rows) else ""
-        header = (what, "time", "share", "times", *(["source"] if what == "line" else []))
-        tables.append(Table(header, rows, f"The devices' time by {what}, {trace.badge}{more}"))
-    return tables
+    told = [(NONE_OF_YOURS if line is NO_LINE else line.location, line.text) for line in lines]
+    by_line: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    by_kernel: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    ran = np.flatnonzero(spans.device != HOST)
+    for stack, name, seconds in zip(spans.stack[ran].tolist(), spans.name[ran].tolist(), spans.duration[ran].tolist(), strict=True):
+        by_line[told[stack]].append(seconds)
+        by_kernel[spans.names[name],].append(seconds)
+    return [_times("line", by_line, ("source",), trace.badge), _times("kernel or copy", by_kernel, (), trace.badge)]
+
+
+def _times(what: str, seconds: dict[tuple[str, ...], list[float]], source: tuple[str, ...], badge: str) -> Table:
+    sums = {key: round(sum(taken), 9) for key, taken in seconds.items()}  # to the nanosecond: less is only how floats round
+    order, whole = sorted(sums, key=lambda key: (-sums[key], key)), sum(sums.values()) or 1.0
+    rows = [(key[0], units.time_text(sums[key]), f"{sums[key] / whole:.0%}", str(len(seconds[key])), *key[1:]) for key in order]
+    more = f"; and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else ""
+    return Table((what, "time", "share", "times", *source), tuple(rows[:MOST_ROWS]), f"The devices' time by {what}, {badge}{more}")
 
 
 def _stacks(events: Events) -> np.ndarray:

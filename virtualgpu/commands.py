@@ -88,7 +88,8 @@ def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
     some = "1 virtual GPU" if gpus.count == 1 else f"{gpus.count} virtual GPUs"
     print(f"{name}: {some}, modelled on {machines.with_maker(gpus.name)}, {total} each. {whose}", file=sys.stderr)
     if gpus.request.values:
-        clock, told = process_time, []  # the real one: Python's `time` may tell the model's soon
+        clock = process_time  # the real one: Python's `time` may tell the model's soon
+        told: list[bool] = []
 
         def tell_once(*event: object) -> None:
             if not told and clock() > LONG:

@@ -176,16 +176,23 @@ def _finding(seen: _Seen) -> str:
     if trace.peak_event(device) < 0:
         return f"Never more than the {peak} that were allocated{where} at the start"
     largest = [name for name in sorted(seen.at_peak, key=lambda name: -seen.at_peak[name]) if seen.at_peak[name] > 0]
-    shares = ", ".join(f"{_percent(seen, name)} {name}" for name in largest[:2] if name != "other")
-    if steps is not None and grows:
-        return f"{grows}{where} in {steps.repeats} steps: peak {peak}, {shares}".removesuffix(", ")
-    if steps is not None and not steps.growth:
-        return f"No growth{where} over {steps.repeats} steps: peak {peak}, {shares}".removesuffix(", ")
+    if steps is not None and (grows or not steps.growth):
+        found = f"{grows} in {steps.repeats} steps: " if grows else f"No growth over {steps.repeats} steps: "
+        return _with_shares(f"{found}peak {peak}{where}", seen, largest, ", ")
     if largest[0] == "other":
         end, reserved = units.byte_text(line.allocated[-1]), units.byte_text(line.reserved[-1])
         return f"Peak {peak}{where}, {f'{end} at the end' if end != peak else 'kept to the end'}; {reserved} reserved"
     phase = int(phase_of(trace.phases, np.array([seen.peak_time]))[0])
-    return f"Peak {peak}{where}{WITHIN[trace.phases[phase].name] if phase >= 0 else ''}: {shares}"
+    return _with_shares(f"Peak {peak}{where}{WITHIN[trace.phases[phase].name] if phase >= 0 else ''}", seen, largest, ": ")
+
+
+def _with_shares(title: str, seen: _Seen, largest: list[str], joint: str) -> str:
+    """The title with the two largest known parts of the peak, or as many as there is room for."""
+    for name in largest[:2]:
+        longer = f"{title}{joint}{_percent(seen, name)} {name}"
+        if name != "other" and text_width(longer, TEXT_POINTS, bold=True) <= 0.96 * 72 * SIZE[0]:
+            title, joint = longer, ", "
+    return title
 
 
 def _is_kept(steps: Steps, allocated: np.ndarray, peak: int) -> bool:
