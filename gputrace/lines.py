@@ -9,7 +9,7 @@ import numpy as np
 from gputrace import units
 from gputrace.events import ALLOC, FREE_REQUESTED, Events, SourceLine
 from gputrace.spans import HOST
-from gputrace.tables import Table
+from gputrace.tables import Table, Tabulated
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
@@ -34,7 +34,7 @@ class LineMemory:
     count: int
 
 
-class Lines(list[LineMemory]):
+class Lines(Tabulated, list[LineMemory]):
     """The lines in order of the source; prints as a table."""
 
     def __init__(self, lines: list[LineMemory], caption: str) -> None:
@@ -55,12 +55,6 @@ class Lines(list[LineMemory]):
             for entry in self
         )
         return Table(header, rows, self._caption) if self else Table((), (), f"{_NONE} ({self._caption})")
-
-    def __repr__(self) -> str:
-        return repr(self.table()).rstrip("\n")
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
 
 def by_line(trace: "TraceData", device: int) -> Lines:

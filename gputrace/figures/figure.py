@@ -186,11 +186,6 @@ def add_badge(canvas: Canvas, badge: str) -> None:
     canvas.text(0.98, 0.03, badge, ha="right", fontsize=9, color="#444444", style="italic")
 
 
-def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit that suits a time, and how many seconds it is."""
-    return next((unit for unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if seconds >= unit[0]), (1e-6, "µs"))
-
-
 def byte_ticks(axes: Axes, top: float, most: int, zero: bool = True) -> None:
     """Ticks on a linear y axis from 0 to `top` bytes, at round numbers of its binary unit; that at 0 may be left out."""
     size, unit = units.byte_unit(top)
@@ -208,7 +203,7 @@ def binary_ticks(axes: Axes, end: float, most: int = 8) -> None:
 
 def time_ticks(axes: Axes, end: float, start: float = 0.0) -> None:
     """Ticks on a linear x axis from `start` to `end` seconds, at round numbers of the unit that the axis is labelled with."""
-    period, short = time_unit(end)
+    period, short = units.time_unit(end)
     axes.set_xlim(start, end)
     ticks = [tick for tick in MaxNLocator(6).tick_values(start / period, end / period) if start <= tick * period <= end]
     axes.set_xticks([tick * period for tick in ticks], [f"{tick:g}" for tick in ticks])
