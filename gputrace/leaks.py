@@ -9,7 +9,7 @@ from gputrace import units
 from gputrace.holders.references import Snapshot
 from gputrace.holders.search import UNSEEN, Holder, search
 from gputrace.holders.tensors import Census, DeviceStorage, alive, shape_and_dtype
-from gputrace.tables import Table
+from gputrace.tables import Table, Tabulated
 from virtualgpu.source_lines import SourceLine
 
 _NONE = "no tensor born in the block outlives it"
@@ -51,7 +51,7 @@ class Leak:
         return self.text
 
 
-class Leaks(list[Leak]):
+class Leaks(Tabulated, list[Leak]):
     """Leaks, the largest first; prints as a table. It keeps no tensor alive.
 
     `workspaces` is the bytes of libraries' workspaces that were born in the block and are alive: no leak, for they are used again.
@@ -83,12 +83,6 @@ class Leaks(list[Leak]):
         if self.workspaces:
             caption += f" ({units.byte_text(self.workspaces)} of library workspaces stay: they are used again)"
         return Table(header if self else (), rows, f"{caption}, {self._badge}" if self._badge and self else caption)
-
-    def __repr__(self) -> str:
-        return repr(self.table()).rstrip("\n")
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
 
 def find_leaks(births: Iterable[Birth], census: Census | None = None, badge: str = "") -> Leaks:

@@ -1,5 +1,6 @@
 """The memory of a recording by line of the user's source, and its summary."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -7,13 +8,16 @@ import numpy as np
 
 from gputrace import units
 from gputrace.events import ALLOC, FREE_REQUESTED, Events, SourceLine
-from gputrace.tables import Table
+from gputrace.spans import HOST
+from gputrace.tables import Table, Tabulated
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
 NO_LINE = SourceLine("", 0, "")  # of what happens while no line of the user's runs, such as a free after the last one
 
+NONE_OF_YOURS = "no line of yours"
+MOST_ROWS = 15  # of a table of times
 _NONE = "no line of yours allocated or freed memory"
 
 
@@ -30,7 +34,7 @@ class LineMemory:
     count: int
 
 
-class Lines(list[LineMemory]):
+class Lines(Tabulated, list[LineMemory]):
     """The lines in order of the source; prints as a table."""
 
     def __init__(self, lines: list[LineMemory], caption: str) -> None:
@@ -41,7 +45,7 @@ class Lines(list[LineMemory]):
         header = ("line", "change", "peak", "allocated", "times", "source")
         rows = tuple(
             (
-                "no line of yours" if entry.line is NO_LINE else entry.line.location,
+                NONE_OF_YOURS if entry.line is NO_LINE else entry.line.location,
                 signed(entry.delta),
                 units.byte_text(entry.peak),
                 units.byte_text(entry.allocated),
@@ -51,12 +55,6 @@ class Lines(list[LineMemory]):
             for entry in self
         )
         return Table(header, rows, self._caption) if self else Table((), (), f"{_NONE} ({self._caption})")
-
-    def __repr__(self) -> str:
-        return repr(self.table()).rstrip("\n")
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
 
 def by_line(trace: "TraceData", device: int) -> Lines:
@@ -79,6 +77,28 @@ def by_line(trace: "TraceData", device: int) -> Lines:
     seen = np.unique(of_event)
     listed = [LineMemory(order[i], int(delta[i]), int(peak[i]), int(taken[i]), int(count[i])) for i in seen.tolist()]
     return Lines(listed, f"cuda:{device}, {trace.badge}")
+
+
+def times_of(trace: "TraceData") -> list[Table]:
+    """What took the devices' time: a table by line of the user's and one by kernel, those that took most first."""
+    spans = trace.spans
+    lines = [trace.line(stack) or NO_LINE for stack in range(len(trace.stacks))]
+    told = [(NONE_OF_YOURS if line is NO_LINE else line.location, line.text) for line in lines]
+    by_line: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    by_kernel: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    ran = np.flatnonzero(spans.device != HOST)
+    for stack, name, seconds in zip(spans.stack[ran].tolist(), spans.name[ran].tolist(), spans.duration[ran].tolist(), strict=True):
+        by_line[told[stack]].append(seconds)
+        by_kernel[spans.names[name],].append(seconds)
+    return [_times("line", by_line, ("source",), trace.badge), _times("kernel or copy", by_kernel, (), trace.badge)]
+
+
+def _times(what: str, seconds: dict[tuple[str, ...], list[float]], source: tuple[str, ...], badge: str) -> Table:
+    sums = {key: round(sum(taken), 9) for key, taken in seconds.items()}  # to the nanosecond: less is only how floats round
+    order, whole = sorted(sums, key=lambda key: (-sums[key], key)), sum(sums.values()) or 1.0
+    rows = [(key[0], units.time_text(sums[key]), f"{sums[key] / whole:.0%}", str(len(seconds[key])), *key[1:]) for key in order]
+    more = f"; and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else ""
+    return Table((what, "time", "share", "times", *source), tuple(rows[:MOST_ROWS]), f"The devices' time by {what}, {badge}{more}")
 
 
 def _stacks(events: Events) -> np.ndarray:

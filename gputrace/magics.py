@@ -31,7 +31,6 @@ class GpuMagics(Magics):
 
     @magic_arguments("%gpu_memory")
     @argument("name", nargs="?", help="a variable for the trace, as in `%%%%gpu_memory trace`")
-    @argument("-o", "--output", metavar="NAME", help="the same, as in `%%%%gpu_memory -o trace`")
     @argument("--max-events", type=int, default=MAX_EVENTS, metavar="N", help="how many events are kept (default: %(default)s)")
     @no_var_expand
     @cell_magic
@@ -43,7 +42,6 @@ class GpuMagics(Magics):
 
     @magic_arguments("%gpu_timeline")
     @argument("name", nargs="?", help="a variable for the trace, as in `%%%%gpu_timeline trace`")
-    @argument("-o", "--output", metavar="NAME", help="the same, as in `%%%%gpu_timeline -o trace`")
     @argument("--max-events", type=int, default=MAX_EVENTS, metavar="N", help="how many events are kept (default: %(default)s)")
     @argument("--memory", action="store_true", help="draw the memory of a GPU above, on the same axis of time")
     @no_var_expand
@@ -57,7 +55,7 @@ class GpuMagics(Magics):
     def _run(self, magic: str, options: Namespace, cell: str, shown: Callable[[Trace], None], timeline: bool) -> Any:
         """Run a cell under a recording and show it, also when an error ends the cell; gives the value of its last expression."""
         __tracebackhide__ = "__ipython_bottom__"
-        name = _variable(options.name, options.output)
+        name = _variable(options.name)
         if options.max_events < 1:
             raise UsageError(f"--max-events {options.max_events}: give a whole number, 1 or more")
         body, last = self._compiled(magic, cell)
@@ -109,14 +107,11 @@ def show_timeline(trace: Trace, memory: bool = False) -> None:
         display(trace.oom)
 
 
-def _variable(name: str | None, output: str | None) -> str | None:
+def _variable(name: str | None) -> str | None:
     """The variable that the trace goes to."""
-    if name is not None and output is not None:
-        raise UsageError(f"give the trace one name, not two: {name} and {output}")
-    chosen = output if name is None else name
-    if chosen is not None and (not chosen.isidentifier() or keyword.iskeyword(chosen)):
-        raise UsageError(f"{chosen!r} is no name of a variable: give one such as trace")
-    return chosen
+    if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
+        raise UsageError(f"{name!r} is no name of a variable: give one such as trace")
+    return name
 
 
 def _ends_in_semicolon(cell: str) -> bool:

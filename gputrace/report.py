@@ -1,25 +1,23 @@
 """`python -m labkit trace`: record a script, and write one HTML page about the memory and the time of its GPUs."""
 
+import datetime
 import os
 import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jinja2
 
 from gputrace import units
 from gputrace.events import OOM
-from gputrace.leaks import Leaks
+from gputrace.lines import times_of
 from gputrace.recording import MAX_EVENTS, record
 from gputrace.tables import Table
 from gputrace.trace import Trace
 
-if TYPE_CHECKING:
-    from gputrace.figures.figure import Figure
-
+KINDS = {"--output": (".html", ".htm"), "--chrome": (".json",), "--snapshot": (".pickle", ".pkl")}
 _OPEN = 10  # tensors that were alive at the end, shown without a click
 
 
@@ -28,28 +26,31 @@ def default_path(script: str) -> Path:
     return Path(f"{Path(script).stem}-memory.html")
 
 
-def checked(path: str | Path) -> Path:
-    """The absolute path of a page that can be written there. Raises ValueError for one that cannot."""
-    target = Path(path).absolute()
+def checked(path: str | Path, option: str = "--output") -> Path:
+    """The absolute path of a file that can be written there. Raises ValueError for one that cannot, and for a file of another kind."""
+    target, kinds = Path(path).absolute(), KINDS[option]
     if target.is_dir():
-        raise ValueError(f"--output {path}: that is a directory; give the name of a file, such as {Path(path) / 'report.html'}")
+        raise ValueError(f"{option} {path}: that is a directory; give the name of a file, such as {Path(path) / f'report{kinds[0]}'}")
     if not target.parent.is_dir():
-        raise ValueError(f"--output {path}: there is no directory {target.parent}")
-    if target.exists() and target.suffix not in (".html", ".htm"):
-        raise ValueError(
-            f"--output {path}: there is another file of that name; give that of a new file, or of a page, {Path(path).with_suffix('.html')}"
-        )
+        raise ValueError(f"{option} {path}: there is no directory {target.parent}")
+    if target.exists() and target.suffix not in kinds:
+        other = Path(path).with_suffix(kinds[0])
+        raise ValueError(f"{option} {path}: there is another file of that name; give that of a new file, or one such as {other}")
     if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise ValueError(f"--output {path}: it may not be written")
+        raise ValueError(f"{option} {path}: it may not be written")
     return target
 
 
-def run_and_report(run: Callable[[], None], command: str, target: Path, max_events: int | None = None, timeline: bool = True) -> bool:
-    """Record `run()` and write the page to `target`, also when an exception ends it, which is then raised again.
+def run_and_report(
+    run: Callable[[], None], command: str, files: dict[str, Path], max_events: int | None = None, timeline: bool = True
+) -> bool:
+    """Record `run()` and write the page and the other files asked for, by their options, also when an exception ends it, which is then
+    raised again.
 
-    `timeline=False` leaves out what ran when. Returns whether the page could be written; if not, standard error says why.
+    `timeline=False` leaves out what ran when. Returns whether all could be written; if not, standard error says why.
     """
     process, ended, trace, written = os.getpid(), "at its last line", None, True
+    today = datetime.date.today()
     try:
         with record(MAX_EVENTS if max_events is None else max_events, timeline=timeline) as trace:
             run()
@@ -58,19 +59,26 @@ def run_and_report(run: Callable[[], None], command: str, target: Path, max_even
         raise
     finally:
         if trace is not None and os.getpid() == process:  # a child that the script forked comes by here too
-            written = _write(page(trace, trace.leaks(), command, ended), target)
+            recorded = trace
+            makers: dict[str, Callable[[Path], object]] = {
+                "--output": lambda path: path.write_text(page(recorded, command, ended, today), encoding="utf-8"),
+                "--chrome": recorded.export_chrome,
+                "--snapshot": recorded.export_snapshot,
+            }
+            written = all([_write(makers[option], path) for option, path in files.items()])
             if trace.error and trace.oom is not None:
                 print(f"labkit trace: {trace.oom.title}", file=sys.stderr)
     return written
 
 
-def _write(text: str, target: Path) -> bool:
+def _write(make: Callable[[Path], object], target: Path) -> bool:
+    """Write a file, and say where it lies, as an address that a terminal opens, or why there is none."""
     try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        print(f"labkit trace: {target} could not be written: {error.strerror}", file=sys.stderr)
+        make(target)
+    except (OSError, ValueError, RuntimeError) as error:  # no folder; events that were lost; no timeline
+        print(f"labkit trace: {target} could not be written: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         return False
-    print(f"labkit trace: the memory of the GPUs is told in {target}", file=sys.stderr)
+    print(f"labkit trace: wrote {target.as_uri()}", file=sys.stderr)
     return True
 
 
@@ -87,8 +95,9 @@ def _ending(raised: BaseException) -> str:
 # The page
 
 
-def page(trace: Trace, leaks: Leaks, command: str, ended: str) -> str:
-    """One self-contained HTML page: where the numbers come from, and what each device's memory did."""
+def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
+    """One self-contained HTML page about a recording of today: where the numbers come from, and what each device did."""
+    leaks = trace.leaks()
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -101,9 +110,10 @@ def page(trace: Trace, leaks: Leaks, command: str, ended: str) -> str:
         oom=trace.oom,
         command=command,
         ended=ended,
+        recorded=today.isoformat(),
         devices=[(device, *_moment(trace, device)) for device in devices],
-        times=None if trace.no_timeline else _times(trace, devices),
-        all_devices=_all_devices(trace) if len(devices) > 1 else None,
+        times=[] if trace.no_timeline else [_times(trace, devices), *times_of(trace)],
+        all_devices=trace.plot_devices() if len(devices) > 1 else None,
         most=replace(kept, rows=kept.rows[:_OPEN], caption=f"What takes most, {trace.badge}"),
         others=replace(kept, rows=kept.rows[_OPEN:], caption=f"The others, {trace.badge}"),
     )
@@ -123,9 +133,3 @@ def _moment(trace: Trace, device: int) -> tuple[str | int, str]:
     """When to show a device's segments, and in words: when it ran out of memory, else at the peak."""
     refused = ((trace.events.device == device) & (trace.events.action == OOM)).nonzero()[0]
     return (int(refused[-1]), "when the memory ran out") if len(refused) else ("peak", "at the peak")
-
-
-def _all_devices(trace: Trace) -> "Figure":
-    from gputrace.figures.devices import trace_devices
-
-    return trace_devices(trace)

@@ -35,6 +35,20 @@ class Table:
         return f'<div role="group" tabindex="0" aria-label="{escape(self.caption)}" style="overflow-x: auto">{table}</div>'
 
 
+class Tabulated:
+    """What prints as the table that its `table()` makes."""
+
+    def table(self) -> Table:
+        """The rows."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return repr(self.table()).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
 def _style(cells: list[str]) -> str:
     """How a column is laid out, in the cells themselves: a notebook's own style would put text to the right and let it run off the page."""
     if all(_FIGURE.fullmatch(cell) for cell in cells):

@@ -83,18 +83,23 @@ class Trace(TraceData):
             for index in kept
         ]
 
-    # Pictures
+    # Figures, each with `png`, `html`, `alt`, `title` and `save("memory.png")`
 
     def plot_memory(self, device: "Device | None" = None, over: str = "time") -> "Figure":
         """Allocated by category, reserved and used over time, with the phases and the line that made the peak.
 
         `over="events"` gives each event the same width: on a real GPU the first step, which loads libraries, takes most of the time.
-        The figure has `png`, `html`, `alt` and `save("memory.png")`.
         Raises ValueError for another `over`, or a device that the recording does not know.
         """
         from gputrace.figures.memory import trace_memory
 
         return trace_memory(self, self.device_index(device), over)
+
+    def plot_devices(self) -> "Figure":
+        """What is allocated and reserved on every device over time, one panel a device, on the same scales."""
+        from gputrace.figures.devices import trace_devices
+
+        return trace_devices(self)
 
     def plot_timeline(
         self, device: "Device | None" = None, *, memory: bool = False, start: float = 0.0, end: float | None = None
@@ -102,7 +107,6 @@ class Trace(TraceData):
         """What ran when: a lane for the host, for each stream in use and for each copy engine in use, of one device or of all.
 
         `memory=True` puts the device's memory above it, on the same axis of time. `start` and `end`, in seconds, cut out a part.
-        The figure has `png`, `html`, `alt` and `save("timeline.png")`.
         Raises ValueError for a device that the recording does not know and for a part that is none, RuntimeError where no timeline
         was recorded.
         """
@@ -111,10 +115,7 @@ class Trace(TraceData):
         return trace_timeline(self, None if device is None else self.device_index(device), memory=memory, start=start, end=end)
 
     def plot_segments(self, at: str | float | int = "peak", device: "Device | None" = None) -> "Figure":
-        """The map of a device's segments and blocks at one moment; `at` as for `segments`.
-
-        The figure has `png`, `html`, `alt` and `save("segments.png")`.
-        """
+        """The map of a device's segments and blocks at one moment; `at` as for `segments`."""
         from gputrace.figures.segments import segment_map
 
         return segment_map(self, at, self.device_index(device))

@@ -20,9 +20,14 @@ def byte_text(nbytes: float) -> str:
     return f"{nbytes / size:.4g} {unit}"
 
 
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit that suits a time, and how many seconds it is."""
+    return next((unit for unit in _TIMES if seconds >= unit[0]), _TIMES[-1])
+
+
 def time_text(seconds: float) -> str:
     """17.6 µs, 2.43 ms."""
-    size, unit = next((unit for unit in _TIMES if seconds >= unit[0]), _TIMES[-1])
+    size, unit = time_unit(seconds)
     return f"{seconds / size:.3g} {unit}"
 
 

@@ -7,20 +7,19 @@ import traceback
 from collections.abc import Callable
 
 from labkit.version import __version__
-from virtualgpu.commands import REFUSED, RUN, add_machine, add_run, add_script, checked_gpus
+from virtualgpu.commands import REFUSED, RUN, add_machine, add_run, add_script, checked_gpus, run_command, tell_machine
 from virtualgpu.script import check_script, run_script
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    options = _parser().parse_args(arguments)
-    return options.command(options)
+    return run_command(_parser(), arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m labkit", description="The GPU teaching kit's commands.")
     parser.add_argument("--version", action="version", version=f"labkit {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     def command(name: str, does: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         parser = commands.add_parser(name, help=text, description=text)
@@ -40,13 +39,15 @@ def _parser() -> argparse.ArgumentParser:
     add_machine(trace)
     add_script(trace)
     trace.add_argument("--output", metavar="FILE", help="the page; one of that name is written over (default: SCRIPT-memory.html, here)")
+    trace.add_argument("--chrome", metavar="FILE", help="also write what ran when for https://ui.perfetto.dev, such as trace.json")
+    trace.add_argument("--snapshot", metavar="FILE", help="also write the memory for https://pytorch.org/memory_viz, such as memory.pickle")
     trace.add_argument("--max-events", type=int, metavar="N", help="keep more or fewer events than labkit.record() does; the newest stay")
     trace.add_argument("--no-timeline", action="store_true", help="leave out what ran when: on real GPUs PyTorch's profiler stays off")
     torchrun = command(
         "torchrun", _torchrun, "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour."
     )
     _add_ranks(torchrun)
-    add_script(torchrun)
+    add_script(torchrun, modules=False)
     lessons = command("lessons", _lessons, "Copy the lessons into a folder to work in. What is there already stays as it is.")
     lessons.add_argument("--to", default="work", metavar="DIR", help="where the copies go (default: work, here)")
     lessons.add_argument("--reset", metavar="NN", help="bring one lesson back as it was, such as 03; what you wrote is kept beside it")
@@ -77,16 +78,24 @@ def _doctor(options: argparse.Namespace) -> int:
 def _trace(options: argparse.Namespace) -> int:
     import shlex
 
+    import virtualgpu
     from gputrace import report
     from labkit import machine
 
     try:
-        check_script(options.script)
+        check_script(options.script, options.module)
         if options.max_events is not None and options.max_events < 1:
             raise ValueError(f"--max-events {options.max_events}: give a whole number, 1 or more")
-        target = report.checked(options.output or report.default_path(options.script))
+        if options.chrome is not None and options.no_timeline:
+            raise ValueError("--chrome and --no-timeline: a Chrome trace is what ran when")
+        wanted = {
+            "--output": options.output or report.default_path(f"{options.script}.py" if options.module else options.script),
+            "--chrome": options.chrome,
+            "--snapshot": options.snapshot,
+        }
+        files = {option: report.checked(path, option) for option, path in wanted.items() if path is not None}
         wishes = (options.gpus, options.like, options.memory, options.no_values or None)
-        machine.use(
+        used = machine.use(
             checked_gpus(options),
             like=options.like,
             memory=options.memory,
@@ -97,9 +106,14 @@ def _trace(options: argparse.Namespace) -> int:
         )
     except (ValueError, TypeError, RuntimeError) as error:
         return _refuse(str(error), "trace")
-    command = shlex.join([options.script, *options.arguments])
+    gpus = virtualgpu.current()
+    if gpus is None:
+        print(f"labkit trace: {used.banner.removeprefix('labkit: ')} Times are measured.", file=sys.stderr)
+    else:
+        tell_machine(gpus, "labkit trace", "The page's times are the model's, the script's own this computer's.")
+    command = shlex.join([*(["-m"] if options.module else []), options.script, *options.arguments])
     written = report.run_and_report(
-        lambda: run_script(options.script, options.arguments), command, target, options.max_events, not options.no_timeline
+        lambda: run_script(options.script, options.arguments, options.module), command, files, options.max_events, not options.no_timeline
     )
     return 0 if written else 1
 

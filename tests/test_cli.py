@@ -7,9 +7,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 import labkit
+import virtualgpu
 from labkit import cli
+from virtualgpu import commands
 
 
 @pytest.fixture
@@ -31,6 +34,12 @@ def nothing_hidden(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
+TIMES = "Times in the script are this computer's, not the model's."
+WHERE = f"labkit run: 1 virtual GPU, modelled on NVIDIA Tesla T4, 14.6 GiB each. {TIMES}\n"
+TWO = f"labkit run: 2 virtual GPUs, modelled on NVIDIA H200, 16.0 GiB each. {TIMES}\n"
+TRACED = WHERE.replace("run", "trace").replace(TIMES, "The page's times are the model's, the script's own this computer's.").strip()
+
+
 def python(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120)
 
@@ -40,9 +49,9 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
 
 
 def same(path: Path, *arguments: str) -> None:
-    """What Python does with the script is what `labkit run` does with it."""
+    """What Python does with the script is what `labkit run` does with it, after a line that says where it runs."""
     expected, got = python(path, *arguments), run(path, *arguments)
-    assert (got.returncode, got.stdout, got.stderr) == (expected.returncode, expected.stdout, expected.stderr)
+    assert (got.returncode, got.stdout, got.stderr) == (expected.returncode, expected.stdout, WHERE + expected.stderr)
 
 
 def test_arguments_path_and_main(script):
@@ -101,7 +110,7 @@ def test_the_script_sees_the_gpus_it_was_given(script):
         print((x @ x).item(), x.device, torch.cuda.mem_get_info(1)[1] >> 30)
     """)
     result = run("--gpus", 2, "--like", "H200", "--memory", "16GiB", path)
-    assert result.stderr == ""
+    assert result.stderr == TWO
     assert result.stdout.splitlines() == ["True 2 NVIDIA H200", "14.0 cuda:1 16"]
 
 
@@ -112,7 +121,7 @@ def test_a_virtual_gpu_lasts_until_the_scripts_last_word(script):
         atexit.register(lambda: print(torch.ones(3, device="cuda").sum().item()))
     """)
     result = run(path)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "3.0\n", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "3.0\n", WHERE)
 
 
 @pytest.mark.slow
@@ -159,7 +168,7 @@ def test_without_values_copies_to_the_host_take_place_and_numbers_are_known(scri
         print(count.item(), y.isnan().all().item())
     """)
     result = run("--no-values", path)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "3.0 True\n", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "3.0 True\n", WHERE)
 
 
 @pytest.mark.slow
@@ -193,11 +202,45 @@ def test_no_such_script(tmp_path):
     assert result.returncode == 2 and f"{tmp_path} is a folder: give the script in it" in result.stderr
 
 
-def test_no_command_names_the_commands():
-    result = python("-m", "labkit")
-    assert result.returncode == 2 and "COMMAND" in result.stderr
-    listed = python("-m", "labkit", "--help").stdout
-    assert "doctor" in listed and "run" in listed
+def test_no_command_prints_the_help(capsys):
+    assert cli.main([]) == 0 and {"doctor", "run", "trace"} < set(capsys.readouterr().out.split())
+    assert commands.main([]) == 0 and "run" in capsys.readouterr().out.split()
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package that can be run, and has a module that can."""
+    code = "import sys, torch\nfrom . import word\nprint(sys.argv, __name__, __package__, __spec__.name, word, 'SIZE' in globals())\n"
+    (tmp_path / "lessons").mkdir()
+    for name, text in (("__init__", "word = 'own'"), ("__main__", code), ("train", code + "1 / 0")):
+        (tmp_path / "lessons" / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["lessons", pytest.param("lessons.train", marks=pytest.mark.slow)])
+def test_a_module_runs_as_after_python_m(package, name):
+    def within(*arguments):
+        return subprocess.run([sys.executable, *arguments], cwd=package, capture_output=True, text=True, timeout=120)
+
+    expected, got = within("-m", name, "--gpus", "3"), within("-m", "labkit", "run", "-m", name, "--gpus", "3")
+    assert (got.returncode, got.stdout) == (expected.returncode, expected.stdout)
+    assert got.stderr.splitlines()[-1:] == ([WHERE.strip()] if name == "lessons" else expected.stderr.splitlines()[-1:])
+
+
+@pytest.mark.parametrize("name", ["absent", "absent.part", "no name", ""])
+def test_a_module_that_is_not_there_is_refused(name, capsys):
+    assert cli.main(["run", "-m", name]) == 2
+    assert capsys.readouterr().err == f"labkit run: no module named {name}\n"
+
+
+def test_a_script_that_computes_for_long_is_told_once_that_it_need_not(capsys, monkeypatch):
+    monkeypatch.setattr(commands, "LONG", 0)
+    for values in (True, False):
+        with virtualgpu.use(values=values) as gpus:
+            commands.tell_machine(gpus, "labkit run", TIMES)
+            for _ in range(3):
+                torch.ones(1 << 22, device="cuda")
+        assert capsys.readouterr().err.count("--no-values keeps memory and times alone") == values
 
 
 @pytest.mark.slow
@@ -216,7 +259,7 @@ def test_a_started_child_has_the_same_machine(script, method):
                 print(*pool.map(work, [1.0, 2.0]), sep="\\n")
     """)
     result = run("--gpus", 2, "--like", "H200", "--memory", "16GiB", path)
-    assert result.stderr == ""
+    assert result.stderr == TWO
     assert result.stdout.splitlines() == [f"(('NVIDIA H200', 2), 16, 512, {total})" for total in (2.0, 4.0)]
 
 
@@ -243,7 +286,7 @@ def test_trace_runs_the_script_as_python_does_and_writes_a_page(script, tmp_path
     """)
     result = trace(path, "--gpus", "7", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (3, "['--gpus', '7'] found __main__\n"), result.stderr
-    assert result.stderr == f"labkit trace: the memory of the GPUs is told in {tmp_path / 'script-memory.html'}\n"
+    assert result.stderr.splitlines() == [TRACED, f"labkit trace: wrote {(tmp_path / 'script-memory.html').as_uri()}"]
     page = (tmp_path / "script-memory.html").read_text("utf-8")
     assert "4 MiB allocated on cuda:0" in page and "script.py:4" in page and "--gpus 7" in page
 
@@ -254,7 +297,8 @@ def test_trace_shows_the_scripts_own_traceback(script, tmp_path):
     expected = python(script("import torch\ntorch.ones(3)\n1 / 0")).stderr.splitlines()
     path = script("import torch\ntorch.ones(3, device='cuda')\n1 / 0")
     result = trace("--gpus", 2, "--like", "H200", "--output", "page.html", path, cwd=tmp_path)
-    said, *traceback = result.stderr.splitlines()
+    where, said, *traceback = result.stderr.splitlines()
+    assert "2 virtual GPUs, modelled on NVIDIA H200" in where
     assert result.returncode == 1 and said.endswith("page.html") and traceback == expected
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "by ZeroDivisionError: division by zero" in page and "NVIDIA H200" in page

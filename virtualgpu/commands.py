@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from time import process_time
 from typing import TYPE_CHECKING
 
 from virtualgpu import machines
@@ -11,16 +12,25 @@ if TYPE_CHECKING:
     from virtualgpu.machines import VirtualGPUs
 
 RUN = "Run an unmodified PyTorch script on virtual GPUs, as `python SCRIPT ARGUMENTS` would run it on real ones."
+LONG = 60  # seconds of the CPU, after which a script is told that it need not compute
 REFUSED = 2  # the exit status, as argparse has it for an argument that it refuses
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m virtualgpu", description="torch.cuda on a computer without a GPU.")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_run(commands.add_parser("run", help=RUN, description=RUN), "virtualgpu run")
+    return run_command(parser, arguments)
+
+
+def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None) -> int:
+    """Run the command that the arguments name, and return its exit status; without one print the help."""
     options = parser.parse_args(arguments)
-    return options.command(options)
+    if "command" in options:
+        return options.command(options)
+    parser.print_help()
+    return 0
 
 
 def add_run(parser: argparse.ArgumentParser, name: str) -> None:
@@ -41,8 +51,10 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-values", action="store_true", help="keep shapes, memory, order and time, and compute nothing")
 
 
-def add_script(parser: argparse.ArgumentParser) -> None:
-    """A script and its own arguments."""
+def add_script(parser: argparse.ArgumentParser, modules: bool = True) -> None:
+    """A script, or a module where these are taken, and its own arguments."""
+    if modules:
+        parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module or package, as after python -m")
     parser.add_argument("script", help="the Python script")
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     own.required = False  # argparse would ask for them where the script is missing
@@ -58,14 +70,36 @@ def checked_gpus(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, name: str) -> int:
     """The machine stays in place until the process ends: the script's threads and atexit functions may outlive its last line."""
     try:
-        check_script(options.script)
+        check_script(options.script, options.module)
         gpus = machines.use(checked_gpus(options), options.like, options.memory, values=not options.no_values, heeds_environment=True)
     except (ValueError, TypeError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return REFUSED
+    whose = "Python's time tells the model's" if options.virtual_time else "Times in the script are this computer's, not the model's"
+    tell_machine(gpus, name, f"{whose}.")
     _set_up_for_times(gpus, options)
-    run_script(options.script, options.arguments)
+    run_script(options.script, options.arguments, options.module)
     return 0
+
+
+def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
+    """Say on standard error where a script runs, and whose its times are; and later, once, how it would take less long."""
+    total = machines.gibibytes(gpus.request.memory or gpus.profile.total_memory)
+    some = "1 virtual GPU" if gpus.count == 1 else f"{gpus.count} virtual GPUs"
+    print(f"{name}: {some}, modelled on {machines.with_maker(gpus.name)}, {total} each. {whose}", file=sys.stderr)
+    if gpus.request.values:
+        clock = process_time  # the real one: Python's `time` may tell the model's soon
+        told: list[bool] = []
+
+        def tell_once(*event: object) -> None:
+            if not told and clock() > LONG:
+                told.append(True)
+                print(
+                    f"{name}: this computes every value on the CPU; --no-values keeps memory and times alone, in less time", file=sys.stderr
+                )
+
+        for gpu in gpus.machine.gpus:
+            gpu.allocator.listen(tell_once)
 
 
 def _set_up_for_times(gpus: "VirtualGPUs", options: argparse.Namespace) -> None:

@@ -1,41 +1,66 @@
 """A script run in this process, as Python would run it."""
 
 import importlib.machinery
+import importlib.util
 import os
 import sys
 import types
+from typing import Any
 
 
-def check_script(script: str | os.PathLike) -> None:
-    """Raises ValueError unless it is a file."""
-    if os.path.isdir(script):
+def check_script(script: str | os.PathLike, module: bool = False) -> None:
+    """Raises ValueError unless it is a file, or the name of a module or package that Python finds."""
+    if module:
+        if not all(part.isidentifier() for part in str(script).split(".")) or importlib.util.find_spec(str(script).split(".")[0]) is None:
+            raise ValueError(f"no module named {script}")
+    elif os.path.isdir(script):
         raise ValueError(f"{script} is a folder: give the script in it that shall run")
-    if not os.path.isfile(script):
+    elif not os.path.isfile(script):
         raise ValueError(f"no such script: {script}")
 
 
-def run_script(script: str, arguments: list[str]) -> None:
-    """Run `script` in this process as `python script arguments` would: `sys.argv`, `sys.path[0]`, `__main__`, `__file__`.
+def run_script(script: str, arguments: list[str], module: bool = False) -> None:
+    """Run `script` in this process as `python script arguments` would: `sys.argv`, `sys.path[0]`, `__main__`, `__file__`. With `module` it
+    is a name, and runs as after `python -m`.
 
     Whatever the script raises goes up, SystemExit included; a traceback printed for it begins at the script's own first line.
     The module `__main__` stays in place afterwards: threads, pickle and multiprocessing's spawned children look it up.
     """
-    path = os.path.abspath(script)
-    main = types.ModuleType("__main__")
-    main.__file__ = path
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    main, code = types.ModuleType("__main__"), None
     sys.modules["__main__"] = main
     sys.argv = [script, *arguments]
-    if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
-    code = None
     try:
-        with open(path, "rb") as source:
-            code = compile(source.read(), path, "exec", dont_inherit=True)
+        code = _module_code(script, main) if module else _file_code(script, main)
         exec(code, main.__dict__)
     except BaseException:
         _hide_frames_before(code)
         raise
+
+
+def _file_code(script: str, main: types.ModuleType) -> types.CodeType:
+    path = os.path.abspath(script)
+    main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    with open(path, "rb") as source:
+        return compile(source.read(), path, "exec", dont_inherit=True)
+
+
+def _module_code(name: str, main: types.ModuleType) -> types.CodeType:
+    """The code of a module, or of a package's `__main__`. Raises SystemExit, as Python does, where there is none."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        raise SystemExit(str(error)) from None
+    loader: Any = spec and spec.loader
+    if spec is None or spec.origin is None or not hasattr(loader, "get_code"):
+        raise SystemExit(f"{name} is no module that can be run")
+    main.__file__ = sys.argv[0] = spec.origin
+    main.__loader__, main.__spec__, main.__package__ = loader, spec, spec.parent
+    return loader.get_code(spec.name)
 
 
 def _hide_frames_before(code: types.CodeType | None) -> None:

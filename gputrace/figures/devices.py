@@ -68,8 +68,11 @@ def _finding(peaks: dict[int, int]) -> str:
         return f"Peak {high} on cuda:{most}"
     if peaks[most] <= ALIKE * peaks[least]:
         return f"All {len(peaks)} devices peak at about {high}"
-    if len(peaks) == 2:
-        return f"Peak {high} on cuda:{most}, {low} on cuda:{least}"
     second = max(nbytes for device, nbytes in peaks.items() if device != most)
-    others = f"about {low}" if second <= ALIKE * peaks[least] else f"{low} to {units.byte_text(second)}"
-    return f"Peak {high} on cuda:{most}, {others} on the other {len(peaks) - 1}"
+    others = f"cuda:{least}" if len(peaks) == 2 else f"the other {len(peaks) - 1}"
+    if second > ALIKE * peaks[least]:
+        return f"Peak {high} on cuda:{most}, {low} to {units.byte_text(second)} on {others}"
+    if not peaks[least]:
+        return f"Peak {high} on cuda:{most}, nothing on {others}"
+    ratio = peaks[most] / second
+    return f"Peak {high} on cuda:{most}: {ratio:.{0 if ratio >= 10 else 1}f} times the {low} on {others}"

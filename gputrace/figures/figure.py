@@ -24,13 +24,14 @@ from gputrace import units
 
 BLACK, BLUE, VERMILLION = "#000000", "#0072B2", "#D55E00"
 SKY_BLUE, ORANGE, GREEN, YELLOW, GREY = "#56B4E9", "#E69F00", "#009E73", "#F0E442", "#C8C8C8"
-# Neighbours in a stack differ in lightness too, or in hatching, so that they can be told apart without colour.
+# In the order of a stack, from the bottom up: what stays through a step, then what comes and goes. Neighbours differ in lightness too, or
+# in hatching, so that they can be told apart without colour.
 CATEGORY_COLOURS = {
     "parameters": BLUE,
     "optimizer state": SKY_BLUE,
+    "workspace": GREEN,
     "gradients": VERMILLION,
     "activations": ORANGE,
-    "workspace": GREEN,
     "other": GREY,
 }
 CATEGORY_HATCHES = {"optimizer state": "....", "gradients": "////"}
@@ -185,11 +186,6 @@ def add_badge(canvas: Canvas, badge: str) -> None:
     canvas.text(0.98, 0.03, badge, ha="right", fontsize=9, color="#444444", style="italic")
 
 
-def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit that suits a time, and how many seconds it is."""
-    return next((unit for unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if seconds >= unit[0]), (1e-6, "µs"))
-
-
 def byte_ticks(axes: Axes, top: float, most: int, zero: bool = True) -> None:
     """Ticks on a linear y axis from 0 to `top` bytes, at round numbers of its binary unit; that at 0 may be left out."""
     size, unit = units.byte_unit(top)
@@ -207,7 +203,7 @@ def binary_ticks(axes: Axes, end: float, most: int = 8) -> None:
 
 def time_ticks(axes: Axes, end: float, start: float = 0.0) -> None:
     """Ticks on a linear x axis from `start` to `end` seconds, at round numbers of the unit that the axis is labelled with."""
-    period, short = time_unit(end)
+    period, short = units.time_unit(end)
     axes.set_xlim(start, end)
     ticks = [tick for tick in MaxNLocator(6).tick_values(start / period, end / period) if start <= tick * period <= end]
     axes.set_xticks([tick * period for tick in ticks], [f"{tick:g}" for tick in ticks])

@@ -7,14 +7,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
-from gputrace.figures.figure import BLUE, GREEN, GREY, ORANGE, TEXT_POINTS, VERMILLION, YELLOW, drawable, text_width
+from gputrace.figures.figure import BLACK, BLUE, GREEN, GREY, ORANGE, SKY_BLUE, TEXT_POINTS, VERMILLION, YELLOW, drawable, text_width
+from gputrace.phases import phase_of
 from gputrace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, seconds_of
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
+BACKWARD = len(KINDS)  # a kernel that was launched in a backward pass
 NAMES = {
     KERNEL: "kernel",
+    BACKWARD: "kernel, backward",
     H2D: "copy host to GPU",
     D2H: "copy GPU to host",
     P2P: "copy GPU to GPU",
@@ -24,6 +27,7 @@ NAMES = {
 # Each kind has a hatching too, so that it is known without its colour.
 LOOKS: dict[int, dict[str, Any]] = {
     KERNEL: {"facecolor": BLUE},
+    BACKWARD: {"facecolor": SKY_BLUE},
     H2D: {"facecolor": ORANGE, "hatch": "////"},
     D2H: {"facecolor": GREEN, "hatch": "\\\\\\\\"},
     P2P: {"facecolor": YELLOW, "hatch": "xxxx"},
@@ -55,8 +59,16 @@ class Lane:
         return self.device == HOST
 
 
+def kinds_of(trace: "TraceData") -> np.ndarray:
+    """The kind of each span, BACKWARD where a backward pass launched a kernel."""
+    spans = trace.spans
+    launched = np.where(spans.launch >= 0, spans.start[spans.launch], spans.start)
+    names = np.array(["", *(phase.name for phase in trace.phases)])[phase_of(trace.phases, launched) + 1]
+    return np.where((spans.kind == KERNEL) & (names == "backward"), BACKWARD, spans.kind)
+
+
 def lanes_of(trace: "TraceData", devices: list[int]) -> list[Lane]:
-    """From the top down: the host, and of each device its streams in use and its copy engines in use."""
+    """From the top down: the host, and of each device its streams in use; of a single one its copy engines in use, too."""
     spans = trace.spans
     lanes = [Lane(HOST, None, None, "host", spans.device == HOST)]
     for device in devices:
@@ -66,7 +78,7 @@ def lanes_of(trace: "TraceData", devices: list[int]) -> list[Lane]:
             mask = mine & (spans.stream == stream)
             if mask.any():
                 lanes.append(Lane(device, stream, None, f"{prefix}{name.replace(' stream', '') if prefix else name}", mask))
-        for kind in COPIES:
+        for kind in COPIES if len(devices) == 1 else ():
             mask = mine & (spans.kind == kind)
             if mask.any():
                 lanes.append(Lane(device, None, kind, f"{prefix}{KINDS[kind]}{'' if prefix else ' engine'}", mask))
@@ -82,24 +94,25 @@ def fitting(trace: "TraceData", lanes: list[Lane], most: int) -> list[Lane]:
     return [lane for lane in lanes if id(lane) in kept]
 
 
-def draw_lane(axes: Axes, trace: "TraceData", lane: Lane, row: int, window: tuple[float, float], pixels: float) -> bool:
+def draw_lane(axes: Axes, trace: "TraceData", kinds: np.ndarray, lane: Lane, row: int, window: tuple[float, float], pixels: float) -> bool:
     """The spans of a lane that lie in a window of seconds, which is drawn so many pixels wide; `row` counts from the top.
 
-    Returns whether some were too many to be drawn one by one.
+    `kinds` is what `kinds_of` says of all spans. Returns whether some were too many to be drawn one by one.
     """
     spans, (low, high) = trace.spans, window
     seen = lane.mask & (spans.end >= low) & (spans.start <= high)
     pixel, crowded = (high - low) / pixels, False
     # What the host waits for lies under what other threads launch meanwhile.
-    for kind in (WAIT, LAUNCH) if lane.is_host else np.unique(spans.kind[seen]).tolist():
-        mask = seen & (spans.kind == kind)
+    for kind in (WAIT, LAUNCH) if lane.is_host else np.unique(kinds[seen]).tolist():
+        mask = seen & (kinds == kind)
         if mask.any():
             start, end = np.maximum(spans.start[mask], low), np.minimum(spans.end[mask], high)
             drawn = boxes(start, end, low, pixel)
             crowded |= bool((drawn[:, 2] < 1).any())
             _draw_boxes(axes, drawn, row, pixel, LOOKS[kind], zorder=2 if kind == WAIT else 3)
     if not lane.is_host:
-        _write_names(axes, trace, np.flatnonzero(seen & (spans.kind == KERNEL)), row, window, pixels)
+        for kind, colour in ((KERNEL, "white"), (BACKWARD, BLACK)):
+            _write_names(axes, trace, np.flatnonzero(seen & (kinds == kind)), row, window, pixels, colour)
     return crowded
 
 
@@ -155,7 +168,9 @@ def _draw_boxes(axes: Axes, drawn: np.ndarray, row: int, pixel: float, look: dic
             axes.add_collection(collection, autolim=False)
 
 
-def _write_names(axes: Axes, trace: "TraceData", which: np.ndarray, row: int, window: tuple[float, float], pixels: float) -> None:
+def _write_names(
+    axes: Axes, trace: "TraceData", which: np.ndarray, row: int, window: tuple[float, float], pixels: float, colour: str
+) -> None:
     """The names of the kernels that are wide enough for them; of the widest, where there are very many."""
     spans, (low, high) = trace.spans, window
     start, end = np.maximum(spans.start[which], low), np.minimum(spans.end[which], high)
@@ -164,7 +179,7 @@ def _write_names(axes: Axes, trace: "TraceData", which: np.ndarray, row: int, wi
         name = drawable(short_name(spans.names[spans.name[which[index]]]))
         if text_width(name) + 4 <= points[index]:
             middle = (start[index] + end[index]) / 2
-            look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": TEXT_POINTS, "color": "white"}
+            look: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": TEXT_POINTS, "color": colour}
             axes.text(middle, row + 0.5, name, **look, parse_math=False, zorder=5, clip_on=True)
 
 

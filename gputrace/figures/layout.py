@@ -100,16 +100,10 @@ def _without_smallest(groups: list[list[RecordedSegment]], width: int, most: flo
     first = [group[0] for group in groups]
     others = [segment for group in groups for segment in group[1:]]
     order = [segment for part in (first, others) for segment in sorted(part, key=lambda segment: -segment.size)]
-    sums = list(accumulate(segment.size for segment in order))
-    fits, too_many = 1, int(np.searchsorted(sums, most * width, side="right")) + 1
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if _only(groups, order[:middle], width).height <= most:
-            fits = middle
-        else:
-            too_many = middle
-    page = _only(groups, order[:fits], width)
-    page.left_out = order[fits:]
+    kept = len(order)
+    while (page := _only(groups, order[:kept], width)).height > most and kept > 1:
+        kept = max(1, min(kept - 1, int(kept * most / page.height)))
+    page.left_out = order[kept:]
     return page
 
 

@@ -21,7 +21,6 @@ from gputrace.figures.figure import (
     SIZE,
     STYLE,
     TEXT_POINTS,
-    TITLE_POINTS,
     VERMILLION,
     Figure,
     add_badge,
@@ -35,6 +34,8 @@ from gputrace.figures.figure import (
     words,
 )
 from gputrace.figures.phases import add_phases
+from gputrace.phases import phase_of
+from gputrace.steps import Steps, steps_of
 
 if TYPE_CHECKING:
     from gputrace.trace_data import Device, TraceData
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 LEFT, RIGHT = 0.135, 0.715  # where the axes lie, as shares of the figure's width
 COLUMNS = round((RIGHT - LEFT) * SIZE[0] * DOTS_PER_INCH)  # pixels of the picture
 FAR = 2  # a device that is used more than this many times what PyTorch reserved does not set the scale
+SEEN = 0.01  # of the peak: a growth that is smaller is not the finding
 LINE_GREY = "#777777"
+WITHIN = {"forward": " in the forward pass", "backward": " in the backward pass", "step": " in the optimizer's step"}
 SCALES = {"time": time_ticks, "events": event_ticks}
 
 
@@ -159,24 +162,43 @@ def _source(line: SourceLine) -> str:
 def _finding(seen: _Seen) -> str:
     trace, device = seen.trace, seen.device
     where = f" on cuda:{device}" if len(trace.devices) > 1 else ""
-    peak = units.byte_text(seen.peak)
+    peak, line = units.byte_text(seen.peak), trace.timeline(device)
+    steps = steps_of(trace, device)
+    grows = f"+{units.byte_text(steps.growth)} a step" if steps is not None and _is_kept(steps, line.allocated, seen.peak) else ""
     if trace.error and seen.ooms:
         requested, allocated = int(trace.events.requested[seen.ooms[-1]]), _allocated_at(seen, seen.ooms[-1])
         held = f"{units.byte_text(allocated)} of {units.byte_text(trace.totals[device])} allocated"
-        return f"Out of memory{where}: {units.byte_text(requested)} asked for with {held}"
+        return f"Out of memory{where}: {units.byte_text(requested)} asked for with {held}{grows and f', {grows}'}"
     if not len(trace.events):
         return f"Nothing happened in this recording: {peak} allocated{where} throughout"
     if not seen.peak:
         return f"Nothing was allocated on cuda:{device}"
     if trace.peak_event(device) < 0:
         return f"Never more than the {peak} that were allocated{where} at the start"
-    largest = max(seen.at_peak, key=lambda name: seen.at_peak[name])
-    share = "" if largest == "other" else f": {_percent(seen, largest)} {largest}"
-    if seen.line is None:
-        return f"Peak {peak}{where}{share}"
-    start = f"Peak {peak}{where}, made by "
-    room = 72 * 0.96 * SIZE[0] - text_width(start + share, TITLE_POINTS, bold=True)
-    return f"{start}{shortened(seen.line.text or seen.line.location, room, TITLE_POINTS, bold=True)}{share}"
+    largest = [name for name in sorted(seen.at_peak, key=lambda name: -seen.at_peak[name]) if seen.at_peak[name] > 0]
+    if steps is not None and (grows or not steps.growth):
+        found = f"{grows} in {steps.repeats} steps: " if grows else f"No growth over {steps.repeats} steps: "
+        return _with_shares(f"{found}peak {peak}{where}", seen, largest, ", ")
+    if largest[0] == "other":
+        end, reserved = units.byte_text(line.allocated[-1]), units.byte_text(line.reserved[-1])
+        return f"Peak {peak}{where}, {f'{end} at the end' if end != peak else 'kept to the end'}; {reserved} reserved"
+    phase = int(phase_of(trace.phases, np.array([seen.peak_time]))[0])
+    return _with_shares(f"Peak {peak}{where}{WITHIN[trace.phases[phase].name] if phase >= 0 else ''}", seen, largest, ": ")
+
+
+def _with_shares(title: str, seen: _Seen, largest: list[str], joint: str) -> str:
+    """The title with the two largest known parts of the peak, or as many as there is room for."""
+    for name in largest[:2]:
+        longer = f"{title}{joint}{_percent(seen, name)} {name}"
+        if name != "other" and text_width(longer, TEXT_POINTS, bold=True) <= 0.96 * 72 * SIZE[0]:
+            title, joint = longer, ", "
+    return title
+
+
+def _is_kept(steps: Steps, allocated: np.ndarray, peak: int) -> bool:
+    """Is what the steps left behind enough to be seen, and still there at the end?"""
+    left = steps.growth * (steps.repeats - 1)
+    return left > SEEN * peak and allocated[-1] - allocated[0] >= left
 
 
 def _percent(seen: _Seen, name: str) -> str:

@@ -14,24 +14,27 @@ from gputrace.spans import HOST, RacingSpan, RecordedRace
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
-MANY = 30  # arrows: more are drawn thinner,
-NEAR, FAR = 2, 8  # and one stands for those within so many pixels
+MANY = 30  # arrows: of more only those are drawn for which the stream really waited,
+NEAR, FAR = 2, 8  # thinner, and one for those within so many pixels
 EDGE = (1 - FILLED) / 2  # from a lane's border to its boxes
 
 
 def draw_waits(axes: Axes, trace: "TraceData", lanes: list[Lane], window: tuple[float, float], pixels: float) -> None:
-    """An arrow from the event in its stream's lane to the moment from which the waiting stream may go on; one where several fall in
-    the same pixels."""
+    """An arrow from the event in its stream's lane to the moment from which the waiting stream may go on, one where several fall in the
+    same pixels; none from a stream that had done nothing yet."""
     rows = {(lane.device, lane.stream): row for row, lane in enumerate(lanes) if lane.stream is not None}
+    first_ends = [float(trace.spans.end[lane.mask].min(initial=np.inf)) for lane in lanes]
     waits, pixel = trace.waits, (window[1] - window[0]) / pixels
     seen = np.flatnonzero((waits.until >= window[0]) & (waits.time <= window[1])).tolist()
-    near = (NEAR if len(seen) <= MANY else FAR) * pixel
+    near = NEAR * pixel
+    if len(seen) > MANY:
+        seen, near = [index for index in seen if waits.until[index] - waits.time[index] < pixel], FAR * pixel
     drawn: dict[tuple, tuple] = {}
     for index in seen:
         source = rows.get((int(waits.device[index]), int(waits.stream[index])))
         target = rows.get((int(waits.to_device[index]), int(waits.to_stream[index])))
-        if source is not None and target is not None and source != target:
-            begin, end = float(waits.time[index]), float(waits.until[index])
+        begin, end = float(waits.time[index]), float(waits.until[index])
+        if source is not None and target is not None and source != target and begin > first_ends[source] - pixel:
             drawn.setdefault((source, target, round(begin / near), round(end / near)), (begin, source, end, target))
     lines = [((begin, _edge(a, b)), (end, _edge(b, a))) for begin, a, end, b in drawn.values()]
     few = len(lines) <= MANY

@@ -28,7 +28,7 @@ from gputrace.figures.figure import (
     text_width,
     words,
 )
-from gputrace.figures.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, lanes_of, shade
+from gputrace.figures.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, kinds_of, lanes_of, shade
 from gputrace.figures.phases import add_phases
 from gputrace.figures.relations import draw_races, draw_waits, race_text
 from gputrace.spans import HOST, KIND_GROUPS, chosen, seconds_of, seconds_of_both
@@ -58,14 +58,15 @@ def trace_timeline(
     trace.require_timeline()
     window = _window(trace, start, end)
     devices = _devices(trace) if device is None else [device]
-    lanes = lanes_of(trace, devices)
+    lanes, kinds = lanes_of(trace, devices), kinds_of(trace)
+    phases = trace.phases if memory else []  # the host's: a GPU may run a phase's kernels much later
     races = [race for race in trace.races if {race.first.device, race.second.device} & set(devices)]
     with matplotlib.rc_context(STYLE):
-        entries = _entries(trace, lanes, races)
+        entries = _entries(trace, kinds, lanes, races)
         rows = 1 if sum(text_width(entry.get_label()) + 36 for entry in entries) <= WIDTH else 2
         listed = min(len(races), MOST_RACES)
         top = TITLE + (rows * LINE + 0.06 if entries else 0) + listed * LINE  # inches above the lanes, or the memory
-        under = 0.94 if trace.phases else 0.72  # inches for the phases, the axis and the badge
+        under = 0.94 if phases else 0.72  # inches for the phases, the axis and the badge
         room = SIZE[1] - top - under - (MEMORY + GAP if memory else 0)
         shown = fitting(trace, lanes, int(room / LOWEST))
         page = _Page(top, MEMORY if memory else 0.0, min(room, HIGHEST * len(shown)), under)
@@ -74,8 +75,8 @@ def trace_timeline(
         _add_legend(canvas, entries, rows, page)
         _list_races(canvas, races, page, top - listed * LINE)
         axes = canvas.add_axes(page.box(under, page.lanes))
-        crowded = _draw(axes, trace, shown, races, window, page.lanes / len(shown))
-        add_phases(axes, trace.phases, window[1], start=window[0])
+        crowded = _draw(axes, trace, kinds, shown, races, window, page.lanes / len(shown))
+        add_phases(axes, phases, window[1], start=window[0])
         if memory:
             box = page.box(under + page.lanes + GAP, MEMORY)
             memory_figure.add_memory(canvas, box, trace, trace.device_index(device), window)
@@ -123,7 +124,9 @@ def _devices(trace: "TraceData") -> list[int]:
 # How it is drawn
 
 
-def _draw(axes: Axes, trace: "TraceData", lanes: list[Lane], races: list, window: tuple[float, float], inches: float) -> bool:
+def _draw(
+    axes: Axes, trace: "TraceData", kinds: np.ndarray, lanes: list[Lane], races: list, window: tuple[float, float], inches: float
+) -> bool:
     """The lanes, each so high, and what stands between them; returns whether some spans were too many to be drawn one by one."""
     axes.set(xlim=window, ylim=(len(lanes), 0))
     axes.grid(axis="y", visible=False)
@@ -133,7 +136,7 @@ def _draw(axes: Axes, trace: "TraceData", lanes: list[Lane], races: list, window
     shade(axes, len(lanes))
     crowded = False
     for row, lane in enumerate(lanes):
-        crowded |= draw_lane(axes, trace, lane, row, window, PIXELS)
+        crowded |= draw_lane(axes, trace, kinds, lane, row, window, PIXELS)
         axes.annotate(
             _share_text(trace, lane, inches), (1, row + 0.5), (8, 0), xycoords=axes.get_yaxis_transform(), **BESIDE, fontsize=TEXT_POINTS
         )
@@ -159,10 +162,11 @@ def _percent(part: float, whole: float) -> str:
     return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
 
 
-def _entries(trace: "TraceData", lanes: list[Lane], races: list) -> list:
+def _entries(trace: "TraceData", kinds: np.ndarray, lanes: list[Lane], races: list) -> list:
     """The legend's entries: the kinds that occur."""
-    kinds = np.unique(trace.spans.kind[np.logical_or.reduce([lane.mask for lane in lanes])]).tolist()
-    entries: list = [Patch(**{"edgecolor": "white", "linewidth": 0.3, **LOOKS[kind]}, label=NAMES[kind]) for kind in kinds]
+    there = set(kinds[np.logical_or.reduce([lane.mask for lane in lanes])].tolist())
+    look = {"edgecolor": "white", "linewidth": 0.3}
+    entries: list = [Patch(**{**look, **LOOKS[kind]}, label=NAMES[kind]) for kind in NAMES if kind in there]
     if len(trace.waits):
         entries.append(Line2D([], [], color=BLACK, marker=">", markersize=4, linewidth=1, label="stream waits"))
     if races:
@@ -212,20 +216,20 @@ def _finding(trace: "TraceData", devices: list[int], races: list) -> str:
         count = "A race" if len(races) == 1 else f"{len(races)} races"
         return f"{count}: nothing orders {first.line or first.name} before {second.line or second.name}"
     end = units.time_text(trace.end)
-    if not any(trace.busy(device) for device in devices):
-        return f"Nothing ran on {_named(devices)} in {end}"
-    shares = [_percent(trace.busy(device), trace.end) for device in devices]
-    if len(devices) > 1:
-        return f"{_named(devices)} worked {', '.join(shares)} of {end}"
+    if not any(map(trace.busy, devices)):
+        return f"Nothing ran on {' or '.join(f'cuda:{device}' for device in devices)} in {end}"
+    shares = {device: _percent(trace.busy(device), trace.end) for device in devices}
+    if len(devices) > 2:
+        least, most = (shares[choose(devices, key=trace.busy)] for choose in (min, max))
+        return f"{len(devices)} GPUs worked {least}{f' to {most}' if most != least else ''} of {end}"
+    if len(devices) == 2:
+        first, second = devices
+        both = seconds_of_both(trace.spans, trace.spans.device == first, trace.spans.device == second)
+        return f"cuda:{first} worked {shares[first]}, cuda:{second} {shares[second]} of {end}, both at once {_percent(both, trace.end)}"
     copied, hidden = trace.busy(devices[0], "copy"), trace.overlap(devices[0])
     where = f"cuda:{devices[0]}" if len(trace.devices) > 1 else "The GPU"
-    most = f"{where} worked {shares[0]} of {end}"
+    most = f"{where} worked {shares[devices[0]]} of {end}"
     return f"{most}; kernels overlap {_percent(hidden, copied)} of its copying" if copied else most
-
-
-def _named(devices: list[int]) -> str:
-    names = [f"cuda:{device}" for device in devices]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:

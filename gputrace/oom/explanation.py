@@ -171,17 +171,22 @@ def _free_lines(s: Situation) -> list[str]:
 
 
 def _smaller_batch(s: Situation) -> list[str]:
-    """How much smaller, if activations shrink with the batch, and this request too unless it is for a parameter."""
+    """What shrinks with the batch: activations, and this request too unless it is for a parameter. By how much the batch must shrink is not
+    told: what the step still needs after this line is not known."""
     activations = sum(holding.nbytes for holding in s.holdings if holding.category == "activations")
+    if s.grows > 0:
+        return [
+            f"Memory grows by {byte_text(s.grows)} a step, so a smaller batch only puts the error off: find out what keeps the tensors of "
+            "earlier steps."
+        ]
     if not activations:
         return []
     shrinks = activations + (0 if s.for_parameter else s.segment_size)
-    share = int(100 * (1 - s.short / shrinks))
     what = f"activations, {byte_text(shrinks)}," if s.for_parameter else f"activations and this request, {byte_text(shrinks)},"
     stays = " This request, of a parameter's size, does not shrink." if s.for_parameter else ""
-    if share < 1:
+    if shrinks <= s.short:
         return [f"A smaller batch alone would not do: only {what} shrink with it.{stays}"]
-    return [f"A batch of at most {share}% of this one gets past this line: {what} shrink with it.{stays}"]
+    return [f"Take a smaller batch: {what} shrink with it.{stays}"]
 
 
 def _settings(s: Situation) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 from gputrace.events import CATEGORIES, OOM, MemoryEvent, SourceLine
 from gputrace.phases import phase_of
 from gputrace.replay import RecordedBlock, RecordedSegment
+from gputrace.steps import steps_of
 from virtualgpu.allocator import LARGE_SEGMENT, SMALL_SIZE, Settings, size_text
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class Situation:
     pins: list[Pin]
     settings: Settings
     lost: int  # events
+    grows: int  # bytes that each step of the loop before left behind, as far as such a loop is seen
 
     @property
     def limit(self) -> int | None:
@@ -299,6 +301,7 @@ def situation_of(trace: "TraceData") -> Situation | None:
         pins=_pins(live),
         settings=settings,
         lost=trace.lost,
+        grows=steps.growth if (steps := steps_of(trace, device)) is not None else 0,
     )
 
 

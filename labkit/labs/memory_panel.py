@@ -10,7 +10,7 @@ import ipywidgets as widgets
 from matplotlib.ticker import MaxNLocator
 
 from gputrace import units
-from gputrace.figures.figure import BLACK, BLUE, VERMILLION, Figure, label_ends, new_canvas, time_unit
+from gputrace.figures.figure import BLACK, BLUE, VERMILLION, Figure, label_ends, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import badge
 from labkit.lab_parts.figures import badged, in_style
@@ -155,7 +155,7 @@ def plot_memory_over_time(samples: Sequence[MemorySample], badge: str) -> Figure
     peaks = {name: max(getattr(sample, name) for sample in samples) for name in ("allocated", "reserved", "used")}
     size, unit = units.byte_unit(peaks["used"])
     end = max(sample.seconds for sample in samples) or 1e-6  # the lines of a single moment need some length
-    period, short = time_unit(end)
+    period, short = units.time_unit(end)
     finding = f"Allocated memory peaks at {units.byte_text(peaks['allocated'])}, reserved memory at {units.byte_text(peaks['reserved'])}"
     canvas, *panels = new_canvas(finding, rows=len(devices))
     for axes, device in zip(panels, devices, strict=True):

@@ -8,7 +8,7 @@ import torch
 from matplotlib.axes import Axes
 
 from gputrace import units
-from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, SKY_BLUE, Figure, binary_scale, label_ends, new_canvas, time_unit
+from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, SKY_BLUE, Figure, binary_scale, label_ends, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
@@ -176,7 +176,7 @@ def plot_copy_overlap(result: Result, recorded: Result | None = None) -> Figure:
     axes.set(ylim=(len(ways) - 0.4, -0.6), xlim=(0, None))
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    size, unit = time_unit(max(result.column("seconds"), default=1.0))
+    size, unit = units.time_unit(max(result.column("seconds"), default=1.0))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / size:g}")
     axes.set_xlabel(f"time until all batches are done, {unit}")
     return finished(canvas, result, recorded, _overlap_proof)

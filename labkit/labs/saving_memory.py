@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 
 from gputrace import units
-from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, byte_ticks, darker, new_canvas, time_unit
+from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, byte_ticks, darker, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
 from labkit.lab_parts.figures import finished, hollow, in_style, sources
@@ -126,7 +126,7 @@ def _proof(result: Result) -> str:
 
 def _draw(axes: Axes, result: Result, recorded: Result | None) -> None:
     longest = max(row["seconds"] for source, _ in sources(result, recorded) for row in source.rows)
-    period, short = time_unit(longest)
+    period, short = units.time_unit(longest)
     for row in recorded.rows if recorded else ():
         plain = row["way"] == AS_IT_IS
         look = hollow(VERMILLION if plain else BLUE, 9)

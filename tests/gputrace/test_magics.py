@@ -57,7 +57,7 @@ def test_the_lines_of_the_cell_are_the_readers(shell):
 
 
 def test_names_and_the_last_expression(shell):
-    result, _, _ = run(shell, "%%gpu_memory -o told\nkept = torch.ones(3, device='cuda')\nkept.sum().item()")
+    result, _, _ = run(shell, "%%gpu_memory told\nkept = torch.ones(3, device='cuda')\nkept.sum().item()")
     assert result.result == 3.0 and shell.user_ns["kept"].is_cuda and shell.user_ns["_"] == 3.0
     assert type(shell.user_ns["told"]) is Trace
 
@@ -120,7 +120,6 @@ def test_the_text_is_the_same_every_time(shell):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("a -o b", "give the trace one name, not two: a and b"),
         ("1x", "'1x' is no name of a variable"),
         ("class", "'class' is no name of a variable"),
         ("--fast", "unrecognized arguments: --fast"),
@@ -195,7 +194,7 @@ def test_a_timeline_of_a_cell(shell):
 
 
 def test_a_timeline_with_memory(shell):
-    _, shown, _ = run(shell, "%%gpu_timeline --memory -o told\nx = torch.ones(1 << 20).cuda()")
+    _, shown, _ = run(shell, "%%gpu_timeline --memory told\nx = torch.ones(1 << 20).cuda()")
     assert shown[0] == shell.user_ns["told"].plot_timeline(memory=True).alt
 
 

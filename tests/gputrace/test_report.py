@@ -1,8 +1,12 @@
 """The page about a script's memory: it holds all that it shows, is well formed, and is written however the script ends."""
 
+import datetime
+import json
 import os
+import pickle
 import re
 from html.parser import HTMLParser
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -49,11 +53,11 @@ def card():
         yield used
 
 
-def written(target, run, **options):
+def written(target, run, more=MappingProxyType({}), **options):
     """The page about what `run` does, and what it raised."""
     raised = None
     try:
-        report.run_and_report(run, "train.py --name '<x> & y'", target, **options)
+        report.run_and_report(run, "train.py --name '<x> & y'", {"--output": target, **more}, **options)
     except BaseException as error:
         raised = error
     return Page(target.read_text("utf-8")), raised
@@ -68,7 +72,8 @@ def test_a_page_holds_all_that_it_shows(card, target, capsys):
 
     page, raised = written(target, run)
     assert raised is None
-    assert capsys.readouterr().err == f"labkit trace: the memory of the GPUs is told in {target}\n"
+    assert capsys.readouterr().err == f"labkit trace: wrote {target.as_uri()}\n"
+    assert datetime.date.today().isoformat() in page.text.partition("Ended")[0]
     assert "train.py --name '<x> & y'" in page.text and "12 MiB allocated on cuda:0, made by test_report.py" in page.text
     assert "virtual GPU, modelled on NVIDIA Tesla T4" in page.text and "on the model's clock" in page.text
     assert "torch.zeros(2 * MiB" in page.text and "Nothing that the script" not in page.text
@@ -122,7 +127,7 @@ def test_the_page_is_written_however_the_script_ends(card, target, error, said):
 
 def test_running_out_of_memory_is_explained(card, target, capsys):
     page, raised = written(target, lambda: torch.zeros(1 << 30, device="cuda"))
-    told = f"labkit trace: the memory of the GPUs is told in {target}\nlabkit trace: Out of memory on cuda:0: larger than the GPU\n"
+    told = f"labkit trace: wrote {target.as_uri()}\nlabkit trace: Out of memory on cuda:0: larger than the GPU\n"
     assert capsys.readouterr().err == told
     assert type(raised) is torch.OutOfMemoryError
     assert "Why the memory ran out" in page.text and "Out of memory on cuda:0: larger than the GPU." in page.text
@@ -165,7 +170,7 @@ def test_the_same_page_every_time(card, target):
 
 
 def test_a_forked_child_writes_no_page(card, target, monkeypatch):
-    report.run_and_report(lambda: monkeypatch.setattr(os, "getpid", lambda: 0), "fork.py", target)
+    report.run_and_report(lambda: monkeypatch.setattr(os, "getpid", lambda: 0), "fork.py", {"--output": target})
     assert not target.exists()
 
 
@@ -179,7 +184,7 @@ def test_where_a_page_may_go(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="there is no directory"):
         report.checked("absent/page.html")
     (tmp_path / "train.py").write_text("the script")
-    with pytest.raises(ValueError, match=r"there is another file of that name; .* page, train.html"):
+    with pytest.raises(ValueError, match=r"there is another file of that name; .* such as train.html"):
         report.checked("train.py")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ValueError, match="may not be written"):
@@ -193,9 +198,9 @@ def test_a_page_that_cannot_be_written_leaves_the_scripts_end_alone(card, tmp_pa
         raise SystemExit(4)
 
     with pytest.raises(SystemExit) as raised:
-        report.run_and_report(run, "train.py", target)
+        report.run_and_report(run, "train.py", {"--output": target})
     assert raised.value.code == 4 and "could not be written: No such file" in capsys.readouterr().err
-    assert not report.run_and_report(lambda: None, "train.py", target)
+    assert not report.run_and_report(lambda: None, "train.py", {"--output": target})
 
 
 def test_a_recording_that_cannot_begin_says_why(target, monkeypatch):
@@ -204,7 +209,7 @@ def test_a_recording_that_cannot_begin_says_why(target, monkeypatch):
 
     monkeypatch.setattr(report, "record", refuse)
     with pytest.raises(RuntimeError, match="the driver does not answer"):
-        report.run_and_report(lambda: None, "train.py", target)
+        report.run_and_report(lambda: None, "train.py", {"--output": target})
     assert not target.exists()
 
 
@@ -217,6 +222,35 @@ def test_the_page_says_what_ran_when_and_how_long(card, target):
     part = page.text.partition("What ran when")[2]
     assert "cuda:0" in part and "the host waited" in part and "kernels" in part.partition("Line by line")[0]
     assert any("worked" in image["alt"] and "kernels and copies" in image["alt"] for image in page.having("img"))
+
+
+def test_time_is_told_by_line_and_by_kernel(card, target):
+    def run():
+        x = torch.ones(2048, 2048, device="cuda")
+        for _ in range(3):
+            x @ x
+
+    page, _ = written(target, run)
+    by_line = page.text.partition("The devices' time by line")[2]
+    first = by_line.partition("source")[2].partition("x @ x")[0]
+    assert "test_report.py" in first and "3" in first and "%" in first  # the products take most
+    by_kernel = page.text.partition("time by kernel or copy")[2].partition("cuda:0")[0]
+    assert by_kernel.index("mm") < by_kernel.index("fill")
+
+
+def test_files_for_other_viewers_are_written_too(card, target, tmp_path, capsys):
+    files = {"--chrome": tmp_path / "ran.json", "--snapshot": tmp_path / "memory.pickle"}
+    written(target, lambda: torch.ones(MiB, device="cuda"), files)
+    assert {"fill_", "memory, bytes"} & {event["name"] for event in json.loads(files["--chrome"].read_text())["traceEvents"]}
+    assert pickle.loads(files["--snapshot"].read_bytes())["device_traces"]
+    assert capsys.readouterr().err.splitlines()[1:] == [f"labkit trace: wrote {path.as_uri()}" for path in files.values()]
+
+    def many():
+        for _ in range(20):
+            torch.zeros(MiB, device="cuda")
+
+    written(target, many, files, max_events=10)
+    assert "memory.pickle could not be written: 50 events were lost" in capsys.readouterr().err
 
 
 def test_a_page_of_memory_alone_says_why(card, target):

@@ -136,7 +136,7 @@ def test_nothing_and_too_much(drawn):
     assert plot_allocator_by_hand(Hand()).title == "Nothing is reserved"
     plot_allocator_by_hand(Hand(*[segment(0, ("A", size)) for size in range(10, 30)]))
     axes = drawn[1].axes[0]
-    assert axes.get_xlabel() == "bytes of a segment; and 13 smaller segments"
+    assert axes.get_xlabel() == "bytes of a segment; and 13 more segments"
     assert drawn[1].get_figheight() <= 4.0
 
 

@@ -8,39 +8,22 @@ from hypothesis import strategies as st
 from gputrace.figures.lanes import COLUMN, LEAST, WIDE, boxes, short_name
 
 
-def drawn(*spans, low=0.0):
-    """Boxes of (start, end) in pixels."""
-    start, end = np.array(spans, float).reshape(-1, 2).T
-    return [tuple(round(value, 6) for value in box) for box in boxes(start, end, low, 1.0).tolist()]
-
-
-def test_a_wide_span_is_a_box_of_its_own():
-    assert drawn((10, 20), (20, 40)) == [(10, 10, 1), (20, 20, 1)]
-
-
-def test_a_narrow_span_that_lies_alone_is_seen():
-    assert drawn((10, 10.01), (50, 51.5)) == [(10, 1, 1), (50, 1.5, 1)]
-
-
-def test_narrow_spans_close_together_are_columns_as_high_as_the_share_that_they_cover():
-    assert drawn(*((i, i + 0.5) for i in range(8))) == [(0, COLUMN, 0.5), (COLUMN, COLUMN, 0.5)]
-    assert drawn((0, 0.001), (1, 1.001)) == [(0, COLUMN, LEAST)]
-
-
-def test_what_overlaps_counts_once():
-    assert drawn((0, 2), (1, 3), (3, 4)) == [(0, COLUMN, 1.0)]
-
-
-def test_columns_do_not_move_with_what_lies_before_them():
-    assert drawn((9, 9.5), (10, 10.5), low=8.0) == [(8, COLUMN, 0.25)]
-
-
-def test_spans_that_take_no_time_are_seen():
-    assert drawn((0, 0), (1, 1)) == [(0, COLUMN, LEAST)]
-
-
-def test_nothing():
-    assert drawn() == []
+@pytest.mark.parametrize(
+    ("told", "low", "seen"),
+    [
+        ([], 0, []),
+        ([(10, 20), (20, 40)], 0, [(10, 10, 1), (20, 20, 1)]),  # wide: a box of its own
+        ([(10, 10.01), (50, 51.5)], 0, [(10, 1, 1), (50, 1.5, 1)]),  # narrow and alone: it is seen
+        ([(i, i + 0.5) for i in range(8)], 0, [(0, COLUMN, 0.5), (COLUMN, COLUMN, 0.5)]),  # columns, as high as the share of their time
+        ([(0, 0.001), (1, 1.001)], 0, [(0, COLUMN, LEAST)]),
+        ([(0, 0), (1, 1)], 0, [(0, COLUMN, LEAST)]),  # no time at all
+        ([(0, 2), (1, 3), (3, 4)], 0, [(0, COLUMN, 1.0)]),  # what overlaps counts once
+        ([(9, 9.5), (10, 10.5)], 8.0, [(8, COLUMN, 0.25)]),  # columns do not move with what lies before them
+    ],
+)
+def test_spans_become_boxes(told, low, seen):
+    start, end = np.array(told, float).reshape(-1, 2).T
+    assert [tuple(round(value, 6) for value in box) for box in boxes(start, end, low, 1.0).tolist()] == seen
 
 
 spans = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 20)), min_size=1, max_size=60).map(

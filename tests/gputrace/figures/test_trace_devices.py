@@ -2,8 +2,6 @@
 
 import pytest
 
-from gputrace import figures as plots
-
 
 def replicas(trace_of, sizes):
     """A trace of devices that each hold so many MiB."""
@@ -14,23 +12,24 @@ def replicas(trace_of, sizes):
     ("sizes", "title"),
     [
         ([9], "Peak 9 MiB on cuda:0"),
-        ([40, 10], "Peak 40 MiB on cuda:0, 10 MiB on cuda:1"),
-        ([10, 40, 10], "Peak 40 MiB on cuda:1, about 10 MiB on the other 2"),
+        ([40, 10], "Peak 40 MiB on cuda:0: 4.0 times the 10 MiB on cuda:1"),
+        ([10, 40, 10], "Peak 40 MiB on cuda:1: 4.0 times the 10 MiB on the other 2"),
         ([40, 10, 20, 30], "Peak 40 MiB on cuda:0, 10 MiB to 30 MiB on the other 3"),
+        ([0, 40], "Peak 40 MiB on cuda:1, nothing on cuda:0"),
         ([10, 10, 10], "All 3 devices peak at about 10 MiB"),
     ],
 )
 def test_the_title_compares_the_devices(trace_of, sizes, title):
-    assert plots.trace_devices(replicas(trace_of, sizes)).title == title
+    assert replicas(trace_of, sizes).plot_devices().title == title
 
 
 def test_nothing_allocated(trace_of):
-    assert plots.trace_devices(trace_of([])).title == "Nothing was allocated on any device"
+    assert trace_of([]).plot_devices().title == "Nothing was allocated on any device"
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_panels_share_their_scales(trace_of, drawn, count):
-    figure = plots.trace_devices(replicas(trace_of, range(10, 10 + count)))
+    figure = replicas(trace_of, range(10, 10 + count)).plot_devices()
     panels = drawn[-1].axes
     assert len(panels) == count
     assert len({(panel.get_xlim(), panel.get_ylim()) for panel in panels}) == 1

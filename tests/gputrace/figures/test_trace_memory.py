@@ -1,15 +1,19 @@
 """The memory of a device over time: what the figure finds, says and shows."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
 from gputrace import figures as plots
-from gputrace.events import ACTIVATIONS, OPTIMIZER_STATE, OTHER, PARAMETERS, SourceLine
+from gputrace.events import ACTION_OF, ACTIVATIONS, OTHER, PARAMETERS, WORKSPACE, SourceLine
 from gputrace.figures.figure import CATEGORY_COLOURS
 from gputrace.figures.memory import LINE_GREY
 from gputrace.phases import Phase
 
 MIB = 1 << 20
+LINES = ((), (SourceLine("/home/me/train.py", 11, "train", "loss = model(x)"),))
 
 
 def heights(canvas, colour: str) -> list[float]:
@@ -19,11 +23,11 @@ def heights(canvas, colour: str) -> list[float]:
     return next(patch.get_data().values.tolist() for patch in canvas.axes[0].patches if patch.get_facecolor() == to_rgba(colour))
 
 
-def test_the_title_says_the_peak_the_line_and_what_it_was_made_of(training):
+def test_the_title_says_the_peak_its_phase_and_what_it_was_made_of(training):
     figure = training.plot_memory()
-    assert figure.title == "Peak 90 MiB, made by loss.backward(): 67% activations"
+    assert figure.title == "Peak 90 MiB in the backward pass: 67% activations, 22% gradients"
     assert figure.alt == (
-        "Peak 90 MiB, made by loss.backward(): 67% activations. "
+        "Peak 90 MiB in the backward pass: 67% activations, 22% gradients. "
         "At the peak of 90 MiB, made by train.py:12  loss.backward(): 60 MiB activations, 20 MiB gradients, 10 MiB parameters. "
         "Allocated 0 B at the start, 30 MiB at the end; reserved at most 200 MiB. "
         "All processes together use at most 320 MiB of the device. "
@@ -58,26 +62,65 @@ def test_words_lie_inside_the_picture_are_large_enough_and_cover_no_data(trainin
 def test_the_line_of_the_peak_is_shortened_to_the_width_and_shown_as_it_is_written(trace_of, drawn):
     line = SourceLine("/home/me/train.py", 3, "f", 'print("$x$", "$y$", "漢字"); ' + "held.append(model(batch)); " * 20)
     rows = [(0.0, "segment_alloc", 2, 20), (0.1, "alloc", 2, 9, 0, 1, ACTIVATIONS)]
-    figure = plots.trace_memory(trace_of(rows, stacks=[(), (line,)], seconds=1.0))
-    assert figure.title.startswith('Peak 9 MiB, made by print("$x$", "$y$", "□□"); held')
-    assert figure.title.endswith("…: 100% activations")
+    plots.trace_memory(trace_of(rows, stacks=[(), (line,)], seconds=1.0))
     canvas = drawn[-1]
     canvas.draw_without_rendering()
     for text in [canvas._suptitle, *canvas.texts]:
         assert canvas.bbox.x0 <= text.get_window_extent().x0 and text.get_window_extent().x1 <= canvas.bbox.x1
 
 
-@pytest.mark.parametrize("category", [OTHER, PARAMETERS])
-def test_a_share_of_what_is_not_known_is_no_finding(trace_of, category):
-    title = trace_of([(0.0, "segment_alloc", 2, 20), (0.1, "alloc", 2, 9, 0, 1, category)]).plot_memory().title
-    assert title == "Peak 9 MiB, made by loss = model(x)" + (": 100% parameters" if category == PARAMETERS else "")
+@pytest.mark.parametrize(
+    ("category", "size", "title"),
+    [
+        (OTHER, 9, "Peak 9 MiB, kept to the end; 20 MiB reserved"),
+        (PARAMETERS, 9, "Peak 9 MiB: 100% parameters"),
+        (WORKSPACE, 8, "Peak 8 MiB: 100% workspace"),
+    ],
+)
+def test_a_share_of_what_is_not_known_is_no_finding(trace_of, category, size, title):
+    rows = [(0.0, "segment_alloc", 2, 20), (0.1, "alloc", 2, size, 0, 1, category)]
+    assert trace_of(rows).plot_memory().title == title
+    freed = [(0.2, action, 2, size, 0, 1, category) for action in ("free_requested", "free_completed")]
+    if category == OTHER:
+        assert trace_of([*rows, *freed]).plot_memory().title == "Peak 9 MiB, 0 B at the end; 20 MiB reserved"
 
 
-def test_a_peak_that_no_line_made(trace_of):
-    rows = [(0.0, "segment_alloc", 2, 20), (0.1, "alloc", 2, 9, 0, 0, OPTIMIZER_STATE)]
-    assert trace_of(rows).plot_memory().title == "Peak 9 MiB: 100% optimizer state"
-    library = SourceLine("/usr/lib/python3/dist-packages/thing/deep.py", 4, "f")
-    assert trace_of(rows, stacks=[(library,)]).plot_memory().title == "Peak 9 MiB, made by deep.py:4: 100% optimizer state"
+def looping(trace_of, count, kept, stacks=None, **more):
+    """A trace of steps that allocate 1, 4 and 2 MiB, of which the 4 MiB stay in as many steps as are kept; the first allocates more."""
+    rows, address = [(0.0, "segment_alloc", 1, 600), (0.0, "alloc", 1, 8, 0, 1, WORKSPACE)], 9
+    for step in range(count):
+        rows += [
+            (step + at, "alloc", address + place, size, 0, 1 + at, ACTIVATIONS) for at, place, size in ((0, 0, 1), (1, 1, 4), (1, 5, 2))
+        ]
+        gone = [(0, 1), (5, 2)] if step < kept else [(0, 1), (5, 2), (1, 4)]
+        rows += [(step + 1, action, address + p, n, 0, 1, ACTIVATIONS) for p, n in gone for action in ("free_requested", "free_completed")]
+        address += 7
+    return trace_of(rows, **({"stacks": stacks} if stacks else {}), **more)
+
+
+def test_what_grows_with_each_step_is_the_finding(trace_of):
+    assert looping(trace_of, 6, kept=6).plot_memory().title == "+4 MiB a step in 6 steps: peak 35 MiB, 77% activations, 23% workspace"
+    assert looping(trace_of, 6, kept=0).plot_memory().title == "No growth over 6 steps: peak 15 MiB, 53% workspace, 47% activations"
+    out = looping(trace_of, 6, kept=6)
+    out.events = replace(
+        out.events, action=np.where(np.arange(len(out.events)) == len(out.events) - 1, ACTION_OF["oom"], out.events.action)
+    )
+    out.error = "CUDA out of memory."
+    assert out.plot_memory().title.endswith("of 1 GiB allocated, +4 MiB a step")
+
+
+@pytest.mark.parametrize(
+    ("count", "kept"),
+    [(2, 2), (6, 3)],  # two are no loop; what is freed in the end did not leak
+)
+def test_no_growth_is_claimed_without_proof(trace_of, count, kept):
+    assert " a step" not in looping(trace_of, count, kept).plot_memory().title
+
+
+def test_layers_that_pytorch_runs_one_after_the_other_are_no_steps(trace_of):
+    library = SourceLine("/usr/lib/python3/dist-packages/torch/nn/modules/container.py", 4, "forward")
+    stacks = [(), *((SourceLine("/usr/lib/python3/dist-packages/torch/x.py", n, f"f{n}"), library, *LINES[1]) for n in (1, 2))]
+    assert " a step" not in looping(trace_of, 6, 6, stacks).plot_memory().title
 
 
 def test_nothing_allocated_and_nothing_changed(trace_of):
@@ -95,7 +138,7 @@ def test_out_of_memory_is_the_finding_where_it_ended_the_block_and_else_a_mark(t
     assert "Out of memory: 500 MiB asked for, 300 MiB free on the device." in ended.alt
     assert "out of memory  train.py:12  loss.backward()" in texts(drawn[-1])
     caught = trace_of([*rows, (0.3, "oom", 300, 400, 0, 2)]).plot_memory()
-    assert caught.title == "Peak 600 MiB, made by loss = model(x)"
+    assert caught.title == "Peak 600 MiB, kept to the end; 600 MiB reserved"
     assert "Out of memory, the last of 2 times: 400 MiB asked for" in caught.alt
 
 
@@ -119,9 +162,9 @@ def test_a_device_that_others_fill_does_not_set_the_scale(training, drawn, texts
 def test_the_device_with_the_highest_peak_is_shown_unless_another_is_asked_for(trace_of, drawn):
     rows = [(0.1 * d, action, 2, size, d, 1) for d, size in ((0, 5), (1, 9)) for action in ("segment_alloc", "alloc")]
     trace = trace_of(rows)
-    assert plots.trace_memory(trace).title == "Peak 9 MiB on cuda:1, made by loss = model(x)"
+    assert plots.trace_memory(trace).title == "Peak 9 MiB on cuda:1, kept to the end; 9 MiB reserved"
     assert drawn[-1].axes[0].get_ylabel() == "memory of cuda:1"
-    assert plots.trace_memory(trace, 0).title == "Peak 5 MiB on cuda:0, made by loss = model(x)"
+    assert plots.trace_memory(trace, 0).title == "Peak 5 MiB on cuda:0, kept to the end; 5 MiB reserved"
     with pytest.raises(ValueError, match="device=7: the recording knows 0, 1"):
         plots.trace_memory(trace, 7)
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgba
 
-from gputrace.figures.lanes import LOOKS, RACE
+from gputrace.figures.lanes import BACKWARD, LOOKS, RACE
 from gputrace.phases import Phase
 from gputrace.spans import D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, Execution, RacingSpan, RecordedRace, Spans, Waits
 
@@ -139,11 +139,33 @@ def test_a_race_with_the_host_reaches_the_hosts_lane(timeline, drawn):
 def test_several_devices_each_with_its_lanes(timeline, drawn, texts):
     rows = [*BASE, (1.0, 5.0, 1, 0, KERNEL, "mm", 1, -1), (6.0, 1.0, 1, 0, P2P, "copy", 1, -1)]
     trace = timeline(rows, devices=(0, 1))
-    assert trace.plot_timeline().title == "cuda:0 and cuda:1 worked 70%, 60% of 10 s"
+    assert trace.plot_timeline().title == "cuda:0 worked 70%, cuda:1 60% of 10 s, both at once 52%"
     shown = texts(drawn[-1])
-    assert {"cuda:0 default", "cuda:0 stream 1", "cuda:1 default", "cuda:1 p2p"} < set(shown)
+    assert {"cuda:0 default", "cuda:0 stream 1", "cuda:1 default"} < set(shown) and not any("p2p" in text for text in shown)
     assert trace.plot_timeline("cuda:1").title == "cuda:1 worked 60% of 10 s; kernels overlap 0% of its copying"
     assert not any("cuda:0" in text for text in texts(drawn[-1]))
+
+
+def test_many_devices_have_a_range(timeline):
+    rows = [(0.0, 4.0 + device, device, 0, KERNEL, "mm", 1, -1) for device in range(4)]
+    assert timeline(rows, devices=range(4)).plot_timeline().title == "4 GPUs worked 40% to 70% of 10 s"
+    assert timeline([(0.0, 5.0, *row[2:]) for row in rows], devices=range(4)).plot_timeline().title == "4 GPUs worked 50% of 10 s"
+
+
+def test_kernels_that_a_backward_launched_are_told_apart_however_late_they_run(timeline, drawn, texts):
+    timeline(phases=[Phase("forward", 0.1, 0.3, 1), Phase("backward", 4.9, 5.5, 1)]).plot_timeline()
+    (box,) = [path.get_extents() for shown in of_colour(drawn[-1].axes[0], LOOKS[BACKWARD]["facecolor"]) for path in shown.get_paths()]
+    assert (box.x0, box.x1) == (5.0, 6.0) and {"kernel", "kernel, backward", "add"} < set(texts(drawn[-1]))
+    timeline(phases=[Phase("backward", 0.0, 0.3, 1)]).plot_timeline()
+    (box,) = [path.get_extents() for shown in of_colour(drawn[-1].axes[0], LOOKS[BACKWARD]["facecolor"]) for path in shown.get_paths()]
+    assert (box.x0, box.x1) == pytest.approx((0.2, 4.2))
+
+
+def test_of_very_many_waits_only_those_are_drawn_that_held_a_stream_up(timeline, drawn):
+    waits = [(2.4, 0, 3, 5.0, 0, 0, 1)] * 40 + [(5.0, 0, 3, 5.0, 0, 0, 1), (0.1, 0, 3, 0.1, 0, 0, 1)]  # the last: nothing had run
+    timeline(waits=waits).plot_timeline()
+    (arrows,) = [shown for shown in drawn[-1].axes[0].collections if isinstance(shown, LineCollection)]
+    assert [segment[0][0] for segment in arrows.get_segments()] == [5.0]
 
 
 def test_lanes_for_which_there_is_no_room_are_counted(timeline, drawn, texts):

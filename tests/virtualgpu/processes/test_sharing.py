@@ -108,7 +108,7 @@ def run(names: tuple[str, ...], real: bool) -> tuple[dict, list[str]]:
     seen: dict = {}
     for line in result.stdout.splitlines():
         seen |= json.loads(line)
-    return seen, result.stderr.splitlines()
+    return seen, result.stderr.splitlines()[0 if real else 1 :]  # the kit's first line says where it runs
 
 
 def check(names: tuple[str, ...], real: bool) -> None:
