@@ -73,7 +73,7 @@ def _copy(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: G
         (here or there).scratch(staging(source, target, there, here, non_blocking))
     if not unknown and (waits or here is not None):
         with _DisableTorchDispatch():
-            target.copy_(source)
+            target.copy_(source if there is not None or not races.host_copies else races.on_arrival(source, here.stream))
     if here is None or there is None:
         gpu = here or there
         gpu.copy("d2h" if here is None else "h2d", nbytes, is_pinned(host_side), blocking=waits)
