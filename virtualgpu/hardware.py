@@ -21,7 +21,10 @@ from virtualgpu.selected import Selected
 from virtualgpu.streams.sync_debug import SyncDebug
 from virtualgpu.threads.scheduler import Scheduler
 
-NUMBER_BYTES = 8  # of one number: kept even with values=False, so that a script can read what it counts
+# Kept even with values=False: one number, which a script may print, and what programs count, index and mask with.
+NUMBER_BYTES = 8
+INTEGERS_BYTES = 1 << 20  # of one tensor of integers or truth values
+PRIORITIES = 4  # of streams, from 0 down; this one and the next are PyTorch's own limits
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
 
 
@@ -102,7 +105,7 @@ class Gpu:
             claiming=machine.usage.claiming,
             collect=machine.pending_frees.collect,
         )
-        self.next_stream = {0: 0, -1: 0}  # by priority
+        self.next_stream = [0] * PRIORITIES
         self.passed_on: bool | None = None  # in a broadcast: have the bytes been sent once?
         self.fault: errors.Fault | None = None  # the device-side assert that stopped it
         self.generator: Any = None  # set by virtualgpu.install
@@ -116,10 +119,10 @@ class Gpu:
     def pool_stream(self, priority: int) -> StreamTime:
         """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
         self.machine.several_streams = True
-        high = -1 if priority < 0 else 0
-        number = self.next_stream[high]
-        self.next_stream[high] = (number + 1) % POOL_STREAMS
-        identity = number << 5 | (5 if high else 3)  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
+        kind = min(max(0, -priority), PRIORITIES - 1)
+        number = self.next_stream[kind]
+        self.next_stream[kind] = (number + 1) % POOL_STREAMS
+        identity = number << 5 | (kind + 1) << 1 | 1  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
         return self.streams.setdefault(identity, StreamTime(self.index, identity))
 
     # memory
@@ -347,9 +350,11 @@ class Machine:
             raise errors.invalid_ordinal()
         return self.gpus[device]
 
-    def may_keep(self, nbytes: int) -> bool:
+    def may_keep(self, nbytes: int, dtype: torch.dtype) -> bool:
         """Is there room on the host for the values of one more tensor?"""
-        largest = self.largest_kept if self.values else NUMBER_BYTES
+        largest = self.largest_kept
+        if not self.values:
+            largest = NUMBER_BYTES if dtype.is_floating_point or dtype.is_complex else min(largest, INTEGERS_BYTES)
         return nbytes <= largest and self.kept_bytes + nbytes <= self.host_budget
 
     def keep(self, kept: int | None, sign: int = 1) -> None:

@@ -149,15 +149,16 @@ class VirtualTensor(torch.Tensor):
     def pin_memory(self, device: Any = None) -> Any:
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
 
-    def new(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def new(self, *args: Any, device: Any = None) -> torch.Tensor:
         """The legacy constructor: of a size, of data, or empty."""
+        device = self.device if device is None else device
         if self.layout is torch.sparse_coo and len(args) > 1:
-            return torch.sparse_coo_tensor(*args, device=self.device, check_invariants=False)
+            return torch.sparse_coo_tensor(*args, device=device, check_invariants=False)
         if len(args) == 1 and torch.is_storage(args[0]):
             return self.new_empty(0).set_(getattr(args[0], "_untyped_storage", args[0]))
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
-            return self.new_tensor(args[0])
-        return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args or (0,))
+            return self.new_tensor(args[0], device=device)
+        return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args or (0,), device=device)
 
     def record_stream(self, stream: Any) -> None:
         if (block := memory_of(self).block) is not None:
@@ -219,12 +220,12 @@ def require_values(memory: Memory) -> None:
     """Raises RuntimeError for a storage whose values were not kept."""
     if memory.kept is None:
         gpu = memory.gpu
-        why = "they take too much host memory" if gpu.machine.values else "the machine was made with values=False"
-        raise RuntimeError(
-            f"the values of this tensor on {gpu.device} were not kept, because {why}: only its shape and its memory are known. "
-            "Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) "
-            f"before {front_end.name()} starts."
-        )
+        why = "they take too much host memory" if gpu.machine.values else "nothing is computed here (values=False)"
+        text = f"the values of this tensor on {gpu.device} were not kept, because {why}: only its shape and its memory are known."
+        if gpu.machine.values:
+            text += " Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) "
+            text += f"before {front_end.name()} starts."
+        raise RuntimeError(text)
 
 
 def require_within_capacity(storage: VirtualStorage, nbytes: int) -> None:
@@ -346,7 +347,7 @@ def empty_without_values(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, a
 
 def empty(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype) -> VirtualTensor:
     """Uninitialised memory on a GPU, as `torch.empty_strided`, with values while the host has room for them."""
-    if not gpu.machine.may_keep(span_bytes(size, stride, dtype)):
+    if not gpu.machine.may_keep(span_bytes(size, stride, dtype), dtype):
         made = empty_without_values(gpu, size, stride, dtype)
     else:
         with _DisableTorchDispatch():

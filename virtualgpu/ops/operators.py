@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from math import prod
+from math import nan, prod
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ def like(call: Call) -> Any:
     dtype = kwargs.get("dtype") or model.dtype
     numel = model.numel() if name.endswith("_like") else prod(call.args[1])
     nbytes = numel * dtype.itemsize
-    if not gpu.machine.may_keep(nbytes):
+    if not gpu.machine.may_keep(nbytes, dtype):
         shape = on_meta(call)
         result = empty_without_values(gpu, shape.size(), shape.stride(), shape.dtype)
     elif name in _FILLED:
@@ -205,9 +205,12 @@ def set_storage(call: Call) -> Any:
 def read_scalar(call: Call) -> Any:
     """`.item()`: the host waits for the stream and for the number."""
     gpu, nbytes = call.common_gpu(), call.moved
-    require_values(memory_of(call.args[0]))
+    x = call.args[0]
+    blank = memory_of(x).kept is None and gpu.machine.blanks_host and x.dtype.is_floating_point  # as a copy to the host would bring it
+    if not blank:
+        require_values(memory_of(x))
     gpu.read(nbytes)
-    return call.on_cpu()
+    return nan if blank else call.on_cpu()
 
 
 def compare(call: Call) -> Any:
