@@ -52,7 +52,7 @@ class Memory:
         self.gpu.machine.keep(self.kept, -1)
         if self.block is not None:
             if self.touched is not None and self.gpu.machine.several_streams:
-                self.gpu.machine.races.freed(self)
+                self.gpu.machine.races.freed(self.gpu, self.block, self.touched)
             if self.export is not None:
                 self.gpu.machine.pending_frees.add(self.gpu.allocator, self.block, self.export)
             else:
@@ -310,7 +310,7 @@ class Machine:
         if self.initialised or not self.heeds_environment or "CUDA_VISIBLE_DEVICES" not in os.environ:
             return [gpu.number for gpu in self.gpus]
         # As CUDA does: what follows the first invalid entry is ignored.
-        return list(takewhile(range(len(self.gpus)).__contains__, torch.cuda._parse_visible_devices()))
+        return list(takewhile(range(len(self.gpus)).__contains__, torch.cuda._parse_visible_devices()))  # type: ignore[arg-type]  # or UUIDs
 
     def nvml_index(self, device: "torch.device | int | str | None") -> int:
         """NVML's number of what the program calls so: NVML counts all GPUs of the computer. Raises RuntimeError for one not visible."""
