@@ -23,6 +23,15 @@ from virtualgpu.threads.scheduler import Scheduler
 
 NUMBER_BYTES = 8  # of one number: kept even with values=False, so that a script can read what it counts
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
+_KIND_BITS, _LOW, _HIGH = 5, 3, 5
+
+
+def stream_name(handle: int) -> str:
+    """What to call a stream of a virtual GPU: "stream 1" is the first that `torch.cuda.Stream()` gave. Empty for another handle."""
+    number, kind = handle >> _KIND_BITS, handle & ((1 << _KIND_BITS) - 1)
+    if number >= POOL_STREAMS or kind not in (_LOW, _HIGH):
+        return ""
+    return f"stream {number + 1}{' of high priority' if kind == _HIGH else ''}"
 
 
 class Memory:
@@ -119,7 +128,7 @@ class Gpu:
         high = -1 if priority < 0 else 0
         number = self.next_stream[high]
         self.next_stream[high] = (number + 1) % POOL_STREAMS
-        identity = number << 5 | (5 if high else 3)  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
+        identity = number << _KIND_BITS | (_HIGH if high else _LOW)  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
         return self.streams.setdefault(identity, StreamTime(self.index, identity))
 
     # memory
