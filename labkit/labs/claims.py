@@ -291,8 +291,8 @@ class ClaimsPanel(Panel):
     """The claims of four articles, to be filtered by article and verdict. Your guess runs the claim that is chosen, on the GPUs in use.
 
     `name` is the claim chosen at first. `outcome` is what the last one came to. There is no Stop button: a guess runs one claim, which
-    takes a moment or, in a process of its own, some seconds, and is ended when it takes longer than it
-    may, or when the kernel is interrupted.
+    takes a moment or, in a process of its own, some seconds, and is ended when it takes longer than it may,
+    or when the kernel is interrupted.
     """
 
     question = "Does this claim hold?"

@@ -19,7 +19,7 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Region":
-        return cls(tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.dtype)
+        return cls(int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.dtype)
 
     def bytes(self) -> tuple[int, int]:
         """The first byte of the storage that is shown, and the byte after the last."""

@@ -112,7 +112,7 @@ def test_streams_are_numbered_as_they_were_met_and_on_virtual_gpus_as_they_were_
         return trace_of([(0.1 * n, "segment_alloc", 200 * n, 20, 0, 0, 5, handle) for n, handle in enumerate(handles, 1)]).stream_names(0)
 
     assert names(0x5599, 0x5507, 0) == {0: "default stream", 0x5599: "stream 1", 0x5507: "stream 2"}
-    assert names(2 << 5 | 3, 5, 3) == {0: "default stream", 3: "stream 1", 5: "stream 1 of high priority", 67: "stream 3"}
+    assert names(2 << 5 | 3, 5, 3) == {0: "default stream", 3: "stream 1", 5: "stream 1 of priority -1", 67: "stream 3"}
 
 
 def test_a_moment_that_did_not_come_is_told(training):

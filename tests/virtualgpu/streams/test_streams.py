@@ -45,8 +45,21 @@ def test_a_stream_of_another_device_brings_its_device_along():
 def test_streams_and_events_are_torchs_own_kinds():
     assert isinstance(torch.cuda.Stream(), torch.Stream)
     assert isinstance(torch.cuda.Event(), torch.Event)
+
+
+def test_priorities():
     low, high = torch.cuda.Stream.priority_range()
-    assert low == 0 > high
+    assert (low, high) == (0, -3)
+    assert [torch.cuda.Stream(priority=p).priority for p in (1, 0, -1, -2, -3, -4)] == [0, 0, -1, -2, -3, -3]
+
+
+def test_events_of_two_devices_have_no_time_between_them():
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    for index, event in enumerate(events):
+        event.record(torch.cuda.current_stream(index))
+        event.synchronize()
+    with pytest.raises(RuntimeError, match="invalid resource handle"):
+        events[0].elapsed_time(events[1])
 
 
 def test_the_generic_stream_serves_too():
