@@ -47,7 +47,7 @@ def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | 
         return faults.survive(call, error)
 
 
-VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[method-assign, assignment]
+VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
 
 
 def _prepare(op: Operator) -> Handler:

@@ -144,12 +144,12 @@ def into_given(call: Call) -> Any:
             refuse_waiting(x)
             raise different_devices(call.args, call.kwargs)
     for position, name in enumerate(call.op.outs):
-        x = call.kwargs.get(name)
-        if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).export is not None:
+        given = call.kwargs.get(name)
+        if type(given) is VirtualTensor and given.layout is torch.strided and memory_of(given).export is not None:
             with _DisableTorchDispatch():
-                empty = torch.empty(0, dtype=x.dtype, device="meta")
+                empty = torch.empty(0, dtype=given.dtype, device="meta")
             found = list(tensors(on_meta(call.with_arguments(*call.args, **call.kwargs | {name: empty}))))
-            _require_within_capacity(x, found[position])
+            _require_within_capacity(given, found[position])
     return refit(compute(call))
 
 
@@ -180,8 +180,8 @@ def resize(call: Call) -> Any:
         return refit(call.op.kernel(*call.args, **call.kwargs))
 
 
-def _require_within_capacity(x: torch.Tensor, shape: torch.Tensor) -> None:
-    nbytes = x.storage_offset() * x.itemsize + span_bytes(shape.size(), shape.stride(), shape.dtype)
+def _require_within_capacity(x: VirtualTensor, shape: torch.Tensor) -> None:
+    nbytes = int(x.storage_offset()) * x.itemsize + span_bytes(shape.size(), shape.stride(), shape.dtype)
     require_within_capacity(x.untyped_storage(), nbytes)
 
 

@@ -107,7 +107,7 @@ def resize(call: Call, targets: list[torch.Tensor]) -> None:
         if x.size() != shape.size():
             fresh = empty_without_values(call.gpu, shape.size(), shape.stride(), shape.dtype)
             with _DisableTorchDispatch():
-                x.set_(fresh)
+                x.set_(fresh)  # type: ignore[call-overload]  # the stubs know no tensor there
 
 
 def shapes_of(call: Call) -> Any:
