@@ -244,6 +244,8 @@ class Gpu:
     def synchronize(self) -> None:
         if self.fault is not None:
             self.notice(waits=True)
+        while self.machine.under_way:
+            self.machine.under_way[0].land()
         self.machine.clock.synchronize_device(self.index, self.profile.synchronize_seconds)
 
     def notice(self, waits: bool = False) -> None:
@@ -286,6 +288,7 @@ class Machine:
         self.gpus = [Gpu(self, index) for index in range(count)]
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
+        self.under_way: list[Any] = []  # collectives that this rank has entered, and nobody has waited for
         self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
         self.leaf_streams: weakref.WeakKeyDictionary[Memory, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory
         self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see `streams.backward`

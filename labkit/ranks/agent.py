@@ -15,6 +15,8 @@ if not sys.flags.safe_path:
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
 from labkit.processes import forkserver, messages
 from labkit.processes.supervision import end_with_caller, stay_until_cleared
+from virtualgpu import profiles
+from virtualgpu.processes import usage_table
 
 sys.path.pop(0)
 
@@ -28,6 +30,7 @@ from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 PROBE = 5.0  # seconds for a store to answer on a port of this machine that is in use
 _RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
+_shared: list[usage_table.UsageTable] = []  # as long as this process lives
 
 
 class RefusedError(Exception):
@@ -42,6 +45,7 @@ def main(folder: str, fileno: str, node: str) -> None:
     try:
         endpoint = _endpoint(caller, folder)
         _choose_devices(request, int(node))
+        _share_machine(request["virtual"])
         host, port, address = _addresses(endpoint)
         store = _meeting_place(host, port, address, request["join_timeout"])
         messages.send(caller, endpoint=f"{host}:{store.port}", devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu")
@@ -77,7 +81,7 @@ def _endpoint(caller: socket.socket, folder: str) -> str:
 
 def _choose_devices(request: dict[str, Any], node: int) -> None:
     """Let the ranks see the GPUs of this machine, a part for each node here, if there is one for each rank; otherwise none."""
-    ranks, wish = request["ranks_here"], request["devices"]
+    ranks, wish = request["ranks_here"], "cpu" if request["virtual"] else request["devices"]
     count = torch.cuda.device_count() if wish != "cpu" else 0
     needed = ranks * request["nodes_here"]
     if wish == "cuda" and count < needed:
@@ -87,6 +91,14 @@ def _choose_devices(request: dict[str, Any], node: int) -> None:
     elif request["nodes_here"] > 1:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(seen[node * ranks : (node + 1) * ranks])
+
+
+def _share_machine(virtual: dict[str, Any] | None) -> None:
+    """Let the ranks of this node find one virtual machine, of which each knows what the others hold."""
+    if virtual is not None:
+        total = virtual["memory"] or profiles.load(virtual["like"]).total_memory
+        _shared.append(usage_table.UsageTable(virtual["name"], virtual["gpus"], total))
+        os.environ[usage_table.ADDRESS] = _shared[0].address
 
 
 def _addresses(endpoint: str) -> tuple[str, int, str]:

@@ -54,7 +54,7 @@ def _prepare(op: Operator) -> Handler:
     """Choose what runs an operator. Raises NotImplementedError if a virtual GPU does not."""
     op.handler = handler = choose(op)
     op.model_only = handler is operators.like
-    op.touches_values = handler not in TOUCHES_NO_VALUES
+    op.touches_values = handler not in TOUCHES_NO_VALUES and op.func.namespace != "c10d"
     op.marks_written = bool(op.written) and op.touches_values and op.name != "copy_"
     return handler
 
@@ -63,7 +63,9 @@ def choose(op: Operator) -> Handler:
     """A family's own function for the operator, or the rule of its kind."""
     func, name = op.func, op.name
     if func.namespace == "c10d":
-        raise unsupported("torch.distributed with CUDA tensors, and what stands on it (DistributedDataParallel, FSDP),")
+        from virtualgpu.collectives import operators as collectives  # torch.distributed is heavy, and a torch may be without it
+
+        return collectives.run
     if func.namespace in ON_THE_CPU_ALONE or (name not in HANDLERS and faults.has_cpu_kernel_alone(func)):
         raise NotImplementedError(f"Could not run '{func._schema.name}' with arguments from the 'CUDA' backend.")
     if name in HANDLERS:
