@@ -5,7 +5,8 @@ it, which this rank learns when somebody waits for it, so until then it is under
 """
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +115,7 @@ class ProcessGroupNCCL(ProcessGroupGloo):
             self.coalescing.append(underway)
         work = VirtualWork([underway], list(transfer.received))
         if not is_async and self.coalescing is None:
-            work.wait()
+            work.settle()
         return work
 
 
@@ -196,13 +197,16 @@ class VirtualWork(Work):
             part.land()
 
     def wait(self, timeout: Any = None) -> bool:
-        self.land()
-        self.order()
-        if self._future is None:
-            self._result = []
+        self.settle()
         if self in _works:
             _works.remove(self)
         return True
+
+    def settle(self) -> None:
+        """As `wait`, by the group itself: the caller will wait once more, and then C++ must still find this object."""
+        self.order()
+        if self._future is None:
+            self._result = []
 
     def order(self) -> None:
         """What the current stream does from now on comes after it."""
@@ -266,3 +270,14 @@ _works: list[VirtualWork] = []  # C++ holds them by pointer only
 def end_coalescing(group: ProcessGroupNCCL) -> VirtualWork:
     parts, group.coalescing = group.coalescing or [], None
     return VirtualWork(parts, [x for part in parts if part.transfer for x in part.transfer.received])
+
+
+@contextmanager
+def made_on(gpu: Gpu) -> Iterator[None]:
+    """In the block, what C++ makes on the CPU is made on this GPU."""
+    selected = gpu.machine.selected
+    before, selected.made_on = selected.made_on, gpu
+    try:
+        yield
+    finally:
+        selected.made_on = before

@@ -12,7 +12,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.distributed_c10d import ProcessGroupGloo as Gloo
 
-from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer
+from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on
 from virtualgpu.ops.call import Call, bytes_of, different_devices
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import VirtualTensor, tensors, unsupported
@@ -37,6 +37,12 @@ def run(call: Call) -> Any:
         is_async = call.argument("async_op")
         work = group.run(call.gpu, transfer, is_async=is_async is None or bool(is_async)).boxed()
     return (call.args[0], work) if len(call.op.func._schema.returns) == 2 else work
+
+
+def functional(call: Call) -> Any:
+    """`_c10d_functional::`: PyTorch's own C++ (Functional.cpp), which comes back by the operators above."""
+    with made_on(call.gpu), call.gpu.machine.host_operators:
+        return call.func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call.args, **call.kwargs)
 
 
 def _group(call: Call) -> ProcessGroupNCCL:

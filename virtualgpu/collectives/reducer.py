@@ -4,7 +4,7 @@ C++ believes the parameters to lie on the CPU: what it makes "on their device" i
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from virtualgpu.collectives.group import ProcessGroupNCCL, end_coalescing
-from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.collectives.group import Options, ProcessGroupNCCL, end_coalescing, made_on
+from virtualgpu.hardware import Machine
 from virtualgpu.tensor import VirtualTensor
 
 
@@ -22,7 +22,11 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     if not dist.is_available():
         return
     ProcessGroupNCCL.__module__ = distributed_c10d.__name__
-    yield distributed_c10d, {"_NCCL_AVAILABLE": True, "ProcessGroupNCCL": ProcessGroupNCCL}
+    yield distributed_c10d, {
+        "_NCCL_AVAILABLE": True,
+        "ProcessGroupNCCL": ProcessGroupNCCL,
+        "default_pg_nccl_timeout": Options()._timeout,
+    }
     for module in (dist, c10d):
         yield module, {"ProcessGroupNCCL": ProcessGroupNCCL}
     yield dist, {"Reducer": Reducer, "_verify_params_across_processes": verify_parameters}
@@ -44,17 +48,6 @@ def _coalescing(start: Any, end: Any) -> dict[str, Any]:
         return end_coalescing(backend) if isinstance(backend, ProcessGroupNCCL) else end(self, device)
 
     return {"_start_coalescing": start_coalescing, "_end_coalescing": finish_coalescing}
-
-
-@contextmanager
-def made_on(gpu: Gpu) -> Iterator[None]:
-    """In the block, what C++ makes on the CPU is made on this GPU."""
-    selected = gpu.machine.selected
-    before, selected.made_on = selected.made_on, gpu
-    try:
-        yield
-    finally:
-        selected.made_on = before
 
 
 def verify_parameters(group: Any, parameters: list[torch.Tensor], logger: Any = None) -> None:
