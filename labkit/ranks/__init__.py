@@ -34,6 +34,7 @@ def torchrun(
     like: str | None = None,
     memory: str | int | None = None,
     values: bool = True,
+    virtual_time: bool = False,
     live: bool = False,
     quiet: bool = False,
 ) -> Ranks:
@@ -58,6 +59,7 @@ def torchrun(
         like: the model of virtual GPUs, such as "H200": each node is a machine that has one for each of its ranks.
         memory: of each virtual GPU, in bytes or as "16GiB". The default is the model's.
         values: False keeps the shapes, memory, order and time of virtual GPUs, but computes nothing.
+        virtual_time: let Python's `time` tell the model's times in ranks with virtual GPUs: the same on every computer.
         live: print lines as they come. Otherwise in the order of the ranks: the same text whatever the timing.
         quiet: print nothing.
 
@@ -70,7 +72,7 @@ def torchrun(
     path = Path(script)
     check_script(path)
     request = _request(arguments, ranks, nodes, endpoint, timeout, join_timeout, max_restarts, devices)
-    request["virtual"] = _virtual(request, like, memory, values)
+    request["virtual"] = _virtual(request, like, memory, values, virtual_time)
     request |= {"script": os.path.abspath(path), "name": str(path)}
     return _run(path.read_bytes(), request, timeout, live, quiet)
 
@@ -79,7 +81,7 @@ def torchrun_cell(source: str, **options: Any) -> Ranks:
     """Run the text of a notebook's cell as a script: what `%%torchrun` does. Options and errors as of `torchrun`."""
     chosen = {"ranks": 2, "nodes": 1, "endpoint": None, "timeout": 60, "join_timeout": 60, "max_restarts": 0, "devices": None} | options
     live = chosen.pop("live", False)
-    virtual = chosen.pop("like", None), chosen.pop("memory", None), chosen.pop("values", True)
+    virtual = chosen.pop("like", None), chosen.pop("memory", None), chosen.pop("values", True), chosen.pop("virtual_time", False)
     request = _request((), **chosen) | {"script": None, "name": "cell.py"}
     request["virtual"] = _virtual(request, *virtual)
     return _run(source.encode(), request, chosen["timeout"], live, quiet=False)
@@ -102,7 +104,8 @@ def _run(source: bytes, request: dict[str, Any], timeout: float | None, live: bo
 
 def _short_folder() -> str | None:
     """The folder of temporary files, or one with a shorter name: that of a socket is limited."""
-    return None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST - len("labkit-12345678/ranks") else "/tmp"
+    longest = _LONGEST - len("labkit-12345678/labkit-smi-12345678-12345678/socket~")
+    return None if len(os.fsencode(tempfile.gettempdir())) < longest else "/tmp"
 
 
 def _request(
@@ -138,11 +141,11 @@ def _request(
     }
 
 
-def _virtual(request: dict[str, Any], like: Any, memory: Any, values: Any) -> dict[str, Any] | None:
+def _virtual(request: dict[str, Any], like: Any, memory: Any, values: Any, virtual_time: bool) -> dict[str, Any] | None:
     """The virtual machine of one node, checked; None for no virtual GPUs."""
     if like is None:
-        if memory is not None or values is not True:
-            raise ValueError("memory= and values= are those of virtual GPUs: name their model too, such as like='H200'")
+        if memory is not None or values is not True or virtual_time:
+            raise ValueError("memory=, values= and virtual_time= are those of virtual GPUs: name their model too, such as like='H200'")
         return None
     if request["devices"] == "cuda":
         raise ValueError("devices='cuda' asks for real GPUs, and like= for virtual ones: leave one of them out")
@@ -151,7 +154,8 @@ def _virtual(request: dict[str, Any], like: Any, memory: Any, values: Any) -> di
         check_memory(limit)
     if not (values is True or values is False):
         raise ValueError(f"values={values!r}: choose one of True, False")
-    return {"gpus": request["ranks_here"], "like": like, "name": profiles.load(like).name, "memory": limit, "values": values}
+    name = profiles.load(like).name
+    return {"gpus": request["ranks_here"], "like": like, "name": name, "memory": limit, "values": values, "time": virtual_time}
 
 
 def _port(endpoint: str) -> int:

@@ -15,8 +15,7 @@ if not sys.flags.safe_path:
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
 from labkit.processes import forkserver, messages
 from labkit.processes.supervision import end_with_caller, stay_until_cleared
-from virtualgpu import profiles
-from virtualgpu.processes import usage_table
+from virtualgpu.machines import share
 
 sys.path.pop(0)
 
@@ -30,7 +29,6 @@ from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 PROBE = 5.0  # seconds for a store to answer on a port of this machine that is in use
 _RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
-_shared: list[usage_table.UsageTable] = []  # as long as this process lives
 
 
 class RefusedError(Exception):
@@ -45,7 +43,8 @@ def main(folder: str, fileno: str, node: str) -> None:
     try:
         endpoint = _endpoint(caller, folder)
         _choose_devices(request, int(node))
-        _share_machine(request["virtual"])
+        if virtual := request["virtual"]:
+            share(virtual["gpus"], virtual["like"], virtual["memory"])
         host, port, address = _addresses(endpoint)
         store = _meeting_place(host, port, address, request["join_timeout"])
         messages.send(caller, endpoint=f"{host}:{store.port}", devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu")
@@ -91,14 +90,6 @@ def _choose_devices(request: dict[str, Any], node: int) -> None:
     elif request["nodes_here"] > 1:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(seen[node * ranks : (node + 1) * ranks])
-
-
-def _share_machine(virtual: dict[str, Any] | None) -> None:
-    """Let the ranks of this node find one virtual machine, of which each knows what the others hold."""
-    if virtual is not None:
-        total = virtual["memory"] or profiles.load(virtual["like"]).total_memory
-        _shared.append(usage_table.UsageTable(virtual["name"], virtual["gpus"], total))
-        os.environ[usage_table.ADDRESS] = _shared[0].address
 
 
 def _addresses(endpoint: str) -> tuple[str, int, str]:

@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
 from labkit.processes import messages
 from labkit.processes.supervision import end_before_others, leave
+from virtualgpu.commands import set_up_for_times
 from virtualgpu.machines import use
 from virtualgpu.script import run_script
 
@@ -38,7 +40,10 @@ def main(folder: str, script: str, *arguments: str) -> None:
     faulthandler.register(signal.SIGUSR1, stacks)  # it stays open for the signal
     virtual = json.loads(Path(folder, "request.json").read_text())["virtual"]
     if virtual is not None:
-        use(virtual["gpus"], virtual["like"], virtual["memory"], virtual["values"])
+        before, tempfile.tempdir = tempfile.tempdir, folder  # its nvidia-smi goes with the job, even if this process is killed
+        gpus = use(virtual["gpus"], virtual["like"], virtual["memory"], virtual["values"])
+        tempfile.tempdir = before
+        set_up_for_times(gpus, virtual["time"])
     try:
         run_script(script, list(arguments))
     except SystemExit as error:

@@ -21,6 +21,8 @@ from virtualgpu.collectives.ring import collective_seconds, launch_seconds
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.without_values import all_known, forget
 
+WATCHDOG_SECONDS = 0.1  # between two looks of NCCL's watchdog at what is done (kWatchdogThreadSleepMillis, ProcessGroupNCCL.hpp)
+
 _alive: list[Any] = []  # C++ holds groups by pointer only
 
 
@@ -57,15 +59,17 @@ class Options:
 class ProcessGroupNCCL(ProcessGroupGloo):
     """One group of ranks, with a communication stream on each GPU that it is used on."""
 
-    Options = Options
+    Options = Options  # type: ignore[assignment]
     NCCL_SPLIT_NOCOLOR = -1
 
-    def __init__(self, store: Any, rank: int, size: int, options: Options | None = None) -> None:
+    def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
         self._options = options or Options()
         super().__init__(store, rank, size, timeout=self._options._timeout)
         self.rendezvous = Rendezvous(PrefixStore("virtual nccl", store), rank, size, self._options._timeout)
         self.coalescing: list[Underway] | None = None
+        self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
         self._streams: dict[int, StreamTime] = {}
+        self._stashed: list[VirtualWork] = []
         _alive.append(self)
 
     def name(self) -> str:
@@ -86,7 +90,7 @@ class ProcessGroupNCCL(ProcessGroupGloo):
     def perform_nocolor_split(self, device: torch.device) -> None:
         """Nothing is shared between groups."""
 
-    def eager_connect_single_device(self, device: torch.device) -> None:
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
         """Groups are connected from the start."""
 
     def abort(self) -> None:
@@ -108,6 +112,7 @@ class ProcessGroupNCCL(ProcessGroupGloo):
         stream = self.stream(gpu) if is_async or self.coalescing is not None else gpu.stream
         if stream is not gpu.stream:
             machine.clock.wait(stream, machine.clock.record(gpu.stream))
+        self._unstash(machine.clock.host)
         machine.clock.advance_host(launch_seconds(transfer.kind))
         underway = Underway(self, gpu, stream, transfer)
         machine.under_way.append(underway)
@@ -116,7 +121,18 @@ class ProcessGroupNCCL(ProcessGroupGloo):
         work = VirtualWork([underway], list(transfer.received))
         if not is_async and self.coalescing is None:
             work.settle()
+        elif self.coalescing is None:
+            self._stashed.append(work)
         return work
+
+    def _unstash(self, now: float) -> None:
+        """Let go of the tensors of works that nobody has waited for: the watchdog finds out now and then that they are done, and the next
+        collective drops them (shelvesToUnstash_, ProcessGroupNCCL.cpp). Where real ranks' memory varies between runs, this is why."""
+        looked = now // WATCHDOG_SECONDS * WATCHDOG_SECONDS
+        for work in list(self._stashed):
+            if work.is_over(looked):
+                self._stashed.remove(work)
+                work.drop()
 
 
 class Underway:
@@ -129,6 +145,7 @@ class Underway:
         channel = "all" if transfer.peers is None else "{}>{}".format(*transfer.peers)
         ready = max(self.launched, stream.ready)
         self.entry = group.rendezvous.enter(channel, transfer.name, transfer.kind, ready, self.known)
+        self.stash = [*transfer.sent, *transfer.received]
         self.said: list[dict[str, Any]] = []
         self.works: list[Any] | None = None
         self.event: EventTime | None = None
@@ -179,7 +196,7 @@ class Underway:
         start = max(each["ready"] for each in self.said)
         self.event = machine.clock.launch_together(self.stream, name, self.launched, start, seconds)
         machine.under_way.remove(self)
-        self.transfer = None  # type: ignore[assignment]  # it keeps no memory
+        self.transfer = None  # type: ignore[assignment]  # it keeps no private copies
 
 
 class VirtualWork(Work):
@@ -198,13 +215,25 @@ class VirtualWork(Work):
 
     def wait(self, timeout: Any = None) -> bool:
         self.settle()
+        self.drop()
+        return True
+
+    def is_over(self, time: float) -> bool:
+        return all(part.event is not None and part.event.time <= time for part in self._parts)
+
+    def drop(self) -> None:
+        """Nobody needs it any more, nor what it keeps."""
+        for part in self._parts:
+            part.stash = []
+        self._future, self._result = None, []
         if self in _works:
             _works.remove(self)
-        return True
 
     def settle(self) -> None:
         """As `wait`, by the group itself: the caller will wait once more, and then C++ must still find this object."""
         self.order()
+        for part in self._parts:
+            part.stash = []
         if self._future is None:
             self._result = []
 
@@ -239,7 +268,7 @@ class VirtualWork(Work):
             self._future = OrderedFuture(self)
             self._future.set_result(self._result)
             if torch._C._current_graph_task_id() != -1:
-                torch.autograd.Variable._execution_engine.queue_callback(self.wait)
+                torch.autograd.Variable._execution_engine.queue_callback(self.order)
         return self._future
 
     def get_future_result(self) -> Any:

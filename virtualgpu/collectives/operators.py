@@ -10,14 +10,14 @@ import torch
 from torch._C import _DisableTorchDispatch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
-from torch.distributed.distributed_c10d import ProcessGroupGloo as Gloo
 
 from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on
 from virtualgpu.ops.call import Call, bytes_of, different_devices
 from virtualgpu.ops.without_values import all_known
-from virtualgpu.tensor import VirtualTensor, tensors, unsupported
+from virtualgpu.tensor import VirtualTensor, unsupported
 
 Tensor = torch.Tensor
+Gloo: Any = torch.distributed.distributed_c10d.ProcessGroupGloo  # whose methods its type stub leaves out
 Values = list[tuple[Tensor, Tensor]]
 _OPERATORS: dict[str, Callable[[Call, ProcessGroupNCCL], Transfer]] = {}
 
@@ -83,8 +83,8 @@ def _options(kind: type, **values: Any) -> Any:
 
 def _reduction(call: Call, ranks: int) -> tuple[Any, str, Callable[[Tensor], Tensor]]:
     """The reduction as gloo knows it, its name, and what is done to its result."""
-    op = call.argument("reduce_op")
-    op = op.op() if isinstance(op, torch.ScriptObject) else op
+    given: Any = call.argument("reduce_op")
+    op = given.op() if hasattr(given, "op") else given
     kind = ReduceOp.RedOpType(op) if isinstance(op, int) else op
     name = getattr(kind, "name", str(kind)).rpartition(".")[2]
     if name == "PREMUL_SUM":
@@ -339,4 +339,5 @@ def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 @_operator("barrier")
 def _barrier(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    group.barrier_tensor = call.argument("tensor")
     return Transfer("all_reduce", "barrier()", 4, [], [], start=lambda: [Gloo.barrier(group, c10d.BarrierOptions())])

@@ -22,11 +22,14 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     if not dist.is_available():
         return
     ProcessGroupNCCL.__module__ = distributed_c10d.__name__
-    yield distributed_c10d, {
-        "_NCCL_AVAILABLE": True,
-        "ProcessGroupNCCL": ProcessGroupNCCL,
-        "default_pg_nccl_timeout": Options()._timeout,
-    }
+    yield (
+        distributed_c10d,
+        {
+            "_NCCL_AVAILABLE": True,
+            "ProcessGroupNCCL": ProcessGroupNCCL,
+            "default_pg_nccl_timeout": Options()._timeout,
+        },
+    )
     for module in (dist, c10d):
         yield module, {"ProcessGroupNCCL": ProcessGroupNCCL}
     yield dist, {"Reducer": Reducer, "_verify_params_across_processes": verify_parameters}
