@@ -40,7 +40,9 @@ def add_to(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     made["grade"].add_argument("--out", required=True, metavar="DIR", help="where records, tables and pages go")
     made["grade"].add_argument("--workers", type=int, default=1, metavar="N", help="sandboxes at the same time (default: 1)")
     made["grade"].add_argument("--scheduler", metavar="tcp://…", help="a Dask scheduler, whose workers do the work")
-    made["grade"].add_argument("--sandbox", metavar="NAME", help="bubblewrap, unshare or none (default: the best that works)")
+    weaker = "bubblewrap; unshare or none, where submissions can READ and WRITE your files (default: bubblewrap)"
+    made["grade"].add_argument("--sandbox", metavar="NAME", help=weaker)
+    made["grade"].add_argument("--again", action="append", default=[], metavar="LAB/STUDENT", help="grade this one anew; may be repeated")
     for name in ("collect", "grade"):
         made[name].add_argument("--students", metavar="FILE", help="a CSV file with a column `student`: who is in the course")
 
@@ -114,7 +116,7 @@ def _grade(options: argparse.Namespace, course: "Course") -> int:
     students = _students(options)
     submissions, problems = collect.collect(Path(options.source), course, students)
     store = grading.Store(Path(options.out))
-    count = grading.grade_all(course, submissions, store, options.workers, options.scheduler, options.sandbox, _progress)
+    count = grading.grade_all(course, submissions, store, options.workers, options.scheduler, options.sandbox, _progress, options.again)
     results.write(course, submissions, problems, store, students)
     print(f"{count} graded, {len(submissions) - count} kept, {len(problems)} remarks: see {Path(options.out) / 'index.html'}")
     return 0

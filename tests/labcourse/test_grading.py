@@ -33,7 +33,7 @@ CLASS = {
 }
 LATE = f"""
 course = "GPUs"
-seed = 3
+seed = "33333333333333333333333333333333"
 notebooks = "{NOTEBOOKS}"
 late_days = 1
 late_penalty = 0.25
