@@ -121,7 +121,8 @@ def _explained(result: dict[str, Any], place: int | None, errors: list[list[Any]
     error = next((error for error in errors if error[0] == place), None)
     if result["status"] != "not attempted" or error is None:
         return result
-    return result | {"status": "wrong", "message": text(f"Not yet: your cell did not run: {error[2] or error[1]}")}
+    said = re.sub(r"\(<ipython-input[^>]*>, ", "(", error[2]) or error[1]
+    return result | {"status": "wrong", "message": text(f"Not yet: your cell did not run: {said}")}
 
 
 class _Examination:

@@ -20,7 +20,7 @@ from labcourse import scan
 RELIED_ON = ("torch", "torch.functional", "torch.nn.functional", "torch.testing", "builtins", "math", "random", "time")  # in part
 WATCHED = ("json", "json.encoder", "json.decoder", "torch._C", "torch.cuda", "torch.cuda.memory", "torch.cuda.streams", "torch.cuda.random")
 OWN = ("virtualgpu", "gputrace", "labkit", "labcourse")
-COSMETIC = {"__repr__", "__str__", "__format__", "__doc__", "print", "__torch_function__"}  # what no observation rests on
+COSMETIC = {"__repr__", "__str__", "__format__", "__doc__", "print", "load", "save", "__torch_function__"}  # what no observation rests on
 
 LIBRARIES = tuple({os.path.dirname(os.__file__), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
 KIT = tuple(f"/{package}/" for package in OWN)
@@ -32,7 +32,16 @@ INSIDES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame", "gi_code", "__code__"
 EVENTS = FRAMES | OBJECTS | LOADING | {"object.__getattr__", "object.__setattr__", "compile", "open", "os.kill", "os.killpg"}
 NETWORK = {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname"}
 EVENTS |= NETWORK | {"import"}
-DONE_FOR_IT = NETWORK | {"compile", "open", "os.kill", "os.killpg"}  # also where a library does it for the notebook
+DONE_FOR_IT = NETWORK | {"open", "os.kill", "os.killpg"}  # also where a library does it for the notebook
+RUNNING_TEXTS = {
+    "timeit.py",
+    "code.py",
+    "codeop.py",
+    "runpy.py",
+    "ast.py",
+    "bdb.py",
+    "doctest.py",
+}  # what they compile comes from their caller
 SECRET = re.compile(r"\.ipynb$|^/proc/[^/]+/(mem|fd|task|root|cwd|environ|maps)|^/dev/fd")  # files
 MOST = 200  # reports
 
@@ -80,11 +89,11 @@ def _own_frame(frame: types.FrameType | None, event: str) -> types.FrameType | N
         if not _is_library(frame):
             return frame
         file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if (
-            (event not in DONE_FOR_IT and name not in HANDING_OUT and "/ctypes/" not in file)
-            or "/linecache." in file
-            or "importlib" in file
-        ):
+        if event == "compile":
+            passed_on = os.path.basename(file) in RUNNING_TEXTS
+        else:
+            passed_on = event in DONE_FOR_IT or name in HANDING_OUT or "/ctypes/" in file
+        if not passed_on or "/linecache." in file or "importlib" in file:
             return None
         frame = frame.f_back
     return None
@@ -123,7 +132,7 @@ def _said(event: str, arguments: tuple[Any, ...], names: dict[str, Any]) -> list
         above = isinstance(first, int) and (first <= 1 or first == os.getppid())
         return [("suspect", "it tried to end other processes")] if above else []
     if event == "pickle.find_class":
-        told = scan.of_path(f"{first}.{arguments[1]}") or scan.of_name(str(arguments[1]))
+        told = "" if str(first).startswith("torch") else scan.of_path(f"{first}.{arguments[1]}") or scan.of_name(str(arguments[1]))
         return [("suspect", told)] if told else []
     if event in ("open", "import"):
         return [("suspect", text) for text in (_of_file(first) if event == "open" else _of_module(str(first)))]
@@ -175,10 +184,11 @@ class Originals:
     """
 
     def __init__(self) -> None:
-        relied_on = _names_in_checks()
+        relied_on = {name for code in _codes("labkit.checks", "labkit.machine", "virtualgpu") for name in code.co_names}
         made = [(path, owner, *_callables(owner, relied_on if path in RELIED_ON else None)) for path, owner in _watched()]
         self._held = [entry for entry in made if entry[2]]
         self._known: dict[tuple[str, str], set[Any]] = {}
+        self._of_machines = _codes("virtualgpu")
         self.learn()
 
     def learn(self) -> None:
@@ -206,7 +216,7 @@ class Originals:
         return sorted(found)
 
     def _knows(self, path: str, name: str, value: Any) -> bool:
-        return _identity(value) in self._known[path, name]
+        return _identity(value) in self._known[path, name] or _code(value) in self._of_machines
 
 
 def _inherited(owner: type, name: str) -> bool:
@@ -221,19 +231,15 @@ def _identity(value: Any) -> Any:
     return id(value) if code is None else code
 
 
-def _names_in_checks() -> set[str]:
-    """All names in the code of the checks, and of what they use of the kit."""
-    found: set[str] = set()
-    remaining = [
-        code
-        for name, module in list(sys.modules.items())
-        if name.startswith(("labkit.checks", "labkit.machine", "virtualgpu"))
-        for code in _codes_in(module)
-    ]
+def _codes(*packages: str) -> set[types.CodeType]:
+    """Of all functions in these packages and modules, those within functions too."""
+    found: set[types.CodeType] = set()
+    remaining = [code for name, module in list(sys.modules.items()) if name.startswith(packages) for code in _codes_in(module)]
     while remaining:
         code = remaining.pop()
-        found.update(code.co_names)
-        remaining += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        if code not in found:
+            found.add(code)
+            remaining += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return found
 
 

@@ -102,6 +102,8 @@ def of_path(path: str, writes: bool = False) -> str:
         return f"it uses {path}"
     if root in KIT and not (".".join(parts[:2]) in PUBLIC - {"labkit.labs"} or LABS.fullmatch(".".join(parts[:3]))):
         return f"it uses {path}, which is no part of the lessons"
+    if "__dict__" in parts[1:]:
+        return f"it uses {path}"
     private = [part for part in parts[1:] if part.startswith("_") and not part.endswith("__")]
     if root in MEASURED and private and ".".join(parts[:3]) not in PRIVATE:
         return f"it uses {path}"

@@ -19,8 +19,7 @@ class Played:
 
     limits = LIMITS
     memory = 0
-    changed: list[str] = []
-    reports: list[str] = []
+    changed = reports = ()
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
