@@ -83,7 +83,7 @@ class Course:
     def lab(self, name: str) -> Lab:
         """The lab of that name, or of the lesson of that number. Raises ValueError, naming the choices."""
         for lab in self.labs:
-            if name in (lab.name, lab.name[:2]):
+            if name in (lab.name, lab.name[:2], lab.name[:2].lstrip("0")):
                 return lab
         raise ValueError(f"there is no lab {name!r}; there are {', '.join(lab.name for lab in self.labs)}")
 

@@ -45,6 +45,7 @@ STANDING = ("graded", "suspect", "altered", "errors")  # a zero is one: it ran t
 LARGEST_FIGURE = 4000  # pixels on a side
 LONGEST_TEXT = 600  # characters of what a submission may have a say in
 LONGEST_OBSERVATION = 4000  # characters of an observation in a record
+_HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")  # controls
 _OUT_OF_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Cannot allocate memory")
 
 
@@ -56,6 +57,7 @@ class Examined:
         status: "graded" or a key of `KINDS`; `detail` says more.
         exercises: one result an exercise, in order.
         remarks: what a person should know.
+        sources: what stands in the cell of each exercise.
         figures: PNG images, in base64, of the cells that the student wrote.
         resources: bytes of memory at most.
     """
@@ -67,6 +69,7 @@ class Examined:
     cell_errors: list[list[Any]] = field(default_factory=list)
     figures: list[str] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
     memory: int = 0
 
     @property
@@ -94,6 +97,7 @@ def examine(data: bytes, student: str, lab: Lab, course: Course, handed_out: fro
         examined.note("unreadable", str(error))
         return examined
     examined.written = {task.id: text(notebook.written.get(task.id, ""), 20_000) for task in lab.written}
+    examined.sources = {number: text(notebook.code[place - 1], 4000) for number, place in notebook.places.items()}
     cells = [{"source": source, "figures": source not in handed_out} for source in notebook.code]
     results: dict[str, dict[str, Any]] = {}
     examination = _Examination(cells, student, lab, course, sandbox, examined)
@@ -134,7 +138,7 @@ class _Examination:
     def __init__(self, cells: list[dict[str, Any]], student: str, lab: Lab, course: Course, sandbox: Sandbox, examined: Examined) -> None:
         self._cells, self._student, self._lab, self._course = cells, student, lab, course
         self._sandbox, self._limits, self._examined = sandbox, sandbox.limits, examined
-        self._end = time.monotonic() + self._limits.seconds
+        self._end = math.inf
         self.reported: list[str] = []
 
     def run(self, results: dict[str, dict[str, Any]]) -> None:
@@ -142,6 +146,8 @@ class _Examination:
         first = True
         while remaining and self._examined.status not in VOID:
             with self._sandbox.run() as process:
+                if first:  # now that the sandbox has started
+                    self._end = time.monotonic() + self._limits.seconds
                 try:
                     self._run_cells(process, first)
                     self._try_exercises(process, remaining, results)
@@ -198,6 +204,7 @@ class _Examination:
             exercise = remaining.pop(0)
             if not self._seconds(1.0):
                 results[exercise.number] = outcome(exercise, "time", f"the submission's {self._limits.seconds:g} s were over")
+                self._examined.note("time", f"{exercise.number}: {results[exercise.number]['message']}")
                 continue
             try:
                 result = self._tried(process, exercise)
@@ -289,7 +296,7 @@ def _finite(value: Any) -> Any:
 
 def text(said: str, longest: int = LONGEST_TEXT) -> str:
     """What a submission had a say in, as one harmless piece of text."""
-    plain = "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in said[: 2 * longest])
+    plain = "".join(letter if letter in "\n\t" or not _HARMFUL.match(letter) else "\ufffd" for letter in said[: 2 * longest])
     plain = _without_addresses(plain)
     return plain if len(plain) <= longest else plain[: longest - 1] + "…"
 

@@ -141,6 +141,7 @@ def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox
         "out_of": lab.points,
         "exercises": examined.exercises,
         "written": [{"id": task.id, "answer": examined.written.get(task.id, ""), "out_of": task.points} for task in lab.written],
+        "sources": {exercise.number: examined.sources.get(exercise.number, "") for exercise in lab.exercises},
         "cell_errors": examined.cell_errors,
         "remarks": examined.remarks,
         "figures": [hashlib.sha256(image.encode()).hexdigest() for image in examined.figures],
@@ -149,6 +150,7 @@ def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox
         "sandbox": sandbox.backend.name,
         "submission": submission.digest,
         "received": submission.received,
+        "known_from": submission.known_from,
         "fingerprint": "" if examined.status == "failed" else fingerprint(submission, lab, course),
     }
     used = {"seconds": round(time.monotonic() - began, 3), "memory_bytes": examined.memory}

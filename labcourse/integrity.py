@@ -187,6 +187,7 @@ class Originals:
         relied_on = {name for code in _codes("labkit.checks", "labkit.machine", "virtualgpu") for name in code.co_names}
         made = [(path, owner, *_callables(owner, relied_on if path in RELIED_ON else None)) for path, owner in _watched()]
         self._held = [entry for entry in made if entry[2]]
+        self._first = [vars(owner).keys() | COSMETIC for _, owner, _, _ in self._held]
         self._known: dict[tuple[str, str], set[Any]] = {}
         self._of_machines = _codes("virtualgpu")
         self.learn()
@@ -211,12 +212,14 @@ class Originals:
                 kept = tuple(b if name in odd else a for name, a, b in zip(names, now, values, strict=True))
                 self._held[index] = path, owner, names, kept
             if isinstance(owner, type):
-                new = [name for name in there if (path, name) not in self._known and name not in COSMETIC]
-                found += [f"{path}.{name}" for name in new if callable(there[name]) and _inherited(owner, name)]
+                new = [
+                    name for name in there.keys() - self._first[index] if callable(there[name]) and not self._knows(path, name, there[name])
+                ]
+                found += [f"{path}.{name}" for name in new if _inherited(owner, name)]
         return sorted(found)
 
     def _knows(self, path: str, name: str, value: Any) -> bool:
-        return _identity(value) in self._known[path, name] or _code(value) in self._of_machines
+        return _identity(value) in self._known.get((path, name), ()) or _code(value) in self._of_machines
 
 
 def _inherited(owner: type, name: str) -> bool:
