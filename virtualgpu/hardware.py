@@ -26,6 +26,15 @@ NUMBER_BYTES = 8
 INTEGERS_BYTES = 1 << 20  # of one tensor of integers or truth values
 PRIORITIES = 4  # of streams, from 0 down; this one and the next are PyTorch's own limits
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
+_KIND_BITS = 5  # of a stream's handle
+
+
+def stream_name(handle: int) -> str:
+    """What to call a stream of a virtual GPU: "stream 1" is the first that `torch.cuda.Stream()` gave. Empty for another handle."""
+    number, kind = handle >> _KIND_BITS, handle % (1 << _KIND_BITS)
+    if number >= POOL_STREAMS or kind not in range(3, 3 + 2 * PRIORITIES, 2):
+        return ""
+    return f"stream {number + 1}{f' of priority {(3 - kind) // 2}' if kind > 3 else ''}"
 
 
 class Memory:
@@ -122,7 +131,7 @@ class Gpu:
         kind = min(max(0, -priority), PRIORITIES - 1)
         number = self.next_stream[kind]
         self.next_stream[kind] = (number + 1) % POOL_STREAMS
-        identity = number << 5 | (kind + 1) << 1 | 1  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
+        identity = number << _KIND_BITS | (kind + 1) << 1 | 1  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
         return self.streams.setdefault(identity, StreamTime(self.index, identity))
 
     # memory
@@ -278,6 +287,7 @@ class Machine:
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
         self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
+        self.leaf_streams: weakref.WeakKeyDictionary[Memory, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory
         self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see `streams.backward`
 
     def handing_over(self) -> float:
