@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labcourse import reading, scan
-from labcourse.assignment import Course, Exercise, Lab
+from labcourse.assignment import Assignment, Course, Exercise
 from labcourse.sandbox import EndedError, Sandbox, SubmissionProcess
 from labkit import checks
 from labkit.checks import checking
@@ -88,7 +88,7 @@ class Examined:
             self.remarks.append(remark)
 
 
-def examine(data: bytes, student: str, lab: Lab, course: Course, handed_out: frozenset[str], sandbox: Sandbox) -> Examined:
+def examine(data: bytes, student: str, lab: Assignment, course: Course, handed_out: frozenset[str], sandbox: Sandbox) -> Examined:
     """Examine one notebook file's content. `handed_out`: the code cells of the released notebook, whose figures nobody needs."""
     examined = Examined()
     try:
@@ -135,7 +135,9 @@ class _Examination:
     All together they take no longer than the course allows. `reported` is what the runs' processes reported.
     """
 
-    def __init__(self, cells: list[dict[str, Any]], student: str, lab: Lab, course: Course, sandbox: Sandbox, examined: Examined) -> None:
+    def __init__(
+        self, cells: list[dict[str, Any]], student: str, lab: Assignment, course: Course, sandbox: Sandbox, examined: Examined
+    ) -> None:
         self._cells, self._student, self._lab, self._course = cells, student, lab, course
         self._sandbox, self._limits, self._examined = sandbox, sandbox.limits, examined
         self._end = math.inf

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labcourse import assignment, backends, collect, grading, marks, release, returns
-from labcourse.assignment import Course, Lab
+from labcourse.assignment import Assignment, Course
 from labcourse.sandbox import Sandbox, SandboxError
 
 SETUP = """#!/usr/bin/env bash
@@ -25,12 +25,12 @@ cd /autograder/source && exec /autograder/venv/bin/python -m labcourse.gradescop
 """
 
 
-def files(course: Course, labs: list[Lab]) -> dict[str, str | bytes]:
+def files(course: Course, labs: list[Assignment]) -> dict[str, str | bytes]:
     """All that a release consists of: students' and instructor's notebooks, and a zip file for each lab."""
     return release.files(course, labs, "labkit") | {f"gradescope/{lab.name}.zip": autograder(course, lab) for lab in labs}
 
 
-def autograder(course: Course, lab: Lab) -> bytes:
+def autograder(course: Course, lab: Assignment) -> bytes:
     """The zip file to upload: setup.sh, run_autograder, and the course with this lab alone."""
     from labkit import __version__
 
@@ -43,7 +43,7 @@ def autograder(course: Course, lab: Lab) -> bytes:
     return returns.zipped({name: text.encode() for name, text in files.items()}, ("setup.sh", "run_autograder"))
 
 
-def _described(course: Course, lab: Lab) -> str:
+def _described(course: Course, lab: Assignment) -> str:
     """The course as a file again; Gradescope itself knows what is late."""
     points = ", ".join(f'"{task.number}" = {task.points:g}' for task in lab.exercises)
     lines = [
@@ -89,7 +89,7 @@ def main(lab: str, folder: str = "/autograder") -> int:
     return 0
 
 
-def _graded(course: Course, lab: Lab, folder: Path) -> dict[str, Any]:
+def _graded(course: Course, lab: Assignment, folder: Path) -> dict[str, Any]:
     submissions, problems = collect.collect(folder, course)
     if len(submissions) != 1:
         raise ValueError("; ".join(problem.detail for problem in problems) or f"one notebook was due, there are {len(submissions)}")

@@ -1,8 +1,9 @@
 """The virtual GPUs of one machine: their memory, streams and random generators."""
 
 import os
+import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any
@@ -14,67 +15,52 @@ from virtualgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
 from virtualgpu.clock import costs
 from virtualgpu.clock.machine_clock import Clock, StreamEvents, StreamTime
 from virtualgpu.host_memory import host_budget
-from virtualgpu.processes.exported_blocks import ExportedBlock, PendingFrees
+from virtualgpu.processes.exported_blocks import PendingFrees
 from virtualgpu.processes.usage_table import UsageTable
 from virtualgpu.profiles import Profile
-from virtualgpu.selected import Selected
 from virtualgpu.streams.sync_debug import SyncDebug
 from virtualgpu.threads.scheduler import Scheduler
 
-NUMBER_BYTES = 8  # of one number: kept even with values=False, so that a script can read what it counts
+# Kept even with values=False: one number, which a script may print, and what programs count, index and mask with.
+NUMBER_BYTES = 8
+INTEGERS_BYTES = 1 << 20  # of one tensor of integers or truth values
+PRIORITIES = 4  # of streams, from 0 down; this one and the next are PyTorch's own limits
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
+_KIND_BITS = 5  # of a stream's handle
 
 
-class Memory:
-    """What a storage holds on a GPU. It hangs on the storage's Python object, so it dies with the last view of the storage.
+def stream_name(handle: int) -> str:
+    """What to call a stream of a virtual GPU: "stream 1" is the first that `torch.cuda.Stream()` gave. Empty for another handle."""
+    number, kind = handle >> _KIND_BITS, handle % (1 << _KIND_BITS)
+    if number >= POOL_STREAMS or kind not in range(3, 3 + 2 * PRIORITIES, 2):
+        return ""
+    return f"stream {number + 1}{f' of priority {(3 - kind) // 2}' if kind > 3 else ''}"
 
-    `kept` is the number of bytes of values on the host, None for a storage without values.
-    """
 
-    __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "storage", "touched", "written")
+class Selected(threading.local):
+    """What one thread has selected: the current device, and the current stream of each device."""
 
-    def __init__(self, gpu: "Gpu", block: Block | None, kept: int | None) -> None:
-        self.gpu = gpu
-        self.block = block
-        self.born = gpu.machine.selected.call  # the call that made it: a Python instruction or a node of a backward
-        self.kept = kept
-        self.export: ExportedBlock | None = None  # to other processes
-        self.storage: weakref.ref[torch.UntypedStorage] | None = None  # where the garbage collector does not tell of it
-        self.touched: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
-        # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
-        self.written = 0 if gpu.machine.several_streams else gpu.default_stream.count + 1
-        gpu.machine.keep(kept)
+    def __init__(self) -> None:
+        self.device = 0
+        self.streams: dict[int, StreamTime] = {}
+        self.gpu: Gpu | None = None  # where the last operator on a device tensor ran,
+        self.call: tuple | None = None  # and which call it belonged to: see virtualgpu.host.cpu_operators
+        self.waiting: tuple | None = None  # the call for which C++ made tensors on the CPU
+        self.task = -1  # the backward under way,
+        self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
+        self.root: Gpu | None = None  # where the next backward starts
+        self.untimed = False  # a thread whose work takes none of the host's time
+        self.nodes = 0  # nodes of autograd that this thread has made so far
+        self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return
+        self.arrived: tuple | None = None  # the node of a backward whose stream has been chosen
+        self.in_operator = False  # an operator is running of which the race detector knows: those that it is made of are part of it
+        self.product: Callable[[], Any] | None = None  # what the last matrix product was written to
 
-    def __del__(self) -> None:
-        self.gpu.machine.keep(self.kept, -1)
-        if self.block is not None:
-            if self.touched is not None and self.gpu.machine.several_streams:
-                self.gpu.machine.races.freed(self)
-            if self.export is not None:
-                self.gpu.machine.pending_frees.add(self.gpu.allocator, self.block, self.export)
-            else:
-                self.gpu.allocator.free(self.block)
-
-    @property
-    def shared(self) -> bool:
-        """May another process see the values?"""
-        return self.export is not None
-
-    def forget(self) -> None:
-        """The values are known no longer."""
-        if self.kept is not None:
-            self.gpu.machine.keep(self.kept, -1)
-            self.gpu.machine.keep(None)
-            self.kept = None
-
-    @property
-    def address(self) -> int:
-        return 0 if self.block is None else self.block.address
-
-    @property
-    def requested(self) -> int:
-        """Bytes that a storage may have here."""
-        return 0 if self.block is None else self.block.requested
+    def visit(self, task: int, *places: "Gpu | None") -> None:
+        """Note that the backward `task` has operators in these places."""
+        if self.task != task:
+            self.task, self.places = task, set() if self.root is None else {self.root}
+        self.places.update(places)
 
 
 class Gpu:
@@ -102,7 +88,7 @@ class Gpu:
             claiming=machine.usage.claiming,
             collect=machine.pending_frees.collect,
         )
-        self.next_stream = {0: 0, -1: 0}  # by priority
+        self.next_stream = [0] * PRIORITIES
         self.passed_on: bool | None = None  # in a broadcast: have the bytes been sent once?
         self.fault: errors.Fault | None = None  # the device-side assert that stopped it
         self.generator: Any = None  # set by virtualgpu.install
@@ -116,10 +102,10 @@ class Gpu:
     def pool_stream(self, priority: int) -> StreamTime:
         """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
         self.machine.several_streams = True
-        high = -1 if priority < 0 else 0
-        number = self.next_stream[high]
-        self.next_stream[high] = (number + 1) % POOL_STREAMS
-        identity = number << 5 | (5 if high else 3)  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
+        kind = min(max(0, -priority), PRIORITIES - 1)
+        number = self.next_stream[kind]
+        self.next_stream[kind] = (number + 1) % POOL_STREAMS
+        identity = number << _KIND_BITS | (kind + 1) << 1 | 1  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
         return self.streams.setdefault(identity, StreamTime(self.index, identity))
 
     # memory
@@ -275,6 +261,7 @@ class Machine:
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
         self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
+        self.leaf_streams: weakref.WeakKeyDictionary[Any, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory
         self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see `streams.backward`
 
     def handing_over(self) -> float:
@@ -306,7 +293,7 @@ class Machine:
         if self.initialised or not self.heeds_environment or "CUDA_VISIBLE_DEVICES" not in os.environ:
             return [gpu.number for gpu in self.gpus]
         # As CUDA does: what follows the first invalid entry is ignored.
-        return list(takewhile(range(len(self.gpus)).__contains__, torch.cuda._parse_visible_devices()))
+        return list(takewhile(range(len(self.gpus)).__contains__, torch.cuda._parse_visible_devices()))  # type: ignore[arg-type]  # or UUIDs
 
     def nvml_index(self, device: "torch.device | int | str | None") -> int:
         """NVML's number of what the program calls so: NVML counts all GPUs of the computer. Raises RuntimeError for one not visible."""
@@ -347,9 +334,11 @@ class Machine:
             raise errors.invalid_ordinal()
         return self.gpus[device]
 
-    def may_keep(self, nbytes: int) -> bool:
+    def may_keep(self, nbytes: int, dtype: torch.dtype) -> bool:
         """Is there room on the host for the values of one more tensor?"""
-        largest = self.largest_kept if self.values else NUMBER_BYTES
+        largest = self.largest_kept
+        if not self.values:
+            largest = NUMBER_BYTES if dtype.is_floating_point or dtype.is_complex else min(largest, INTEGERS_BYTES)
         return nbytes <= largest and self.kept_bytes + nbytes <= self.host_budget
 
     def keep(self, kept: int | None, sign: int = 1) -> None:

@@ -47,7 +47,7 @@ class MemoryRecorder:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._start = 0.0
-        self.machine: machine.Machine | None = None
+        self.machine: machine.MachineInUse | None = None
         self.badge = ""
         self.looks = 0  # how often something new was seen
 
@@ -188,6 +188,8 @@ class MemoryPanel(Panel):
     It starts at once, and redraws after each cell, and between cells as something changes. A new panel takes over from the one
     before. Where there is no GPU it says so, and can be started later.
     """
+
+    question = "How much memory do tensors hold, does PyTorch reserve, and is used on the device, over time?"
 
     def __init__(self) -> None:
         self.recorder = MemoryRecorder()

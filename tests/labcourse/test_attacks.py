@@ -215,7 +215,7 @@ def tried(whole, sandbox):
     def examine(number, *cells):
         lab = whole.lab(number[:2])
         exercise = next(item for item in lab.exercises if item.number == number)
-        lab = assignment.Lab(lab.name, lab.title, (exercise,))
+        lab = assignment.Assignment(lab.name, lab.title, (exercise,))
         cells = [cell.replace("ANSWER", ANSWERS.get(number, "")) for cell in cells]
         return examination.examine(notebook(*cells, number=number, name=exercise.name), "ada", lab, whole, frozenset(), sandbox)
 

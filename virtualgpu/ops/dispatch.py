@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from virtualgpu import ops
+from virtualgpu.errors import unsupported
 from virtualgpu.ops import composites, faults, operators
 from virtualgpu.ops.call import HANDLERS, Call, Handler, Operator, operator
-from virtualgpu.tensor import VirtualTensor, mark_written, unsupported
+from virtualgpu.tensor import VirtualTensor, mark_written
 
 # The first argument gives the shape (and the device, unless `device` says otherwise); nothing is read.
 LIKE = {
@@ -47,7 +48,7 @@ def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | 
         return faults.survive(call, error)
 
 
-VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[method-assign, assignment]
+VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
 
 
 def _prepare(op: Operator) -> Handler:
@@ -64,7 +65,7 @@ def choose(op: Operator) -> Handler:
     func, name = op.func, op.name
     if func.namespace == "c10d":
         raise unsupported("torch.distributed with CUDA tensors, and what stands on it (DistributedDataParallel, FSDP),")
-    if func.namespace in ON_THE_CPU_ALONE:
+    if func.namespace in ON_THE_CPU_ALONE or (name not in HANDLERS and faults.has_cpu_kernel_alone(func)):
         raise NotImplementedError(f"Could not run '{func._schema.name}' with arguments from the 'CUDA' backend.")
     if name in HANDLERS:
         return HANDLERS[name]

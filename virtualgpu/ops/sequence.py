@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu.hardware import Gpu, Memory
+from virtualgpu.hardware import Gpu
 from virtualgpu.ops.call import Call
 from virtualgpu.ops.without_values import loses_values, shapes_of
 from virtualgpu.ops.work import work
-from virtualgpu.tensor import empty_without_values, hang, wrap
+from virtualgpu.tensor import Memory, empty_without_values, hang, wrap
 
 
 class Out(NamedTuple):
     """The output at this position among the results; `nbytes` where CUDA's block is larger than the tensor."""
 
-    index: int = 0
+    position: int = 0
     nbytes: int | None = None
 
 
@@ -41,7 +41,7 @@ def play(gpu: Gpu, plan: Iterable[Any], outputs: Sequence[torch.Tensor] = (), kn
     try:
         for step in plan:
             if type(step) is Out:
-                made[step.index] = _made(gpu, outputs[step.index], step.nbytes, known)
+                made[step.position] = _made(gpu, outputs[step.position], step.nbytes, known)
             elif type(step) is not int:
                 step()
             elif step > 0:

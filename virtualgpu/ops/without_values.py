@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
+from virtualgpu.errors import unsupported
 from virtualgpu.ops.call import Call
-from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors, unsupported
+from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors
 
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
@@ -27,10 +28,12 @@ def _keeps_values(call: Call) -> bool:
     if machine.values and call.most < INFER_FROM:
         return True
     shapes = on_meta(call)
-    if shapes is None:
-        return machine.values
-    fresh = sum(x.untyped_storage().nbytes() for x in tensors(shapes) if x.device.type == "meta")
-    return machine.may_keep(fresh)
+    if shapes is None:  # it depends on values that are known
+        return True
+    fresh = [(x.untyped_storage().nbytes(), x.dtype) for x in tensors(shapes) if x.device.type == "meta"]
+    if machine.values:
+        return machine.may_keep(sum(nbytes for nbytes, _ in fresh), torch.float32)
+    return all(machine.may_keep(nbytes, dtype) for nbytes, dtype in fresh)
 
 
 _shapes: dict[tuple, Any] = {}  # what on_meta said of each call
@@ -69,10 +72,10 @@ def _on_meta(call: Call) -> Any:
                 return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
         if isinstance(x, (list, tuple)):
             return type(x)(shape_of(y) for y in x)
-        return x
+        return None if isinstance(x, torch.Generator) else x
 
     try:
-        return call.func(*shape_of(call.args), **{key: shape_of(value) for key, value in call.kwargs.items() if key != "generator"})
+        return call.func(*shape_of(call.args), **{key: shape_of(value) for key, value in call.kwargs.items()})
     except NotImplementedError:
         return None
 
@@ -83,6 +86,8 @@ def infer(call: Call) -> Any:
     for x in targets:
         forget(x)
     op, gpu = call.op, call.gpu
+    if op.outs:
+        resize(call, targets)
     if op.only_writes:
         results = len(op.func._schema.returns)
         return None if not results else targets[0] if results == 1 else tuple(targets)
@@ -97,6 +102,15 @@ def infer(call: Call) -> Any:
     return result_of(shapes_of(call))
 
 
+def resize(call: Call, targets: list[torch.Tensor]) -> None:
+    """Give what was passed as `out=` the size that the operator gives its results."""
+    for x, shape in zip(targets, tensors(shapes_of(call)), strict=True):
+        if x.size() != shape.size():
+            fresh = empty_without_values(call.gpu, shape.size(), shape.stride(), shape.dtype)
+            with _DisableTorchDispatch():
+                x.set_(fresh)  # type: ignore[call-overload]  # the stubs know no tensor there
+
+
 def shapes_of(call: Call) -> Any:
     """The results on the meta device. Raises RuntimeError where PyTorch cannot say them without the values."""
     shapes = on_meta(call)
@@ -108,7 +122,7 @@ def shapes_of(call: Call) -> Any:
 def forget(x: torch.Tensor) -> None:
     """Something unknown was written into this tensor: its storage has no values any more."""
     memory = memory_of(x)
-    if memory.shared and memory.kept is not None:
+    if memory.export is not None and memory.kept is not None:
         raise unsupported("writing values that were not kept into a tensor that another process sees")
     memory.forget()
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._C import _DisableTorchDispatch
 
-Launch = Any  # of virtualgpu.streams.launches, which stands on this module
+AnyLaunch = Any  # of virtualgpu.streams.launches, which stands on this module
 MOST = 64  # accesses remembered of one memory: the oldest are forgotten first
 
 
@@ -19,7 +19,7 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Region":
-        return cls(tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.dtype)
+        return cls(int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.dtype)
 
     def bytes(self) -> tuple[int, int]:
         """The first byte of the storage that is shown, and the byte after the last."""
@@ -98,7 +98,7 @@ class Access:
 
     __slots__ = ("__weakref__", "before", "launch", "origin", "region", "shift", "writes")
 
-    def __init__(self, launch: Launch, origin: Place, region: Region, writes: bool, before: torch.Tensor | None = None) -> None:
+    def __init__(self, launch: AnyLaunch, origin: Place, region: Region, writes: bool, before: torch.Tensor | None = None) -> None:
         self.launch = launch
         self.origin = origin
         self.region = region
@@ -127,7 +127,8 @@ def has_region(tensor: torch.Tensor) -> bool:
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor and all of its storage as they are now, in memory that is shared until one of the two is written to."""
     with _DisableTorchDispatch():
-        if tensor.untyped_storage().nbytes():
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.resizable():  # else it has no allocator (torch.load), which a write then would call
             try:
                 return torch._lazy_clone(tensor.detach())
             except RuntimeError:  # memory that another library made cannot be shared so
