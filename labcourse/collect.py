@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from labcourse import reading
 from labcourse.assignment import Course
@@ -172,7 +173,7 @@ def _identified(file: _File, course: Course) -> Iterator[Submission | Problem]:
         return
     if file.path.stem != name and not file.path.stem.endswith(f"_{name}"):
         yield Problem(student, name, "renamed", f"{origin} is taken for {name}")
-    when = {"received": received, "known_from": known_from, "late": late, "file_time": file.file_time}
+    when: dict[str, Any] = {"received": received, "known_from": known_from, "late": late, "file_time": file.file_time}
     yield Submission(student, name, hashlib.sha256(file.data).hexdigest(), origin, file.source, file.member, **when)
 
 
@@ -223,7 +224,12 @@ def _in_folder(folder: Path) -> Iterator[_File]:
             if count > MOST:
                 raise ValueError(f"{folder} holds more than {MOST} files")
             text = os.fsencode(str(relative)).decode(errors="replace")
-            about = {"file_time": _changed(path), "source": path, "known": known.get(str(relative), {}), "stamp": _stamp(path, relative)}
+            about: dict[str, Any] = {
+                "file_time": _changed(path),
+                "source": path,
+                "known": known.get(str(relative), {}),
+                "stamp": _stamp(path, relative),
+            }
             try:
                 yield _File(PurePosixPath(text), data=reading.file_bytes(path) if path.suffix == ".ipynb" else b"", **about)
             except UnreadableError as error:

@@ -188,8 +188,9 @@ def grade_all(
 
     def is_done(item: Submission) -> bool:
         record = store.record(item.lab, item.student)
-        strong = record is not None and backends.STRENGTH.index(record["sandbox"]) >= backends.STRENGTH.index(sandbox or "bubblewrap")
-        return strong and id(item) not in anew and record["fingerprint"] == fingerprint(item, course.lab(item.lab), course)
+        if record is None or id(item) in anew or record["fingerprint"] != fingerprint(item, course.lab(item.lab), course):
+            return False
+        return backends.STRENGTH.index(record["sandbox"]) >= backends.STRENGTH.index(sandbox or "bubblewrap")
 
     remaining = [item for item in submissions if not is_done(item)]
     if len(remaining) < len(submissions):

@@ -124,8 +124,7 @@ class _Reader(ast.NodeVisitor):
                 for item in node.names:
                     self._stands_for[item.asname or item.name] = f"{node.module}.{item.name}"
         for node in ast.walk(tree):
-            named = isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-            if named and isinstance(node.value, ast.Attribute | ast.Name) and (path := self._path(node.value)):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and (path := self._path(node.value)):
                 self._stands_for.setdefault(node.targets[0].id, path)
 
     def _path(self, node: ast.AST) -> str:

@@ -92,8 +92,8 @@ def _filter(architecture: int, column: int) -> bytes:
         code += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, refuse)]
     code += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, absent)]  # its flags lie in memory; the C library takes clone then
     code += _if_argument(CLONE[column], 0, (ANY_BIT, 0, 1, NEW_NAMESPACES), refuse)
-    for *numbers, argument in OWN_PROCESS.values():
-        code += _if_argument(numbers[column], argument, (EQUAL, 1, 0, 0), refuse)
+    for *own, argument in OWN_PROCESS.values():
+        code += _if_argument(own[column], argument, (EQUAL, 1, 0, 0), refuse)
     code += [(RETURN, 0, 0, ALLOW)]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 
