@@ -9,11 +9,13 @@ import gc
 import inspect
 import numbers
 import random
+import re
 import traceback
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ Plain = Any  # numbers, strings, None, and lists and dicts of them
 class Verdict:
     """Whether an answer passed, a message that helps, and the points it earns (an exercise is worth one).
 
-    A notebook shows it as its message.
+    A notebook shows it as its message, with a mark, a word and a colour.
     """
 
     passed: bool
@@ -39,6 +41,13 @@ class Verdict:
 
     def __repr__(self) -> str:
         return f"{self.exercise} {self.message}".strip()
+
+    def _repr_html_(self) -> str:
+        mark, colour = ("✔", "#1a7340") if self.passed else ("✘", "#a33c00") if self.message.startswith("Not yet") else ("○", "#595959")
+        word, told = re.fullmatch(r"([\w ]+)[.:]?\s*(.*)", self.message, re.DOTALL).groups()  # type: ignore[union-attr]  # all begin so
+        look = f"background: {colour}; color: white; border-radius: 3px; padding: 1px 6px; font-weight: bold"
+        told = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(told)).replace("\n", "<br>")
+        return f'<div><span style="{look}">{mark} {self.exercise} {word}</span> {told}</div>'
 
 
 def right(note: str = "") -> Verdict:
@@ -170,7 +179,7 @@ def quote(error: BaseException, answer: Any = None) -> str:
     text = ": ".join(part for part in (type(error).__name__, _gist(str(error))) if part)
     notes = getattr(error, "__notes__", [])
     given = [f"given {notes[-1]}"] if notes else []
-    aside = "; ".join(given + _own_line(error, answer))
+    aside = "; ".join(given + own_line(error, answer))
     return f"{text} ({aside})" if aside else text
 
 
@@ -186,7 +195,7 @@ def _gist(message: str) -> str:
     return gist if len(gist) <= LONGEST_MESSAGE else gist[: LONGEST_MESSAGE - 1] + "…"
 
 
-def _own_line(error: BaseException, answer: Any) -> list[str]:
+def own_line(error: BaseException, answer: Any) -> list[str]:
     """Where `answer` was when it raised: the innermost of its own lines."""
     code = getattr(answer, "__code__", None)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if code and frame.filename == code.co_filename]
