@@ -287,6 +287,7 @@ class Machine:
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
         self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
+        self.leaf_streams: weakref.WeakKeyDictionary[Memory, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory
         self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see `streams.backward`
 
     def handing_over(self) -> float:

@@ -29,14 +29,6 @@ class VirtualStorage(torch.UntypedStorage):
 
     memory: Memory
 
-    def __new__(cls, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-        if device is None or not args or not isinstance(args[0], int):
-            return super().__new__(cls, *args, **kwargs)
-        storage = torch.UntypedStorage(args[0])
-        if (gpu := hardware.machine().gpu(device)) is not None:
-            allocate_on(gpu, storage)
-        return storage
-
     is_cuda = True
 
     @property
@@ -53,7 +45,7 @@ class VirtualStorage(torch.UntypedStorage):
         gpu = self.memory.gpu
         if self.memory.kept is None:
             return _storage_of(empty_without_values(gpu, (self.nbytes(),), (1,), torch.uint8))
-        return VirtualStorage(self.nbytes(), device=gpu.device).copy_(self)
+        return new_storage(VirtualStorage, self.nbytes(), device=gpu.device).copy_(self)
 
     def resize_(self, nbytes: int) -> "VirtualStorage":
         require_values(self.memory)
@@ -67,6 +59,20 @@ class VirtualStorage(torch.UntypedStorage):
     def cpu(self) -> torch.UntypedStorage:
         require_values(self.memory)
         return torch.UntypedStorage(self.nbytes()).copy_(self)
+
+
+def new_storage(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    """`torch.UntypedStorage(…)`, on the device that is named."""
+    make: Any = torch._C.StorageBase.__new__
+    if device is None or torch.device(device).type != "cuda":
+        return make(cls, *args, device=device, **kwargs)
+    gpu = hardware.machine().gpu(device)
+    assert gpu is not None
+    if args[:1] and isinstance(args[0], int):
+        return _storage_of(empty(gpu, (args[0],), (1,), torch.uint8))
+    storage = make(torch.UntypedStorage, *args, **kwargs)
+    allocate_on(gpu, storage)
+    return storage
 
 
 class VirtualTensor(torch.Tensor):

@@ -105,6 +105,13 @@ class Event:
     def device(self) -> torch.device | None:
         return None if self._gpu is None else self._gpu.device
 
+    @property
+    def event_id(self) -> int:
+        """0 until it is recorded."""
+        return 0 if self._recorded is None else id(self)
+
+    cuda_event = event_id
+
     def record(self, stream: Stream | None = None) -> None:
         stream = _or_current(stream)
         if self._gpu is not None and self._gpu is not stream._gpu:
@@ -155,7 +162,7 @@ class Event:
         raise NotImplementedError(_BETWEEN_PROCESSES)
 
     def __repr__(self) -> str:
-        return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {id(self):#x}>"
+        return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {self.event_id:#x}>"
 
 
 def _or_current(stream: Stream | None) -> Stream:

@@ -21,7 +21,7 @@ from virtualgpu.clock.machine_clock import Known, StreamTime
 from virtualgpu.hardware import Gpu, Machine, Memory
 from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.streams import race_reports
-from virtualgpu.streams.accesses import Access, Place, Region, as_before, has_region, mapped, overlaid, snapshot, whole
+from virtualgpu.streams.accesses import Access, Place, Region, as_before, at, has_region, mapped, overlaid, snapshot, whole
 from virtualgpu.streams.launches import Arrival, Launch, Line, outputs_of, reference, user_line
 from virtualgpu.streams.race_reports import Race, Side
 from virtualgpu.tensor import VirtualTensor, stand_in, tensors
@@ -288,6 +288,17 @@ class RaceDetector:
     def to_host(self, source: torch.Tensor, target: torch.Tensor, stream: StreamTime) -> None:
         """A copy to page-locked memory has been queued on the stream: the host finds its values there once it has waited."""
         self._arrivals.append(Arrival(stream, target, snapshot(source)))
+
+    def on_arrival(self, source: torch.Tensor, stream: StreamTime) -> torch.Tensor:
+        """What a copy queued on the stream finds in memory of the host: copies into it that are done before have arrived by then."""
+        storage, before = source.untyped_storage()._cdata, self.machine.clock.before(stream)
+        arrived = [x for x in self._arrivals if x.target.untyped_storage()._cdata == storage and before.get(x.stream, 0) >= x.count]
+        if not arrived:
+            return source
+        content = whole(source).clone()
+        for arrival in arrived:
+            at(content, Region.of(arrival.target)).copy_(arrival.value)
+        return at(content, Region.of(source))
 
     def host_runs(self, op: Operator, args: tuple, kwargs: dict) -> Any:
         """Run an operator of the host, which may touch page-locked memory that is being copied."""

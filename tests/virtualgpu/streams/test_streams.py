@@ -186,3 +186,34 @@ def test_memory_freed_on_its_own_stream_waits_for_no_one_but_recorded_ones():
     again = torch.ones(1, device="cuda")  # an allocation looks for frees that have come due
     assert torch.cuda.memory_allocated() == 2 * 4096 + 512
     del y, z, again
+
+
+def test_a_node_of_a_backward_finds_its_forwards_stream_before_it_does_anything():
+    found = {}
+
+    class Noted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            found["node"] = torch.cuda.current_stream()
+            other.wait_stream(found["node"])
+            with torch.cuda.stream(other):
+                gradient = gradient * 2
+                found["own choice"] = torch.cuda.current_stream()
+            found["node"].wait_stream(other)
+            return gradient
+
+    forward, around, other = (torch.cuda.Stream() for _ in range(3))
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    x.register_hook(lambda gradient: found.update(leaf=torch.cuda.current_stream()))
+    torch.cuda.synchronize()
+    with torch.cuda.stream(forward):
+        y = Noted.apply(x)
+    around.wait_stream(forward)
+    with torch.cuda.stream(around):
+        y.sum().backward()
+        assert torch.cuda.current_stream() == around
+    assert found == {"node": forward, "own choice": other, "leaf": forward}
