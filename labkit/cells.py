@@ -31,6 +31,11 @@ def _shell() -> Any:
     return ipython.get_ipython() if ipython is not None else None
 
 
+def in_notebook() -> bool:
+    """Does IPython run this, in a notebook or a terminal?"""
+    return _shell() is not None
+
+
 def note(result: Any) -> None:
     """IPython calls this after each cell, with its result."""
     source, error = result.info.raw_cell, result.error_before_exec or result.error_in_exec

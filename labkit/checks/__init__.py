@@ -39,7 +39,9 @@ def check(number: str, answer: Any) -> Verdict:
 
 
 def progress(lesson: str | None = None) -> Progress:
-    """Which exercises are right so far: of one lesson, such as "01", or of those that have been tried since this kernel started.
+    """Which exercises are right so far: of one lesson, such as "01", or of those that have been tried.
+
+    What was tried outlives the kernel, in `.labkit/progress.json` beside the notebook.
 
     Raises ValueError, naming those that there are, for a lesson without exercises.
     """

@@ -50,7 +50,7 @@ def a_screenful() -> Iterator[None]:
     """Cut what the block prints after so many lines, and say how many more there were."""
     screen = _Screenful(sys.stdout)
     try:
-        with redirect_stdout(screen):  # type: ignore[type-var]  # it has all that a stream has
+        with redirect_stdout(screen):
             yield
     finally:
         if screen.left_out:
