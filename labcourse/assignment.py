@@ -38,7 +38,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Lab:
+class Assignment:
     """A lesson's exercises as an assignment. `name` is that of its notebook's file, such as "02_streams"."""
 
     name: str
@@ -69,7 +69,7 @@ class Course:
 
     name: str
     seed: int
-    labs: tuple[Lab, ...]
+    labs: tuple[Assignment, ...]
     tries: int = 2
     contents: str = "exercises"
     late_days: int = 0
@@ -78,14 +78,14 @@ class Course:
     limits: Limits = field(default_factory=Limits)
     notebooks: Path = field(default_factory=lesson_copies.shipped)
 
-    def lab(self, name: str) -> Lab:
+    def lab(self, name: str) -> Assignment:
         """The lab of that name, or of the lesson of that number. Raises ValueError, naming the choices."""
         for lab in self.labs:
             if name in (lab.name, lab.name[:2]):
                 return lab
         raise ValueError(f"there is no lab {name!r}; there are {', '.join(lab.name for lab in self.labs)}")
 
-    def due(self, student: str, lab: Lab) -> datetime | None:
+    def due(self, student: str, lab: Assignment) -> datetime | None:
         return self.extensions.get((student, lab.name), lab.due)
 
 
@@ -172,7 +172,7 @@ def _limits(table: dict[str, Any]) -> Limits:
     return Limits(**given)
 
 
-def _lab(name: str, table: dict[str, Any], notebooks: Path) -> Lab:
+def _lab(name: str, table: dict[str, Any], notebooks: Path) -> Assignment:
     _known(table, LAB_KEYS, f"labs.{name}")
     files = sorted(notebooks.glob(f"{name}.ipynb" if "_" in name else f"{name}_*.ipynb"))
     if len(files) != 1:
@@ -189,7 +189,7 @@ def _lab(name: str, table: dict[str, Any], notebooks: Path) -> Lab:
         raise ValueError(f"labs.{name}.points: the lesson has no exercise {', '.join(sorted(unknown))}")
     title = next((line[2:] for cell in notebook.cells for line in cell.source.splitlines() if line.startswith("# ")), files[0].stem)
     due = _moment(table["due"], f"labs.{name}.due") if "due" in table else None
-    return Lab(files[0].stem, title, tuple(exercises), tuple(_written(item, name) for item in table.get("written", [])), due)
+    return Assignment(files[0].stem, title, tuple(exercises), tuple(_written(item, name) for item in table.get("written", [])), due)
 
 
 def _written(item: dict[str, Any], lab: str) -> Written:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labcourse import reading
-from labcourse.assignment import Course, Exercise, Lab
+from labcourse.assignment import Assignment, Course, Exercise
 from labcourse.sandbox import EndedError, Sandbox, SubmissionProcess
 from labkit import checks
 from labkit.checks import checking
@@ -74,7 +74,7 @@ class Examined:
             self.remarks.append(remark)
 
 
-def examine(data: bytes, student: str, lab: Lab, course: Course, handed_out: frozenset[str], sandbox: Sandbox) -> Examined:
+def examine(data: bytes, student: str, lab: Assignment, course: Course, handed_out: frozenset[str], sandbox: Sandbox) -> Examined:
     """Examine one notebook file's content. `handed_out`: the code cells of the released notebook, whose figures nobody needs."""
     examined = Examined()
     try:
@@ -102,7 +102,9 @@ def examine(data: bytes, student: str, lab: Lab, course: Course, handed_out: fro
 class _Examination:
     """The runs of one submission: one as a rule; another for the exercises that are left when one had to be ended."""
 
-    def __init__(self, cells: list[dict[str, Any]], student: str, lab: Lab, course: Course, sandbox: Sandbox, examined: Examined) -> None:
+    def __init__(
+        self, cells: list[dict[str, Any]], student: str, lab: Assignment, course: Course, sandbox: Sandbox, examined: Examined
+    ) -> None:
         self._cells, self._student, self._lab, self._course = cells, student, lab, course
         self._sandbox, self._limits, self._examined = sandbox, sandbox.limits, examined
 

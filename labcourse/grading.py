@@ -21,7 +21,7 @@ from typing import Any
 
 import labkit
 from labcourse import backends, release
-from labcourse.assignment import Course, Lab
+from labcourse.assignment import Assignment, Course
 from labcourse.collect import Submission
 from labcourse.examination import examine
 from labcourse.sandbox import Sandbox
@@ -115,7 +115,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def fingerprint(submission: Submission, lab: Lab, course: Course) -> str:
+def fingerprint(submission: Submission, lab: Assignment, course: Course) -> str:
     """Of everything that a result depends on, the sandbox's strength apart."""
     parts = [submission.student, submission.digest, lab.exercises, lab.written, course.seed, course.tries, course.limits, versions()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()

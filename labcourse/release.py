@@ -13,7 +13,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from labcourse.assignment import Course, Lab
+from labcourse.assignment import Assignment, Course
 from labcourse.reading import PLACEHOLDER, checked_name, checked_number
 from labkit import checks
 
@@ -34,7 +34,7 @@ c.ClearSolutions.text_stub = {text!r}
 """
 
 
-def files(course: Course, labs: list[Lab], kind: str) -> dict[str, str]:
+def files(course: Course, labs: list[Assignment], kind: str) -> dict[str, str]:
     """All that a release consists of: texts by their path.
 
     Raises ValueError when there is no such format, and, naming it, for an exercise that was answered in the notebook.
@@ -82,23 +82,23 @@ def drifted(released: dict[str, str], folder: Path) -> list[str]:
     return found
 
 
-def student_copy(course: Course, lab: Lab) -> NotebookNode:
+def student_copy(course: Course, lab: Assignment) -> NotebookNode:
     """What students get: no solution, no output. The cells that are marked say which exercise they are."""
     return _notebook(course, lab, [cell for cell in _cells(course, lab) if "solution" not in cell.metadata.get("tags", [])])
 
 
-def instructor_copy(course: Course, lab: Lab) -> NotebookNode:
+def instructor_copy(course: Course, lab: Assignment) -> NotebookNode:
     """The same with each solution below its exercise."""
     return _notebook(course, lab, _cells(course, lab))
 
 
-def handed_out(course: Course, lab: Lab) -> frozenset[str]:
+def handed_out(course: Course, lab: Assignment) -> frozenset[str]:
     """The code cells that students get, all but the exercises' own."""
     cells = student_copy(course, lab).cells
     return frozenset(cell.source for cell in cells if cell.cell_type == "code" and "exercise" not in cell.metadata.get("tags", []))
 
 
-def nbgrader_source(course: Course, lab: Lab) -> NotebookNode:
+def nbgrader_source(course: Course, lab: Assignment) -> NotebookNode:
     """nbgrader's source version, from which `nbgrader generate_assignment` makes the students'.
 
     Below each stub stands the solution, between nbgrader's marks; the cell after it checks the answer as the student can, and then once
@@ -133,7 +133,7 @@ def _mark(cell: NotebookNode, name: str, **what: bool | float) -> None:
     cell.metadata["nbgrader"] = {"grade_id": cell.id, "schema_version": 3, "task": False, **what}
 
 
-def _notebook(course: Course, lab: Lab, cells: list[NotebookNode]) -> NotebookNode:
+def _notebook(course: Course, lab: Assignment, cells: list[NotebookNode]) -> NotebookNode:
     own = {"course": course.name, "lab": lab.name}
     return nbformat.from_dict(
         {
@@ -150,7 +150,7 @@ def _text(notebook: NotebookNode) -> str:
     return nbformat.writes(notebook) + "\n"
 
 
-def _cells(course: Course, lab: Lab) -> list[NotebookNode]:
+def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
     """The lab's cells, solutions included: the whole lesson, or its exercises after a cell that sets up what they need.
 
     Raises ValueError for an exercise's cell that is no stub.
@@ -191,7 +191,7 @@ def _question(name: str, question: str) -> list[NotebookNode]:
     return [new_markdown_cell(f"**{name}** {question}", id=f"question-{identity}"), answer]
 
 
-def _set_up(lab: Lab, before: list[NotebookNode], tasks: list[NotebookNode]) -> str:
+def _set_up(lab: Assignment, before: list[NotebookNode], tasks: list[NotebookNode]) -> str:
     """What the lesson imports before its exercises and they use, and as many GPUs as their checks need."""
     used = set(re.findall(r"\w+", "\n".join(cell.source for cell in tasks)))
     imports = dict.fromkeys(["import torch", "import labkit", "from torch import nn"])

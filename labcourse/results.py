@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from labcourse import marks
-from labcourse.assignment import Course, Lab
+from labcourse.assignment import Assignment, Course
 from labcourse.collect import Problem, Submission
 from labcourse.examination import KINDS
 from labcourse.grading import Store, write_file
@@ -119,7 +119,7 @@ def _wide(
     return marks.table((*columns, *(lab.name for lab in course.labs)), rows)
 
 
-def _summary(lab: Lab, records: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(lab: Assignment, records: list[dict[str, Any]]) -> dict[str, Any]:
     points = sorted(record["marks"]["points"] for record in records if record["marks"]["points"] is not None)
     bins = Counter(min(BINS - 1, int(BINS * value / lab.points)) if lab.points else 0 for value in points)
     width = lab.points / BINS
