@@ -3,10 +3,12 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from labkit import cells
 from labkit.version import __version__ as __version__
 from virtualgpu import front_end
 
 front_end.register("labkit", __file__, offers_use=True)
+cells.watch()
 
 __all__ = [
     "Isolated",
