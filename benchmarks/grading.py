@@ -111,9 +111,8 @@ def main() -> None:
         seconds, used = graded(course, folder / "in", folder / "out", options.workers)
         table = (folder / "out" / "grades.csv").read_text().splitlines()
         marked = sum(",5,5," in line for line in table)
-        print(
-            f"{options.count} submissions, {options.workers} workers: {seconds:.0f} s, {seconds / options.count:.2f} s each; {marked} full marks"
-        )
+        each = f"{seconds / options.count:.2f} s each"
+        print(f"{options.count} submissions, {options.workers} workers: {seconds:.0f} s, {each}; {marked} full marks")
         quarter = len(used) // 4
         print(f"the grader's memory: {max(used[:quarter]) >> 20} MiB in the first quarter, {max(used[-quarter:]) >> 20} MiB in the last")
         if options.nbgrader:

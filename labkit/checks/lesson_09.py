@@ -50,7 +50,7 @@ def _mixed_model(sizes: list[int], device: str) -> nn.Sequential:
 
 
 def _bytes_of_training(model: nn.Sequential, optimizer: str) -> dict[str, int]:
-    """What is really there after a step: bytes of parameters and buffers, of gradients, of the state but for Adam's counters (on the CPU)."""
+    """What is really there after a step: bytes of parameters and buffers, of gradients, of the state; not the counters of Adam."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
