@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from labkit import machine
+from labkit.checks.defaults import defaults
 
 LONGEST_MESSAGE = 400  # characters of an exception's message that are quoted
 
@@ -105,13 +106,13 @@ LOST = "The GPU takes no work after that: call labkit.use(None) and run the firs
 def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     """What `answer` does with `inputs`: {"observed": …}, {"raised": …} or {"attempted": False}.
 
-    Leaves the GPUs as they were: the current device, and the memory in use.
+    Leaves the GPUs as they were: the current device, and the memory in use. PyTorch's settings are its own meanwhile, not the notebook's.
     """
     _require_gpus(check)
     if is_stub(answer, check.script):
         return {"attempted": False}
     try:
-        with undisturbed():
+        with undisturbed(), defaults():
             try:
                 return {"observed": check.observe(answer, inputs)}
             except (Exception, SystemExit) as error:
