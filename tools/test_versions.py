@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / ".venv-versions"
 PYTHONS = [sys.executable, *(f"python3.{minor}" for minor in (14, 13, 12, 11))]  # an older torch has no wheel for the newest Python
-PYTEST = ("-m", "pytest", "-q", "--timeout", "300", "--everything")
+PYTEST = ("-m", "pytest", "-q", "--timeout", "300")
+UNIT = ("--everything", "tests")
 LESSONS = (
     "--nbval-current-env",
     "--nbval-cell-timeout=60",
@@ -68,14 +69,14 @@ def tested(version: str, wanted: str) -> str:
     name = f"{version}: torch {torch}, Python {own}"
     if gpus:
         found = {
-            "on the GPU": ran(python, f"{name}, on the GPU", "-m", "gpu", "tests"),  # some measure: one after another, and alone
+            "on the GPU": ran(python, f"{name}, on the GPU", "-m", "gpu", *UNIT),  # some measure: one after another, and alone
             f"{gpus} GPU{'s' * (gpus > 1)} in sight": ran(
-                python, f"{name}, GPU in sight", "-m", "not gpu and not browser", *PARALLEL, "tests"
+                python, f"{name}, GPU in sight", "-m", "not gpu and not browser", *PARALLEL, *UNIT
             ),
-            "hidden": ran(python, f"{name}, GPU hidden", *PARALLEL, "tests", CUDA_VISIBLE_DEVICES=""),
+            "hidden": ran(python, f"{name}, GPU hidden", *PARALLEL, *UNIT, CUDA_VISIBLE_DEVICES=""),
         }
     else:
-        found = {"without a GPU": ran(python, name, *PARALLEL, "tests")}
+        found = {"without a GPU": ran(python, name, *PARALLEL, *UNIT)}
     compared = "--nbval-lax" if version == "oldest" else "--nbval"
     found["lessons"] = ran(python, f"{name}, lessons", compared, *PARALLEL, *LESSONS, **AS_STORED)
     result = "; ".join(f"{how}: {last}" for how, (_, last) in found.items())
