@@ -1,11 +1,11 @@
-"""What the virtual GPU costs in real time: one small operator, and one training step of 20 tiny layers.
+"""What the virtual GPU costs: one small operator, and one training step of 20 tiny layers.
 
     python benchmarks/overhead.py [ROUNDS]
 
 On a machine with a CUDA GPU it then says what recording costs there (recording.py).
 
-All sides take turns in one process, round by round, so that a busy machine slows them alike; the figures are medians over the
-rounds. Exits 1 when a ratio is above its limit.
+What counts is this process's time on the processor: a busy machine takes none of it. All sides take turns, round by round; the
+figures are medians over the rounds. Exits 1 when a ratio is above its limit.
 """
 
 import statistics
@@ -56,9 +56,9 @@ def steps(device: str) -> Work:
 
 
 def seconds(work: Work) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     work()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def medians(rounds: int) -> dict[tuple[str, str], float]:

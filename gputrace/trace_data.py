@@ -23,6 +23,7 @@ from gputrace.phases import Phase
 from gputrace.replay import RecordedSegment
 from gputrace.spans import COPIES, HOST, KERNEL, KIND_GROUPS, WAIT, Execution, chosen, seconds_of, seconds_of_both
 from virtualgpu.allocator import Settings
+from virtualgpu.instruments import stream_name
 from virtualgpu.source_lines import is_users
 
 if TYPE_CHECKING:
@@ -229,14 +230,17 @@ class TraceData:
         )
 
     def stream_names(self, device: "Device") -> dict[int, str]:
-        """What to call a device's streams, whose handles are addresses: their names, or numbers as the recording met them."""
+        """What to call a device's streams: their names; on virtual GPUs their numbers, as in the text of a race; on real ones, whose
+        handles are addresses, numbers as the recording met them."""
         device = self.device_index(device)
         met = [segment.stream for segment in self.start if segment.device == device]
         found, first = np.unique(self.events.stream[self.events.device == device], return_index=True)
         ran, begun = np.unique(self.spans.stream[self.spans.device == device], return_index=True)
         in_order = [*self.named_streams, *met, *found[np.argsort(first)].tolist(), *ran[np.argsort(begun)].tolist()]
         others = [stream for stream in dict.fromkeys(in_order) if stream]
-        names = {0: "default stream", **{stream: f"stream {number}" for number, stream in enumerate(others, 1)}}
+        if all(map(stream_name, others)):
+            others.sort()
+        names = {0: "default stream", **{stream: stream_name(stream) or f"stream {number}" for number, stream in enumerate(others, 1)}}
         return {stream: self.named_streams.get(stream, name) for stream, name in names.items()}
 
     def device_index(self, device: "Device | None" = None) -> int:

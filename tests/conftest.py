@@ -57,6 +57,13 @@ def commit() -> str:
 
 
 @pytest.fixture(autouse=True)
+def no_lab_used_before() -> None:
+    """As in a new kernel: a lab that is brought up again has what it had."""
+    if (panel := sys.modules.get("labkit.lab_parts.panel")) is not None:
+        panel.Panel._last_used.clear()
+
+
+@pytest.fixture(autouse=True)
 def the_same_main() -> Iterator[None]:
     """A shell of IPython's puts its own module in the place of `__main__`, in which multiprocessing then looks for the program."""
     main = sys.modules["__main__"]

@@ -178,14 +178,13 @@ def assign_gradient(set_gradient: Callable[..., None]) -> Callable[[torch.Tensor
 
     def assign(self: torch.Tensor, gradient: Any) -> None:
         if isinstance(gradient, torch.Tensor) and gradient.device != self.device:
-            here, there = self.device, gradient.device
-            words = "attempting to assign a gradient with device type '{}' to a tensor with device type '{}'."
-            if here.type == there.type:
-                words = "attempting to assign a gradient located on device with index '{}' to a tensor located on device with index '{}'."
-                here, there = here.index, there.index
-            else:
-                here, there = here.type, there.type
-            raise RuntimeError(f"{words.format(there, here)} Please ensure that the gradient and the tensor are on the same device")
+            by_index = gradient.device.type == self.device.type
+            what = "located on device with index" if by_index else "with device type"
+            there, here = (x.device.index if by_index else x.device.type for x in (gradient, self))
+            raise RuntimeError(
+                f"attempting to assign a gradient {what} '{there}' to a tensor {what} '{here}'. "
+                "Please ensure that the gradient and the tensor are on the same device"
+            )
         set_gradient(self, gradient)
 
     return assign

@@ -105,7 +105,7 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
         warnings.warn(_COPY_CONSTRUCT, stacklevel=2)
         gpu = data._gpu if device is None else hardware.machine().gpu(device)
         return to_device(data.detach(), gpu, dtype, copy=True).requires_grad_(requires_grad)
-    made = _tensor(data, dtype=dtype, device="cpu")
+    made = _tensor(read(data), dtype=dtype, device="cpu")
     made = to_device(pinned(made) if pin_memory else made, hardware.machine().gpu(_chosen_device(device)))
     return made.requires_grad_() if requires_grad else made  # inside torch.func even requires_grad_(False) is refused
 
@@ -114,7 +114,16 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
     if isinstance(data, torch.Tensor):
         return data.to(device=data.device if device is None else device, dtype=data.dtype if dtype is None else dtype)
-    return to_device(_as_tensor(data, dtype=dtype, device="cpu"), hardware.machine().gpu(_chosen_device(device)))
+    return to_device(_as_tensor(read(data), dtype=dtype, device="cpu"), hardware.machine().gpu(_chosen_device(device)))
+
+
+def read(data: Any) -> Any:
+    """Lists of data, with the numbers in them that lie on GPUs read: the host waits for each."""
+    if not isinstance(data, (list, tuple)):
+        return data
+    if not {VirtualTensor, list, tuple}.intersection(map(type, data)):
+        return data
+    return [_tensor(x.item(), dtype=x.dtype, device="cpu") if type(x) is VirtualTensor and x.dim() == 0 else read(x) for x in data]
 
 
 def new_tensor(self: torch.Tensor, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> torch.Tensor:
@@ -199,15 +208,14 @@ class _LegacyType(type):
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
 
-    def __call__(cls, *args: Any) -> torch.Tensor:
+    def __call__(cls, *args: Any, device: Any = None) -> torch.Tensor:
+        device = "cuda" if device is None else device
         if len(args) == 1 and not isinstance(args[0], int):
             data = args[0]
-            return (
-                torch.empty(data, dtype=cls.dtype, device="cuda")
-                if isinstance(data, torch.Size)
-                else tensor(data, dtype=cls.dtype, device="cuda")
-            )
-        return torch.empty(args, dtype=cls.dtype, device="cuda")
+            if not isinstance(data, torch.Size):
+                return tensor(data, dtype=cls.dtype, device=device)
+            args = tuple(data)
+        return torch.empty(args, dtype=cls.dtype, device=device)
 
 
 def set_default_tensor_type(kind: Any) -> None:

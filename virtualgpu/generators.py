@@ -129,7 +129,8 @@ class Generator(metaclass=_AnyGenerator):
     """Replaces `torch.Generator`: it makes generators for both kinds of device."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        gpu = hardware.machine().gpu(device)
+        # One of the CPU is made where no virtual GPU is in use, too: in another process, which takes a pickled one.
+        gpu = None if torch.device(device).type == "cpu" else hardware.machine().gpu(device)
         return _Generator() if gpu is None else VirtualGenerator(gpu)
 
 

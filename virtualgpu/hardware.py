@@ -21,8 +21,20 @@ from virtualgpu.selected import Selected
 from virtualgpu.streams.sync_debug import SyncDebug
 from virtualgpu.threads.scheduler import Scheduler
 
-NUMBER_BYTES = 8  # of one number: kept even with values=False, so that a script can read what it counts
+# Kept even with values=False: one number, which a script may print, and what programs count, index and mask with.
+NUMBER_BYTES = 8
+INTEGERS_BYTES = 1 << 20  # of one tensor of integers or truth values
+PRIORITIES = 4  # of streams, from 0 down; this one and the next are PyTorch's own limits
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
+_KIND_BITS = 5  # of a stream's handle
+
+
+def stream_name(handle: int) -> str:
+    """What to call a stream of a virtual GPU: "stream 1" is the first that `torch.cuda.Stream()` gave. Empty for another handle."""
+    number, kind = handle >> _KIND_BITS, handle % (1 << _KIND_BITS)
+    if number >= POOL_STREAMS or kind not in range(3, 3 + 2 * PRIORITIES, 2):
+        return ""
+    return f"stream {number + 1}{f' of priority {(3 - kind) // 2}' if kind > 3 else ''}"
 
 
 class Memory:
@@ -49,7 +61,7 @@ class Memory:
         self.gpu.machine.keep(self.kept, -1)
         if self.block is not None:
             if self.touched is not None and self.gpu.machine.several_streams:
-                self.gpu.machine.races.freed(self)
+                self.gpu.machine.races.freed(self.gpu, self.block, self.touched)
             if self.export is not None:
                 self.gpu.machine.pending_frees.add(self.gpu.allocator, self.block, self.export)
             else:
@@ -102,7 +114,7 @@ class Gpu:
             claiming=machine.usage.claiming,
             collect=machine.pending_frees.collect,
         )
-        self.next_stream = {0: 0, -1: 0}  # by priority
+        self.next_stream = [0] * PRIORITIES
         self.passed_on: bool | None = None  # in a broadcast: have the bytes been sent once?
         self.fault: errors.Fault | None = None  # the device-side assert that stopped it
         self.generator: Any = None  # set by virtualgpu.install
@@ -116,10 +128,10 @@ class Gpu:
     def pool_stream(self, priority: int) -> StreamTime:
         """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
         self.machine.several_streams = True
-        high = -1 if priority < 0 else 0
-        number = self.next_stream[high]
-        self.next_stream[high] = (number + 1) % POOL_STREAMS
-        identity = number << 5 | (5 if high else 3)  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
+        kind = min(max(0, -priority), PRIORITIES - 1)
+        number = self.next_stream[kind]
+        self.next_stream[kind] = (number + 1) % POOL_STREAMS
+        identity = number << _KIND_BITS | (kind + 1) << 1 | 1  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
         return self.streams.setdefault(identity, StreamTime(self.index, identity))
 
     # memory
@@ -275,6 +287,7 @@ class Machine:
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
         self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
+        self.leaf_streams: weakref.WeakKeyDictionary[Memory, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory
         self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see `streams.backward`
 
     def handing_over(self) -> float:
@@ -306,7 +319,7 @@ class Machine:
         if self.initialised or not self.heeds_environment or "CUDA_VISIBLE_DEVICES" not in os.environ:
             return [gpu.number for gpu in self.gpus]
         # As CUDA does: what follows the first invalid entry is ignored.
-        return list(takewhile(range(len(self.gpus)).__contains__, torch.cuda._parse_visible_devices()))
+        return list(takewhile(range(len(self.gpus)).__contains__, torch.cuda._parse_visible_devices()))  # type: ignore[arg-type]  # or UUIDs
 
     def nvml_index(self, device: "torch.device | int | str | None") -> int:
         """NVML's number of what the program calls so: NVML counts all GPUs of the computer. Raises RuntimeError for one not visible."""
@@ -347,9 +360,11 @@ class Machine:
             raise errors.invalid_ordinal()
         return self.gpus[device]
 
-    def may_keep(self, nbytes: int) -> bool:
+    def may_keep(self, nbytes: int, dtype: torch.dtype) -> bool:
         """Is there room on the host for the values of one more tensor?"""
-        largest = self.largest_kept if self.values else NUMBER_BYTES
+        largest = self.largest_kept
+        if not self.values:
+            largest = NUMBER_BYTES if dtype.is_floating_point or dtype.is_complex else min(largest, INTEGERS_BYTES)
         return nbytes <= largest and self.kept_bytes + nbytes <= self.host_budget
 
     def keep(self, kept: int | None, sign: int = 1) -> None:

@@ -16,7 +16,7 @@ import torch.cuda.nccl
 from virtualgpu import autocast, comm, factories, generators, hardware, moves, refusals, torchscript
 from virtualgpu.driver import cuda, nvml, smi
 from virtualgpu.hardware import Machine
-from virtualgpu.host import pinned, python_costs
+from virtualgpu.host import pinned, python_costs, time_module
 from virtualgpu.host.cpu_operators import HostOperators
 from virtualgpu.ops import call, recurrent
 from virtualgpu.processes import sharing, usage_table
@@ -26,7 +26,8 @@ from virtualgpu.threads import replacements as threads
 
 # Each has `replacements(machine)`: by owner, the names that change.
 _PARTS = (
-    generators, nvml, cuda, cuda_streams, factories, moves, pinned, sharing, autocast, backward, comm, torchscript, python_costs, refusals
+    generators, nvml, cuda, cuda_streams, factories, moves, pinned, sharing, autocast, backward, comm, torchscript, python_costs,
+    time_module, refusals,
 )  # fmt: skip
 _ABSENT = object()
 

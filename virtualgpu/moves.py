@@ -15,7 +15,7 @@ from virtualgpu import errors, hardware
 from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.copies import move
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, allocate_on, empty_without_values
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, allocate_on, empty_without_values, new_storage
 
 _to = torch.Tensor.to
 _data: Any = torch.Tensor.data
@@ -44,7 +44,8 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
     yield torch, {"get_device": get_device, "is_storage": partial(_is_storage, torch.is_storage)}
     yield torch._C._nn, {"_parse_to": parse_to}
     yield UninitializedTensorMixin, {"materialize": materialize}
-    yield torch.UntypedStorage, {"to": storage_to, "cuda": storage_cuda}
+    yield torch.UntypedStorage, {"to": storage_to, "cuda": storage_cuda, "__new__": staticmethod(new_storage)}
+    yield torch.TypedStorage, {"_new_wrapped_storage": wrapped_storage}
     yield torch.serialization, {"_package_registry": [(0, lambda storage: None, restore), *torch.serialization._package_registry]}
 
 
@@ -259,11 +260,18 @@ def storage_to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = 
     gpu = hardware.machine().gpu(device)
     if gpu is None:
         return self.cpu()
-    return self if gpu.device == self.device else VirtualStorage(self.nbytes(), device=gpu.device).copy_(self)
+    return self if gpu.device == self.device else new_storage(VirtualStorage, self.nbytes(), device=gpu.device).copy_(self)
 
 
 def storage_cuda(self: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> torch.UntypedStorage:
     return storage_to(self, device="cuda" if device is None else device)
+
+
+def wrapped_storage(self: torch.TypedStorage, untyped: torch.UntypedStorage) -> torch.TypedStorage:
+    """`TypedStorage._new_wrapped_storage`, which asks for exactly PyTorch's own class."""
+    if type(self) is torch.TypedStorage:
+        return torch.TypedStorage(wrap_storage=untyped, dtype=self.dtype, _internal=True)
+    return type(self)(wrap_storage=untyped)
 
 
 def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:

@@ -24,6 +24,7 @@ class Selected(threading.local):
         self.untimed = False  # a thread whose work takes none of the host's time
         self.nodes = 0  # nodes of autograd that this thread has made so far
         self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return
+        self.arrived: tuple | None = None  # the node of a backward whose stream has been chosen
         self.in_operator = False  # an operator is running of which the race detector knows: those that it is made of are part of it
         self.product: Callable[[], Any] | None = None  # what the last matrix product was written to
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from virtualgpu import front_end
 
 _STANDARD_LIBRARY = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
-_CELL = ("<ipython-input", "<stdin>", "<string>")  # code that was typed, not read from a file
+_CELL = ("<ipython-input", "<python-input", "<stdin>", "<string>")  # code that was typed, not read from a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class SourceLine:
 
     @property
     def location(self) -> str:
-        """ "train.py:12", or "cell:3" in a notebook: the file of a cell is not known to its reader."""
-        cell = self.filename.startswith(_CELL) or f"{os.sep}ipykernel_" in self.filename
-        return f"{'cell' if cell else os.path.basename(self.filename)}:{self.line}"
+        """ "train.py:12", or "line 3" in a notebook: the file of a cell is not known to its reader."""
+        cell = self.filename.startswith("<") or f"{os.sep}ipykernel_" in self.filename
+        return f"line {self.line}" if cell else f"{os.path.basename(self.filename)}:{self.line}"
 
 
 def is_users(filename: str) -> bool:

@@ -8,8 +8,8 @@ the block of the allocator, which goes back when the storage dies.
 import ctypes
 import gc
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch._C import _DisableTorchDispatch
@@ -19,8 +19,9 @@ from virtualgpu.hardware import Gpu, Memory
 
 _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
-_storage_of = torch.Tensor.untyped_storage
+_storage_of: Callable[[torch.Tensor], Any] = torch.Tensor.untyped_storage  # a VirtualStorage, where memory of a GPU hangs on it
 _empty_strided = torch.empty_strided
+_CPU = torch.device("cpu")
 
 
 class VirtualStorage(torch.UntypedStorage):
@@ -28,21 +29,11 @@ class VirtualStorage(torch.UntypedStorage):
 
     memory: Memory
 
-    def __new__(cls, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-        if device is None or not args or not isinstance(args[0], int):
-            return super().__new__(cls, *args, **kwargs)
-        storage = torch.UntypedStorage(args[0])
-        if (gpu := hardware.machine().gpu(device)) is not None:
-            allocate_on(gpu, storage)
-        return storage
+    is_cuda = True
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]  # the stubs call it an attribute
         return self.memory.gpu.device
-
-    @property
-    def is_cuda(self) -> bool:
-        return True
 
     def get_device(self) -> int:
         return self.memory.gpu.index
@@ -54,7 +45,7 @@ class VirtualStorage(torch.UntypedStorage):
         gpu = self.memory.gpu
         if self.memory.kept is None:
             return _storage_of(empty_without_values(gpu, (self.nbytes(),), (1,), torch.uint8))
-        return VirtualStorage(self.nbytes(), device=gpu.device).copy_(self)
+        return new_storage(VirtualStorage, self.nbytes(), device=gpu.device).copy_(self)
 
     def resize_(self, nbytes: int) -> "VirtualStorage":
         require_values(self.memory)
@@ -70,23 +61,35 @@ class VirtualStorage(torch.UntypedStorage):
         return torch.UntypedStorage(self.nbytes()).copy_(self)
 
 
+def new_storage(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    """`torch.UntypedStorage(…)`, on the device that is named."""
+    make: Any = torch._C.StorageBase.__new__
+    if device is None or torch.device(device).type != "cuda":
+        return make(cls, *args, device=device, **kwargs)
+    gpu = hardware.machine().gpu(device)
+    assert gpu is not None
+    if args[:1] and isinstance(args[0], int):
+        return _storage_of(empty(gpu, (args[0],), (1,), torch.uint8))
+    storage = make(torch.UntypedStorage, *args, **kwargs)
+    allocate_on(gpu, storage)
+    return storage
+
+
 class VirtualTensor(torch.Tensor):
     """A tensor on a virtual GPU. `virtualgpu.ops.dispatch` gives the class its `__torch_dispatch__`."""
 
     _gpu: Gpu
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as the stubs have it, not a class method
+
+    is_cuda, is_cpu = True, False
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return self._gpu.device
 
-    @property
-    def is_cuda(self) -> bool:
-        return True
+    if TYPE_CHECKING:
 
-    @property
-    def is_cpu(self) -> bool:
-        return False
+        def untyped_storage(self) -> VirtualStorage: ...
 
     def get_device(self) -> int:
         return self._gpu.index
@@ -94,9 +97,9 @@ class VirtualTensor(torch.Tensor):
     def data_ptr(self) -> int:
         """The address on the virtual GPU: the same in every run."""
         address = memory_of(self).address
-        return address + self.storage_offset() * self.itemsize if address else 0
+        return address + int(self.storage_offset()) * self.itemsize if address else 0
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """As PyTorch prints a CUDA tensor; it would name the subclass, whose name is as long as "tensor"."""
         if tensor_contents is None and self.layout is torch.strided:
             if memory_of(self).kept is None:
@@ -149,21 +152,22 @@ class VirtualTensor(torch.Tensor):
     def pin_memory(self, device: Any = None) -> Any:
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
 
-    def new(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def new(self, *args: Any, device: Any = None) -> torch.Tensor:  # type: ignore[override]
         """The legacy constructor: of a size, of data, or empty."""
+        device = self.device if device is None else device
         if self.layout is torch.sparse_coo and len(args) > 1:
-            return torch.sparse_coo_tensor(*args, device=self.device, check_invariants=False)
+            return torch.sparse_coo_tensor(*args, device=device, check_invariants=False)
         if len(args) == 1 and torch.is_storage(args[0]):
             return self.new_empty(0).set_(getattr(args[0], "_untyped_storage", args[0]))
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
-            return self.new_tensor(args[0])
-        return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args or (0,))
+            return self.new_tensor(args[0], device=device)
+        return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args or (0,), device=device)
 
     def record_stream(self, stream: Any) -> None:
         if (block := memory_of(self).block) is not None:
             self._gpu.allocator.record_stream(block, stream.stream_id)
 
-    def __reduce_ex__(self, protocol: int) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """As PyTorch writes a CUDA tensor, so that the file opens on any machine."""
         hooks: dict = {}
         storage = torch.storage.TypedStorage(wrap_storage=_storage_of(self), dtype=self.dtype, _internal=True)
@@ -172,7 +176,7 @@ class VirtualTensor(torch.Tensor):
             return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, hooks)
         return torch._utils._rebuild_tensor_v2, whole
 
-    def __deepcopy__(self, memo: dict) -> "VirtualTensor":
+    def __deepcopy__(self, memo: dict) -> torch.Tensor:
         if id(self) in memo:
             return memo[id(self)]
         if getattr(self, "_is_param", False):  # as Parameter.__deepcopy__ does: neither gradient nor attributes
@@ -219,12 +223,12 @@ def require_values(memory: Memory) -> None:
     """Raises RuntimeError for a storage whose values were not kept."""
     if memory.kept is None:
         gpu = memory.gpu
-        why = "they take too much host memory" if gpu.machine.values else "the machine was made with values=False"
-        raise RuntimeError(
-            f"the values of this tensor on {gpu.device} were not kept, because {why}: only its shape and its memory are known. "
-            "Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) "
-            f"before {front_end.name()} starts."
-        )
+        why = "they take too much host memory" if gpu.machine.values else "nothing is computed here (values=False)"
+        text = f"the values of this tensor on {gpu.device} were not kept, because {why}: only its shape and its memory are known."
+        if gpu.machine.values:
+            text += " Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) "
+            text += f"before {front_end.name()} starts."
+        raise RuntimeError(text)
 
 
 def require_within_capacity(storage: VirtualStorage, nbytes: int) -> None:
@@ -254,7 +258,7 @@ def allocate_on(gpu: Gpu, storage: torch.UntypedStorage, kept: bool = True, allo
 def hang(memory: Memory, storage: torch.UntypedStorage) -> None:
     """Make this the storage of such memory."""
     storage.__class__ = VirtualStorage
-    storage.memory = memory
+    storage.__dict__["memory"] = memory
     if _GARBAGE_LOSES_MEMORY:
         _untrack(storage)
         memory.storage = weakref.ref(storage)
@@ -337,7 +341,7 @@ def empty_without_values(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, a
     nbytes = span_bytes(size, stride, dtype)
     memory = Memory(gpu, gpu.allocate(nbytes) if allocated else None, None)  # first, so that no half-made tensor outlives its failure
     tensor = _make_wrapper_subclass(
-        VirtualTensor, size, strides=stride, dtype=dtype, layout=torch.strided, device="cpu", storage_size=nbytes
+        VirtualTensor, size, strides=stride, dtype=dtype, layout=torch.strided, device=_CPU, storage_size=nbytes
     )
     hang(memory, _storage_of(tensor))
     tensor._gpu = gpu
@@ -346,7 +350,7 @@ def empty_without_values(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, a
 
 def empty(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype) -> VirtualTensor:
     """Uninitialised memory on a GPU, as `torch.empty_strided`, with values while the host has room for them."""
-    if not gpu.machine.may_keep(span_bytes(size, stride, dtype)):
+    if not gpu.machine.may_keep(span_bytes(size, stride, dtype), dtype):
         made = empty_without_values(gpu, size, stride, dtype)
     else:
         with _DisableTorchDispatch():

@@ -98,8 +98,8 @@ def _rank(rank: int, ranks: int, store: str, call: bytes, given: Plain, line: co
 
 
 def _failure(error: BaseException) -> tuple[str, Any]:
-    """Gloo's own complaints are about another rank, which is gone or elsewhere."""
-    if "gloo" in str(error).lower():
+    """What fails in gloo's connections is about another rank, which is gone or elsewhere."""
+    if "gloo/transport" in str(error):
         return WAITED, None
     try:
         return RAISED, cloudpickle.dumps(error)

@@ -7,7 +7,9 @@ from labkit.checks.checking import Check, Plain, Verdict, describe, not_yet, rig
 
 
 def draw(generator: random.Random) -> Plain:
-    return [generator.randint(-50, 50) / 4 for _ in range(generator.randint(3, 9))]
+    """Floats that neither integers nor half precision can hold: one below zero, one above, one twice, in no order."""
+    some = [generator.choice([-1, 1]) * (generator.randint(4096, 2**20) + 1 / 8) for _ in range(generator.randint(2, 6))]
+    return [max(map(abs, some)) + 1, *some, -generator.randint(4096, 2**20) - 1 / 8, some[0]]
 
 
 def observe(on_gpu: Any, numbers: Plain) -> Plain:
@@ -21,9 +23,11 @@ def judge(tensor: Plain, numbers: Plain) -> Verdict:
         return not_yet(f"your tensor is on {tensor['device']}. Which argument of torch.tensor says where?")
     if tensor["dtype"] != "torch.float32":
         return not_yet(f"your tensor holds {tensor['dtype']}; PyTorch makes torch.float32 of Python's floats by itself.")
-    if tensor["shape"] != [len(numbers)] or tensor["values"] != numbers:
+    if tensor["shape"] != [len(numbers)]:
+        return not_yet(f"for {len(numbers)} numbers a tensor of shape {[len(numbers)]} was due; yours has shape {tensor['shape']}.")
+    if tensor["values"] != numbers:
         return not_yet(f"for {numbers} your tensor holds {tensor['values']}.")
     return right()
 
 
-CHECKS = [Check("00.1", draw, observe, judge)]
+CHECKS = [Check("00.1", draw, observe, judge, section="Set-up")]

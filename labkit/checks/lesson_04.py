@@ -206,7 +206,7 @@ def observe_steps(step: Any, inputs: Plain) -> Plain:
         "gradients": [None if half.weight.grad is None else half.weight.grad.item() for half in (first, second)],
         "seen": [[device for device, _ in half.seen] for half in (first, second)],
     }
-    with machine.in_use().without_values():
+    with machine.in_use().without_values(), during("a large batch, of which memory and time count and no value is computed"):
         return told | {"seconds": _step_seconds(step, splits)}
 
 

@@ -1,25 +1,33 @@
 """Checks of lesson 10, more than one process, more than one machine."""
 
+import itertools
 import os
 import random
 import tempfile
 from typing import Any
 
-import torch
-
-from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number, right
 from labkit.checks.in_ranks import in_ranks
-from labkit.checks.rank_programs import accumulated, cut_layers, gradients_after, life
-from labkit.labs.sharding import rank_memory
+from labkit.checks.rank_programs import accumulated, cut_layers, gradients_after, life, rows_of
 
 CLOSE = 1e-4
 
 # 10.1: the mean of all ranks' gradients
 
+SIZES = (3, 2, 4)
+
 
 def draw_gradients(generator: random.Random) -> Plain:
-    """For two and for three ranks: a gradient of each parameter on every rank; one parameter has none."""
-    return [[[[generator.randint(-9, 9) for _ in range(size)] for size in (3, 2)] for _ in range(ranks)] for ranks in (2, 3)]
+    """For two and for three ranks a gradient of each parameter on every rank: none for one parameter, of another zeros on one rank."""
+    cases: Plain = []
+    for ranks in (2, 3):
+        case: Plain = [[[generator.randint(-9, 9) for _ in range(size)] for size in SIZES] for _ in range(ranks)]
+        zero, none = generator.sample(range(len(SIZES)), 2)
+        case[generator.randrange(ranks)][zero] = [0] * SIZES[zero]
+        for of_rank in case:
+            of_rank[none] = None
+        cases.append(case)
+    return cases
 
 
 def observe_gradients(average_gradients: Any, cases: Plain) -> Plain:
@@ -28,15 +36,20 @@ def observe_gradients(average_gradients: Any, cases: Plain) -> Plain:
 
 def judge_gradients(observations: Plain, cases: Plain) -> Verdict:
     for told, case in zip(observations, cases, strict=True):
-        means = [[sum(values) / len(case) for values in zip(*tensors, strict=True)] for tensors in zip(*case, strict=True)]
         for rank, observed in enumerate(told):
             of = f"rank {rank} of {len(case)}"
             if any(value != 1 for values in observed["parameters"] for value in values):
                 return not_yet(f"{of} has changed its parameters. Only the gradients were to change.")
-            for found, mine, mean in zip(observed["gradients"], case[rank], means, strict=False):
+            for found, *everywhere in zip(observed["gradients"], *([*of_rank, None] for of_rank in case), strict=True):
+                if everywhere[rank] is None:
+                    if found is not None:
+                        return not_yet(f"a parameter without a gradient has {_shown(found)} on {of} now. An optimizer would not skip it.")
+                    continue
+                mean = [sum(values) / len(case) for values in zip(*everywhere, strict=True)]
                 if found is None or not _near(found, mean):
                     return not_yet(
-                        f"{of} had the gradient {mine}; the mean over all ranks is {_shown(mean)}, and it has {_shown(found)} now."
+                        f"{of} had the gradient {everywhere[rank]}; the mean over all ranks is {_shown(mean)}, "
+                        f"and it has {_shown(found)} now."
                     )
     return right("So does DistributedDataParallel, bucket by bucket.")
 
@@ -53,58 +66,56 @@ def _shown(values: Any) -> str:
 
 
 def draw_epochs(generator: random.Random) -> Plain:
-    """Numbers of rows that leave a rest of several when shared equally, a seed for each rank's own generator, and two epochs."""
+    """Numbers of rows that leave a rest when shared equally, seeds for each rank's own generators, three epochs and one of them again."""
     cases = []
     for ranks in (2, 3, 4):
-        count = ranks * generator.randint(5, 12) + generator.randint(min(2, ranks - 1), ranks - 1)
-        epochs = generator.sample(range(50), 2)
-        cases.append({"count": count, "ranks": ranks, "epochs": epochs, "seeds": [generator.randrange(1 << 20) for _ in range(ranks)]})
+        count = ranks * generator.randint(20, 40) + generator.randint(min(2, ranks - 1), ranks - 1)
+        epoch = generator.randrange(40)
+        epochs = [epoch, epoch + 1, epoch + generator.randint(2, 9), epoch]
+        cases.append({"count": count, "ranks": ranks, "epochs": epochs, "seeds": generator.sample(range(1 << 20), ranks)})
     return cases
 
 
 def observe_rows(my_rows: Any, cases: Plain) -> Plain:
-    """What the answer gives each rank in each epoch; the ranks are processes of their own, so each has another state of random numbers."""
-    observations = []
-    with torch.random.fork_rng(devices=[]):
-        for case in cases:
-            told = []
-            for epoch in case["epochs"]:
-                of_epoch = []
-                for rank, seed in enumerate(case["seeds"]):
-                    torch.manual_seed(seed + epoch)
-                    random.seed(seed + epoch)
-                    with during(f"{case['count']} rows, rank {rank} of {case['ranks']}, epoch {epoch}"):
-                        of_epoch.append(_numbers(my_rows(case["count"], rank, case["ranks"], epoch)))
-                told.append(of_epoch)
-            observations.append(told)
-    return observations
-
-
-def _numbers(answer: Any) -> Plain:
-    values = answer.tolist() if isinstance(answer, torch.Tensor) else answer
-    if not isinstance(values, list | tuple | range):
-        return type(answer).__name__
-    return [int(value) for value in values]
+    return [in_ranks(rows_of, my_rows, [case] * case["ranks"]) for case in cases]
 
 
 def judge_rows(observations: Plain, cases: Plain) -> Verdict:
-    for told, case in zip(observations, cases, strict=True):
-        count, ranks = case["count"], case["ranks"]
-        for of_epoch, epoch in zip(told, case["epochs"], strict=True):
-            if odd := next((rows for rows in of_epoch if isinstance(rows, str)), None):
-                return not_yet(f"your function returned {odd}, not a list of numbers of rows.")
-            every = sorted(row for rows in of_epoch for row in rows)
-            lengths = [len(rows) for rows in of_epoch]
-            if every != list(range(count)):
-                missing, twice = count - len(set(every) & set(range(count))), len(every) - len(set(every))
-                return not_yet(f"of {count} rows, {missing} went to none of {ranks} ranks in epoch {epoch}, and {twice} came up once more.")
-            if max(lengths) - min(lengths) > 1:
-                return not_yet(f"the ranks have {lengths} rows: the one with fewer would wait for the others.")
-        if told[0] == told[1]:
-            return not_yet(f"epochs {case['epochs'][0]} and {case['epochs'][1]} give each rank the same rows in the same order.")
-        if all(rows == sorted(rows) for rows in told[0]):
-            return not_yet("the rows come in their own order: shuffle them.")
+    verdicts = [_judge_epochs(told, case) for told, case in zip(observations, cases, strict=True)]
+    return next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
+
+
+def _judge_epochs(told: Plain, case: Plain) -> Verdict:
+    count, ranks, epochs = case["count"], case["ranks"], case["epochs"]
+    by_epoch = list(zip(*(of_rank["rows"] for of_rank in told), strict=True))
+    for shares, epoch in zip(by_epoch, epochs, strict=True):
+        if odd := next((rows for rows in shares if isinstance(rows, str)), None):
+            return not_yet(f"your function returned {odd}, not a list of numbers of rows.")
+        every, lengths = sorted(row for rows in shares for row in rows), [len(rows) for rows in shares]
+        if every != list(range(count)):
+            missing, twice = count - len(set(every) & set(range(count))), len(every) - len(set(every))
+            return not_yet(f"of {count} rows, {missing} went to none of {ranks} ranks in epoch {epoch}, and {twice} came up once more.")
+        if max(lengths) - min(lengths) > 1:
+            return not_yet(f"the ranks have {lengths} rows: the one with fewer would wait for the others.")
+        steps = [later > row for rows in shares for row, later in itertools.pairwise(rows)]
+        if not 0.2 < sum(steps) / len(steps) < 0.8:
+            return not_yet(f"in epoch {epoch} the rows come in their own order: shuffle them.")
+    for (one, first), (other, second) in itertools.combinations(zip(epochs[:-1], by_epoch[:-1], strict=True), 2):
+        neighbours, again = _neighbours(first), _neighbours(second)
+        if 2 * len(neighbours & again) > len(neighbours):
+            return not_yet(f"in epochs {one} and {other} most rows follow the same row: give each epoch an order of its own.")
+        if {frozenset(rows) for rows in first} == {frozenset(rows) for rows in second}:
+            return not_yet(f"in epochs {one} and {other} the same rows are together on a rank. Shuffle first, and deal out then.")
+    if by_epoch[0] != by_epoch[-1]:
+        return not_yet(f"asked again for epoch {epochs[0]}, the ranks have other rows: a run that starts again would miss some.")
+    for name, *drawn in zip(("torch", "random", "NumPy"), *(of_rank["drawn"] for of_rank in told), strict=True):
+        if len(set(drawn)) == 1:
+            return not_yet(f"after your function, {name} draws the same on all ranks, for dropout too. Use a generator of your own.")
     return right("One order for all ranks, another for each epoch, every row once.")
+
+
+def _neighbours(shares: Plain) -> set[frozenset[int]]:
+    return {frozenset(pair) for rows in shares for pair in itertools.pairwise(rows)}
 
 
 # 10.3: accumulation that sends once
@@ -121,7 +132,7 @@ def observe_accumulation(accumulate: Any, parts: Plain) -> Plain:
 
 
 def judge_accumulation(told: Plain, parts: Plain) -> Verdict:
-    count = len(parts[0])
+    count, size = len(parts[0]), len(parts[0][0])
     rows = [row for of_rank in parts for part in of_rank for row in part]
     due = [sum(2 * 0.5 * (row[0] + row[1]) * row[column] for row in rows) / len(rows) for column in range(2)]
     for rank, observed in enumerate(told):
@@ -133,9 +144,11 @@ def judge_accumulation(told: Plain, parts: Plain) -> Verdict:
         if found is None or not _near(found, due):
             return not_yet(f"rank {rank} has the gradient {_shown(found)}; that of all ranks' rows in one batch is {_shown(due)}.")
         if observed["messages"] != 1:
-            return not_yet(
-                f"the gradient is right, but it was sent {observed['messages']} times; once is enough for {count} micro-batches."
-            )
+            return not_yet(f"the gradient is right, but sent {observed['messages']} times; once is enough for {count} micro-batches.")
+        if max(observed["rows"], default=0) > size or sum(observed["rows"]) < count * size:
+            return not_yet(f"the model met {observed['rows']} rows; it was to meet {count} parts of {size}, one at a time.")
+        if observed["waiting"] > 1:
+            return not_yet(f"when a forward began, the outputs of {observed['waiting']} others were there still. When does a graph go?")
     return right("One message, whatever the number of micro-batches.")
 
 
@@ -148,31 +161,30 @@ def draw_lives(generator: random.Random) -> Plain:
 
 
 def observe_lives(train: Any, inputs: Plain) -> Plain:
-    """Two lives of two ranks, in processes of their own: the first ends in the midst of a step."""
+    """Three lives of two ranks, in processes of their own: the first ends in the midst of a step, the third finds all steps done."""
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
-        path = os.path.join(folder, "checkpoint.pt")
-        first = in_ranks(life, train, [{**inputs, "path": path}] * 2)
-        kept = os.path.exists(path)
-        second = in_ranks(life, train, [{**inputs, "path": path, "dies": None}] * 2)
-    return {"first": first, "second": second, "kept": kept}
+        path = os.path.join(os.path.realpath(folder), "checkpoint.pt")
+        return [in_ranks(life, train, [{**inputs, "path": path, "dies": dies}] * 2) for dies in (inputs["dies"], None, None)]
 
 
-def judge_lives(observed: Plain, inputs: Plain) -> Verdict:
+def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
     steps, dies = inputs["steps"], inputs["dies"]
     weight, momentum = 1.0, 0.0
     for gradient in inputs["gradients"]:
         momentum = 0.5 * momentum + gradient
         weight -= 0.125 * momentum
-    for rank, told in enumerate(observed["first"]):
+    first, second, third = lives
+    for rank, told in enumerate(first):
         if told["begun"] != list(range(dies + 1)):
             return not_yet(
                 f"with nothing saved before, rank {rank} was to do the steps 0 to {dies}, where it died; it did {told['begun']}."
             )
-    if not observed["kept"]:
-        return not_yet(f"the ranks died in step {dies}, and no checkpoint was there. Save after every step.")
-    if observed["first"][1]["saved"]:
-        return not_yet("rank 1 saved the checkpoint too: two processes that write one file at once can spoil it.")
-    for rank, told in enumerate(observed["second"]):
+    if (savers := sum(told["saved"] + told["placed"] > 0 for told in first)) > 1:
+        return not_yet(f"{savers} ranks saved the checkpoint: two processes that write one file at once can spoil it.")
+    for step, (before, after) in enumerate(itertools.pairwise(first[0]["files"])):
+        if after in (None, before):
+            return not_yet(f"after step {step}, the file {'was not there' if after is None else 'was as before'}. Save after every step.")
+    for rank, told in enumerate(second):
         if told["begun"] != list(range(dies, steps)):
             return not_yet(f"{dies} steps were done when the ranks died; started again, rank {rank} did {told['begun']} of {steps}.")
         if not _near([told["weight"]], [weight]):
@@ -180,6 +192,12 @@ def judge_lives(observed: Plain, inputs: Plain) -> Verdict:
             return not_yet(
                 f"rank {rank} ends with the weight {told['weight']:g}; without a death it is {weight:g}. The {cause} was not restored."
             )
+    if any(told["removed"] for told in first + second):
+        return not_yet("the file was removed: a rank that dies before another one is there leaves none.")
+    if again := third[0]["begun"]:
+        return not_yet(f"all {steps} steps were done; started once more, the ranks did {again}. Save after the last step, too.")
+    if sum(told["placed"] for told in first) < len(set(first[0]["files"]) - {None}):
+        return not_yet("the file was written in its place: a rank that dies meanwhile leaves half of it. What puts a whole one there?")
     return right("As if nobody had died.")
 
 
@@ -193,7 +211,7 @@ def draw_layers(generator: random.Random) -> Plain:
         width, hidden, out = generator.randint(2, 3), 2 * ranks, generator.randint(2, 3)
 
         def matrix(rows: int, columns: int) -> Plain:
-            return [[generator.randint(-3, 3) for _ in range(columns)] for _ in range(rows)]
+            return [[generator.choice((-3, -2, -1, 1, 2, 3)) for _ in range(columns)] for _ in range(rows)]
 
         whole = {
             "x": matrix(4, width),
@@ -239,16 +257,19 @@ def _layer(case: Plain, name: str) -> list[tuple[list[int], int]]:
 
 # 10.6: how many GPUs a model needs
 
+HELD = 16  # bytes of a parameter that the ranks share: weight, gradient and Adam's two
+WHOLE = 8  # of a parameter of the largest layer, in its backward: weight and gradient
+
 
 def draw_budgets(generator: random.Random) -> Plain:
-    """Models whose largest layer matters, some of which fit one GPU, and some none but with many."""
+    """Models whose largest layer matters: one that fits one GPU, some that need several, one of which leaves not a byte."""
     cases = []
-    for ranks in (1, generator.randint(2, 4), generator.randint(5, 9), generator.randint(20, 60)):
-        parameters = generator.randint(50, 900) * 10**7
+    for ranks, spare in ((1, True), (generator.randint(2, 4), True), (generator.randint(5, 9), False), (generator.randint(20, 60), True)):
+        parameters = generator.randint(50, 900) * ranks * 10**6
         layer = parameters // generator.randint(8, 30)
-        share = rank_memory("FSDP", parameters, ranks).total
-        before = rank_memory("FSDP", parameters, ranks - 1).total if ranks > 1 else 2 * share
-        cases.append([parameters, layer, generator.randint(share + 16, before - 16) + 4 * layer])
+        share = HELD * parameters // ranks
+        fewer = HELD * parameters // (ranks - 1) if ranks > 1 else 2 * share
+        cases.append([parameters, layer, WHOLE * layer + (generator.randint(share + 16, fewer - 16) if spare else share)])
     generator.shuffle(cases)
     return cases
 
@@ -258,29 +279,29 @@ def observe_budgets(ranks_needed: Any, cases: Plain) -> Plain:
     for parameters, layer, memory in cases:
         with during(f"{parameters} parameters, the largest layer with {layer}, and {memory} bytes"):
             answer = ranks_needed(parameters, layer, memory)
-        answers.append(answer if type(answer) is int else type(answer).__name__)
+        said = number(answer)
+        answers.append(type(answer).__name__ if said is None else said)
     return answers
 
 
 def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
     for answer, (parameters, layer, memory) in zip(answers, cases, strict=True):
-        room = memory - 4 * layer
-        due = -(-16 * parameters // room)
+        due = -(-HELD * parameters // (memory - WHOLE * layer))
         if isinstance(answer, str):
             return not_yet(f"your function returned {answer}, not a whole number.")
         if answer != due:
             return not_yet(
                 f"{parameters:,} parameters, the largest layer with {layer:,}, in {memory:,} bytes a GPU: {due} GPUs are enough "
-                f"and fewer are not; you say {answer}. What does a rank hold, and what while a layer computes?"
+                f"and fewer are not; you say {answer}. What does a rank hold, and what while a layer's backward computes?"
             )
     return right("Sixteen bytes a parameter, shared, and one layer whole.")
 
 
 CHECKS = [
-    Check("10.1", draw_gradients, observe_gradients, judge_gradients),
-    Check("10.2", draw_epochs, observe_rows, judge_rows),
-    Check("10.3", draw_parts, observe_accumulation, judge_accumulation),
-    Check("10.4", draw_lives, observe_lives, judge_lives),
-    Check("10.5", draw_layers, observe_layers, judge_layers),
-    Check("10.6", draw_budgets, observe_budgets, judge_budgets),
+    Check("10.1", draw_gradients, observe_gradients, judge_gradients, section="DistributedDataParallel"),
+    Check("10.2", draw_epochs, observe_rows, judge_rows, section="DistributedDataParallel"),
+    Check("10.3", draw_parts, observe_accumulation, judge_accumulation, section="DistributedDataParallel"),
+    Check("10.4", draw_lives, observe_lives, judge_lives, section="A rank that dies"),
+    Check("10.5", draw_layers, observe_layers, judge_layers, section="Dividing a layer, dividing the network"),
+    Check("10.6", draw_budgets, observe_budgets, judge_budgets, section="What each rank holds"),
 ]

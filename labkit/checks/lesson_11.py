@@ -1,13 +1,17 @@
 """Checks of lesson 11, the articles on trial."""
 
+import contextlib
+import io
 import random
 import warnings
+import weakref
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
 
 # 11.1: a tensor like another
 
@@ -24,13 +28,15 @@ def draw_tensors(generator: random.Random) -> Plain:
 
 
 def observe_zeros(zeros_beside: Any, cases: Plain) -> Plain:
-    """What the function made beside each tensor, and whether that still holds its ones."""
+    """What the function made beside each tensor, of numbers that no arithmetic makes 0, and whether that still holds them."""
     observations = []
     for case in cases:
-        t = torch.ones(case["shape"], dtype=DTYPES[case["dtype"]], device=case["device"])
+        dtype = DTYPES[case["dtype"]]
+        t = torch.full(case["shape"], torch.inf if dtype.is_floating_point else 1, dtype=dtype, device=case["device"])
+        before = t.clone()
         with torch.cuda.device(_elsewhere(case)), during(f"a tensor of {case['dtype']}, shape {case['shape']}, on {case['device']}"):
             made = zeros_beside(t)
-        observations.append({"made": describe(made), "kept": bool((t == 1).all())})
+        observations.append({"made": describe(made), "kept": torch.equal(t, before)})
     return observations
 
 
@@ -50,7 +56,7 @@ def judge_zeros(observations: Plain, cases: Plain) -> Verdict:
             if made[what] != case[what]:
                 return not_yet(f"beside a tensor with {what} {case[what]} you made one with {what} {made[what]}.")
         if any(made["values"]):
-            return not_yet("not all of its numbers are 0.")
+            return not_yet("not all of its numbers are 0. The tensor that you were given may hold inf and nan.")
     return right("A tensor tells its own device, type and shape.")
 
 
@@ -83,11 +89,12 @@ def observe_report(report: Any, sizes: Plain) -> Plain:
     truths = [_truth(device) for device in range(len(sizes))]
     observations = []
     for device, truth in enumerate(truths):
-        with torch.cuda.device(1 - device), warnings.catch_warnings(record=True) as warned, during(f"device {device}"):
-            warnings.simplefilter("always")
+        with torch.cuda.device(1 - device), mock.patch.object(warnings, "warn") as warned, during(f"device {device}"):  # silenced ones, too
             said = report(torch.device("cuda", device))
-        said = {str(name): value for name, value in said.items() if type(value) is int} if isinstance(said, dict) else type(said).__name__
-        observations.append({"said": said, "truth": truth, "warned": [str(warning.message).splitlines()[0] for warning in warned]})
+            current = torch.cuda.current_device()
+        said = {str(name): number(value) for name, value in said.items()} if isinstance(said, dict) else type(said).__name__
+        told = {"said": said, "truth": truth, "after": _truth(device), "moved": current != 1 - device}
+        observations.append(told | {"warned": [str(call.args[0]).splitlines()[0] for call in warned.call_args_list if call.args]})
     del held
     return observations
 
@@ -124,12 +131,17 @@ def judge_report(observations: Plain, sizes: Plain) -> Verdict:
         if isinstance(said, str):
             return not_yet(f"your function returned {said}, not a dict.")
         if observed["warned"]:
-            return not_yet(f"PyTorch warns: {observed['warned'][0]}.")
-        if set(said) != set(FIGURES):
-            return not_yet(f"whole numbers of bytes were due for {', '.join(FIGURES)}; yours are for {', '.join(said) or 'nothing'}.")
+            return not_yet(f"PyTorch warns, though you may have silenced it: {observed['warned'][0]}.")
+        numbers = [name for name in FIGURES if said.get(name) is not None]
+        if len(numbers) < len(FIGURES):
+            return not_yet(f"numbers of bytes were due for {', '.join(FIGURES)}; yours are for {', '.join(numbers) or 'nothing'}.")
         for name in FIGURES:
             if said[name] != truth[name]:
-                return not_yet(f"of cuda:{device}, {name} is {truth[name] / MIB:g} MiB; you said {said[name] / MIB:g} MiB.")
+                return not_yet(f"of cuda:{device}, {name} is {truth[name]:,} bytes; you said {said[name]:,}.")
+        if observed["after"] != truth:
+            return not_yet(f"asking has changed the figures of cuda:{device}. What empties the cache, or resets the peaks?")
+        if observed["moved"]:
+            return not_yet(f"asking about cuda:{device} has made it the current device for all that comes after.")
     return right("Of the device that was asked for, and without a warning.")
 
 
@@ -168,16 +180,39 @@ def observe_training(answer: Any, inputs: Plain) -> Plain:
             linear.weight.copy_(weight)
             linear.bias.copy_(bias)
     due = _trained(due_model, batches)
+    forwards: list[str] = []
+    graphs: list[weakref.ref[_Token]] = []
+    kept = 0
+
+    def begin(module: nn.Module, given: Any) -> None:
+        nonlocal kept
+        forwards.append(given[0].device.type)
+        kept = max(kept, sum(token() is not None for token in graphs))
+
+    def end(module: nn.Module, given: Any, output: torch.Tensor) -> None:
+        if output.grad_fn is not None:
+            token = _Token()
+            output.grad_fn.metadata["token"] = token  # type: ignore[index]  # a dict, that lives as long as the graph
+            graphs.append(weakref.ref(token))
+
+    model.register_forward_pre_hook(begin)
+    model.register_forward_hook(end)
     with during(f"{len(batches)} batches of 16 rows"):
         loss = answer(model, batches)
-    said = float(loss) if isinstance(loss, int | float) else type(loss).__name__
+    said = number(loss)
     return {
-        "loss": said,
+        "loss": type(loss).__name__ if said is None else float(said),
+        "kept": kept,
+        "forwards": forwards,
         "due": due,
         "parameters": _numbers(model),
         "due_parameters": _numbers(due_model),
         "device": str(model.weight.device),
     }
+
+
+class _Token:
+    """Of one graph."""
 
 
 def _trained(model: nn.Module, batches: list) -> float:
@@ -193,7 +228,7 @@ def _trained(model: nn.Module, batches: list) -> float:
 
 
 def _numbers(model: nn.Module) -> list[float]:
-    return [number for parameter in model.parameters() for number in parameter.detach().cpu().flatten().tolist()]
+    return [value for parameter in model.parameters() for value in parameter.detach().cpu().flatten().tolist()]
 
 
 def judge_training(observed: Plain, inputs: Plain) -> Verdict:
@@ -201,40 +236,51 @@ def judge_training(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(f"a number was due; your function returned {observed['loss']}.")
     if not observed["device"].startswith("cuda"):
         return not_yet("the model that you were given is still on the CPU.")
+    if "cpu" in observed["forwards"]:
+        return not_yet("the model computed on the CPU. It was to train on the GPU.")
     off = max(abs(a - b) for a, b in zip(observed["parameters"], observed["due_parameters"], strict=True))
     if not off < 1e-3:
         return not_yet(f"the model's parameters are off by up to {off:.3g}. What do gradients do from one step to the next?")
     if not abs(observed["loss"] - observed["due"]) < 1e-3 * observed["due"]:
         return not_yet(f"the mean loss is {observed['due']:.5g}; you said {observed['loss']:.5g}.")
+    if observed["kept"] > 1:  # that of the step before goes with the next loss
+        return not_yet(f"when a forward began, the graphs of {observed['kept']} earlier steps were there still. What keeps them?")
     return right("The model first, then its optimizer; and a number for a loss.")
 
 
 # 11.4: a trial of one's own
 
 SNIPPETS = {
-    "x = 3": "ok",
-    "y = x + 1": "NameError",  # unless a snippet before has left its x
-    "for i in range(3) print(i)": "SyntaxError",
+    "{name} = {number}": "ok",
+    "y = {name} + 1": "NameError",  # unless a snippet before has left its name
+    "import colorsys": "ok",
+    "colorsys.rgb_to_hsv({number}, 0, 0)": "NameError",
+    "for i in range({number}) print(i)": "SyntaxError",
     "torch.cuda.empy_cache()": "AttributeError",
-    "torch.ones(2, device='cuda') + torch.ones(2)": "RuntimeError",
-    "torch.ones(2, device='cuda').numpy()": "TypeError",
-    "nn.Linear(2, 2).cuda()(torch.ones(1, 2).cuda())": "ok",
-    "def half(n):\n    return n / 2\n\ndef quarter(n):\n    return half(half(n))\n\nquarter(8)": "ok",  # a function that uses another
-    "{}['a']": "KeyError",
+    "torch.ones({number}, device='cuda') + torch.ones({number})": "RuntimeError",
+    "torch.ones({number}, device='cuda').numpy()": "TypeError",
+    "nn.Linear(2, {number}).cuda()(torch.ones(1, 2).cuda())": "ok",
+    "def half(n):\n    return n / 2\n\ndef quarter(n):\n    return half(half(n))\n\nquarter({number})": "ok",  # one uses another
+    "try:\n    {number} / 0\nexcept ZeroDivisionError:\n    pass": "ok",
+    "class {name}Error(ValueError):\n    pass\n\nraise {name}Error({number})": "{name}Error",
+    "[][{number}]": "IndexError",
 }
 
 
 def draw_snippets(generator: random.Random) -> Plain:
-    """All of them; the one that needs an x after the one that leaves it."""
-    chosen = generator.sample(list(SNIPPETS), len(SNIPPETS))
-    first, second = chosen.index("x = 3"), chosen.index("y = x + 1")
-    if first > second:
-        chosen[first], chosen[second] = chosen[second], chosen[first]
-    return chosen
+    """Text and outcome of each; what needs a name of another comes after it."""
+    drawn: dict[str, Any] = {"name": f"left_{generator.randint(10, 99)}", "number": generator.randint(3, 90)}
+    order = generator.sample(range(len(SNIPPETS)), len(SNIPPETS))
+    for leaves in (0, 2):
+        first, second = order.index(leaves), order.index(leaves + 1)
+        if first > second:
+            order[first], order[second] = order[second], order[first]
+    return [[text.format(**drawn) for text in list(SNIPPETS.items())[index]] for index in order]
 
 
 def observe_outcomes(outcomes: Any, snippets: Plain) -> Plain:
-    found = outcomes(list(snippets))
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = outcomes([text for text, _ in snippets])
     return [str(outcome) for outcome in found] if isinstance(found, list | tuple) else type(found).__name__
 
 
@@ -243,17 +289,16 @@ def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
         return not_yet(f"your function returned {found}, not a list.")
     if len(found) != len(snippets):
         return not_yet(f"of {len(snippets)} snippets you gave the outcomes of {len(found)}.")
-    for outcome, snippet in zip(found, snippets, strict=True):
-        if outcome != SNIPPETS[snippet]:
-            first = snippet.splitlines()[0]
-            hint = "Whose names does it see?" if "NameError" in (outcome, SNIPPETS[snippet]) else "The class's name is asked for."
-            return not_yet(f"the snippet that begins with `{first}` comes to {SNIPPETS[snippet]!r}; you said {outcome!r}. {hint}")
+    for outcome, (text, due) in zip(found, snippets, strict=True):
+        if outcome != due:
+            hint = "Whose names does it see?" if "NameError" in (outcome, due) else "The class's name is asked for."
+            return not_yet(f"the snippet that begins with `{text.splitlines()[0]}` comes to {due!r}; you said {outcome!r}. {hint}")
     return right("Every snippet in a world of its own, and none that stops the trial.")
 
 
 # 11.5: a network on two GPUs
 
-HALVES = ["cuda:0"] * 2 + ["cuda:1"] * 2  # where weight and bias of both layers belong
+HALVES = ["cuda:0"] * 2 + ["cuda:1"] * 2  # where weight and bias of both halves belong
 
 
 def draw_halves(generator: random.Random) -> Plain:
@@ -261,34 +306,34 @@ def draw_halves(generator: random.Random) -> Plain:
 
 
 def observe_halves(two_halves: Any, inputs: Plain) -> Plain:
-    """Where parameters, outputs and gradients lie, and the outputs and gradients beside those due."""
+    """Where parameters, outputs of halves and of all, and gradients lie, and the outputs and gradients beside those due."""
     torch.manual_seed(inputs["seed"])
     a, b, c = inputs["sizes"]
-    first, second = nn.Linear(a, b), nn.Linear(b, c)
+    first, second = nn.Sequential(nn.Linear(a, b), nn.Tanh()), nn.Sequential(nn.Linear(b, c), nn.Softplus())
     x = torch.randn(5, a)
     due = second(first(x))
-    due.square().sum().backward()
-    due_gradients = [
-        parameter.grad.flatten().tolist()  # type: ignore[union-attr]  # there is one after a backward
-        for half in (first, second)
-        for parameter in half.parameters()
-    ]
-    first.zero_grad()
-    second.zero_grad()
-    with during("two linear layers on the CPU"):
+    due_gradients = [g.flatten().tolist() for g in torch.autograd.grad(due.square().sum(), [*first.parameters(), *second.parameters()])]
+    values = [parameter.flatten().tolist() for half in (first, second) for parameter in half.parameters()]
+    computed: list[list[str]] = []
+    for index, half in enumerate((first, second)):
+        half.register_forward_hook(lambda half, given, output, index=index: computed.append([str(index), str(output.device)]))
+    with torch.cuda.device(1), during("two modules on the CPU"):
         network = two_halves(first, second)
     if not isinstance(network, nn.Module):
         return {"type": type(network).__name__}
-    places = [str(parameter.device) for parameter in network.parameters()]
+    found = {tuple(parameter.detach().cpu().flatten().tolist()): parameter for parameter in network.parameters()}
+    parameters = [found.get(tuple(numbers)) for numbers in values]
+    places = ["nowhere" if parameter is None else str(parameter.device) for parameter in parameters]
     runs = []
     for place in inputs["inputs"] if places == HALVES else []:
         network.zero_grad()
-        with during(f"an input on {place}"):
+        computed.clear()
+        with torch.cuda.device(1), during(f"an input on {place}"):
             y = network(x.to(place))
             if isinstance(y, torch.Tensor) and y.requires_grad:
                 y.square().sum().backward()
-        gradients = [None if p.grad is None else p.grad.cpu().flatten().tolist() for p in network.parameters()]
-        runs.append({"output": describe(y), "gradients": gradients})
+        gradients = [None if p is None or p.grad is None else p.grad.cpu().flatten().tolist() for p in parameters]
+        runs.append({"output": describe(y), "computed": list(computed), "gradients": gradients})
     return {"type": "Module", "places": places, "runs": runs, "due": due.flatten().tolist(), "due_gradients": due_gradients}
 
 
@@ -296,13 +341,18 @@ def judge_halves(observed: Plain, inputs: Plain) -> Verdict:
     if observed["type"] != "Module":
         return not_yet(f"your function returned {observed['type']}, not a module: an optimizer must find the parameters.")
     if observed["places"] != HALVES:
-        return not_yet(f"the parameters belong on cuda:0, cuda:0, cuda:1, cuda:1; yours: {', '.join(observed['places']) or 'none'}.")
+        return not_yet(
+            f"weight and bias of the first half belong on cuda:0, of the second on cuda:1; yours: {', '.join(observed['places'])}."
+        )
     for run, place in zip(observed["runs"], inputs["inputs"], strict=True):
         output = run["output"]
         if output["type"] != "Tensor" or output["device"] != "cuda:1":
             return not_yet(f"for an input on {place} the output belongs on cuda:1; yours is on {output.get('device', output['type'])}.")
         if not _close(output["values"], observed["due"]):
             return not_yet(f"for an input on {place} the output is not what both halves make of it, one after the other.")
+        if run["computed"] != [["0", "cuda:0"], ["1", "cuda:1"]]:
+            calls = ", ".join(f"the {('first', 'second')[int(half)]} on {device}" for half, device in run["computed"]) or "none"
+            return not_yet(f"each half was to be called once, on its own GPU; called were {calls}.")
         for gradient, due in zip(run["gradients"], observed["due_gradients"], strict=True):
             if gradient is None or not _close(gradient, due):
                 return not_yet(
@@ -316,9 +366,9 @@ def _close(some: list[float], due: list[float]) -> bool:
 
 
 CHECKS = [
-    Check("11.1", draw_tensors, observe_zeros, judge_zeros, gpus=2),
-    Check("11.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report),
-    Check("11.3", draw_training, observe_training, judge_training, script=train),
-    Check("11.4", draw_snippets, observe_outcomes, judge_outcomes),
-    Check("11.5", draw_halves, observe_halves, judge_halves, gpus=2),
+    Check("11.1", draw_tensors, observe_zeros, judge_zeros, gpus=2, section="Code that nobody ran"),
+    Check("11.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report, section="What held once"),
+    Check("11.3", draw_training, observe_training, judge_training, script=train, section="Names that never existed"),
+    Check("11.4", draw_snippets, observe_outcomes, judge_outcomes, section="A claim, its code, its verdict"),
+    Check("11.5", draw_halves, observe_halves, judge_halves, gpus=2, section="What holds, with surprises"),
 ]

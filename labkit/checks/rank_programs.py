@@ -1,44 +1,89 @@
 """What the checks of lesson 10 have each rank do with an answer. Ranks import this file and torch, and nothing else of the lessons."""
 
+import contextlib
+import operator
+import os
+import random
+import sys
+import weakref
+import zlib
+from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from labkit.checks.checking import Plain, describe
 
 
 def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
-    """In a rank: a model with these gradients, and what they and the parameters are afterwards."""
-    model = nn.ParameterList(nn.Parameter(torch.ones(len(values))) for values in gradients)
+    """In a rank: a model with these gradients, its last parameter frozen, and what its gradients and parameters are afterwards."""
+    model = nn.ParameterList(nn.Parameter(torch.ones(2 if values is None else len(values))) for values in gradients)
+    for parameter, values in zip(model, gradients, strict=True):
+        parameter.grad = None if values is None else torch.tensor([float(value) for value in values])
     model.append(nn.Parameter(torch.ones(2), requires_grad=False))
-    for parameter, values in zip(model, gradients, strict=False):
-        parameter.grad = torch.tensor([float(value) for value in values])
     average_gradients(model)
-    return {
-        "gradients": [None if parameter.grad is None else parameter.grad.tolist() for parameter in model],
-        "parameters": [parameter.tolist() for parameter in model],
-    }
+    found = [None if parameter.grad is None else parameter.grad.tolist() for parameter in model]
+    return {"gradients": found, "parameters": [parameter.tolist() for parameter in model]}
+
+
+def rows_of(my_rows: Any, case: Plain) -> Plain:
+    """In a rank: its rows in each epoch, and what each global generator draws then."""
+    rank = dist.get_rank()
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(case["seeds"][rank])
+    rows = [_row_numbers(my_rows(case["count"], rank, case["ranks"], epoch)) for epoch in case["epochs"]]
+    return {"rows": rows, "drawn": [torch.rand(()).item(), random.random(), numpy.random.rand()]}
+
+
+def _row_numbers(answer: Any) -> Plain:
+    try:
+        return [operator.index(row) for row in answer]
+    except TypeError:
+        return type(answer).__name__
+
+
+class _Messages(TorchDispatchMode):
+    """Counts collectives but barriers and DDP's own, by which the ranks agree where gradients lie in buckets."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function.namespace == "c10d":
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            self.count += function != torch.ops.c10d.barrier.default and any(tensor.dtype != torch.int32 for tensor in tensors)
+        return function(*args, **kwargs)
 
 
 def accumulated(accumulate: Any, parts: Plain) -> Plain:
-    """In a rank: the gradient of a layer under DDP that the answer leaves, the weights, and how many messages were sent."""
-    layer, messages = nn.Linear(2, 1, bias=False), 0
+    """In a rank: what the answer does with a layer under DDP.
+
+    The gradient that it leaves, the weights, how many messages were sent, the rows of each forward, and the most outputs of earlier ones
+    that were there still when one began.
+    """
+    layer, rows, waiting = nn.Linear(2, 1, bias=False), [], 0
+    outputs: list[weakref.ref[torch.Tensor]] = []  # a graph keeps the output for the square's backward
     nn.init.constant_(layer.weight, 0.5)
     model = DistributedDataParallel(layer)
 
-    def counted(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        nonlocal messages
-        messages += 1
-        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
+    def begin(layer: nn.Module, given: Any) -> None:
+        nonlocal waiting
+        rows.append(len(given[0]))
+        waiting = max(waiting, sum(output() is not None for output in outputs))
 
-    model.register_comm_hook(None, counted)
-    accumulate(model, [torch.tensor(part, dtype=torch.float32) for part in parts])
+    layer.register_forward_pre_hook(begin)
+    layer.register_forward_hook(lambda layer, given, output: outputs.append(weakref.ref(output)))
+    with _Messages() as messages:
+        accumulate(model, [torch.tensor(part, dtype=torch.float32) for part in parts])
     gradient = None if layer.weight.grad is None else layer.weight.grad[0].tolist()
-    return {"gradient": gradient, "messages": messages, "weight": layer.weight[0].tolist()}
+    told = {"gradient": gradient, "messages": messages.count, "weight": layer.weight[0].tolist()}
+    return told | {"rows": rows, "waiting": waiting}
 
 
 class DeathError(BaseException):
@@ -46,34 +91,52 @@ class DeathError(BaseException):
 
 
 def life(train: Any, inputs: Plain) -> Plain:
-    """In a rank: the steps that were begun, the weight and the momentum at the end, and how often this rank has saved a file."""
+    """In a rank: the steps that were begun, what the file held when each began, the weight and the momentum at the end.
+
+    Also how often this rank wrote a file, put one in the checkpoint's place, and removed the checkpoint.
+    """
     weight = nn.Parameter(torch.tensor(1.0))
     optimizer = torch.optim.SGD([weight], lr=0.125, momentum=0.5)
-    model, begun, saved, save = nn.ParameterList([weight]), [], 0, torch.save
+    model, begun, files = nn.ParameterList([weight]), [], []
+    done = _watched_files(inputs["path"])
 
     def work(step: int) -> None:
         begun.append(step)
         dist.barrier()  # as in training, where no rank is a step ahead of another
+        files.append(zlib.crc32(Path(inputs["path"]).read_bytes()) if os.path.exists(inputs["path"]) else None)
+        dist.barrier()  # nobody writes while another looks
         if step == inputs["dies"]:
             raise DeathError
         optimizer.zero_grad()
         (weight * inputs["gradients"][step]).backward()
         optimizer.step()
 
+    with contextlib.suppress(DeathError):
+        train(model, optimizer, work, inputs["steps"], inputs["path"])
+    momentum = optimizer.state[weight].get("momentum_buffer")
+    told = {"begun": begun, "files": files, "weight": weight.item(), "momentum": None if momentum is None else momentum.item()}
+    return told | done
+
+
+def _watched_files(path: str) -> dict[str, int]:
+    """Counts, for as long as this process lives, what it does to `path` and the files beside it."""
+    done, save, folder = {"saved": 0, "placed": 0, "removed": 0}, torch.save, os.path.dirname(path)
+
+    def watch(event: str, given: tuple) -> None:
+        if event == "open" and isinstance(given[0], str) and os.path.dirname(os.path.realpath(given[0])) == folder:
+            done["saved"] += bool(given[2] & (os.O_WRONLY | os.O_RDWR))
+        elif event in ("os.rename", "os.remove"):
+            place = os.path.realpath(os.fsdecode(given[event == "os.rename"]))
+            done["placed" if event == "os.rename" else "removed"] += place == path
+
     def counted(*arguments: Any, **keywords: Any) -> None:
-        nonlocal saved
-        saved += 1
+        files = [value for value in (*arguments, *keywords.values()) if isinstance(value, str | os.PathLike)]
+        done["saved"] += len(files)  # opened in C++, where no audit hook sees it
         save(*arguments, **keywords)
 
+    sys.addaudithook(watch)
     torch.save = counted
-    try:
-        train(model, optimizer, work, inputs["steps"], inputs["path"])
-    except DeathError:
-        pass
-    finally:
-        torch.save = save
-    momentum = optimizer.state[weight].get("momentum_buffer")
-    return {"begun": begun, "weight": weight.item(), "momentum": None if momentum is None else momentum.item(), "saved": saved}
+    return done
 
 
 def cut_layers(two_layers: Any, case: Plain) -> Plain:

@@ -4,11 +4,15 @@ Works with ipywidgets 7.7 and 8. Values are shown by HTML widgets only: Output w
 """
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
+import re
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from html import escape
-from math import isfinite
-from typing import Any
+from inspect import signature
+from math import isfinite, nan
+from typing import Any, ClassVar, Self
 
 import ipywidgets as widgets
 
@@ -24,15 +28,18 @@ WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each 
 # another cell or delete this one (https://github.com/jupyter-widgets/ipywidgets/issues/3912), unless the list's element says otherwise. No
 # widget can set an element's attribute from Python: an empty picture does when the browser has read it.
 PANEL = "labkit-panel"  # the class of the panel's element
+PROGRAM = "labkit-program"  # and that of a list whose lines are code
 _ARROW = "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E%3Cpath d='M5 7l4 4 4-4' fill='none' stroke='white'/%3E%3C/svg%3E"
 _STYLE = (
     """<style>
 .PANEL :is(button, input, select, [tabindex]):focus-visible { outline: 2px solid var(--jp-brand-color1, BLUE); outline-offset: -2px }
 .PANEL input[type=checkbox]:focus-visible { outline-offset: 1px }
 .PANEL .widget-checkbox { padding-left: 4px }
+.PROGRAM select { font-family: var(--jp-code-font-family, monospace) }
 .PANEL a { color: var(--jp-content-link-color, BLUE); text-decoration: underline }
 [data-jp-theme-light=false] .PANEL { --jp-widgets-dropdown-arrow: url("data:image/svg+xml,ARROW") }
 </style>""".replace("PANEL", PANEL)
+    .replace("PROGRAM", PROGRAM)
     .replace("BLUE", BLUE)
     .replace("ARROW", _ARROW)
 )
@@ -52,16 +59,44 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
+@contextmanager
+def interrupted_by(action: Callable[..., Any]) -> Iterator[None]:
+    """Let an interrupt of the kernel call `action` with a signal's arguments: between two cells the kernel would ignore it.
+
+    Other threads hear of no signals; there it changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, action)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) == action:  # else a cell has begun meanwhile, which puts its own back
+            signal.signal(signal.SIGINT, before)
+
+
 class Panel(widgets.VBox):
-    """A box of widgets whose text in a stored notebook is always the same.
+    """A box of widgets whose text in a stored notebook is always the same: its question, and how to bring it up.
 
     Its buttons' actions run on the kernel's event loop, in the main thread: JupyterLab hands clicks to another thread, and Colab
-    drops what other threads draw.
+    drops what other threads draw. Brought up again, it shows what the panel of this class and these arguments showed that was used last:
+    the browser forgets the old one when its page is loaded again, or its cell is run again.
     """
 
+    question: str
     message: widgets.HTML  # of a panel that says something
+    running = False
+    _last_used: ClassVar[dict[tuple[type, str], "Panel"]] = {}
 
     children: Any  # a tuple of widgets
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        panel = super().__new__(cls, *arguments, **named)
+        bound = signature(cls.__init__).bind(panel, *arguments, **named)
+        bound.apply_defaults()
+        panel._made_with = cls, repr(list(bound.arguments.values())[1:])
+        return panel
 
     def __init__(self, children: list[widgets.Widget]) -> None:
         self._loop = running_loop()
@@ -69,13 +104,42 @@ class Panel(widgets.VBox):
         self.add_class(PANEL)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return f"{type(self).__name__}: {self.question} Run this cell to bring it up."
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return super()._repr_mimebundle_(**options) | {"text/plain": repr(self)}  # ipywidgets 8 cuts it after 110 characters
+
+    def _used_before(self) -> Any:
+        """The panel of this class and these arguments that was used last, if there is one. From now on it is this one."""
+        before = self._last_used.get(self._made_with)
+        if before is None or not before.running:
+            self._last_used[self._made_with] = self
+        return before
+
+    def _take_over(self, before: "Panel", *names: str) -> None:
+        """Attributes of the panel before; of widgets among them, their values."""
+        for name in names:
+            own, its = getattr(self, name), getattr(before, name)
+            if isinstance(own, widgets.Widget):
+                own.value = its.value
+            else:
+                setattr(self, name, its)
 
     def _when_clicked(self, button: widgets.Button, action: Callable[[], None]) -> None:
         button.on_click(lambda _: self._on_main_thread(action))
 
+    def _when_entered(self, field: widgets.Text, action: Callable[[], None]) -> None:
+        """The Enter key does the same as the button beside the field."""
+
+        def heard(_: widgets.Widget, content: Any, buffers: Any) -> None:
+            if isinstance(content, dict) and content.get("event") == "submit":
+                self._on_main_thread(action)
+
+        field.on_msg(heard)
+
     def _on_main_thread(self, action: Callable[[], None]) -> None:
         """Outside a notebook, where no loop runs, the action is done at once."""
+        self._last_used[self._made_with] = self
         if self._loop is None or not self._loop.is_running():
             action()
         else:
@@ -94,7 +158,6 @@ class Panel(widgets.VBox):
 class Lab(Panel):
     """An experiment with a question. A subclass gives `question`, `unit` and the four methods below."""
 
-    question: str
     unit: str
     zero_is_possible = False  # as a prediction
 
@@ -120,7 +183,7 @@ class Lab(Panel):
         self.prediction: float | None = None
         self.result: Result | None = None
         self.task: asyncio.Task | None = None
-        self.running = self._stopping = False
+        self._stopping = self._interrupted = False
         self.answer = widgets.Text(
             description="Your prediction:",
             placeholder="a number",
@@ -136,7 +199,7 @@ class Lab(Panel):
         self._when_clicked(self.predict_button, self._predict)
         self._when_clicked(self.run_button, self._start)
         self._when_clicked(self.stop_button, self._stop)
-        self.answer.on_msg(self._on_answer_message)
+        self._when_entered(self.answer, self._predict)
         super().__init__(
             [
                 widgets.HTML(f"<p><b>{escape(self.question)}</b></p>"),
@@ -147,15 +210,36 @@ class Lab(Panel):
                 self.picture,
             ]
         )
+        self._ask()
+        self._bring_back(self._used_before())
         for choice in self._choices:
             choice.observe(lambda _: self._on_main_thread(self._chosen), "value")
-        self._ask()
+
+    def _bring_back(self, before: "Lab | None") -> None:
+        """Its choices, prediction and result, if the same can be chosen now: another machine may have fewer GPUs."""
+        if before is None or any(
+            getattr(own, "options", None) != getattr(its, "options", None) for own, its in zip(self._choices, before._choices, strict=True)
+        ):
+            return
+        for own, its in zip(self._choices, before._choices, strict=True):
+            own.value = its.value
+        self._take_over(before, "answer", "prediction")
+        if before.running:
+            self._say("An earlier run of this lab goes on. Interrupt the kernel to stop it, and run this cell again to see its result.")
+        else:
+            self.progress.max = before.progress.max
+            self._take_over(before, "result", "progress", "message", "picture")
+        self._set_buttons(running=False)
 
     def figure(self) -> Figure:
         """The figure of the last run; before the first, that of a whole run made now, without a prediction."""
         if self.result is not None:
             return self.draw(self.result, self.prediction)
         return self.draw(collect(self.experiment()), None)
+
+    def predicted(self, text: str) -> float:
+        """The number that was typed. Raises ValueError, saying what is allowed, for one that is no prediction."""
+        return parse_prediction(text, self.zero_is_possible)
 
     def _ask(self) -> None:
         self.prediction = None
@@ -167,15 +251,11 @@ class Lab(Panel):
         if not self.running:
             self._ask()
 
-    def _on_answer_message(self, _: widgets.Widget, content: Any, buffers: Any) -> None:
-        if isinstance(content, dict) and content.get("event") == "submit":  # the Enter key
-            self._on_main_thread(self._predict)
-
     def _predict(self) -> None:
         if self.running:
             return
         try:
-            self.prediction = parse_prediction(self.answer.value, self.zero_is_possible)
+            self.prediction = self.predicted(self.answer.value)
         except ValueError as error:
             self.prediction = None
             self._say(str(error), alert=True)
@@ -186,7 +266,7 @@ class Lab(Panel):
     def _start(self) -> None:
         if self.running or self.prediction is None:
             return
-        self._stopping = False
+        self._stopping = self._interrupted = False
         try:
             run = self.experiment()
         except Exception as error:  # whatever it is, the learner must see it
@@ -205,11 +285,18 @@ class Lab(Panel):
         self._stopping = True
         self._keyboard_goes_to(self.run_button)
 
+    def _interrupt(self, *_: Any) -> None:
+        self._stopping = self._interrupted = True
+
     async def _run(self, run: Run) -> None:
         """Step the experiment on the event loop, which hears of clicks between two points."""
+        end = object()
         with closing(self._steps(run)) as steps:
-            for _ in steps:
-                await asyncio.sleep(0)
+            while True:
+                with interrupted_by(self._interrupt):  # for each point anew: cells and clicks in between put their own back
+                    if next(steps, end) is end:
+                        return
+                    await asyncio.sleep(0)
 
     def _steps(self, run: Run) -> Generator[None, None, None]:
         """Measure point by point, yielding after each, and show what came of it."""
@@ -223,7 +310,10 @@ class Lab(Panel):
                         break
             self._show(run)
         except Exception as error:
-            self._fail(error)
+            if self._interrupted:  # Jupyter interrupts the kernel's processes, too: theirs is no failure
+                self._show(run)
+            else:
+                self._fail(error)
         finally:
             self._set_buttons(running=False)
 
@@ -287,12 +377,19 @@ def one_of(value: Any, allowed: Iterable[Any]) -> Any:
     return value
 
 
+def typed_number(text: str) -> float:
+    """The number that a learner typed; nan for what is none. Raises ValueError for a decimal comma, which Python does not know."""
+    if re.fullmatch(r"[-+]?\d*,\d+", text.strip()):
+        raise ValueError(f"“{text.strip()}” has a comma: type a point, {text.strip().replace(',', '.')}.")
+    try:
+        return float(text.strip())
+    except ValueError:
+        return nan
+
+
 def parse_prediction(text: str, zero_is_possible: bool = False) -> float:
     """The number that a learner typed. Raises ValueError saying what is allowed."""
-    try:
-        number = float(text.strip())
-    except ValueError:
-        number = float("nan")
+    number = typed_number(text)
     if not isfinite(number) or not 0 <= number <= LARGEST_PREDICTION or (number == 0 and not zero_is_possible):
         typed = f"“{text.strip()}” is not a prediction" if text.strip() else "There is no prediction yet"
         allowed = f"from 0 to {LARGEST_PREDICTION:g}" if zero_is_possible else f"greater than 0 and up to {LARGEST_PREDICTION:g}"

@@ -11,9 +11,10 @@ from matplotlib.figure import Figure as Canvas
 
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, SIZE, SKY_BLUE, TEXT_POINTS, Figure, add_title, binary_ticks, text_width
+from labkit import machine
 from labkit.lab_parts.experiment import badge
 from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import WRAP, Panel
+from labkit.lab_parts.panel import WRAP, Panel, typed_number
 
 MIB = 1 << 20
 STREAMS = 3
@@ -65,6 +66,7 @@ class AllocatorByHand:
 
     def __init__(self) -> None:
         self.badge = badge()
+        self.machine = machine.current()
         self.device = torch.cuda.current_device()
         self._streams = [unused_stream() for _ in range(STREAMS)]
         self._requests: dict[str, tuple[int, torch.Tensor]] = {}  # by name: bytes asked for, and the tensor
@@ -169,7 +171,7 @@ def unused_stream() -> torch.cuda.Stream:
 
 LEFT, RIGHT = 0.24, 0.94  # where the axes lie, as shares of the figure's width
 TITLE, AXIS, BADGE, LINE = 0.5, 0.5, 0.3, 0.36  # inches, from the top down; LINE for each segment
-MOST = int((SIZE[1] - TITLE - AXIS - BADGE) / LINE)  # segments that are drawn
+MOST = 32  # segments that are drawn: more than a learner makes, and of equal ones none is left out before that
 FILLED = 0.75  # of a line
 LEAST_WIDTH = 20 << 20  # bytes on the axis
 
@@ -241,6 +243,8 @@ class AllocatorLab(Panel):
     There is nothing to stop: a step is done at once.
     """
 
+    question = "Will the next step need a new segment? How much will these streams have reserved afterwards?"
+
     def __init__(self) -> None:
         self.hand: AllocatorByHand | None = None
         self.right = 0  # predictions that came true
@@ -258,18 +262,21 @@ class AllocatorLab(Panel):
         self.action.observe(lambda _: self._show_choices(), names="value")
         self._when_clicked(self.run_button, self._do)
         self._when_clicked(self.reset_button, self._reset)
-        question = "Will the next step need a new segment? How much will these streams have reserved afterwards?"
+        self._when_entered(self.answer, self._do)
         super().__init__(
             [
-                widgets.HTML(f"<p><b>{question}</b></p>"),
+                widgets.HTML(f"<p><b>{self.question}</b></p>"),
                 widgets.HBox([self.action, self.size, self.stream, self.block], layout=WRAP),
                 widgets.HBox([self.answer, widgets.Label("MiB"), self.run_button, self.reset_button], layout=WRAP),
                 self.message,
                 self.picture,
             ]
         )
-        self._show_choices()
         self._say("Nothing is reserved yet. Choose a step, type your prediction, and press Do it.")
+        before = self._used_before()
+        if before is not None and before.hand is not None and before.hand.machine is machine.current():
+            self._take_over(before, "hand", "right", "action", "size", "stream", "answer", "message", "picture")
+        self._show_choices()
 
     def figure(self) -> Figure:
         """The segments as they are now. Raises RuntimeError when no GPU is in use."""
@@ -354,10 +361,7 @@ class AllocatorLab(Panel):
 
 def _mebibytes(text: str, what: str, least: float) -> int:
     """The bytes of a number of MiB that a learner typed. Raises ValueError saying what is allowed."""
-    try:
-        number = float(text.strip())
-    except ValueError:
-        number = float("nan")
+    number = typed_number(text)
     most = LARGEST / MIB if least else MOST_PREDICTED
     if not isfinite(number) or not least <= number <= most:
         typed = f"“{text.strip()}” is none" if text.strip() else "nothing is typed yet"

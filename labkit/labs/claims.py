@@ -5,6 +5,7 @@ import gc
 import io
 import os
 import re
+import signal
 import traceback
 import warnings
 from collections import Counter
@@ -26,7 +27,7 @@ from labkit import articles, machine
 from labkit.articles import VERDICTS, Claim, Expected
 from labkit.lab_parts.experiment import Result, Row, Run, badge
 from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import WRAP, Panel
+from labkit.lab_parts.panel import WRAP, Panel, interrupted_by
 
 COLUMNS = {"claim": "", "article": "", "verdict": "", "outcome": "", "as_expected": "", "peak": "bytes"}
 UNTRIED, _RACE = "not tried", "RaceWarning"
@@ -290,8 +291,11 @@ class ClaimsPanel(Panel):
     """The claims of four articles, to be filtered by article and verdict. Your guess runs the claim that is chosen, on the GPUs in use.
 
     `name` is the claim chosen at first. `outcome` is what the last one came to. There is no Stop button: a guess runs one claim, which
-    takes a moment or, in a process of its own, some seconds, and is ended when it takes longer than it may.
+    takes a moment or, in a process of its own, some seconds, and is ended when it takes longer than it may,
+    or when the kernel is interrupted.
     """
+
+    question = "Does this claim hold?"
 
     def __init__(self, name: str = "_get_shared_mem") -> None:
         claim = articles.find(name)
@@ -307,7 +311,7 @@ class ClaimsPanel(Panel):
         self.told = widgets.HTML()
         super().__init__(
             [
-                widgets.HTML("<p><b>Does this claim hold?</b></p>"),
+                widgets.HTML(f"<p><b>{self.question}</b></p>"),
                 widgets.HBox([self.article, self.verdict], layout=WRAP),
                 self.choice,
                 self.source,
@@ -319,6 +323,12 @@ class ClaimsPanel(Panel):
         self._filter()
         self.choice.value = claim.name
         self._show_claim()
+        if (before := self._used_before()) is not None:
+            self._take_over(before, "article", "verdict")
+            self._filter()
+            self._take_over(before, "choice")
+            self._show_claim()
+            self._take_over(before, "outcome", "message", "told")
         for filtered in (self.article, self.verdict):
             filtered.observe(lambda _: self._on_main_thread(self._filter), "value")
         self.choice.observe(lambda _: self._on_main_thread(self._show_claim), "value")
@@ -362,7 +372,11 @@ class ClaimsPanel(Panel):
 
     def _run(self, claim: Claim, verdict: str) -> None:
         try:
-            self.outcome = try_claim(claim.name)
+            with interrupted_by(signal.default_int_handler):
+                self.outcome = try_claim(claim.name)
+        except KeyboardInterrupt:
+            self._say("Interrupted: guess again to run it again.", alert=True)
+            return
         except Exception as error:  # whatever it is, the learner must see it
             self.outcome, self.told.value = None, ""
             self._say(f"It could not be tried. {error}", alert=True)

@@ -15,7 +15,7 @@ from gputrace.figures.figure import BLACK, BLUE, SKY_BLUE, TEXT_POINTS, TITLE_PO
 from labkit.lab_parts.computation import Computation, evaluated, parse
 from labkit.lab_parts.experiment import Result, Row, Run
 from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import Lab, stays_open
+from labkit.lab_parts.panel import Lab, stays_open, typed_number
 
 COLUMNS = {"format": "", "value": "", "exact": "", "sign": "", "exponent": "", "fraction": ""}
 BADGE = "computed bit by bit, each step rounded to the nearest"
@@ -278,20 +278,13 @@ class FormatLab(Lab):
         was = f"{ASKED} makes {value_text(value)} of {result.parameters['computation']}; you predicted {prediction:g}"
         return f"{was}. A good prediction!" if _near(prediction, value) else f"{was}."
 
-    def _predict(self) -> None:
-        """Take any number as a prediction: results may be negative, infinite, or no number."""
-        if self.running:
-            return
-        typed = self.answer.value.strip()
-        try:
-            self.prediction = float(typed)
-        except ValueError:
-            self.prediction = None
+    def predicted(self, text: str) -> float:
+        """Any number: results may be negative, infinite, or no number."""
+        number, typed = typed_number(text), text.strip()
+        if isnan(number) and typed.lower().lstrip("+-") != "nan":
             found = f"“{typed}” is not a prediction" if typed else "There is no prediction yet"
-            self._say(f"{found}: type a number such as 0.3, or inf, or nan, and press Predict.", alert=True)
-        else:
-            self._say(f"You predict: {self.prediction:g} {self.unit}. Now press Run.")
-        self._set_buttons(running=False)
+            raise ValueError(f"{found}: type a number such as 0.3, or inf, or nan, and press Predict.")
+        return number
 
 
 def _near(prediction: float, value: float) -> bool:

@@ -189,6 +189,8 @@ class MemoryPanel(Panel):
     before. Where there is no GPU it says so, and can be started later.
     """
 
+    question = "How much memory do tensors hold, does PyTorch reserve, and is used on the device, over time?"
+
     def __init__(self) -> None:
         self.recorder = MemoryRecorder()
         self._drawn = -1

@@ -377,9 +377,8 @@ class PipelineLab(Lab):
         most = max(stage_peaks(result, schedule).values())
         return f"{told} The formula says {100 * bubble(stages(result), count):.0f}%. At most {units.byte_text(most)} on a GPU."
 
-    def _predict(self) -> None:
-        super()._predict()
-        if self.prediction is not None and self.prediction >= 100 and not self.running:
-            self.prediction = None
-            self._say("Something is done in each step: predict less than 100%.", alert=True)
-            self._set_buttons(running=False)
+    def predicted(self, text: str) -> float:
+        number = super().predicted(text)
+        if number >= 100:
+            raise ValueError("Something is done in each step: predict less than 100%.")
+        return number

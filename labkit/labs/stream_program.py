@@ -13,7 +13,7 @@ from gputrace import Trace, record
 from gputrace.figures.figure import Figure
 from labkit import machine
 from labkit.lab_parts.experiment import badge
-from labkit.lab_parts.panel import WRAP, Panel
+from labkit.lab_parts.panel import PROGRAM, WRAP, Panel
 from virtualgpu import RaceWarning
 
 STREAMS = ("a", "b", "c")
@@ -46,12 +46,11 @@ class ProgramLine:
 
 @dataclass(frozen=True)
 class ProgramOutcome:
-    """What the program of this name did.
+    """What a program did.
 
     `due` is what its lines give one after the other, `read` what the host read: one number for each copy to the host.
     """
 
-    program: str
     trace: Trace
     due: list[float]
     read: list[float]
@@ -104,7 +103,7 @@ def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
         "batches": [torch.full((WIDTH, WIDTH), index + 1.0, pin_memory=True) for index in range(BATCHES)],
         "results": [torch.zeros(WIDTH, WIDTH, pin_memory=True) for _ in range(BATCHES)],
     }
-    name, source = f"program{next(_NUMBERS)}.py", code_of(steps)
+    name, source = f"<string> {next(_NUMBERS)}", code_of(steps)
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name  # a race quotes its lines
     program = compile(source, name, "exec")
     torch.cuda.synchronize()
@@ -118,7 +117,7 @@ def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
             exec(program, names)
         torch.cuda.synchronize()
     trace.named_streams = {stream.cuda_stream: f"stream {letter}" for letter, stream in streams.items()}
-    return ProgramOutcome(name, trace, _due(steps), names["read"])
+    return ProgramOutcome(trace, _due(steps), names["read"])
 
 
 def check_program(steps: list[ProgramLine]) -> None:
@@ -172,6 +171,8 @@ class StreamsLab(Panel):
     There is no Stop button: a program has twelve lines at most and ends within a second or two, as a single point of an experiment does.
     """
 
+    question = "x, y and the results are zeros; batch 0 is full of ones, batch 1 of twos; a kernel makes y = 2 x. What will the host read?"
+
     def __init__(self) -> None:
         self.steps: list[ProgramLine] = list(FIRST)
         self.outcome: ProgramOutcome | None = None
@@ -181,6 +182,7 @@ class StreamsLab(Panel):
         self.stream = widgets.Dropdown(options=STREAMS, value="b", description="stream:", style=WIDE, layout=narrow)
         self.other = widgets.Dropdown(options=STREAMS, description="waits for:", style=WIDE, layout=narrow)
         self.program = widgets.Select(description="Program:", rows=ROWS, layout=widgets.Layout(width="44em"))
+        self.program.add_class(PROGRAM)
         self.add_button = widgets.Button(description="Insert", icon="plus", tooltip="Put the new line before the line that is selected")
         self.remove_button = widgets.Button(description="Remove", icon="minus", tooltip="Take the selected line out")
         self.reset_button = widgets.Button(description="Reset", icon="undo", tooltip="Go back to the first program")
@@ -201,12 +203,9 @@ class StreamsLab(Panel):
             (self.run_button, self._run),
         ):
             self._when_clicked(button, action)
-        question = (
-            "x, y and the results are zeros; batch 0 is full of ones, batch 1 of twos; a kernel makes y = 2 x. What will the host read?"
-        )
         super().__init__(
             [
-                widgets.HTML(f"<p><b>{question}</b></p>"),
+                widgets.HTML(f"<p><b>{self.question}</b></p>"),
                 widgets.HBox([self.action, self.stream, self.other, self.add_button, self.remove_button, self.reset_button], layout=WRAP),
                 self.program,
                 widgets.HBox([self.answer, self.run_button], layout=WRAP),
@@ -217,6 +216,10 @@ class StreamsLab(Panel):
         self._changed(1)
         self._show_choices()
         self._say("Change the program if you like, predict, and press Run.")
+        if (before := self._used_before()) is not None:
+            self._take_over(before, "steps", "outcome", "right", "runs")
+            self._changed(1)
+            self._take_over(before, "answer", "message", "picture")
 
     def figure(self) -> Figure:
         """The timeline of the last run; before the first, that of a run made now. Raises RuntimeError without a virtual GPU."""

@@ -49,7 +49,7 @@ def test_the_lines_of_the_cell_are_the_readers(shell):
     )
     assert result.success and result.result is None
     trace = shell.user_ns["trace"]
-    assert type(trace) is Trace and [entry.line.location for entry in trace.lines()] == ["cell:2", "cell:3"]
+    assert type(trace) is Trace and [entry.line.location for entry in trace.lines()] == ["line 2", "line 3"]
     assert [entry.delta for entry in trace.lines()] == [4 << 20, 4 << 20]
     assert trace.peak == 12 << 20 and trace.peak_line.text == "y = (x + 1"
     figure, words, table = shown
@@ -106,7 +106,7 @@ def test_an_error_is_the_cells_error(shell):
 def test_running_out_of_memory_is_explained(shell):
     result, shown, printed = run(shell, "%%gpu_memory\nx = torch.zeros(1 << 30, device='cuda')")
     assert type(result.error_in_exec) is torch.OutOfMemoryError and "OutOfMemoryError" in printed
-    assert shown[-1].startswith("Out of memory on cuda:0: larger than the GPU.\ncell:2 asked for 4 GiB: x = torch.zeros(1 << 30")
+    assert shown[-1].startswith("Out of memory on cuda:0: larger than the GPU.\nline 2 asked for 4 GiB: x = torch.zeros(1 << 30")
 
 
 def test_the_text_is_the_same_every_time(shell):
@@ -190,7 +190,7 @@ def test_a_timeline_of_a_cell(shell):
     figure, words = shown
     trace = shell.user_ns["trace"]
     assert figure == trace.plot_timeline().alt and words == "(the figure in words)"
-    assert trace.busy(0, "h2d") > 0 and trace.line(int(trace.spans.stack[-1])).location == "cell:3"
+    assert trace.busy(0, "h2d") > 0 and trace.line(int(trace.spans.stack[-1])).location == "line 3"
 
 
 def test_a_timeline_with_memory(shell):

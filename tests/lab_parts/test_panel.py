@@ -1,6 +1,7 @@
 """What all labs share, on an experiment without a GPU; and what holds of each lab."""
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,7 +11,20 @@ import pytest
 import labkit
 from labkit import labs
 from labkit.lab_parts.panel import Lab, parse_prediction
-from labkit.labs import CopySpeedLab, DataParallelLab, LeakLab, PipelineLab, Result, Run, SharingLab, plot_copy_speed
+from labkit.labs import (
+    AllocatorLab,
+    ClaimsPanel,
+    CopySpeedLab,
+    DataParallelLab,
+    FormatLab,
+    LeakLab,
+    PipelineLab,
+    Result,
+    Run,
+    SharingLab,
+    StreamsLab,
+    plot_copy_speed,
+)
 from labkit.labs.pinned_memory import COLUMNS
 
 
@@ -96,8 +110,14 @@ def test_at_first_only_a_prediction_can_be_made():
     assert lab.result is None
 
 
-def test_its_text_in_a_stored_notebook_is_always_the_same():
-    assert repr(FakeLab()) == "FakeLab()"
+@pytest.mark.parametrize("name", ["FakeLab", *(name for name in labs.__all__ if name.endswith(("Lab", "Panel")) and name != "Lab")])
+def test_its_text_in_a_stored_notebook_says_what_it_is_and_how_to_bring_it_up(name):
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        lab = FakeLab() if name == "FakeLab" else getattr(labs, name)()
+        said = f"{name}: {lab.question} Run this cell to bring it up."
+    assert said == repr(lab) and lab.question.endswith(("?", ".", ")"))
+    if hasattr(lab, "_repr_mimebundle_"):  # ipywidgets 8
+        assert lab._repr_mimebundle_()["text/plain"] == said
 
 
 def test_the_question_is_escaped():
@@ -119,7 +139,7 @@ def test_predict_then_run_then_see_the_figure_and_the_verdict():
     assert lab.closed == 1
 
 
-@pytest.mark.parametrize("silly", ["", "   ", "banana", "-3", "0", "nan", "inf", "1e9", "1,5", "<b>"])
+@pytest.mark.parametrize("silly", ["", "   ", "banana", "-3", "0", "nan", "inf", "1e9", "<b>"])
 def test_silly_predictions_get_a_clear_message_and_no_run(silly):
     lab = FakeLab()
     predict(lab, "2")
@@ -130,15 +150,18 @@ def test_silly_predictions_get_a_clear_message_and_no_run(silly):
     assert buttons(lab) == (True, False, False)
 
 
+@pytest.mark.parametrize("make", [lambda: FakeLab(), FormatLab, PipelineLab, AllocatorLab])
+def test_a_decimal_comma_is_refused_by_name_and_enter_takes_every_prediction(make):
+    with labkit.use(virtual=True, quiet=True):
+        lab = make()
+        for typed, said in (("1,5", "“1,5” has a comma: type a point, 1.5."), ("1.5", "predict")):
+            lab.answer.value = typed
+            lab.answer._handle_custom_msg({"event": "submit"}, [])
+            assert said in text(lab)
+
+
 def test_numbers_are_predictions():
     assert [parse_prediction(text) for text in ("2", " 0.5", "1e3")] == [2, 0.5, 1000]
-
-
-def test_the_enter_key_predicts():
-    lab = FakeLab()
-    lab.answer.value = "3"
-    lab.answer._handle_custom_msg({"event": "submit"}, [])
-    assert lab.prediction == 3
 
 
 def test_stop_ends_the_run_at_the_next_point_and_shows_what_there_is():
@@ -216,6 +239,68 @@ def test_the_plain_figure_is_that_of_the_last_run_or_of_a_whole_one():
     lab.run_button.click()
     lab.figure()
     assert lab.drawn == [(6, None), (3, 2), (3, 2)]
+
+
+def test_a_lab_brought_up_again_has_its_choices_prediction_and_result():
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        first, other = LeakLab(steps=3), LeakLab(steps=4)
+        first.switches["retain_graph"].value = True
+        predict(first, "3")
+        first.run_button.click()
+        again, second_cell = LeakLab(("kept losses",), 3), LeakLab(steps=3)
+        assert again.leaks == ["kept losses", "retain_graph"] and "retain_graph=True" in again.source.value
+        assert again.prediction == 3 and again.result is first.result and again.progress.value == again.progress.max
+        assert text(again) == text(first) and again.picture.value == first.picture.value
+        assert buttons(again) == (True, True, False)
+        assert LeakLab(steps=4).prediction is other.prediction is None
+        predict(again, "5")  # the one that was used last, whichever was made last
+        assert LeakLab(steps=3).prediction == 5 and second_cell.prediction == 3
+    with labkit.use(gpus=4, virtual=True, quiet=True):
+        lab = PipelineLab()
+        predict(lab, "30")
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        assert PipelineLab().prediction is None  # of four stages, of which there are two
+
+
+def test_each_other_panel_brought_up_again_has_what_it_showed():
+    with labkit.use(memory="2GiB", virtual=True, quiet=True):
+        for lab in (StreamsLab(), AllocatorLab(), ClaimsPanel()):
+            if isinstance(lab, StreamsLab):
+                lab.remove_button.click()
+                lab.answer.value = "stale value"
+            elif isinstance(lab, AllocatorLab):
+                lab.answer.value = "20"
+            else:
+                lab.verdict.value = "held once"
+            button = lab.guesses["held once"] if isinstance(lab, ClaimsPanel) else lab.run_button
+            button.click()
+            again = type(lab)()
+            shown = ([getattr(part, "value", None) for part in parts(panel)] for panel in (lab, again))
+            assert next(shown) == next(shown)
+            assert "predict" in text(again) or "it held once" in text(again).lower()
+        held = AllocatorLab().hand
+        assert held is not None and held.requests == {"A": 5 << 20}
+    with labkit.use(virtual=True, quiet=True):
+        assert AllocatorLab().hand is None  # its blocks were those of another machine
+
+
+def test_an_interrupt_of_the_kernel_is_a_stop_and_no_failure():
+    async def learner(of_a_child):
+        lab = FakeLab()
+        predict(lab, "2")
+        await asyncio.sleep(0)
+        lab.before[3] = lambda: (signal.raise_signal(signal.SIGINT), of_a_child())
+        lab.run_button.click()
+        while lab.task is None or not lab.task.done():
+            await asyncio.sleep(0)
+            if lab.running:
+                assert "An earlier run of this lab goes on" in text(FakeLab())
+        return lab
+
+    before = signal.getsignal(signal.SIGINT)
+    assert "Stopped after 4 of 6 points." in text(asyncio.run(learner(of_a_child=int)))
+    assert "Stopped after 3 of 6 points." in text(asyncio.run(learner(of_a_child=fail)))
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_on_an_event_loop_clicks_are_heard_between_two_points():

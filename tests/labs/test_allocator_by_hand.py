@@ -134,10 +134,8 @@ def test_blocks_are_named_where_there_is_room(drawn):
 
 def test_nothing_and_too_much(drawn):
     assert plot_allocator_by_hand(Hand()).title == "Nothing is reserved"
-    plot_allocator_by_hand(Hand(*[segment(0, ("A", size)) for size in range(10, 30)]))
-    axes = drawn[1].axes[0]
-    assert axes.get_xlabel() == "bytes of a segment; and 13 more segments"
-    assert drawn[1].get_figheight() <= 4.0
+    plot_allocator_by_hand(Hand(*[segment(0, ("A", size)) for size in range(10, 50)]))
+    assert drawn[1].axes[0].get_xlabel() == "bytes of a segment; and 8 more segments"
 
 
 @pytest.fixture
@@ -214,7 +212,6 @@ def test_a_reset_gives_the_memory_back(lab):
 def test_it_says_when_there_is_no_gpu():
     lab = AllocatorLab()
     assert "RuntimeError: no GPU is in use" in do(lab, "allocate", "20", size="5")
-    assert repr(lab) == "AllocatorLab()"
 
 
 def test_after_a_change_of_machines_a_reset_starts_anew(lab):

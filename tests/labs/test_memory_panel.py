@@ -187,10 +187,6 @@ def test_without_a_gpu_it_says_so_and_can_be_started_later():
         panel.stop()
 
 
-def test_its_text_in_a_stored_notebook_is_always_the_same(panel):
-    assert repr(panel) == "MemoryPanel()"
-
-
 def test_it_redraws_after_each_cell(shell):
     with labkit.use(virtual=True, quiet=True):
         panel = MemoryPanel()

@@ -84,7 +84,7 @@ def test_the_same_program_is_told_of_every_time():
     for _ in range(12):
         outcome = run_program(steps)
         places = [(race.first.line, race.second.line) for race in outcome.trace.races]
-        assert places == [(f"{outcome.program}:1", f"{outcome.program}:2"), (f"{outcome.program}:3", f"{outcome.program}:4")]
+        assert places == [("line 1", "line 2"), ("line 3", "line 4")]
 
 
 @pytest.mark.usefixtures("used")
@@ -173,7 +173,7 @@ def insert(lab, at: int, verb: str, stream: str, other: str = "a") -> str:
 
 
 def test_a_race_is_repaired_wait_by_wait(lab):
-    assert "Stale value: the host reads 0; line after line it would be 2. Nothing orders program" in run(lab, "ordered")
+    assert "Stale value: the host reads 0; line after line it would be 2. Nothing orders line 1 and line 2" in run(lab, "ordered")
     assert "You predicted: ordered. 0 of 1 predictions came true." in said(lab)
     assert re.search(r"race", lab.picture.value) and "2 races" in lab.figure().alt
     lab.add_button.click()  # the new line that is offered: b waits for a, before the kernel
@@ -254,7 +254,6 @@ def test_the_figure_before_the_first_run_is_that_of_the_program(lab):
 
 def test_without_a_virtual_gpu_the_message_says_so():
     assert "no GPU is in use" in run(StreamsLab(), "ordered")
-    assert repr(StreamsLab()) == "StreamsLab()"
 
 
 @pytest.mark.parametrize(("verb", "needed"), [(COPY_IN, False), (KERNEL, False), (COPY_OUT, False), (WAIT, True), (HOST_WAIT, False)])

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from virtualgpu import hardware
+
 
 @pytest.fixture(autouse=True)
 def used(machine):
@@ -188,3 +190,24 @@ def test_composites_of_c_keep_to_their_inputs_device():
         )  # fmt: skip
         assert {str(y.device) for y in made} == {device}
         assert torch.equal(torch.vander(x).cpu(), torch.vander(torch.arange(4.0)))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda data: torch.tensor(data), lambda data: torch.as_tensor(data), lambda data: torch.ones(1).new_tensor(data)]
+)
+def test_numbers_on_the_gpu_in_a_list_are_waited_for(make):
+    x = torch.tensor([1.5, 2.5], device="cuda")
+    torch.cuda._sleep(10**9)
+    start = hardware.machine().clock.host
+    made = make([[x[0], 3.0], [x[1], x[0]]])
+    assert made.tolist() == [[1.5, 3.0], [2.5, 1.5]] and made.device.type == "cpu"
+    assert hardware.machine().clock.host - start > 0.4
+    assert torch.tensor([x[0].half()]).dtype is torch.float16
+
+
+def test_legacy_constructors_take_a_device():
+    assert torch.cuda.FloatTensor(1, device=1).get_device() == torch.cuda.FloatTensor([1, 2], device="cuda:1").get_device() == 1
+    x = torch.randn(3, device="cuda")
+    assert x.new([0, 1], device=1).get_device() == x.new(2, device=1).get_device() == 1
+    with torch.cuda.device(1):
+        assert x.new([0, 1]).get_device() == 0 and torch.cuda.FloatTensor(1, device=None).get_device() == 1

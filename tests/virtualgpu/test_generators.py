@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from virtualgpu import hardware
+
 
 @pytest.fixture(autouse=True)
 def used(machine):
@@ -107,6 +109,11 @@ def test_generators_know_their_device():
     twin = torch.Generator("cuda:1")
     twin.set_state(own.get_state())
     assert torch.equal(torch.rand(3, generator=own, device="cuda:1"), torch.rand(3, generator=twin, device="cuda:1"))
+
+
+def test_one_of_the_cpu_is_made_where_no_virtual_gpu_is_in_use(monkeypatch):
+    monkeypatch.setattr(hardware, "_in_place", None)
+    assert torch.Generator().device.type == torch.Generator(torch.device("cpu")).device.type == "cpu"
 
 
 def test_a_generator_of_the_wrong_kind_is_refused():

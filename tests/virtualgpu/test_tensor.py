@@ -358,3 +358,16 @@ def test_storages_are_saved():
     assert torch.is_storage(storage)
     copy = torch.load(saved({"storage": storage}))["storage"]._untyped_storage
     assert (copy.device, list(copy.cpu())) == (storage.device, list(storage.cpu()))
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_typed_storages_move_and_convert():
+    storage = torch.ones(3).storage().cuda(1)
+    assert (storage.device, storage.dtype) == (torch.device("cuda:1"), torch.float32) and isinstance(
+        storage.double(), torch.cuda.DoubleStorage
+    )
+    assert storage.double().cpu().int().tolist() == [1, 1, 1]
+    assert copy.deepcopy(storage).device == torch.device("cuda:1")
+    assert torch.cuda.IntStorage(4).fill_(2).tolist() == [2] * 4 and torch.cuda.IntStorage([1, 2]).tolist() == [1, 2]
+    assert torch.UntypedStorage(600, device="cuda").nbytes() == 600 and torch.UntypedStorage(device="cuda").nbytes() == 0
+    assert torch.UntypedStorage([1, 2], device="cuda:1").get_device() == 1 and torch.UntypedStorage(3).device == torch.device("cpu")

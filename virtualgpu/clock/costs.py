@@ -32,7 +32,7 @@ CopyKind = Literal["h2d", "d2h", "d2d", "p2p"]
 
 
 def kernel_seconds(
-    profile: Profile, *, bytes_moved: int, flops: float = 0, format: str = "float32", matmul: bool = False, outputs: int = 0
+    profile: Profile, *, bytes_moved: float, flops: float = 0, format: str = "float32", matmul: bool = False, outputs: int = 0
 ) -> float:
     """Device seconds of one kernel that reads and writes `bytes_moved` bytes of device memory and does `flops` operations.
 
@@ -90,7 +90,7 @@ def _pieces(flops: float, outputs: int, tile: int) -> tuple[int, float]:
     return ceil(ceil(outputs / tile) * max(1.0, terms / SPLIT_TERMS)), min(terms, SPLIT_TERMS)
 
 
-def share(profile: Profile, *, bytes_moved: int, flops: float = 0, format: str = "float32", outputs: int = 0) -> float:
+def share(profile: Profile, *, bytes_moved: float, flops: float = 0, format: str = "float32", outputs: int = 0) -> float:
     """The share of the GPU, above 0 and at most 1, that a kernel fills: kernels of several streams run at once while there is room.
 
     Of a matrix product the multiprocessors that have a tile, of another kernel the threads that have something to read or write.

@@ -25,6 +25,7 @@ from virtualgpu.driver import memory_history
 from virtualgpu.driver.properties import CUDA_VERSION, CUDNN_VERSION, properties
 from virtualgpu.hardware import Machine
 from virtualgpu.refusals import refuse
+from virtualgpu.streams import backward
 from virtualgpu.streams.cuda_streams import CUDA, Stream
 from virtualgpu.tensor import VirtualTensor
 
@@ -187,7 +188,10 @@ def device_answers(machine: Machine) -> dict[str, Any]:
 
 def stream_answers(machine: Machine) -> dict[str, Any]:
     def current(index: int) -> tuple[int, int, int]:
-        return one_gpu(machine, index).stream.stream_id, index, CUDA
+        gpu = one_gpu(machine, index)
+        if machine.several_streams and (node := torch._C._current_autograd_node()) is not None:
+            backward.arrive(machine, node, gpu)
+        return gpu.stream.stream_id, index, CUDA
 
     def set_stream(stream_id: int, device_index: int, device_type: int = CUDA) -> None:
         gpu = machine.gpus[device_index]

@@ -53,7 +53,7 @@ class HostOperators(TorchDispatchMode):
             selected = self.machine.selected
             task = _graph_task()
             if task == -1:
-                frame = sys._getframe(1)
+                frame: Any = sys._getframe(1)
                 while frame.f_code.co_name in _OF_MODES:
                     frame = frame.f_back
                 call: tuple = (id(frame), frame.f_lasti)
@@ -101,7 +101,7 @@ class HostOperators(TorchDispatchMode):
         if type(result) is VirtualTensor:
             return result  # a factory on a GPU: its own operators have taken their time
         if waits and type(result) is torch.Tensor and result.layout is torch.strided:
-            result.untyped_storage().waiting = call
+            result.untyped_storage().__dict__["waiting"] = call
         self._take_time(op, args, result)
         return result
 

@@ -1,5 +1,8 @@
 """Python's clocks on a machine's host time: what `run --virtual-time` puts in place of those of the module `time`.
 
+Without it `time` is Python's own; but where a user's line sleeps, the machine's host sleeps as long, or a loop that asks an event now and
+then whether it has happened would run for minutes.
+
 A script that times its GPU with `time.perf_counter` then prints the model's times, the same on every computer. Python's own library
 and what waits for real processes go on by the real clock: their deadlines are for things that really happen. `datetime`,
 `os.times` and the processes that a script starts use the real time.
@@ -9,16 +12,30 @@ import sys
 import sysconfig
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from virtualgpu import front_end
 from virtualgpu.clock.machine_clock import Clock
+from virtualgpu.hardware import Machine
+from virtualgpu.source_lines import is_users
 
 EPOCH = 1767225600.0  # time.time() when the host's clock is at 0: the start of 2026, in every run
 READ_SECONDS = 5e-8  # a reading takes time too, or a loop that waits for a moment to come would never end
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), "<frozen ")
 _SITE_PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    real_sleep = time.sleep
+
+    def sleep(seconds: float) -> None:
+        real_sleep(seconds)
+        if is_users(sys._getframe(1).f_code.co_filename) and not machine.selected.untimed:
+            machine.scheduler.sleep(float(seconds), machine.clock)
+
+    yield time, {"sleep": sleep}
 
 
 class _Served:

@@ -218,12 +218,16 @@ class Attention(torch.autograd.Function):
         bias = None
         if bias_needs:
             keys = k.shape[2]
-            bias = empty(gpu, *_padded(*q.shape[:3], -(-keys // 16) * 16), q.dtype)[..., :keys]
+            _, heads, queries, _ = q.shape
+            width = -(-keys // 16) * 16
+            bias = empty(gpu, (*q.shape[:3], width), (heads * queries * width, queries * width, width, 1), q.dtype)[..., :keys]
         play(gpu, _backward_workspace(q, k, v, grad, chosen))
         del held
         if all(memory_of(x).kept is not None for x in (grad, q, k, v, *grads)):
             with _DisableTorchDispatch():
-                results = _gradients(*map(_plain, (grad, q, k, v)), None if mask is None else _plain(mask), causal, scale, kept)
+                results = _gradients(
+                    *map(_plain, (grad, q, k, v)), mask=None if mask is None else _plain(mask), causal=causal, scale=scale, kept=kept
+                )
                 for x, value in zip((*grads, bias), results, strict=True):
                     if x is not None:
                         aten.copy_.default(x, value)
@@ -242,11 +246,9 @@ def _output(gpu: Gpu, model: Tensor, shape: Sequence[int], like_model: bool) -> 
     return empty(gpu, shape, stride, model.dtype)
 
 
-def _padded(batch: int, heads: int, queries: int, keys: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return (batch, heads, queries, keys), (heads * queries * keys, queries * keys, keys, 1)
-
-
-def _gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, kept: Tensor | None) -> Any:
+def _gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, scale: float, kept: Tensor | None
+) -> Any:
     heads = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(heads, 1) if heads > 1 else x for x in (k, v))
     p = probabilities(q, keys, mask, causal, scale)

@@ -23,7 +23,7 @@ from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, Work, device_time, temporaries
 from virtualgpu.ops.call import handles as handles_operators
-from virtualgpu.tensor import memory_of
+from virtualgpu.tensor import VirtualTensor, memory_of
 
 KIB = 1024
 WORKSPACE = 8 * 1024 * KIB + 8 * 16 * KIB  # two of 4 MiB and eight of 16 KiB
@@ -139,7 +139,7 @@ def copied_bytes(matrix: torch.Tensor) -> int:
     return matrix.numel() * matrix.itemsize
 
 
-def _product(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor, lt: bool = False) -> Iterator[int]:
+def _product(left: torch.Tensor, right: torch.Tensor, result: VirtualTensor, lt: bool = False) -> Iterator[int]:
     if not result.numel() or not left.numel():
         return  # nothing to multiply: cuBLAS is not called
     if copy := copied_bytes(left):
@@ -204,18 +204,18 @@ def product_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 
 @temporaries("mm", "bmm")
-def multiply(call: Call, result: torch.Tensor) -> Iterator[int]:
+def multiply(call: Call, result: VirtualTensor) -> Iterator[int]:
     result._gpu.machine.selected.product = weakref.ref(memory_of(result))  # a bias may follow: see virtualgpu.ops.gradients
     return _product(call.args[0], call.args[1], result)
 
 
 @temporaries("baddbmm", "baddbmm_")
-def add_batched_product(call: Call, result: torch.Tensor) -> Iterator[int]:
+def add_batched_product(call: Call, result: VirtualTensor) -> Iterator[int]:
     return _product(call.args[1], call.args[2], result)
 
 
 @temporaries("addmm", "addmm_", "_addmm_activation")
-def add_product(call: Call, result: torch.Tensor) -> Iterator[int]:
+def add_product(call: Call, result: VirtualTensor) -> Iterator[int]:
     """cuBLASLt adds a bias of one dimension as it multiplies; any other summand is copied into the result first."""
     bias, left, right = call.args[:3]
     rows, columns = right.shape
@@ -225,7 +225,7 @@ def add_product(call: Call, result: torch.Tensor) -> Iterator[int]:
     return _product(left, right, result, lt)
 
 
-def _vector_product(matrix: torch.Tensor, vector: torch.Tensor, result: torch.Tensor) -> Iterator[int]:
+def _vector_product(matrix: torch.Tensor, vector: torch.Tensor, result: VirtualTensor) -> Iterator[int]:
     if not matrix.numel():
         return
     if vector.stride(0) == 0:
@@ -238,12 +238,12 @@ def _vector_product(matrix: torch.Tensor, vector: torch.Tensor, result: torch.Te
 
 
 @temporaries("mv")
-def matrix_vector(call: Call, result: torch.Tensor) -> Iterator[int]:
+def matrix_vector(call: Call, result: VirtualTensor) -> Iterator[int]:
     return _vector_product(call.args[0], call.args[1], result)
 
 
 @temporaries("addmv", "addmv_")
-def add_matrix_vector(call: Call, result: torch.Tensor) -> Iterator[int]:
+def add_matrix_vector(call: Call, result: VirtualTensor) -> Iterator[int]:
     return _vector_product(call.args[1], call.args[2], result)
 
 
@@ -282,7 +282,8 @@ def _sum_of_products(left: torch.Tensor, right: torch.Tensor, summed: list[int])
     """The sum of left * right over some dimensions, which stay with one element, as a product of matrices (`sumproduct_pair`)."""
     if not summed:
         return left * right
-    both, ours, theirs = [], [], []
+    both: list[int] = []  # dimensions
+    ours, theirs = both[:], both[:]
     for d in range(left.dim()):
         in_left, in_right = left.shape[d] != 1, right.shape[d] != 1
         if d in summed:

@@ -70,7 +70,7 @@ class GruCell(torch.autograd.Function):
 
 
 def lstm_step(of_input: Tensor, of_hidden: Tensor, cx: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> tuple[Tensor, ...]:
-    gates = of_input + of_hidden if b_ih is None else of_input + b_ih + of_hidden + b_hh
+    gates = of_input + of_hidden if b_ih is None or b_hh is None else of_input + b_ih + of_hidden + b_hh
     i, f, g, o = gates.chunk(4, 1)
     cy = f.sigmoid() * cx + i.sigmoid() * g.tanh()
     return o.sigmoid() * cy.tanh(), cy
@@ -99,7 +99,7 @@ def plain_gradients(step: Any, inputs: tuple, grads: tuple, targets: tuple) -> N
     with _DisableTorchDispatch(), torch.enable_grad():
         plain = [None if x is None else plain_values(x).detach().requires_grad_() for x in inputs]  # type: ignore[union-attr]
         results = step(*plain)
-        wanted = [(x, t) for x, t in zip(plain, targets, strict=True) if t is not None]
+        wanted = [(x, t) for x, t in zip(plain, targets, strict=True) if x is not None and t is not None]
         given = [(result, plain_values(g)) for result, g in zip(results, grads, strict=True) if g is not None]
         values = torch.autograd.grad([r for r, _ in given], [x for x, _ in wanted], [g for _, g in given])
     with _DisableTorchDispatch(), torch.no_grad():

@@ -14,7 +14,7 @@ from virtualgpu import hardware
 from virtualgpu.hardware import Gpu
 from virtualgpu.host.pinned import is_pinned, pinned
 from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, handles, overwrites
+from virtualgpu.ops.call import Call, bytes_of, handles, overwrites
 from virtualgpu.ops.elementwise import contiguous_copies
 from virtualgpu.ops.operators import compute, refuse_waiting
 from virtualgpu.ops.sequence import OUT, perform
@@ -39,64 +39,75 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
     """Copy values and queue the copy where CUDA does: within a GPU, between two, or between a GPU and the host."""
     there = source._gpu if type(source) is VirtualTensor else None
     here = target._gpu if type(target) is VirtualTensor else None
-    machine = (here or there).machine
+    gpu: Gpu = here or there  # type: ignore[assignment]  # one of the two is on a GPU
+    machine = gpu.machine
     machine.require_alive()
-    machine.selected.gpu = here or there
+    machine.selected.gpu = gpu
     host_side = target if here is None else source if there is None else None
     waits = not (non_blocking and host_side is not None and is_pinned(host_side))
+
+    def copy(source: torch.Tensor, target: torch.Tensor) -> None:
+        if here is None or there is None:
+            _copy_with_host(source, target, gpu, non_blocking, waits)
+        else:
+            _copy_on_gpus(source, target, there, here)
+        if here is not None and not machine.several_streams:
+            mark_written(target)
+
     if machine.selected.in_operator or (waits and not machine.several_streams):
-        _copy(source, target, there, here, non_blocking, waits)
-        return
+        return copy(source, target)
     if not waits:
         machine.races.mark_host(host_side)
-    stream = (there or here).stream
+    stream = (there or gpu).stream
     before = machine.clock.before(stream)
     if there is not None and here is not None and here is not there:
         before |= {s: max(n, before.get(s, 0)) for s, n in machine.clock.before(here.stream).items()}
-    machine.races.copy(source, target, stream, before, lambda call: _copy(call.args[1], call.args[0], there, here, non_blocking, waits))
+    machine.races.copy(source, target, stream, before, lambda call: copy(call.args[1], call.args[0]))
 
 
-def _copy(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: Gpu | None, non_blocking: bool, waits: bool) -> None:
-    """The copy itself, from `there` to `here` (None: the host). `waits` says whether the host waits for one with the host."""
-    nbytes = target.numel() * target.itemsize
-    clock, races = (here or there).machine.clock, (here or there).machine.races
-    if not non_blocking and (here is None or there is None):
-        (here or there).machine.sync_debug.notice()
-    unknown = there is not None and memory_of(source).kept is None
-    if here is None:
-        if unknown and there.machine.blanks_host:
+def _copy_with_host(source: torch.Tensor, target: torch.Tensor, gpu: Gpu, non_blocking: bool, waits: bool) -> None:
+    """The copy itself, between a GPU and the host, which waits for it or not."""
+    machine, to_host = gpu.machine, type(source) is VirtualTensor
+    device_side, host_side = (source, target) if to_host else (target, source)
+    if not non_blocking:
+        machine.sync_debug.notice()
+    known = memory_of(device_side).kept is not None
+    if not known:
+        if not to_host:
+            forget(target)
+        elif machine.blanks_host:
             blank(target)
-        elif unknown:
+        else:
             require_values(memory_of(source))
-    elif unknown or memory_of(target).kept is None:
+    gpu.scratch(staging(source, target, to_host, non_blocking))
+    if known and (waits or not to_host):
+        with _DisableTorchDispatch():
+            target.copy_(source if to_host or not machine.races.host_copies else machine.races.on_arrival(source, gpu.stream))
+    gpu.copy("d2h" if to_host else "h2d", bytes_of(target), is_pinned(host_side), blocking=waits)
+    if not waits:
+        machine.races.host_copies.append((gpu.stream, gpu.stream.count))
+        if to_host and known:
+            machine.races.to_host(source, target, gpu.stream)
+
+
+def _copy_on_gpus(source: torch.Tensor, target: torch.Tensor, there: Gpu, here: Gpu) -> None:
+    """The copy itself, from GPU `there` to GPU `here`, often the same."""
+    if memory_of(source).kept is None or memory_of(target).kept is None:
         forget(target)
-        unknown = True
-    host_side = target if here is None else source
-    if here is None or there is None:
-        (here or there).scratch(staging(source, target, there, here, non_blocking))
-    if not unknown and (waits or here is not None):
+    else:
         with _DisableTorchDispatch():
             target.copy_(source)
-    if here is None or there is None:
-        gpu = here or there
-        gpu.copy("d2h" if here is None else "h2d", nbytes, is_pinned(host_side), blocking=waits)
-        if not waits:
-            races.host_copies.append((gpu.stream, gpu.stream.count))
-            if here is None and not unknown:
-                races.to_host(source, target, gpu.stream)
-    elif here is there:
-        if source.shape == target.shape and source.stride() == target.stride():
-            here.copy("d2d", nbytes)
-        else:
-            here.launch(*laid_out(target, [source], 2 * nbytes), name="copy")
-    else:
+    nbytes = bytes_of(target)
+    if here is not there:
         # On the source's stream, which waits for the target's, and that one for the copy (copy_kernel_cuda, ATen/native/cuda/Copy.cu).
-        an_event = 4 * there.profile.event_seconds  # made, recorded, waited for, destroyed
+        clock, an_event = here.machine.clock, 4 * there.profile.event_seconds  # made, recorded, waited for, destroyed
         clock.wait(there.stream, clock.record(here.stream, an_event))
         there.copy("p2p", nbytes, blocking=False)
         clock.wait(here.stream, clock.record(there.stream, an_event))
-    if here is not None and not here.machine.several_streams:
-        mark_written(target)
+    elif source.shape == target.shape and source.stride() == target.stride():
+        here.copy("d2d", nbytes)
+    else:
+        here.launch(*laid_out(target, [source], 2 * nbytes), name="copy")
 
 
 def blank(target: torch.Tensor) -> None:
@@ -126,8 +137,7 @@ def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_b
     if source.layout is not torch.strided:
         return move_sparse(source, gpu, dtype, non_blocking)
     dtype = dtype or source.dtype
-    between = gpu is not None and type(source) is VirtualTensor
-    if dtype is not source.dtype and between and not gpu.profile.peer_access:
+    if dtype is not source.dtype and type(source) is VirtualTensor and gpu is not None and not gpu.profile.peer_access:
         source = source.to(dtype)  # converted where it lies; else the copy itself converts (copy_requires_temporaries, Copy.cu)
     form = {} if memory_format is None else {"memory_format": memory_format}
     shape = torch.empty_like(torch.empty_strided(source.size(), source.stride(), dtype=dtype, device="meta"), **form)
@@ -190,13 +200,13 @@ def make_sparse(call: Call) -> Any:
     return wrap(call.on_cpu(), gpu)
 
 
-def staging(source: torch.Tensor, target: torch.Tensor, there: Gpu | None, here: Gpu | None, non_blocking: bool) -> tuple[int, ...]:
-    """Bytes of the temporaries on the GPU, of a copy between it and the host; `there` and `here` are where source and target lie."""
+def staging(source: torch.Tensor, target: torch.Tensor, to_host: bool, non_blocking: bool) -> tuple[int, ...]:
+    """Bytes of the temporaries on the GPU, of a copy between it and the host."""
     same_type = source.dtype is target.dtype
     if same_type and _one_block(source, target):
         return ()
     count = target.numel()
-    if here is not None:  # to the GPU
+    if not to_host:
         converts_here = non_blocking and not same_type
         return () if target.is_contiguous() and not converts_here else (count * (source if converts_here else target).itemsize,)
     sizes = []

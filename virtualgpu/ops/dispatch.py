@@ -46,7 +46,7 @@ def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | 
         return faults.survive(call, error)
 
 
-VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[method-assign, assignment]
+VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
 
 
 def _prepare(op: Operator) -> Handler:
@@ -63,7 +63,7 @@ def choose(op: Operator) -> Handler:
     func, name = op.func, op.name
     if func.namespace == "c10d":
         raise unsupported("torch.distributed with CUDA tensors, and what stands on it (DistributedDataParallel, FSDP),")
-    if func.namespace in ON_THE_CPU_ALONE:
+    if func.namespace in ON_THE_CPU_ALONE or (name not in HANDLERS and faults.has_cpu_kernel_alone(func)):
         raise NotImplementedError(f"Could not run '{func._schema.name}' with arguments from the 'CUDA' backend.")
     if name in HANDLERS:
         return HANDLERS[name]

@@ -34,6 +34,7 @@ _ABOUT_VALUES = re.compile(
 )
 _UNIMPLEMENTED = re.compile(r'^"(\w+)" not implemented for')
 _MISFIT = object()
+_KERNEL_FOR_CUDA = "^    .*(CUDA|Composite).*:"
 
 
 def survive(call: Call, error: Exception) -> Any:
@@ -94,20 +95,32 @@ def as_on_cuda(name: str, error: Exception) -> Exception:
 
 
 @cache
-def _native_functions() -> tuple[frozenset[str], frozenset[str]]:
-    """Names with overload of the operators that check devices by themselves, and of those whose kernels are structured."""
+def native_functions() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Names with overload of the operators that check devices by themselves, of structured kernels, and of those without one for CUDA."""
     package = importlib.util.find_spec("torchgen")
     if package is None or package.origin is None:
-        return frozenset(), frozenset()
+        return frozenset(), frozenset(), frozenset()
     text = (Path(package.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
-    by_themselves, structured = set(), set()
+    by_themselves, structured, without_cuda = set(), set(), set()
     for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
         name = entry[: entry.index("(")]
         if "device_check: NoCheck" in entry:
             by_themselves.add(name)
         if re.search(r"^  structured(_delegate)?: ", entry, flags=re.MULTILINE):
             structured.add(name)
-    return frozenset(by_themselves), frozenset(structured)
+        elif re.search("^    (.*, )?CPU[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CUDA, entry, flags=re.MULTILINE):
+            without_cuda.add(name)
+    return frozenset(by_themselves), frozenset(structured), frozenset(without_cuda)
+
+
+def _whole(name: str, overload: str) -> str:
+    return f"{name}.{overload}" if overload else name
+
+
+def has_cpu_kernel_alone(func: Any) -> bool:
+    """Does PyTorch say of this operator that it has a kernel for the CPU and none for CUDA?"""
+    schema = func._schema
+    return _whole(schema.name.removeprefix("aten::"), schema.overload_name) in native_functions()[2]
 
 
 def _named_tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
@@ -129,8 +142,8 @@ def of_operator(call: Call) -> RuntimeError:
         return RuntimeError(words)
     name, renamed = CUDA_OPERATORS.get(name, (name, {}))
     overload = call.func._schema.overload_name
-    whole = f"{name}.{overload}" if overload else name
-    by_themselves, structured = _native_functions()
+    whole = _whole(name, overload)
+    by_themselves, structured, _ = native_functions()
     if whole in by_themselves or name in renamed or not by_themselves:
         return RuntimeError(at_least_two(given))
     method = f"wrapper_CUDA_{name}{'_' + overload if overload else ''}" if whole in structured else f"wrapper_CUDA_{overload}_{name}"

@@ -77,7 +77,7 @@ def _accumulates(gradient: Any, other: Any) -> bool:
     if gradient.layout is not torch.strided or other.layout is not torch.strided:
         return False
     storage = gradient.untyped_storage()
-    references = gradient._use_count(), torch._C._storage_Use_Count(storage._cdata)
+    references = gradient._use_count(), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]  # in no stub
     if not _ALONE:
         _ALONE.append(references)
     if references != _ALONE[0]:

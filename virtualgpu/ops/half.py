@@ -47,7 +47,7 @@ def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = next((x.dtype for x in args if isinstance(x, torch.Tensor)), None)
         if packet is aten.convolution:
-            require_floating_convolution(dtype)
+            require_floating_convolution(args[0].dtype)
         if dtype not in HALF:
             return func(*args, **kwargs)
         out = kwargs.pop("out", None)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from math import prod
+from math import nan, prod
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ def like(call: Call) -> Any:
     dtype = kwargs.get("dtype") or model.dtype
     numel = model.numel() if name.endswith("_like") else prod(call.args[1])
     nbytes = numel * dtype.itemsize
-    if not gpu.machine.may_keep(nbytes):
+    if not gpu.machine.may_keep(nbytes, dtype):
         shape = on_meta(call)
         result = empty_without_values(gpu, shape.size(), shape.stride(), shape.dtype)
     elif name in _FILLED:
@@ -144,12 +144,12 @@ def into_given(call: Call) -> Any:
             refuse_waiting(x)
             raise different_devices(call.args, call.kwargs)
     for position, name in enumerate(call.op.outs):
-        x = call.kwargs.get(name)
-        if type(x) is VirtualTensor and x.layout is torch.strided and memory_of(x).export is not None:
+        given = call.kwargs.get(name)
+        if type(given) is VirtualTensor and given.layout is torch.strided and memory_of(given).export is not None:
             with _DisableTorchDispatch():
-                empty = torch.empty(0, dtype=x.dtype, device="meta")
+                empty = torch.empty(0, dtype=given.dtype, device="meta")
             found = list(tensors(on_meta(call.with_arguments(*call.args, **call.kwargs | {name: empty}))))
-            _require_within_capacity(x, found[position])
+            _require_within_capacity(given, found[position])
     return refit(compute(call))
 
 
@@ -180,8 +180,8 @@ def resize(call: Call) -> Any:
         return refit(call.op.kernel(*call.args, **call.kwargs))
 
 
-def _require_within_capacity(x: torch.Tensor, shape: torch.Tensor) -> None:
-    nbytes = x.storage_offset() * x.itemsize + span_bytes(shape.size(), shape.stride(), shape.dtype)
+def _require_within_capacity(x: VirtualTensor, shape: torch.Tensor) -> None:
+    nbytes = int(x.storage_offset()) * x.itemsize + span_bytes(shape.size(), shape.stride(), shape.dtype)
     require_within_capacity(x.untyped_storage(), nbytes)
 
 
@@ -205,9 +205,12 @@ def set_storage(call: Call) -> Any:
 def read_scalar(call: Call) -> Any:
     """`.item()`: the host waits for the stream and for the number."""
     gpu, nbytes = call.common_gpu(), call.moved
-    require_values(memory_of(call.args[0]))
+    x = call.args[0]
+    blank = memory_of(x).kept is None and gpu.machine.blanks_host and x.dtype.is_floating_point  # as a copy to the host would bring it
+    if not blank:
+        require_values(memory_of(x))
     gpu.read(nbytes)
-    return call.on_cpu()
+    return nan if blank else call.on_cpu()
 
 
 def shape_from_values(call: Call) -> Any:

@@ -154,7 +154,7 @@ class Recurrent(torch.autograd.Function):
         gpu.launch(*layer_work(moved, rows, total, out.numel() * GATES[setup.kind], x.dtype), name=setup.kind)
         if needs:
             if kept is not None:
-                kept.inner = inner  # so that it goes when the graph lets go of the reserve space
+                kept.__dict__["inner"] = inner  # so that it goes when the graph lets go of the reserve space
             ctx.save_for_backward(x, hx, cx, buffer, out, kept, *weights)
             ctx.setup, ctx.space = setup, space
             ctx.set_materialize_grads(False)
@@ -172,13 +172,12 @@ class Recurrent(torch.autograd.Function):
         models = [y for y in (out, hx, cx) if y is not None]
         zeros = [scratch_tensor(gpu, y.numel() * y.itemsize) for g, y in zip(grads, models, strict=True) if g is None]
         dx = _time_first(gpu, x.shape, x.dtype, setup)
-        of_states = [scratch_tensor(gpu, bytes_of(g)) for g in grads[1:] if g is not None and not g.is_contiguous()]
-        turned = _turned(gpu, x, setup), None if grads[0] is None else _turned(gpu, grads[0], setup), of_states
+        turned = [_turned(gpu, y, setup) for y in (x, grads[0]) if y is not None]
+        turned += [scratch_tensor(gpu, bytes_of(g)) for g in grads[1:] if g is not None and not g.is_contiguous()]
         states = [empty(gpu, y.shape, _strides(y.shape), y.dtype) for y in (hx, cx) if y is not None]
         play(gpu, (space, -space))
-        del of_states
-        turned = None
-        turned = _turned(gpu, x, setup)
+        turned.clear()
+        turned.append(_turned(gpu, x, setup))
         total = sum(w.numel() for w in weights)
         flat = empty(gpu, (total,), (1,), weights[0].dtype)
         work = scratch_tensor(gpu, space)
@@ -186,12 +185,12 @@ class Recurrent(torch.autograd.Function):
         if not setup.has_biases:
             dws = [dw.clone() for dw in dws]
         del work, turned, flat
-        _inner_gradients(kept.inner, grads, (dx, *states, *dws))
+        _inner_gradients(kept.__dict__["inner"], grads, (dx, *states, *dws))
         zeros.clear()
         moved, rows = 2 * sum(map(bytes_of, (x, out, *weights))), x.numel() // x.shape[-1]
         gpu.launch(*layer_work(moved, 2 * rows, total, 2 * out.numel() * GATES[setup.kind], x.dtype), name=f"{setup.kind}_backward")
-        states = [y if needed else None for y, needed in zip(states, ctx.needs_input_grad[2:4], strict=False)]
-        return None, dx if ctx.needs_input_grad[1] else None, states[0], states[1] if cx is not None else None, *dws
+        gradients = [y if needed else None for y, needed in zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)]
+        return None, *gradients, *dws
 
 
 class CastWeights(torch.autograd.Function):
@@ -293,7 +292,7 @@ def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool)
         state = (hx, cx) if setup.kind == "lstm" else hx
         rest = (weights, setup.has_biases, setup.layers, setup.dropout, setup.train, setup.bidirectional)
         packet = getattr(aten, setup.kind)
-        with gpu.generator.as_default(x.numel()), _without_onednn():
+        with gpu.generator.as_default(inputs[0].numel()), _without_onednn():
             if setup.batch_sizes is None:
                 results = made_of(packet.input, x, state, *rest, setup.batch_first)
             else:

@@ -20,7 +20,7 @@ from virtualgpu.tensor import empty_without_values, hang, wrap
 class Out(NamedTuple):
     """The output at this position among the results; `nbytes` where CUDA's block is larger than the tensor."""
 
-    index: int = 0
+    position: int = 0
     nbytes: int | None = None
 
 
@@ -41,7 +41,7 @@ def play(gpu: Gpu, plan: Iterable[Any], outputs: Sequence[torch.Tensor] = (), kn
     try:
         for step in plan:
             if type(step) is Out:
-                made[step.index] = _made(gpu, outputs[step.index], step.nbytes, known)
+                made[step.position] = _made(gpu, outputs[step.position], step.nbytes, known)
             elif type(step) is not int:
                 step()
             elif step > 0:

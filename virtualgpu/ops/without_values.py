@@ -27,10 +27,12 @@ def _keeps_values(call: Call) -> bool:
     if machine.values and call.most < INFER_FROM:
         return True
     shapes = on_meta(call)
-    if shapes is None:
-        return machine.values
-    fresh = sum(x.untyped_storage().nbytes() for x in tensors(shapes) if x.device.type == "meta")
-    return machine.may_keep(fresh)
+    if shapes is None:  # it depends on values that are known
+        return True
+    fresh = [(x.untyped_storage().nbytes(), x.dtype) for x in tensors(shapes) if x.device.type == "meta"]
+    if machine.values:
+        return machine.may_keep(sum(nbytes for nbytes, _ in fresh), torch.float32)
+    return all(machine.may_keep(nbytes, dtype) for nbytes, dtype in fresh)
 
 
 _shapes: dict[tuple, Any] = {}  # what on_meta said of each call
@@ -69,10 +71,10 @@ def _on_meta(call: Call) -> Any:
                 return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
         if isinstance(x, (list, tuple)):
             return type(x)(shape_of(y) for y in x)
-        return x
+        return None if isinstance(x, torch.Generator) else x
 
     try:
-        return call.func(*shape_of(call.args), **{key: shape_of(value) for key, value in call.kwargs.items() if key != "generator"})
+        return call.func(*shape_of(call.args), **{key: shape_of(value) for key, value in call.kwargs.items()})
     except NotImplementedError:
         return None
 
@@ -83,6 +85,8 @@ def infer(call: Call) -> Any:
     for x in targets:
         forget(x)
     op, gpu = call.op, call.gpu
+    if op.outs:
+        resize(call, targets)
     if op.only_writes:
         results = len(op.func._schema.returns)
         return None if not results else targets[0] if results == 1 else tuple(targets)
@@ -95,6 +99,15 @@ def infer(call: Call) -> Any:
         return x
 
     return result_of(shapes_of(call))
+
+
+def resize(call: Call, targets: list[torch.Tensor]) -> None:
+    """Give what was passed as `out=` the size that the operator gives its results."""
+    for x, shape in zip(targets, tensors(shapes_of(call)), strict=True):
+        if x.size() != shape.size():
+            fresh = empty_without_values(call.gpu, shape.size(), shape.stride(), shape.dtype)
+            with _DisableTorchDispatch():
+                x.set_(fresh)  # type: ignore[call-overload]  # the stubs know no tensor there
 
 
 def shapes_of(call: Call) -> Any:

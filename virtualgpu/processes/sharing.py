@@ -155,7 +155,7 @@ def new_shared(make: Callable[..., torch.UntypedStorage]) -> Any:
     """`UntypedStorage._new_shared`: DataLoader's workers gather a batch in it."""
 
     def _new_shared(cls: type, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
-        return VirtualStorage(size, device=device) if torch.device(device).type == "cuda" else make(size, device=device)
+        return torch.UntypedStorage(size, device=device) if torch.device(device).type == "cuda" else make(size, device=device)
 
     return classmethod(_new_shared)
 

@@ -19,7 +19,7 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Region":
-        return cls(tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.dtype)
+        return cls(int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.dtype)
 
     def bytes(self) -> tuple[int, int]:
         """The first byte of the storage that is shown, and the byte after the last."""
@@ -127,7 +127,8 @@ def has_region(tensor: torch.Tensor) -> bool:
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor and all of its storage as they are now, in memory that is shared until one of the two is written to."""
     with _DisableTorchDispatch():
-        if tensor.untyped_storage().nbytes():
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.resizable():  # else it has no allocator (torch.load), which a write then would call
             try:
                 return torch._lazy_clone(tensor.detach())
             except RuntimeError:  # memory that another library made cannot be shared so

@@ -1,4 +1,5 @@
-"""The streams of a backward: each node runs on that of its forward operator, as in PyTorch's engine.
+"""The streams of a backward: each node runs on that of its forward operator, as in PyTorch's engine; the one that puts a gradient into a
+leaf on that of the leaf's first use.
 
 The engine lets the stream of a node wait for those that made its gradients, and in the end the streams that were current for all of
 them (torch.autograd, "Stream semantics of backward passes"). Here a GPU's streams wait for one another whenever the next node is on
@@ -15,7 +16,7 @@ from virtualgpu.clock.machine_clock import StreamTime
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.ops.gradients import count_references
 from virtualgpu.selected import Selected
-from virtualgpu.tensor import VirtualTensor, tensors
+from virtualgpu.tensor import VirtualTensor, memory_of, tensors
 
 MOST = 1 << 16  # nodes on streams other than the default one that are remembered
 _sequence = torch.autograd._get_sequence_nr
@@ -24,19 +25,35 @@ _sequence = torch.autograd._get_sequence_nr
 def follow(machine: Machine, node: Any, args: tuple) -> None:
     """Before an operator on device tensors: record the stream of a forward's node, or switch to that of a backward's."""
     if node is None:
-        _note(machine)
-    elif not node.name().endswith("AccumulateGrad"):  # which goes on where its gradient was made
-        gpu = next((x._gpu for x in tensors(args) if type(x) is VirtualTensor), None)
-        if gpu is not None:
-            wanted = machine.forward_streams.get((gpu.index, node._sequence_nr()), gpu.default_stream)
-            _switch(machine.selected, gpu, wanted)
+        _note(machine, args)
+    elif (gpu := next((x._gpu for x in tensors(args) if type(x) is VirtualTensor), None)) is not None:
+        arrive(machine, node, gpu)
 
 
-def _note(machine: Machine) -> None:
+def arrive(machine: Machine, node: Any, gpu: Gpu) -> None:
+    """Before anything else that a node of a backward does: switch to its stream. Later the node may choose another."""
+    name, number, selected = node.name(), node._sequence_nr(), machine.selected
+    leaf = node.variable if name.endswith("AccumulateGrad") else None
+    if leaf is not None and type(leaf) is not VirtualTensor:
+        return
+    here = torch._C._current_graph_task_id(), name, number, id(leaf), gpu.index
+    if selected.arrived != here:
+        selected.arrived = here
+        if leaf is None:
+            _switch(selected, gpu, machine.forward_streams.get((gpu.index, number), gpu.default_stream))
+        elif (wanted := machine.leaf_streams.get(memory_of(leaf))) is not None:
+            _switch(selected, gpu, wanted)
+
+
+def _note(machine: Machine, args: tuple) -> None:
     """Autograd has made the nodes of an operator when it calls it: they have the sequence numbers since the last one.
 
     Each thread counts its own nodes from 0, so a number may be that of another thread's node too: the newest counts.
     """
+    if torch.is_grad_enabled():
+        for x in tensors(args):
+            if type(x) is VirtualTensor and x.requires_grad and x.is_leaf:
+                machine.leaf_streams.setdefault(memory_of(x), x._gpu.stream)
     made = _sequence()
     selected = machine.selected
     known = machine.forward_streams
@@ -72,7 +89,8 @@ def run_on_streams(machine: Machine, run: Any, *args: Any, **kwargs: Any) -> Any
     finally:
         for index, stream in selected.ambient.items():
             _switch(selected, machine.gpus[index], stream)
-        selected.ambient = outer
+        selected.ambient, selected.arrived = outer, None
+        machine.leaf_streams.clear()  # a leaf's node goes with the graph that it was made for
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:

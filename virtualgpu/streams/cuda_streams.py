@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from virtualgpu import hardware
+from virtualgpu import errors, hardware
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
-from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.hardware import PRIORITIES, Gpu, Machine
 
 CUDA = 1  # c10::DeviceType::CUDA
 _BETWEEN_PROCESSES = "events between processes are not served by the virtual GPU: its processes have clocks of their own"
@@ -33,7 +33,7 @@ class Stream:
             machine.take_turn()
         self._gpu: Gpu = gpu
         self._time: StreamTime = gpu.pool_stream(priority) if stream_id is None else gpu.streams[stream_id]
-        self.priority = -1 if self._time.stream_id & 4 else 0
+        self.priority = -max(0, (self._time.stream_id >> 1 & 15) - 1)  # see Gpu.pool_stream
         self.stream_id = self.cuda_stream = self._time.stream_id
         self.device_index = gpu.index
         self.device_type = CUDA
@@ -66,8 +66,8 @@ class Stream:
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The lowest and the highest priority, as on an H200."""
-        return 0, -5
+        """The lowest and the highest priority for which PyTorch has streams, fewer than an H200 has."""
+        return 0, 1 - PRIORITIES
 
     def is_capturing(self) -> bool:
         return False
@@ -105,6 +105,13 @@ class Event:
     def device(self) -> torch.device | None:
         return None if self._gpu is None else self._gpu.device
 
+    @property
+    def event_id(self) -> int:
+        """0 until it is recorded."""
+        return 0 if self._recorded is None else id(self)
+
+    cuda_event = event_id
+
     def record(self, stream: Stream | None = None) -> None:
         stream = _or_current(stream)
         if self._gpu is not None and self._gpu is not stream._gpu:
@@ -140,6 +147,8 @@ class Event:
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._gpu is None or self._recorded is None or end._recorded is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if end._gpu is not self._gpu:
+            raise errors.invalid_resource_handle()
         clock = self._gpu.machine.clock
         if not (clock.query(self._recorded, 0.0) and clock.query(end._recorded, 0.0)):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
@@ -153,7 +162,7 @@ class Event:
         raise NotImplementedError(_BETWEEN_PROCESSES)
 
     def __repr__(self) -> str:
-        return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {id(self):#x}>"
+        return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {self.event_id:#x}>"
 
 
 def _or_current(stream: Stream | None) -> Stream:

@@ -4,6 +4,7 @@ import heapq
 import itertools
 import sys
 import weakref
+from types import FrameType
 from typing import Any
 
 import torch
@@ -144,7 +145,7 @@ def _put(target: Any, region: Region, value: torch.Tensor) -> None:
 
 def user_line() -> Line | None:
     """The innermost line of the user's own that is being run."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

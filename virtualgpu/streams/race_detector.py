@@ -16,11 +16,12 @@ from weakref import WeakSet
 import torch
 from torch._C import _DisableTorchDispatch
 
+from virtualgpu.allocator import Block
 from virtualgpu.clock.machine_clock import Known, StreamTime
-from virtualgpu.hardware import Machine, Memory
+from virtualgpu.hardware import Gpu, Machine, Memory
 from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.streams import race_reports
-from virtualgpu.streams.accesses import Access, Place, Region, as_before, has_region, mapped, overlaid, snapshot, whole
+from virtualgpu.streams.accesses import Access, Place, Region, as_before, at, has_region, mapped, overlaid, snapshot, whole
 from virtualgpu.streams.launches import Arrival, Launch, Line, outputs_of, reference, user_line
 from virtualgpu.streams.race_reports import Race, Side
 from virtualgpu.tensor import VirtualTensor, stand_in, tensors
@@ -125,10 +126,9 @@ class RaceDetector:
         for use, old in zip(uses, befores, strict=True):
             self._note(launch, use, old)
         for x in tensors(result):
-            if is_new(x):
-                use = self._use(x, False, True)
-                overwritten += self._overwritten(launch, use, self._unordered(use, before))
-                self._note(launch, use, None)
+            if is_new(x) and (made := self._use(x, False, True)) is not None:
+                overwritten += self._overwritten(launch, made, self._unordered(made, before))
+                self._note(launch, made, None)
         if launch.call is not None:
             self._note_outputs(launch, call, result)
         for access, use in overwritten:
@@ -266,14 +266,13 @@ class RaceDetector:
                 memory.touched.accesses += [access.shifted(freed.address - address) for access in freed.place.accesses]
         self._freed[memory.gpu.index] = [freed for freed in self._freed.get(memory.gpu.index, ()) if self._still_used(freed)]
 
-    def freed(self, memory: Memory) -> None:
-        """The program gives memory back: streams that the allocator does not know of may still use its bytes."""
-        block = memory.block
+    def freed(self, gpu: Gpu, block: Block, place: Place) -> None:
+        """The program gives a block back: streams that the allocator does not know of may still use its bytes."""
         known = {block.stream, *(block.streams or ())}  # to the allocator
-        if any(access.launch.stream.stream_id not in known for access in memory.touched.accesses):
-            freed = Freed(block.address, block.size, memory.gpu.streams[block.stream], memory.touched)
+        if any(access.launch.stream.stream_id not in known for access in place.accesses):
+            freed = Freed(block.address, block.size, gpu.streams[block.stream], place)
             if self._still_used(freed):
-                self._freed.setdefault(memory.gpu.index, []).append(freed)
+                self._freed.setdefault(gpu.index, []).append(freed)
 
     def _still_used(self, freed: Freed) -> bool:
         """May its stream hand the memory out again before all that was done with it is over?"""
@@ -284,14 +283,22 @@ class RaceDetector:
 
     def mark_host(self, tensor: torch.Tensor) -> None:
         """This page-locked memory is copied from or to while the host goes on: from now on races over it are found."""
-        storage = tensor.untyped_storage()
-        if getattr(storage, "place", None) is None:
-            storage.place = Place()
-            storage.place.filled = True
+        tensor.untyped_storage().__dict__.setdefault("place", Place()).filled = True
 
     def to_host(self, source: torch.Tensor, target: torch.Tensor, stream: StreamTime) -> None:
         """A copy to page-locked memory has been queued on the stream: the host finds its values there once it has waited."""
         self._arrivals.append(Arrival(stream, target, snapshot(source)))
+
+    def on_arrival(self, source: torch.Tensor, stream: StreamTime) -> torch.Tensor:
+        """What a copy queued on the stream finds in memory of the host: copies into it that are done before have arrived by then."""
+        storage, before = source.untyped_storage()._cdata, self.machine.clock.before(stream)
+        arrived = [x for x in self._arrivals if x.target.untyped_storage()._cdata == storage and before.get(x.stream, 0) >= x.count]
+        if not arrived:
+            return source
+        content = whole(source).clone()
+        for arrival in arrived:
+            at(content, Region.of(arrival.target)).copy_(arrival.value)
+        return at(content, Region.of(source))
 
     def host_runs(self, op: Operator, args: tuple, kwargs: dict) -> Any:
         """Run an operator of the host, which may touch page-locked memory that is being copied."""

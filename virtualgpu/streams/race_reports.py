@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import dataclass
 
+from virtualgpu.hardware import stream_name
 from virtualgpu.source_lines import SourceLine
 from virtualgpu.streams.launches import Launch, Line
 
@@ -29,7 +30,8 @@ class RaceWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two pieces of work. `device` is HOST for the host; `stream` its stream's number; `line` is "file:line", `text` its source.
+    """One of the two pieces of work. `device` is HOST for the host; `stream` its stream's handle; `line` is "train.py:12" or, in a
+    notebook, "line 3", `text` its source, `filename` where that lies.
 
     `seconds` is the host's time at the launch, `start` and `end` that of the work, on the machine's clock.
     """
@@ -42,22 +44,23 @@ class Side:
     seconds: float
     start: float
     end: float
+    filename: str = ""
 
     @classmethod
     def of(cls, launch: Launch) -> "Side":
-        line = _read(launch.line)
-        return cls(launch.device, launch.stream.stream_id, launch.name, *line, launch.seconds, launch.start, launch.end)
+        line, file = _read(launch.line), launch.line[0] if launch.line else ""
+        return cls(launch.device, launch.stream.stream_id, launch.name, *line, launch.seconds, launch.start, launch.end, file)
 
     @classmethod
     def of_host(cls, name: str, line: Line | None, seconds: float) -> "Side":
-        return cls(HOST, 0, name, *_read(line), seconds, seconds, seconds)
+        return cls(HOST, 0, name, *_read(line), seconds, seconds, seconds, line[0] if line else "")
 
     @property
     def queue(self) -> str:
         """The stream that it runs on, or the host, in words."""
         if self.device == HOST:
             return "the host"
-        return f"{f'stream {self.stream:#x}' if self.stream else 'the default stream'} of cuda:{self.device}"
+        return f"{stream_name(self.stream) if self.stream else 'the default stream'} of cuda:{self.device}"
 
     def __str__(self) -> str:
         return f"`{self.name}` on {self.queue} ({self.line})"
@@ -78,7 +81,7 @@ class Race:
     @property
     def key(self) -> tuple:
         """Equal for the same two lines."""
-        return self.kind, *((side.line, side.name, side.device, side.stream) for side in (self.first, self.second))
+        return self.kind, *((side.filename, side.line, side.name, side.device, side.stream) for side in (self.first, self.second))
 
     def warn(self, line: Line | None) -> None:
         """Warns at `line`, that of the second of the two."""

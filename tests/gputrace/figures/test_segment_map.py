@@ -107,9 +107,12 @@ def test_hundreds_of_segments_are_all_there_and_thousands_are_cut(trace_of, draw
     assert any("bytes; and " in text and "more segments, " in text for text in texts(drawn[-1]))
 
 
-def test_streams_are_numbered_as_they_were_met(trace_of):
-    rows = [(0.1, "segment_alloc", 100, 20, 0, 0, 5, 99), (0.2, "segment_alloc", 300, 20, 0, 0, 5, 7), (0.3, "segment_alloc", 500, 20)]
-    assert trace_of(rows).stream_names(0) == {0: "default stream", 99: "stream 1", 7: "stream 2"}
+def test_streams_are_numbered_as_they_were_met_and_on_virtual_gpus_as_they_were_made(trace_of):
+    def names(*handles):
+        return trace_of([(0.1 * n, "segment_alloc", 200 * n, 20, 0, 0, 5, handle) for n, handle in enumerate(handles, 1)]).stream_names(0)
+
+    assert names(0x5599, 0x5507, 0) == {0: "default stream", 0x5599: "stream 1", 0x5507: "stream 2"}
+    assert names(2 << 5 | 3, 5, 3) == {0: "default stream", 3: "stream 1", 5: "stream 1 of priority -1", 67: "stream 3"}
 
 
 def test_a_moment_that_did_not_come_is_told(training):

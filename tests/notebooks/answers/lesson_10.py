@@ -1,10 +1,36 @@
-"""Wrong answers to the exercises of lesson 10: for each, what a learner may well write, and a part of what the check says."""
+"""Wrong answers to the exercises of lesson 10, and a part of what the check says to each; and right ones unlike the solution."""
 
 GRADIENTS = """
 def average_gradients(model):
     for parameter in model.parameters():
         if parameter.grad is not None:
             {lines}
+"""
+
+MEAN = "dist.all_reduce(parameter.grad); parameter.grad /= dist.get_world_size()"
+
+ROWS = """
+def my_rows(count, rank, ranks, epoch):
+    {lines}
+"""
+ORDER = "order = torch.randperm(count, generator=torch.Generator().manual_seed({seed})).tolist()"
+
+
+def rows(result: str, seed: str = "epoch") -> str:
+    return ROWS.format(lines=f"{ORDER.format(seed=seed)}; return {result}")
+
+
+PARTS = """
+def accumulate(model, parts):
+    {lines}
+"""
+HAND = """
+def accumulate(model, parts):
+    with model.no_sync():
+        for part in parts:
+            (model(part).square().mean() / len(parts)).backward()
+    for parameter in model.parameters():
+        {lines}
 """
 
 TRAIN = """
@@ -19,12 +45,22 @@ def train(model, optimizer, work, steps, path):
 """
 LOAD = "model.load_state_dict(state['model']); optimizer.load_state_dict(state['optimizer']); first = state['step'] + 1"
 STATE = "{'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': step}"
+SAVE_WHOLE = (
+    f"{{condition}} or (torch.save({STATE.replace('{', '{{').replace('}', '}}')}, path + '.part'), os.replace(path + '.part', path))"
+)
+WHOLE_SAVE = f"work(step); {SAVE_WHOLE.format(condition='dist.get_rank()')}"
 
 LAYERS = """
 def two_layers(x, first, first_bias, second, second_bias):
     hidden = torch.relu(x @ first.T + first_bias)
     {lines}
 """
+SUM = "y = hidden @ second.T; dist.all_reduce(y); return y + second_bias"
+
+
+def ranks(number: str) -> str:
+    return f"def ranks_needed(parameters, largest_layer, memory): return {number}\n"
+
 
 WRONG = {
     "10.1": {
@@ -45,6 +81,23 @@ WRONG = {
             "def average_gradients(model):\n for parameter in model.parameters():\n  dist.all_reduce(parameter.grad)",
             "your answer raised .*given rank 0 of 2",
         ),
+        "zeros for none": (
+            GRADIENTS.format(lines="pass").replace("is not None", "is None").replace("pass", "parameter.grad = torch.zeros_like(parameter)")
+            + "    for parameter in model.parameters():\n"
+            "        dist.all_reduce(parameter.grad); parameter.grad /= dist.get_world_size()\n",
+            "a parameter without a gradient has .*0, 0.* on rank",
+        ),
+        "what is trained": (
+            GRADIENTS.format(lines=MEAN).replace("parameter.grad is not None", "parameter.requires_grad"),
+            "your answer raised .*given rank 0 of 2",
+        ),
+        "those of zeros left out": (
+            GRADIENTS.format(lines=f"if parameter.grad.any(): {MEAN}"),
+            "waited for one another in vain|the mean over all ranks",
+        ),
+        "divided twice": (GRADIENTS.format(lines=f"parameter.grad /= dist.get_world_size(); {MEAN}"), "the mean over all ranks is"),
+        "the largest": (GRADIENTS.format(lines="dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX)"), "the mean over all ranks is"),
+        "the first parameter": (GRADIENTS.format(lines=f"{MEAN}; break"), "the mean over all ranks is"),
         "from rank 0": (GRADIENTS.format(lines="dist.broadcast(parameter.grad, 0)"), "the mean over all ranks is"),
         "rank 0 alone asks": (
             GRADIENTS.format(lines="if dist.get_rank() == 0: dist.all_reduce(parameter.grad)"),
@@ -52,50 +105,68 @@ WRONG = {
         ),
     },
     "10.2": {
-        "each rank its own order": (
-            "def my_rows(count, rank, ranks, epoch): return torch.randperm(count)[rank::ranks].tolist()",
+        "each rank its own order": (ROWS.format(lines="return torch.randperm(count)[rank::ranks].tolist()"), "went to none of"),
+        "one order for all epochs": (rows("order[rank::ranks]", "0"), "most rows follow the same row"),
+        "one order for two epochs": (rows("order[rank::ranks]", "epoch // 2"), "most rows follow the same row"),
+        "one order, turned": (rows("(order[epoch:] + order[:epoch])[rank::ranks]", "0"), "most rows follow the same row"),
+        "one order, backwards": (rows("order[:: 1 if epoch % 2 else -1][rank::ranks]", "0"), "follow the same row|came up once more"),
+        "its own rows, shuffled": (
+            ROWS.format(lines="import random; own = list(range(rank, count, ranks)); random.Random(epoch).shuffle(own); return own"),
+            "the same rows are together on a rank",
+        ),
+        "its own part, shuffled": (
+            ROWS.format(
+                lines="import random; own = list(range(count))[count * rank // ranks : count * (rank + 1) // ranks]; "
+                "random.Random(epoch).shuffle(own); return own"
+            ),
+            "the same rows are together on a rank",
+        ),
+        "parts that go round": (
+            ROWS.format(
+                lines="import random; own = list(range((rank + epoch) % ranks, count, ranks)); "
+                "random.Random(epoch).shuffle(own); return own"
+            ),
+            "the same rows are together on a rank",
+        ),
+        "the first epoch in order": (rows("sorted(order[rank::ranks]) if epoch % 2 else order[rank::ranks]"), "come in their own order"),
+        "seeds the global generator": (
+            ROWS.format(lines="torch.manual_seed(epoch); return torch.randperm(count)[rank::ranks].tolist()"),
+            "torch draws the same",
+        ),
+        "seeds that of random": (
+            ROWS.format(lines="import random; random.seed(epoch); return random.sample(range(count), count)[rank::ranks]"),
+            "random draws the same",
+        ),
+        "seeds NumPy's": (
+            ROWS.format(lines="import numpy; numpy.random.seed(epoch); return numpy.random.permutation(count)[rank::ranks]"),
+            "NumPy draws the same",
+        ),
+        "one order for the process": (
+            ROWS.format(lines="order = orders.setdefault(epoch, torch.randperm(count).tolist()); return order[rank::ranks]").replace(
+                "epoch):", "epoch, orders={}):"
+            ),
             "went to none of",
         ),
-        "one order for all epochs": (
-            """
-def my_rows(count, rank, ranks, epoch):
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[rank::ranks].tolist()
-""",
-            "give each rank the same rows",
+        "one stream of orders": (
+            ROWS.format(lines="return torch.randperm(count, generator=draws)[rank::ranks].tolist()").replace(
+                "epoch):", "epoch, draws=torch.Generator()):"
+            ),
+            "asked again for epoch",
         ),
-        "without the last rows": (
-            """
-def my_rows(count, rank, ranks, epoch):
-    share = count // ranks
-    return torch.randperm(count, generator=torch.Generator().manual_seed(epoch))[rank * share : (rank + 1) * share].tolist()
-""",
-            "went to none of",
-        ),
+        "a seed for each rank": (rows("order[rank::ranks]", "epoch + rank"), "went to none of"),
+        "without the last rows": (rows("order[rank * (count // ranks) : (rank + 1) * (count // ranks)]"), "went to none of"),
         "the rest to the last rank": (
-            """
-def my_rows(count, rank, ranks, epoch):
-    order, share = torch.randperm(count, generator=torch.Generator().manual_seed(epoch)).tolist(), count // ranks
-    return order[rank * share :] if rank == ranks - 1 else order[rank * share : (rank + 1) * share]
-""",
+            rows("order[rank * (count // ranks) : None if rank == ranks - 1 else (rank + 1) * (count // ranks)]"),
             "the one with fewer would wait|went to none of",
         ),
-        "all rows": (
-            """
-def my_rows(count, rank, ranks, epoch):
-    return torch.randperm(count, generator=torch.Generator().manual_seed(epoch)).tolist()
-""",
-            "came up once more",
-        ),
-        "a number": ("def my_rows(count, rank, ranks, epoch): return count // ranks", "returned int"),
+        "filled up": (rows("(order + order[: -count % ranks])[rank::ranks]"), "came up once more"),
+        "all rows": (rows("order"), "came up once more"),
+        "a number": (ROWS.format(lines="return count // ranks"), "returned int"),
+        "fractions": (ROWS.format(lines="return torch.rand(count)[rank::ranks]"), "returned Tensor"),
     },
     "10.3": {
         "never sent": (
-            """
-def accumulate(model, parts):
-    with model.no_sync():
-        for part in parts:
-            (model(part).square().mean() / len(parts)).backward()
-""",
+            PARTS.format(lines="with model.no_sync():\n        for part in parts: (model(part).square().mean() / len(parts)).backward()"),
             "nothing was sent",
         ),
         "not divided": (
@@ -111,7 +182,50 @@ def accumulate(model, parts):
         "the last part alone": ("def accumulate(model, parts): model(parts[-1]).square().mean().backward()", "in one batch is"),
         "without DDP": (
             "def accumulate(model, parts):\n for part in parts: (model.module(part).square().mean() / len(parts)).backward()",
-            r"nothing was sent|was sent \d times",
+            r"nothing was sent|sent \d times",
+        ),
+        "one batch": (PARTS.format(lines="model(torch.cat(parts)).square().mean().backward()"), "one at a time"),
+        "one batch, under DDP": (PARTS.format(lines="model.module(torch.cat(parts)).square().mean().backward()"), "nothing was sent"),
+        "one loss": (
+            PARTS.format(lines="(sum(model(part).square().mean() for part in parts) / len(parts)).backward()"),
+            r"sent \d times|were there still",
+        ),
+        "a list of losses": (
+            PARTS.format(lines="losses = [model.module(part).square().mean() for part in parts]; model.require_backward_grad_sync = False")
+            + "    (sum(losses) / len(losses)).backward(); "
+            + "[(dist.all_reduce(p.grad), p.grad.div_(dist.get_world_size())) for p in model.parameters()]\n",
+            "were there still",
+        ),
+        "sent before the rest": (
+            """
+def accumulate(model, parts):
+    (model(parts[0]).square().mean() / len(parts)).backward()
+    with model.no_sync():
+        for part in parts[1:]:
+            (model(part).square().mean() / len(parts)).backward()
+""",
+            "that of all ranks' rows in one batch is",
+        ),
+        "no_sync around the last, too": (
+            PARTS.format(
+                lines="with model.no_sync():\n        for part in parts[:-1]: (model(part).square().mean() / len(parts)).backward()\n"
+                "        (model(parts[-1]).square().mean() / len(parts)).backward()"
+            ),
+            "nothing was sent",
+        ),
+        "the sum of the ranks": (HAND.format(lines="dist.all_reduce(parameter.grad)"), "in one batch is"),
+        "each sent by hand": (
+            PARTS.format(lines="for part in parts:\n        with model.no_sync():\n")
+            + "            (model(part).square().mean() / len(parts)).backward()\n"
+            "        for parameter in model.parameters(): dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)\n",
+            r"sent \d times|in one batch is",
+        ),
+        "and a step": (
+            PARTS.format(lines="with model.no_sync():\n        for part in parts[:-1]:")
+            + "            (model(part).square().mean() / len(parts)).backward()\n"
+            "    (model(parts[-1]).square().mean() / len(parts)).backward()\n"
+            "    torch.optim.SGD(model.parameters(), lr=0.1).step()\n",
+            "the weights have changed",
         ),
     },
     "10.4": {
@@ -132,7 +246,62 @@ def accumulate(model, parts):
         ),
         "every rank saves": (
             TRAIN.format(load=LOAD, step=f"work(step); torch.save({STATE}, path)"),
-            "rank 1 saved the checkpoint too|your answer raised",
+            "2 ranks saved the checkpoint|your answer raised",
+        ),
+        "saved straight to its place": (
+            TRAIN.format(load=LOAD, step=f"work(step); dist.get_rank() or torch.save({STATE}, path)"),
+            "written in its place",
+        ),
+        "opened and written": (
+            TRAIN.format(
+                load=LOAD,
+                step=f"work(step)\n        with open(path if not dist.get_rank() else os.devnull, 'wb') as file: torch.save({STATE}, file)",
+            ),
+            "written in its place|your answer raised",
+        ),
+        "copied to its place": (
+            TRAIN.format(
+                load=LOAD,
+                step=f"work(step); import shutil; dist.get_rank() or (torch.save({STATE}, path + '.part'), "
+                "shutil.copy(path + '.part', path))",
+            ),
+            "written in its place",
+        ),
+        "removed, then renamed": (
+            TRAIN.format(
+                load=LOAD,
+                step=f"work(step); dist.get_rank() or (torch.save({STATE}, path + '.part'), "
+                "os.path.exists(path) and os.remove(path), os.rename(path + '.part', path))",
+            ),
+            "the file was removed",
+        ),
+        "removed when all is done": (
+            TRAIN.format(load=LOAD, step=WHOLE_SAVE + "\n    dist.get_rank() or os.remove(path)"),
+            "the file was removed",
+        ),
+        "whole, but before the step": (
+            TRAIN.format(load=LOAD, step=f"{SAVE_WHOLE.format(condition='dist.get_rank()')}; work(step)"),
+            "steps were done|Save after the last step, too|your answer raised",
+        ),
+        "before each step, and resumed there": (
+            TRAIN.format(load=LOAD.replace(" + 1", ""), step=f"{SAVE_WHOLE.format(condition='dist.get_rank()')}; work(step)"),
+            "Save after the last step, too|your answer raised",
+        ),
+        "every other step": (
+            TRAIN.format(load=LOAD, step=f"work(step); {SAVE_WHOLE.format(condition='step % 2 or dist.get_rank()')}"),
+            "Save after every step",
+        ),
+        "one file beside it for both": (
+            TRAIN.format(
+                load=LOAD,
+                step=f"work(step); torch.save({STATE}, path + '.part'); dist.barrier(); "
+                "dist.get_rank() or os.replace(path + '.part', path)",
+            ),
+            "2 ranks saved the checkpoint",
+        ),
+        "rank 0 alone goes on": (
+            TRAIN.format(load=LOAD, step=WHOLE_SAVE).replace("if os.path.exists(path)", "if dist.get_rank() == 0 and os.path.exists(path)"),
+            "started again, rank|waited for one another in vain",
         ),
         "saved at the end": (
             TRAIN.format(load=LOAD, step=f"work(step); step < steps - 1 or dist.get_rank() or torch.save({STATE}, path)"),
@@ -152,6 +321,28 @@ def accumulate(model, parts):
             ),
             "was due, whole on each rank",
         ),
+        "each rank's second bias": (
+            LAYERS.format(lines="y = hidden @ second.T + second_bias; dist.all_reduce(y); return y"),
+            "What is summed",
+        ),
+        "summed before the ReLU": (
+            LAYERS.format(lines="h = x @ first.T + first_bias; dist.all_reduce(h); return torch.relu(h) @ second.T + second_bias"),
+            "What is summed",
+        ),
+        "no ReLU": (LAYERS.format(lines=SUM).replace("torch.relu", ""), "What is summed"),
+        "ReLU at the end": (
+            LAYERS.format(lines=SUM).replace("torch.relu", "").replace("return y +", "return torch.relu(y) +"),
+            "What is summed",
+        ),
+        "the first layer summed": (LAYERS.format(lines=f"dist.all_reduce(hidden); {SUM}"), "What is summed"),
+        "from rank 0": (LAYERS.format(lines="y = hidden @ second.T + second_bias; dist.broadcast(y, 0); return y"), "What is summed"),
+        "for two ranks": (
+            LAYERS.format(
+                lines="y = hidden @ second.T; parts = [torch.empty_like(y) for _ in range(2)]; dist.all_gather(parts, y); "
+                "return sum(parts) + second_bias"
+            ),
+            "your answer raised|What is summed|waited",
+        ),
         "for rank 0": (LAYERS.format(lines="y = hidden @ second.T; dist.reduce(y, 0); return y + second_bias"), "rank 1 of"),
         "without the first bias": (
             """
@@ -165,22 +356,169 @@ def two_layers(x, first, first_bias, second, second_bias):
         "nothing returned": (LAYERS.format(lines="y = hidden @ second.T; dist.all_reduce(y); y += second_bias"), "returned NoneType"),
     },
     "10.6": {
-        "without the whole layer": (
-            "def ranks_needed(parameters, largest_layer, memory): return -(-16 * parameters // memory)",
-            "and what while a layer computes",
-        ),
-        "rounded down": (
-            "def ranks_needed(parameters, largest_layer, memory): return 16 * parameters // (memory - 4 * largest_layer)",
+        "without the whole layer": (ranks("-(-16 * parameters // memory)"), "and what while a layer"),
+        "the parameters of the layer alone": (ranks("-(-16 * parameters // (memory - 4 * largest_layer))"), "GPUs are enough"),
+        "all of the layer": (ranks("-(-16 * parameters // (memory - 16 * largest_layer))"), "GPUs are enough"),
+        "rounded down": (ranks("16 * parameters // (memory - 8 * largest_layer)"), "GPUs are enough"),
+        "rounded": (ranks("round(16 * parameters / (memory - 8 * largest_layer))"), "GPUs are enough"),
+        "one more": (ranks("16 * parameters // (memory - 8 * largest_layer) + 1"), "GPUs are enough"),
+        "SGD": (ranks("-(-8 * parameters // (memory - 8 * largest_layer))"), "GPUs are enough"),
+        "DDP's buckets": (ranks("-(-20 * parameters // (memory - 8 * largest_layer))"), "GPUs are enough"),
+        "half precision": (ranks("-(-8 * parameters // (memory - 4 * largest_layer))"), "GPUs are enough"),
+        "the layer shared, too": (ranks("-(-(16 * parameters + 8 * largest_layer) // memory)"), "GPUs are enough"),
+        "the rest of the layers": (ranks("-(-16 * (parameters - largest_layer) // (memory - 8 * largest_layer))"), "GPUs are enough"),
+        "a fraction": (ranks("16 * parameters / (memory - 8 * largest_layer)"), "GPUs are enough"),
+        "at least two": (ranks("max(2, -(-16 * parameters // (memory - 8 * largest_layer)))"), "GPUs are enough"),
+        "powers of two": (
+            ranks("1 << max(0, (-(-16 * parameters // (memory - 8 * largest_layer)) - 1).bit_length())"),
             "GPUs are enough",
         ),
-        "SGD": (
-            "def ranks_needed(parameters, largest_layer, memory): return -(-8 * parameters // (memory - 4 * largest_layer))",
-            "GPUs are enough",
+        "of one try": (ranks("8"), "GPUs are enough"),
+        "text": (ranks("'eight'"), "returned str"),
+    },
+}
+
+RIGHT = {
+    "10.1": {
+        "PyTorch divides": GRADIENTS.format(lines="dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)"),
+        "divided before": GRADIENTS.format(lines="parameter.grad /= dist.get_world_size(); dist.all_reduce(parameter.grad)"),
+        "gathered": GRADIENTS.format(
+            lines="parts = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]; "
+            "dist.all_gather(parts, parameter.grad); parameter.grad = torch.stack(parts).mean(0)"
         ),
-        "a float": (
-            "def ranks_needed(parameters, largest_layer, memory): return 16 * parameters / (memory - 4 * largest_layer)",
-            "returned float",
+        "one bucket": """
+def average_gradients(model):
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    bucket = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(bucket)
+    bucket /= dist.get_world_size()
+    for gradient, part in zip(gradients, bucket.split([gradient.numel() for gradient in gradients])):
+        gradient.copy_(part.view_as(gradient))
+""",
+        "all at once, then waited for": """
+def average_gradients(model):
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+        work.wait()
+    torch._foreach_div_(gradients, dist.get_world_size())
+""",
+    },
+    "10.2": {
+        "NumPy's array": ROWS.format(lines="import numpy; return numpy.random.default_rng(epoch).permutation(count)[rank::ranks]"),
+        "a tensor": ROWS.format(
+            lines="return torch.randperm(count, generator=torch.Generator().manual_seed(epoch)).tensor_split(ranks)[rank]"
         ),
-        "of one try": ("def ranks_needed(parameters, largest_layer, memory): return 8", "GPUs are enough"),
+        "a generator kept": (
+            "draws = torch.Generator()\n"
+            + ROWS.format(lines="return torch.randperm(count, generator=draws.manual_seed(epoch))[rank::ranks]")
+        ),
+        "a shuffle": ROWS.format(
+            lines="import random; order = list(range(count)); random.Random(f'epoch {epoch}').shuffle(order); "
+            "return tuple(order[rank::ranks])"
+        ),
+        "the state put back": ROWS.format(
+            lines="state = torch.get_rng_state(); torch.manual_seed(epoch); order = torch.randperm(count)[rank::ranks]; "
+            "torch.set_rng_state(state); return list(order)"
+        ),
+        "rank 0 deals": ROWS.format(
+            lines="order = torch.randperm(count, generator=torch.Generator().manual_seed(7 * epoch + 1)); "
+            "dist.broadcast(order, 0); return order[rank::ranks].tolist()"
+        ),
+        "sorted by a hash": ROWS.format(
+            lines="import hashlib; key = lambda row: hashlib.md5(f'{row} in {epoch}'.encode()).digest(); "
+            "return sorted(range(count), key=key)[rank::ranks]"
+        ),
+    },
+    "10.3": {
+        "averaged by hand": HAND.format(lines="dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)"),
+        "gathered by hand": HAND.format(
+            lines="parts = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]; "
+            "dist.all_gather(parts, parameter.grad); parameter.grad = torch.stack(parts).mean(0)"
+        ),
+        "as in the lesson": """
+def accumulate(model, parts):
+    from contextlib import nullcontext
+    for part in parts:
+        with nullcontext() if part is parts[-1] else model.no_sync():
+            loss = model(part).square().mean() / len(parts)
+            loss.backward()
+""",
+        "the switch of DDP": """
+def accumulate(model, parts):
+    for index, part in enumerate(parts):
+        model.require_backward_grad_sync = index == len(parts) - 1
+        output = model(part)
+        (output.square().sum() / sum(map(len, parts))).backward()
+""",
+        "without DDP's wrapper": """
+def accumulate(model, parts):
+    for part in parts:
+        (model.module(part).square().mean() / len(parts)).backward()
+    for parameter in model.module.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad.div_(dist.get_world_size())
+""",
+        "gradients in a list": """
+def accumulate(model, parts):
+    parameters = list(model.module.parameters())
+    found = [torch.autograd.grad(model.module(part).square().mean(), parameters) for part in parts]
+    for parameter, *gradients in zip(parameters, *found):
+        parameter.grad = sum(gradients) / len(parts)
+        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+""",
+    },
+    "10.4": {
+        "rank 1 saves": TRAIN.format(load=LOAD, step=f"work(step); {SAVE_WHOLE.format(condition='dist.get_rank() != 1')}"),
+        "the step that comes next": TRAIN.format(
+            load=LOAD.replace(" + 1", ""),
+            step=f"work(step); {SAVE_WHOLE.format(condition='dist.get_rank()')}".replace("'step': step", "'step': step + 1"),
+        ),
+        "before the first, too": TRAIN.format(load=LOAD, step=WHOLE_SAVE).replace(
+            "    for step", "    dist.barrier(); step = first - 1; " + SAVE_WHOLE.format(condition="dist.get_rank()") + "\n    for step"
+        ),
+        "pickled": TRAIN.format(
+            load=LOAD,
+            step="work(step)\n        if dist.get_rank() == 0:\n            import pickle, pathlib\n"
+            f"            pathlib.Path(path + '.new').write_bytes(pickle.dumps({STATE}))\n"
+            "            pathlib.Path(path + '.new').rename(path)",
+        ).replace("torch.load(path)", "__import__('pickle').load(open(path, 'rb'))"),
+        "a file of another name": TRAIN.format(
+            load=LOAD,
+            step="work(step)\n        if dist.get_rank() == 0:\n            import tempfile\n"
+            "            with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), delete=False) as file:\n"
+            f"                torch.save({STATE}, file)\n            os.replace(file.name, path)\n        dist.barrier()",
+        ),
+    },
+    "10.5": {
+        "the bias on rank 0": LAYERS.format(
+            lines="y = hidden @ second.T + (second_bias if dist.get_rank() == 0 else 0); dist.all_reduce(y); return y"
+        ),
+        "a share of the bias": LAYERS.format(
+            lines="y = hidden @ second.T + second_bias / dist.get_world_size(); dist.all_reduce(y); return y"
+        ),
+        "gathered and added": LAYERS.format(
+            lines="y = hidden @ second.T; parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]; "
+            "dist.all_gather(parts, y); return sum(parts) + second_bias"
+        ),
+        "PyTorch's functions": """
+def two_layers(x, first, first_bias, second, second_bias):
+    y = nn.functional.linear(nn.functional.linear(x, first, first_bias).relu(), second)
+    return y.clone() if dist.all_reduce(y) else y.add_(second_bias)
+""",
+        "rank 0 adds and sends": LAYERS.format(
+            lines="y = hidden @ second.T; dist.reduce(y, 0); y += second_bias; dist.broadcast(y, 0); return y"
+        ),
+    },
+    "10.6": {
+        "math.ceil": "import math\n" + ranks("math.ceil(16 * parameters / (memory - 8 * largest_layer))"),
+        "NumPy's": "import numpy\n" + ranks("numpy.ceil(16 * parameters / (memory - 8 * largest_layer))"),
+        "counted up": """
+def ranks_needed(parameters, largest_layer, memory):
+    ranks = 1
+    while 16 * parameters / ranks + 8 * largest_layer > memory:
+        ranks += 1
+    return ranks
+""",
+        "without negation": ranks("(16 * parameters + memory - 8 * largest_layer - 1) // (memory - 8 * largest_layer)"),
     },
 }

@@ -6,7 +6,9 @@ import time
 import timeit
 
 import pytest
+import torch
 
+import labkit
 from virtualgpu.clock.machine_clock import Clock, StreamTime
 from virtualgpu.host import time_module
 from virtualgpu.host.time_module import EPOCH, READ_SECONDS
@@ -93,3 +95,15 @@ def test_the_real_clocks_come_back():
     assert all(getattr(time, name) is not function for name, function in zip(names, before[0], strict=True))
     put_back()
     assert ([getattr(time, name) for name in names], timeit.default_timer, timeit.timeit.__defaults__) == before
+
+
+def test_who_sleeps_between_questions_to_an_event_waits_for_it():
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+        done, asked = torch.cuda.Event(), 0
+        torch.cuda._sleep(10**8)  # 50 ms
+        done.record()
+        while not done.query():
+            asked += 1
+            time.sleep(0.01)
+    assert 4 <= asked <= 7
+    assert isinstance(time.sleep, type(len))

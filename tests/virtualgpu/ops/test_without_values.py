@@ -15,7 +15,7 @@ from torch import nn
 import labkit
 from virtualgpu.ops import without_values
 
-NOT_KEPT = "the values of this tensor on cuda:0 were not kept, because the machine was made with values=False"
+NOT_KEPT = "the values of this tensor on cuda:0 were not kept, because nothing is computed here"
 
 
 class Recurrent(nn.Module):
@@ -105,6 +105,49 @@ def test_shapes_dtypes_and_devices_are_right(no_values):
     assert x.topk(2).indices.dtype == torch.int64
     assert torch.linalg.svd(x)[1].shape == (4,)
     assert x.T.contiguous().stride() == (4, 1)
+
+
+INTEGERS: dict[str, tuple[Callable[[str], torch.Tensor], list]] = {
+    "arange": (lambda d: torch.arange(5, device=d), [0, 1, 2, 3, 4]),
+    "a mask": (lambda d: (torch.arange(4, device=d) > 1) & torch.tensor([True, False, True, False], device=d), [False, False, True, False]),
+    "positions in a mask": (lambda d: (torch.arange(5, device=d) > 2).nonzero().flatten(), [3, 4]),
+    "put into": (lambda d: torch.zeros(3, dtype=torch.long, device=d).index_fill_(0, torch.tensor([1], device=d), 7), [0, 7, 0]),
+    "there and back": (lambda d: torch.tensor([3, 1]).to(d).cpu().sort().values, [1, 3]),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_small_integers_and_truth_values_are_computed(no_values, name):
+    make, expected = INTEGERS[name]
+    assert make("cuda").tolist() == expected
+    assert sorted(torch.randperm(6, device="cuda").tolist()) == list(range(6))
+    with pytest.raises(RuntimeError, match=NOT_KEPT):
+        torch.randn(3, device="cuda").argmax().item()  # of what is not known
+    with pytest.raises(RuntimeError, match=NOT_KEPT):
+        torch.arange(1 << 20, device="cuda").tolist()
+
+
+def test_an_output_that_is_given_gets_its_size(no_values):
+    x, out = torch.ones(3, 4, device="cuda"), None
+    x @ x.T  # takes cuBLAS's workspace
+    for compute in (lambda out: torch.mm(x, x.T, out=out), lambda out: torch.cat([x, x], out=out), lambda out: torch.add(x, x, out=out)):
+        del out
+        before, out = torch.cuda.memory_allocated(), torch.empty(0, device="cuda")
+        shape = compute(out).shape
+        assert out.shape == shape and out.numel() >= 9 and out.untyped_storage().nbytes() == out.nbytes
+        assert torch.cuda.memory_allocated() == before + 512
+    assert torch.eye(3, device="cuda").shape == (3, 3) and torch.arange(5.0, device="cuda").shape == (5,)
+    values, places = torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.long, device="cuda")
+    torch.max(x, 1, out=(values, places))
+    assert values.shape == places.shape == (3,)
+
+
+def test_a_number_that_is_not_known_is_nan_where_copies_bring_nan():
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True) as used, used.without_values():
+        x = torch.randn(3, device="cuda")
+        assert x.sum().item() != x.sum().item()
+        with pytest.raises(RuntimeError, match=NOT_KEPT):
+            bool((x > 0).all())
 
 
 def test_a_product_of_three_dimensions_takes_its_memory_once(no_values):

@@ -27,6 +27,13 @@ def test_a_copy_to_the_host_is_not_there_before_the_host_has_waited():
     assert kinds() == [STALE] * 2 and {race.second.device for race in labkit.races()} == {HOST}
 
 
+def test_a_copy_to_the_host_is_there_for_the_next_copy_of_the_stream():
+    kept, back = torch.zeros(4).pin_memory(), torch.empty(3, dtype=torch.long, device="cuda")
+    kept[:2].copy_(torch.ones(2, device="cuda"), non_blocking=True)
+    back.copy_(kept[1:], non_blocking=True)
+    assert back.tolist() == [1, 0, 0] and labkit.races() == []
+
+
 @pytest.mark.parametrize("wait", [lambda: here().synchronize(), lambda: here().record_event().synchronize(), torch.cuda.synchronize])
 def test_and_is_there_after(wait):
     x = torch.arange(4.0, device="cuda")

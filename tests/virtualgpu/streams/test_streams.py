@@ -45,8 +45,21 @@ def test_a_stream_of_another_device_brings_its_device_along():
 def test_streams_and_events_are_torchs_own_kinds():
     assert isinstance(torch.cuda.Stream(), torch.Stream)
     assert isinstance(torch.cuda.Event(), torch.Event)
+
+
+def test_priorities():
     low, high = torch.cuda.Stream.priority_range()
-    assert low == 0 > high
+    assert (low, high) == (0, -3)
+    assert [torch.cuda.Stream(priority=p).priority for p in (1, 0, -1, -2, -3, -4)] == [0, 0, -1, -2, -3, -3]
+
+
+def test_events_of_two_devices_have_no_time_between_them():
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    for index, event in enumerate(events):
+        event.record(torch.cuda.current_stream(index))
+        event.synchronize()
+    with pytest.raises(RuntimeError, match="invalid resource handle"):
+        events[0].elapsed_time(events[1])
 
 
 def test_the_generic_stream_serves_too():
@@ -173,3 +186,34 @@ def test_memory_freed_on_its_own_stream_waits_for_no_one_but_recorded_ones():
     again = torch.ones(1, device="cuda")  # an allocation looks for frees that have come due
     assert torch.cuda.memory_allocated() == 2 * 4096 + 512
     del y, z, again
+
+
+def test_a_node_of_a_backward_finds_its_forwards_stream_before_it_does_anything():
+    found = {}
+
+    class Noted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            found["node"] = torch.cuda.current_stream()
+            other.wait_stream(found["node"])
+            with torch.cuda.stream(other):
+                gradient = gradient * 2
+                found["own choice"] = torch.cuda.current_stream()
+            found["node"].wait_stream(other)
+            return gradient
+
+    forward, around, other = (torch.cuda.Stream() for _ in range(3))
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    x.register_hook(lambda gradient: found.update(leaf=torch.cuda.current_stream()))
+    torch.cuda.synchronize()
+    with torch.cuda.stream(forward):
+        y = Noted.apply(x)
+    around.wait_stream(forward)
+    with torch.cuda.stream(around):
+        y.sum().backward()
+        assert torch.cuda.current_stream() == around
+    assert found == {"node": forward, "own choice": other, "leaf": forward}
