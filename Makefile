@@ -74,7 +74,7 @@ unit-all: $(VENV)/installed
 # With one thread each (tests/conftest.py says why): what they print was stored with as many as there were cores.
 notebooks: $(VENV)/installed
 	@ls notebooks/*.ipynb >/dev/null 2>&1 || { echo "no notebooks found in notebooks/" >&2; exit 1; }
-	OMP_NUM_THREADS=1 LABKIT_VIRTUAL=1 $(PYTEST) --nbval $(NBVAL) notebooks
+	OMP_NUM_THREADS=1 LABKIT_VIRTUAL=1 LABKIT_PROGRESS= $(PYTEST) --nbval $(NBVAL) notebooks
 
 test-gpu: $(VENV)/installed
 	$(PYTEST) --everything tests

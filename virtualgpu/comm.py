@@ -8,8 +8,9 @@ import torch
 import torch.nn.parallel
 
 from virtualgpu import hardware
+from virtualgpu.errors import unsupported
 from virtualgpu.moves import gpu_of, to_device
-from virtualgpu.tensor import VirtualTensor, memory_of, unsupported
+from virtualgpu.tensor import VirtualTensor, memory_of
 
 BUFFER_BYTES = 10 << 20  # broadcast_coalesced: tensors are sent together until a group reaches this
 
@@ -21,8 +22,6 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
     """The tensor on each device; on its own device the tensor itself."""
-    if gpu_of(tensor) is not None and hardware.machine().gpu(devices[0]) is not gpu_of(tensor):
-        raise RuntimeError("Expected first device to be the device of the tensor to broadcast")
     _take_time(tensors=len(devices))
     source = gpu_of(tensor)
     with nullcontext() if source is None else source.broadcast():
@@ -30,6 +29,13 @@ def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor
 
 
 def broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    for index, target in enumerate(out):
+        _require_on_gpu("output", index, target)
+        if target.shape != tensor.shape:
+            raise RuntimeError(
+                f"Expected all output tensors to have same shape as the source tensor {list(tensor.shape)}, "
+                f"but output tensor at index {index} has shape {list(target.shape)}"
+            )
     for target in out:
         target.copy_(tensor, non_blocking=True)
     return list(out)
@@ -55,7 +61,7 @@ def broadcast_coalesced(
                         continue
                     there = to_device(flat.detach(), gpus[index], non_blocking=True)
                     parts = torch._utils._unflatten_dense_tensors(there, members) if len(members) > 1 else [there]
-                    row.update(zip(group, parts, strict=True))
+                    row.update(zip(group, (part.data for part in parts), strict=True))  # each with a version of its own
             del flat
     return [[row[position] for position in range(len(tensors))] for row in received]
 
@@ -64,6 +70,8 @@ def scatter(
     tensor: torch.Tensor, devices: Sequence[int], chunk_sizes: Sequence[int] | None = None, dim: int = 0, streams: Any = None
 ) -> tuple[torch.Tensor, ...]:
     """Parts of the tensor along `dim`, one a device; a part that stays on its device is a view."""
+    if not devices:
+        raise RuntimeError("Expected at least one device to scatter to")
     if chunk_sizes and len(chunk_sizes) != len(devices):
         raise RuntimeError(
             "Expected devices and chunk_sizes to be of same length, but got "
@@ -79,20 +87,50 @@ def scatter(
     return tuple(parts)
 
 
+def scatter_out(tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int = 0, streams: Any = None) -> list[torch.Tensor]:
+    """Parts of the tensor along `dim`, in tensors that are given."""
+    if not out:
+        raise RuntimeError("Expected at least one output tensor to scatter to")
+    dim %= tensor.dim()
+    for index, target in enumerate(out):
+        _require_on_gpu("output", index, target)
+        if not _same_but_for(dim, target.shape, tensor.shape):
+            raise RuntimeError(
+                f"Output tensor at index {index} has incorrect shape: {list(target.shape)}. Expected same shape except for scatter dim "
+                f"{dim} as the source tensor: {list(tensor.shape)}"
+            )
+    sizes = [target.shape[dim] for target in out]
+    if sum(sizes) != tensor.shape[dim]:
+        raise RuntimeError(
+            f"Total size for output tensors along scatter dim {dim} does not match the source tensor size at dim {dim}. "
+            f"Expected {tensor.shape[dim]}, but got total size {sum(sizes)}"
+        )
+    for position, (chunk, target) in enumerate(zip(tensor.split(sizes, dim), out, strict=True)):
+        with torch.cuda.stream(streams[position] if streams else None):
+            target.copy_(chunk, non_blocking=True)
+    return list(out)
+
+
 def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None) -> torch.Tensor:
     """All tensors, one after the other along `dim`, on one device (None: the current one, -1: the CPU)."""
-    _check_gather(tensors, dim)
+    shape = _gathered(tensors, dim)
     _take_time(tensors=len(tensors))
-    shape = list(tensors[0].shape)
-    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
     gpu = None if destination == -1 else hardware.machine().gpu(destination)
     device = torch.device("cpu") if gpu is None else gpu.device
-    return gather_out(tensors, torch.empty(shape, dtype=tensors[0].dtype, device=device), dim)
+    form = _format(tensors[0])
+    form = form if all(_format(tensor) is form for tensor in tensors) else torch.contiguous_format
+    return _gather_into(tensors, torch.empty(shape, dtype=tensors[0].dtype, device=device, memory_format=form), dim)
 
 
 def gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
+    if (shape := _gathered(tensors, dim)) != list(out.shape):
+        raise RuntimeError(f"Expected out tensor to have shape {shape}, but got {list(out.shape)}")
+    return _gather_into(tensors, out, dim)
+
+
+def _gather_into(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
     for part, tensor in zip(out.split([tensor.shape[dim] for tensor in tensors], dim), tensors, strict=True):
-        part.copy_(tensor, non_blocking=True)
+        part.copy_(tensor, non_blocking=out.is_cuda)
     return out
 
 
@@ -113,23 +151,41 @@ def _take_time(tensors: int) -> None:
     machine.clock.advance_host(machine.profile.function_seconds + tensors * machine.profile.attribute_seconds)
 
 
-def _check_gather(tensors: Sequence[torch.Tensor], dim: int) -> None:
-    """Raises RuntimeError, as gather does, for tensors that do not fit together."""
+def _gathered(tensors: Sequence[torch.Tensor], dim: int) -> list[int]:
+    """The shape of all together. Raises RuntimeError for tensors that do not fit together."""
     if not tensors:
         raise RuntimeError("Expected at least one tensor to gather from")
     first = tensors[0]
-    for position, tensor in enumerate(tensors):
-        if gpu_of(tensor) is None:
-            raise RuntimeError(f"Expected all input tensors to be CUDA tensors, but tensor at index {position} has device 'cpu'")
-        if tensor.dtype is not first.dtype or tensor.dim() != first.dim():
+    dim %= first.dim()
+    for index, tensor in enumerate(tensors):
+        _require_on_gpu("input", index, tensor)
+        if tensor.dim() != first.dim():
             raise RuntimeError(
-                f"Expected all input tensors to have the same type and number of dimensions, but tensor at index {position} has "
-                f"{tensor.dim()} dimensions of {tensor.dtype}, expected {first.dim()} of {first.dtype}"
+                f"Expected all input tensors to have the same number of dimensions, but tensor at index {index}has {tensor.dim()} "
+                f"dimensions, (expected {first.dim()})"
             )
-        if any(a != b for at, (a, b) in enumerate(zip(tensor.shape, first.shape, strict=True)) if at != dim % first.dim()):
-            raise RuntimeError(
-                f"Gather input tensor at index {position} has invalid shape {list(tensor.shape)}, first is {list(first.shape)}"
-            )
+        expected = [*first.shape[:dim], tensor.shape[dim], *first.shape[dim + 1 :]]
+        if expected != list(tensor.shape):
+            raise RuntimeError(f"Input tensor at index {index} has invalid shape {list(tensor.shape)}, but expected {expected}")
+    return [*first.shape[:dim], sum(tensor.shape[dim] for tensor in tensors), *first.shape[dim + 1 :]]
+
+
+def _require_on_gpu(which: str, index: int, tensor: torch.Tensor) -> None:
+    if gpu_of(tensor) is None:
+        whose = "" if which == "input" else f"{which} "
+        raise RuntimeError(
+            f"Expected all {which} tensors to be CUDA tensors, but {whose}tensor at index {index} has device '{tensor.device}'"
+        )
+
+
+def _same_but_for(dim: int, one: torch.Size, other: torch.Size) -> bool:
+    return len(one) == len(other) and all(a == b for at, (a, b) in enumerate(zip(one, other, strict=True)) if at != dim)
+
+
+def _format(tensor: torch.Tensor) -> torch.memory_format:
+    """The order of a tensor's channels in memory."""
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+    return form if not tensor.is_contiguous() and tensor.is_contiguous(memory_format=form) else torch.contiguous_format
 
 
 def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]]:
@@ -163,6 +219,7 @@ ANSWERS: dict[str, Any] = {
     "_broadcast_out": broadcast_out,
     "_broadcast_coalesced": broadcast_coalesced,
     "_scatter": scatter,
+    "_scatter_out": scatter_out,
     "_gather": gather,
     "_gather_out": gather_out,
     "_nccl_reduce": reduce,

@@ -1,23 +1,23 @@
 """Checks of lesson 02, streams and synchronization.
 
 Each keeps the GPU busy with `torch.cuda._sleep`, which does nothing for so many cycles, before the work that an answer must wait for.
-So an answer that forgets an order reads old values on a real GPU too, and one that waits too long is seen to: the stream is idle then.
+So an answer that forgets an order reads old values on a real GPU too. Whether it waited is asked of an event that was recorded before.
 An answer is called once before: kernels that are loaded and memory that is taken for the first time make the host wait too.
+The caller's stream is not always the default one.
 """
 
 import gc
 import random
+import statistics
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
 
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
 from virtualgpu import RaceWarning
 
 PROBE = 10_000_000  # cycles, to learn how many there are in a second
@@ -41,9 +41,9 @@ def _gpu_seconds(work: Callable[[], Any]) -> float:
 
 
 @contextmanager
-def _told_by_values() -> Iterator[None]:
+def _told_by_values(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
     """A race shows in what the check observes, so nothing is printed of it; and what is under way ends with the block."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.cuda.stream(stream):
         warnings.simplefilter("ignore", RaceWarning)
         try:
             yield
@@ -70,6 +70,7 @@ def draw_durations(generator: random.Random) -> Plain:
 def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
     """What the answer says of each work, and what two events say, both in seconds."""
     rate, observations = _cycles(1.0), []
+    seconds_of(lambda: torch.cuda._sleep(1))
     for case in cases:
         cycles = [round(rate * milliseconds / 1e3) for milliseconds in case["pieces"]]
 
@@ -82,7 +83,8 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
         with during(f"work of {due * 1e3:.1f} ms"):
             said = seconds_of(work)
         torch.cuda.synchronize()
-        observations.append([float(said) if isinstance(said, int | float) else type(said).__name__, due])
+        seconds = number(said)
+        observations.append([type(said).__name__ if seconds is None else seconds, due])
     return observations
 
 
@@ -111,44 +113,56 @@ def mean_loss(model, batches):  # what the exercise hands out; without types, as
 
 
 def draw_losses(generator: random.Random) -> Plain:
-    return [[generator.randint(1, 9) for _ in range(count)] for count in generator.sample(range(2, 9), 2)]
+    """For each batch its value and its rows: a few batches, and so many that an answer comes to its hundredth step."""
+    counts = [generator.randint(2, 8), generator.randint(101, 109)]
+    drawn = [[[generator.randint(1, 8), generator.randint(1, 9)] for _ in range(count)] for count in counts]
+    return [[*case[:-1], [9, generator.randint(1, 9)]] for case in drawn]  # the last is not the mean
+
+
+class Double(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(2.0, device="cuda"))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.weight * batch
 
 
 def observe_losses(answer: Any, cases: Plain) -> Plain:
-    """For each list of values the result, where it is, whether the GPU was busy when the function returned, and how often it asked."""
+    """For each list of values the result, whether it has a graph, and whether the host waited for what was launched before."""
     observations = []
-    sleep = _cycles(LONG)
-    for values in cases:
-        batches = [torch.full((8, 4), float(value), device="cuda") for value in values]
-        calls: list[int] = []
-
-        def model(batch: torch.Tensor, calls: list[int] = calls) -> torch.Tensor:
-            calls.append(1)
-            return 2 * batch
-
-        with during(f"{len(values)} batches"):
+    sleep, model = _cycles(LONG), Double()
+    for case in cases:
+        batches = [torch.full((rows, 4), float(value), device="cuda") for value, rows in case]
+        with during(f"{len(case)} batches"):
             answer(model, batches)
-            calls.clear()
             torch.cuda.synchronize()
             torch.cuda._sleep(sleep)
+            earlier = torch.cuda.current_stream().record_event()
             result = answer(model, batches)
-        busy = not torch.cuda.current_stream().query()
-        observations.append({"result": describe(result), "busy": busy, "calls": len(calls)})
+        waited = earlier.query()
+        graph = isinstance(result, torch.Tensor) and result.requires_grad
+        observations.append({"result": describe(result), "waited": waited, "graph": graph})
         torch.cuda.synchronize()
     return observations
 
 
 def judge_losses(observations: Plain, cases: Plain) -> Verdict:
-    for observed, values in zip(observations, cases, strict=True):
-        result, due = observed["result"], sum(4 * value * value for value in values) / len(values)
-        if not observed["busy"]:
-            return not_yet("when your function returned, the GPU was done: somewhere it waited. Which line asks for a number?")
+    for observed, case in zip(observations, cases, strict=True):
+        result, due = observed["result"], sum(4 * value**2 for value, _ in case) / len(case)
+        if observed["waited"]:
+            return not_yet(
+                "when your function returned, all that was launched before it was done: somewhere it waited. "
+                "Which line needs a value from the GPU, or copies one from the host's pageable memory?"
+            )
         if result["type"] != "Tensor":
             return not_yet(f"your function returned {result['type']}. A tensor on the GPU can be returned before its value is known.")
         if not result["device"].startswith("cuda") or result["shape"] not in ([], [1]):
             return not_yet(f"one number on the GPU was due; yours is on {result['device']}, of shape {result['shape']}.")
-        if observed["calls"] != len(values) or not abs(result["values"][0] - due) <= 1e-3 * due:
-            return not_yet(f"the mean of {len(values)} losses is {due:.5g}; yours is {result['values'][0]:.5g}.")
+        if not abs(result["values"][0] - due) <= 1e-3 * due:
+            return not_yet(f"the mean of {len(case)} losses is {due:.5g}; yours is {result['values'][0]:.5g}.")
+        if observed["graph"]:
+            return not_yet("your result requires a gradient: its graph keeps what every batch left for the backward pass.")
     return right("The host ran ahead; whoever prints the loss waits, once.")
 
 
@@ -156,40 +170,43 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_work(generator: random.Random) -> Plain:
-    return [{"value": generator.randint(1, 9), "factor": generator.randint(2, 9)} for _ in range(2)]
+    """Once on the caller's default stream, once on another."""
+    return [{"value": generator.randint(1, 9), "factor": generator.randint(2, 9), "aside": aside} for aside in (False, True)]
 
 
 def observe_work(run_on: Any, cases: Plain) -> Plain:
     """For each case where the work ran, whether the host waited, and the sum of the result, which is used at once and then let go of."""
     observations = []
-    nap = _cycles(LONG / 4)
-    with _told_by_values():
-        for case in cases:
-            stream = torch.cuda.Stream()
-            seen: list[Plain] = []
-            value, factor = float(case["value"]), case["factor"]
+    nap = _cycles(LONG / 5)
+    for case in cases:
+        stream, here = torch.cuda.Stream(), torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
+        seen: list[Plain] = []
+
+        def work(x: torch.Tensor, case: Plain = case, seen: list = seen, stream: torch.cuda.Stream = stream) -> torch.Tensor:
+            seen.append(torch.cuda.current_stream() == stream)
+            torch.cuda._sleep(2 * nap)  # the caller reads after one nap
+            return x * case["factor"]
+
+        with _told_by_values(here):
             x = torch.zeros(SIZE, device="cuda")
-
-            def work(x: torch.Tensor, factor: int = factor, seen: list = seen, stream: torch.cuda.Stream = stream) -> torch.Tensor:
-                seen.append(torch.cuda.current_stream() == stream)
-                torch.cuda._sleep(nap)
-                return x * factor
-
             with during("work that multiplies"):
                 run_on(stream, work, x)
+                torch.cuda.set_stream(here)
                 seen.clear()
                 torch.cuda.synchronize()
-                torch.cuda._sleep(2 * nap)  # longer than the work's own nap, or it would read the value in time without an order
-                x.fill_(value)
+                torch.cuda._sleep(3 * nap)  # longer than the work's own nap, or it would read the value in time without an order
+                x.fill_(float(case["value"]))
+                earlier = here.record_event()
                 y = run_on(stream, work, x)
-            busy = not torch.cuda.current_stream().query()
-            observed = {"type": type(y).__name__, "seen": list(seen), "busy": busy, "sum": None}
+            observed = {"type": type(y).__name__, "seen": list(seen), "waited": earlier.query(), "sum": None}
+            observed["left"] = torch.cuda.current_stream() != here
+            torch.cuda.set_stream(here)
             if isinstance(y, torch.Tensor):
                 torch.cuda._sleep(nap)
                 total = y.sum()
                 del y
                 with torch.cuda.stream(stream):  # what is free for this stream is taken and written to at once
-                    taken = torch.full((SIZE,), -1.0, device="cuda")
+                    taken = [torch.full((SIZE,), -1.0, device="cuda") for _ in range(4)]
                 torch.cuda.synchronize()
                 observed["sum"] = total.item()
                 del taken
@@ -201,68 +218,76 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         due = case["value"] * case["factor"] * SIZE
         if observed["seen"] != [True]:
-            where = "was not called once" if len(observed["seen"]) != 1 else "was called on another stream"
-            return not_yet(f"work {where}. `with torch.cuda.stream(stream):` makes a stream the current one.")
+            where = f"ran {len(observed['seen'])} times" if len(observed["seen"]) != 1 else "was called on another stream"
+            return not_yet(f"work was to run once, on `stream`; it {where}. `with torch.cuda.stream(stream):` makes it the current one.")
         if observed["sum"] is None:
             return not_yet(f"your function returned {observed['type']}, not work's result.")
-        if not observed["busy"]:
-            return not_yet("when your function returned, the GPU was done: the host waited. Let streams wait for streams.")
+        if observed["left"]:
+            return not_yet("the caller's stream was no longer the current one when your function returned.")
+        if observed["waited"]:
+            return not_yet("when your function returned, its caller's work was done: the host waited. Let streams wait for streams.")
         if observed["sum"] == -SIZE:
             return not_yet("the result was overwritten while the caller's stream still read it. Who tells the allocator?")
         if not abs(observed["sum"] - due) <= 1e-3 * due:
-            return not_yet(f"the result adds up to {observed['sum']:g}, not to {due}: somebody read what was not there yet.")
-    return right("Two waits and a word to the allocator.")
+            return not_yet(
+                f"the result adds up to {observed['sum']:g}, not to {due}: somebody read what was not there yet. "
+                "Does `stream` wait for the caller's stream, and that one for `stream`?"
+            )
+    return right("The streams wait for each other, the host for neither.")
 
 
 # 02.4: values on the host, without waiting for what comes later
 
 
 def draw_values(generator: random.Random) -> Plain:
-    return [[generator.randint(1, 99) for _ in range(generator.randint(2, 5))] for _ in range(2)]
+    """Once on the caller's default stream, once on another."""
+    return [{"rows": [generator.randint(1, 99) for _ in range(generator.randint(2, 5))], "aside": aside} for aside in (False, True)]
 
 
 def observe_values(fetch: Any, cases: Plain) -> Plain:
-    """Whether the GPU was busy after `fetch`, and still with later work after the function that it returned, and what that gave."""
+    """Whether `fetch` waited for earlier work, and the function that it returned for later work, and what that gave."""
     observations = []
     nap = _cycles(LONG)
-    with _told_by_values():
-        for values in cases:
-            x = torch.zeros(len(values), SIZE // 4, device="cuda")
-            target = torch.tensor([float(value) for value in values], device="cuda")[:, None]
-            with during(f"a tensor of shape {list(x.shape)}"):
-                fetch(x)
-                torch.cuda.synchronize()
-                torch.cuda._sleep(nap)
-                x.copy_(target.expand_as(x))
-                get = fetch(x)
-                observed: dict[str, Plain] = {"busy": not torch.cuda.current_stream().query(), "type": type(get).__name__}
-                if callable(get):
-                    torch.cuda._sleep(2 * nap)
-                    x.zero_()
-                    got = get()
-                    observed["later"] = not torch.cuda.current_stream().query()
-                    observed["type"] = type(got).__name__
-                    if isinstance(got, torch.Tensor):
-                        observed["device"], observed["shape"] = str(got.device), list(got.shape)
-                        observed["values"] = got.detach().cpu().reshape(len(got), -1)[:, -1].tolist() if got.dim() else [got.item()]
+    for case in cases:
+        here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
+        with _told_by_values(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
+            x = torch.zeros(len(case["rows"]), SIZE, device="cuda")
+            target = torch.tensor([float(value) for value in case["rows"]], device="cuda")[:, None]
+            fetch(x)
+            torch.cuda.synchronize()
+            torch.cuda._sleep(nap)
+            x.copy_(target.expand_as(x))
+            earlier = here.record_event()
+            get = fetch(x)
+            observed: dict[str, Plain] = {"waited": earlier.query(), "type": type(get).__name__}
+            if callable(get):
+                torch.cuda._sleep(2 * nap)
+                later = here.record_event()
+                x.zero_()
+                got = get()
+                observed |= {"too long": later.query(), "type": f"one that returns {type(got).__name__}"}
+                if isinstance(got, torch.Tensor):
+                    observed |= {"device": str(got.device), "shape": list(got.shape)}
+                    observed["values"] = got.detach().cpu().reshape(len(got), -1)[:, -1].tolist() if got.dim() else [got.item()]
             torch.cuda.synchronize()
             observations.append(observed)
     return observations
 
 
 def judge_values(observations: Plain, cases: Plain) -> Verdict:
-    for observed, values in zip(observations, cases, strict=True):
-        if not observed["busy"]:
-            return not_yet("fetch itself waited for the GPU. Which copies let the host go on?")
+    for observed, case in zip(observations, cases, strict=True):
+        if observed["waited"]:
+            return not_yet("when fetch returned, all that was launched before it was done: fetch itself waited. Which copies let it go on?")
         if "values" not in observed:
             return not_yet(f"fetch was to return a function that returns the tensor; you gave {observed['type']}.")
-        if observed["device"] != "cpu" or observed["shape"] != [len(values), SIZE // 4]:
-            return not_yet(f"the values belong on the cpu, in their own shape; yours are on {observed['device']}.")
-        if observed["values"] != [float(value) for value in values]:
-            return not_yet(f"the rows are {values}; the host read {observed['values']}. Had the copy arrived?")
-        if not observed["later"]:
+        if observed["device"] != "cpu" or observed["shape"] != [len(case["rows"]), SIZE]:
+            where = f"on {observed['device']}, of shape {observed['shape']}"
+            return not_yet(f"the values belong on the cpu, in a tensor of shape {[len(case['rows']), SIZE]}; yours are {where}.")
+        if observed["values"] != [float(value) for value in case["rows"]]:
+            return not_yet(f"the rows are {case['rows']}; the host read {observed['values']}. Had the copy arrived?")
+        if observed["too long"]:
             return not_yet("the values were right, but the host waited for work that was launched after the copy. Wait for less.")
-    return right("An event marks the place in the queue that you wait for.")
+    return right("The host waited for the copy, and for nothing after it.")
 
 
 # 02.5: a loader that copies ahead
@@ -271,20 +296,22 @@ COPY = 16 << 20  # bytes of a batch
 BATCHES = 8
 REACHED = 0.6  # of what can be hidden; one copy in eight never can
 AHEAD = 2  # batches that may be drawn beyond the one in use
+HELD = 0.6  # of a copy's time that the loader may keep the host for a batch
 
 
 def draw_batches(generator: random.Random) -> Plain:
     """The value that each batch is full of, and how much longer its work takes than its copy."""
-    return {"values": [generator.randint(1, 99) for _ in range(BATCHES)], "longer": generator.uniform(1.5, 2.5)}
+    return {"values": generator.sample(range(1, 100), k=BATCHES), "longer": generator.uniform(1.5, 2.5)}
 
 
 def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
-    """What each batch's work read, how far ahead the source was drawn, and the seconds of copies, of work, and of both together."""
+    """What each batch's work read, how far ahead the source was drawn, the seconds of copies, of work, of both, and those that the loader
+    keeps the host for a batch; and whether it waited for what had been launched before."""
     hosts = [torch.zeros(COPY // 4).pin_memory() for _ in inputs["values"]]
     scratch = torch.empty(COPY // 4, device="cuda")
-    copy = partial(scratch.copy_, hosts[0], non_blocking=True)
-    copying = min(_gpu_seconds(copy) for _ in range(5))
-    cycles = _cycles(inputs["longer"] * copying)
+    copying = BATCHES * min(_gpu_seconds(lambda: scratch.copy_(hosts[0], non_blocking=True)) for _ in range(5))
+    cycles = _cycles(inputs["longer"] * copying / BATCHES)
+    busy, waited = _cycles(LONG), False
     drawn: list[int] = []
 
     def source() -> Iterator[torch.Tensor]:
@@ -297,24 +324,34 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
         torch.cuda._sleep(cycles)
         return mean
 
-    working = min(_gpu_seconds(partial(work, scratch)) for _ in range(3)) * BATCHES
-    with _told_by_values():
-        for filled in (False, True):  # the first takes memory from the device, and leaves no batch's values in it
+    working = BATCHES * min(_gpu_seconds(lambda: work(scratch)) for _ in range(3))
+    with _told_by_values(torch.cuda.Stream()):
+        for filled in (False, True):  # the first finds the GPU busy, takes memory from it, and leaves no batch's values there
             for host, value in zip(hosts, inputs["values"], strict=True):
                 host.fill_(float(value) if filled else 0.0)
             drawn.clear()
             torch.cuda.synchronize()
+            torch.cuda._sleep(1 if filled else busy)
+            earlier = torch.cuda.current_stream().record_event()
             start = machine.host_time()
-            means, devices, ahead = [], [], 0
-            for index, batch in enumerate(islice(prefetched(source()), BATCHES + 1)):  # one more than there are: it might never end
-                ahead = max(ahead, len(drawn) - index - 1)
+            means: list[torch.Tensor] = []
+            devices, ahead, held = [], 0, []
+            loader = iter(prefetched(source()))
+            while len(means) <= BATCHES:  # one more than there are: it might never end
+                asked = machine.host_time()
+                batch = next(loader, None)
+                held.append(machine.host_time() - asked)
+                if batch is None:
+                    break
+                ahead = max(ahead, len(drawn) - len(means) - 1)
                 devices.append(str(batch.device))
                 means.append(work(batch))
                 del batch
                 gc.collect(0)
+            waited = earlier.query() if not filled else waited
             torch.cuda.synchronize()
-            seconds = machine.host_time() - start
-    return {"means": [mean.item() for mean in means], "devices": devices, "ahead": ahead, "seconds": [copying * BATCHES, working, seconds]}
+            seconds = {"copies": copying, "work": working, "both": machine.host_time() - start, "held": statistics.median(held)}
+    return {"means": [mean.item() for mean in means], "devices": devices, "ahead": ahead, "seconds": seconds, "waited": waited}
 
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
@@ -335,20 +372,27 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
         )
     if observed["ahead"] > AHEAD:
         return not_yet(f"your loader drew {observed['ahead']} batches ahead: a large data set would not fit the GPU. Copy one ahead.")
-    copies, works, both = observed["seconds"]
+    copies, works, both, held = (observed["seconds"][name] for name in ("copies", "work", "both", "held"))
     share = (copies + works - both) / min(copies, works)
-    if share < REACHED:
+    if not share >= REACHED:
         return not_yet(
             f"copies take {copies * 1e3:.3g} ms, the work {works * 1e3:.3g} ms, both with your loader {both * 1e3:.3g} ms: "
             f"{max(0.0, share):.0%} of the copying is hidden, and {REACHED:.0%} is asked for."
+        )
+    if observed["waited"]:
+        return not_yet("when your loader had ended, the work that was launched before it was done: the host waited in your loader.")
+    if not held <= HELD * copies / BATCHES:
+        return not_yet(
+            f"a copy takes {copies / BATCHES * 1e3:.3g} ms, and for each batch the host spends {held * 1e3:.3g} ms in your loader: "
+            "it waits there. Let streams wait for streams."
         )
     return right(f"{min(1.0, share):.0%} of the copying is hidden behind the work.")
 
 
 CHECKS = [
-    Check("02.1", draw_durations, observe_durations, judge_durations),
-    Check("02.2", draw_losses, observe_losses, judge_losses, script=mean_loss),
-    Check("02.3", draw_work, observe_work, judge_work),
-    Check("02.4", draw_values, observe_values, judge_values),
-    Check("02.5", draw_batches, observe_batches, judge_batches),
+    Check("02.1", draw_durations, observe_durations, judge_durations, section="A launch is not the work"),
+    Check("02.2", draw_losses, observe_losses, judge_losses, script=mean_loss, section="Which lines make Python wait?"),
+    Check("02.3", draw_work, observe_work, judge_work, section="Order is your task"),
+    Check("02.4", draw_values, observe_values, judge_values, section="Order is your task"),
+    Check("02.5", draw_batches, observe_batches, judge_batches, section="Copies beside kernels"),
 ]

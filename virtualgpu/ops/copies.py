@@ -11,6 +11,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu import hardware
+from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu
 from virtualgpu.host.pinned import is_pinned, pinned
 from virtualgpu.ops import operators
@@ -20,7 +21,7 @@ from virtualgpu.ops.operators import compute, refuse_waiting
 from virtualgpu.ops.sequence import OUT, perform
 from virtualgpu.ops.without_values import forget
 from virtualgpu.ops.work import laid_out
-from virtualgpu.tensor import VirtualTensor, empty, mark_written, memory_of, require_values, span_bytes, unsupported, wrap
+from virtualgpu.tensor import VirtualTensor, empty, mark_written, memory_of, require_values, span_bytes, wrap
 
 _node, _graph_task = torch._C._current_autograd_node, torch._C._current_graph_task_id
 overwrites("copy_", "_foreach_copy_")
