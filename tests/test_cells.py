@@ -88,7 +88,7 @@ def test_an_answer_without_end_is_told_and_ended(monkeypatch, capsys, notebook):
     monkeypatch.setattr(limits, "LIMIT", 0.5)
     monkeypatch.setattr(limits, "AGAIN", 0.1)
     before = signal.getsignal(signal.SIGALRM)
-    for loop in ("while True:\n        pass", "import time\n    time.sleep(60)"):
+    for loop in ("while True:\n        print('x')", "import time\n    time.sleep(60)"):
         notebook(f"def on_gpu(numbers):\n    {loop}")
         assert "00.1 Not yet: your answer took longer than 0.5 s (line " in notebook(CHECK, "check")
         assert "00.1 has run for 0.2 s, and is in line " in capsys.readouterr().out

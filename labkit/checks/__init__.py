@@ -29,7 +29,7 @@ def check(number: str, answer: Any) -> Verdict:
         return Verdict(False, f"not checked: {why}", exercise=number)
     inputs = known.draw(random.Random())
     try:
-        with limits.a_screenful(), limits.in_time(number, answer):
+        with limits.in_time(number, answer), limits.a_screenful():
             seen = checking.observe(known, answer, inputs)
     except limits.TookTooLongError as error:
         line = "; ".join(checking.own_line(error, answer))
