@@ -9,8 +9,8 @@ import torch.autograd.profiler
 import torch.distributed
 from torch._subclasses.fake_tensor import FakeTensor
 
+from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
-from virtualgpu.tensor import unsupported
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:

@@ -105,7 +105,11 @@ def claims_table(article: str | None = None, verdict: str | None = None) -> Tabl
     """
     chosen = articles.claims(article, verdict)
     rows = tuple((claim.name, claim.says, claim.verdict, claim.changed, claim.why) for claim in chosen)
-    return Table(("claim", "says", "verdict", "changed in", "why"), rows, f"{len(chosen)} claims")
+    return Table(
+        ("claim", "says", "verdict", "changed in", "why"),
+        rows,
+        f"{len(chosen)} claims" + (f" of “{chosen[0].article.title}”" if article and chosen else ""),
+    )
 
 
 def articles_on_trial(names: Sequence[str] | None = None) -> Run:

@@ -35,6 +35,7 @@ ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # what PyTorch's build 
 # Names of the driver in `torch._C`, and as they stand in the source of torch's own Python.
 NAME = re.compile(r"_(cuda|accelerator|nccl)_\w+")
 USES = re.compile(rf"\b_C\.({NAME.pattern})")
+CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)  # torch/backends/cudnn/__init__.py
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -65,7 +66,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     cudnn = {
         "is_available": lambda: True,
         "version": lambda: CUDNN_VERSION,
-        "is_acceptable": lambda tensor: tensor.is_cuda and tensor.dtype.is_floating_point,
+        "is_acceptable": lambda tensor: tensor.is_cuda and tensor.dtype in CUDNN_DTYPES,
     }
     yield torch.backends.cudnn, cudnn
     for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
