@@ -59,9 +59,9 @@ def predictions(path: Path) -> int:
 
 
 def teaching_cells(path: Path) -> list[nbformat.NotebookNode]:
-    """The code cells besides those of exercises and their checks."""
+    """The code cells besides those of exercises, their checks and what is open."""
     code = [cell for cell in cells(path) if cell.cell_type == "code"]
-    return [cell for cell in code if "exercise" not in tags(cell) and not cell.source.startswith("labkit.check(")]
+    return [cell for cell in code if "exercise" not in tags(cell) and not cell.source.startswith(("labkit.check(", "labkit.progress("))]
 
 
 def exercises(path: Path) -> int:

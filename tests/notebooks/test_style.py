@@ -84,6 +84,13 @@ def test_exercises_have_a_stub_a_check_and_a_folded_solution(path):
 
 
 @lessons
+def test_a_lesson_ends_with_what_is_done_and_what_is_open(path):
+    last, number = cells(path)[-1], path.name[:2]
+    assert last.source == f'labkit.progress("{number}")'
+    assert last.outputs[0]["data"]["text/plain"].startswith(f"Lesson {number}: 0 of ")
+
+
+@lessons
 def test_cells_that_print_are_stored_with_their_output(path):
     """Comparing runs with stored outputs is worth something only where there are outputs."""
     for cell in teaching_cells(path):

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from virtualgpu import ops
+from virtualgpu.errors import unsupported
 from virtualgpu.ops import composites, faults, operators
 from virtualgpu.ops.call import HANDLERS, Call, Handler, Operator, operator
-from virtualgpu.tensor import VirtualTensor, mark_written, unsupported
+from virtualgpu.tensor import VirtualTensor, mark_written
 
 # The first argument gives the shape (and the device, unless `device` says otherwise); nothing is read.
 LIKE = {
@@ -19,7 +20,6 @@ LIKE = {
 NAMED: dict[str, Handler] = {
     "_local_scalar_dense": operators.read_scalar,
     "item": operators.read_scalar,
-    "equal": operators.compare,
     "set_": operators.set_storage,
     "resize_": operators.resize,
 }
