@@ -248,7 +248,10 @@ def _on_cluster(
     course: Course, given: HandedOut, submissions: list[Submission], scheduler: str, sandbox: str | None
 ) -> Generator[Graded, None, None]:
     """The results of a Dask cluster's workers. A worker that is lost loses nothing: what it had goes to another."""
-    from distributed import Client, as_completed
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise RuntimeError('--scheduler needs Dask, which is not installed here: `pip install "labkit[course,cluster]"`') from None
 
     remaining = iter(submissions)
     with Client(scheduler, set_as_default=False, timeout=PATIENCE) as client:

@@ -45,7 +45,34 @@ def _cut(text: str, module: types.ModuleType | None, needed: set[int]) -> str:
         if id(_plain(vars(module)[name])) not in needed and name not in kept:
             node.args = ast.arguments([], [], ast.arg("arguments"), [], [], ast.arg("keywords"), [])
             node.body, node.decorator_list, node.returns = ast.parse(LEFT_OUT).body, [], None
+    _leave_out_unused(tree)
     return ast.unparse(tree) + "\n"
+
+
+def _leave_out_unused(tree: ast.Module) -> None:
+    """Remove what only the functions left out needed: tables of what is due, and functions of the kit that work it out."""
+    while True:
+        used = [name.id for name in ast.walk(tree) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)]
+        used += [
+            word for text in ast.walk(tree) if isinstance(text, ast.Constant) and isinstance(text.value, str) for word in text.value.split()
+        ]
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                node.names = [item for item in node.names if (item.asname or item.name) in used] or node.names[:1]
+        kept = [node for node in tree.body if not (names := _bound(node)) or names & set(used)]
+        if len(kept) == len(tree.body):
+            return
+        tree.body = kept
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that an import or an assignment makes; none of any other statement, which stays."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(item.asname or item.name).partition(".")[0] for item in node.names}
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)} - {"CHECKS"}
+    return set()
 
 
 def _called_by_importing(tree: ast.Module, functions: dict[str, ast.FunctionDef]) -> set[str]:

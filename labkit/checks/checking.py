@@ -80,6 +80,8 @@ class Check:
         draw: makes the inputs of one try.
         observe: gives the answer those inputs and returns what it did. An exception in it is the answer's.
         judge: says what to make of it. Pure.
+        expect: makes of the inputs what the judge compares with, its last argument. It runs where answers are judged: no answer finds it
+            there. It needs no GPU.
         gpus: how many the check needs.
         script: what the exercise cell holds where the exercise is to mend a function.
         section: the heading of the lesson's section that explains what the exercise needs. Those who fail three times are sent there.
@@ -88,10 +90,11 @@ class Check:
     number: str
     draw: Callable[[random.Random], Plain]
     observe: Callable[[Any, Plain], Plain]
-    judge: Callable[[Plain, Plain], Verdict]
+    judge: Callable[..., Verdict]
     gpus: int = 1
     script: Callable[..., Any] | None = None
     section: str = ""
+    expect: Callable[[Plain], Plain] | None = None
 
 
 def run(check: Check, answer: Any, seed: int | None = None) -> Verdict:
@@ -124,7 +127,8 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
 def judge(check: Check, observation: Plain, inputs: Plain) -> Verdict:
     """The verdict on what `observe` returned. Runs none of the learner's code."""
     if "observed" in observation:
-        verdict = check.judge(observation["observed"], inputs)
+        due = [check.expect(inputs)] if check.expect else []
+        verdict = check.judge(observation["observed"], inputs, *due)
     elif "raised" in observation:
         verdict = not_yet(f"your answer raised {observation['raised']}")
     else:

@@ -62,7 +62,8 @@ def _value(node: ast.expr, text: str, rounded: Rounding) -> float:
         case ast.Call(func=ast.Name(id="sum")):
             raise ValueError(f"“{ast.get_source_segment(text, node)}”: write sum(number, times), times a whole number up to {MOST_TERMS}.")
         case ast.Tuple():
-            raise ValueError(f"“{text}” has a comma: type a point, {re.sub(r'(\d),(?=\d)', r'\1.', text)}.")
+            pointed = re.sub(r"(\d),(?=\d)", r"\1.", text)
+            raise ValueError(f"“{text}” has a comma: type a point, {pointed}.")
     raise ValueError(f"I cannot compute “{ast.get_source_segment(text, node)}”: {ALLOWED}.")
 
 
