@@ -155,14 +155,14 @@ def _give_back() -> None:
     torch.cuda.empty_cache()
 
 
-def _recording(result: Result, used: machine.Machine) -> Result:
+def _recording(result: Result, used: machine.MachineInUse) -> Result:
     """The result as a recording: with the machine, the versions and the date."""
     origin = _origin(used, result.name)
     version = ".".join(origin["torch"].split(".")[:2])
     return replace(result, badge=f"recorded on {origin['machine'].replace('x ', '× ')}, torch {version}", origin=origin)
 
 
-def _origin(used: machine.Machine, measured: str) -> dict[str, Any]:
+def _origin(used: machine.MachineInUse, measured: str) -> dict[str, Any]:
     import torch
 
     driver = nvidia.ask_nvml().gpus

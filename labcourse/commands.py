@@ -1,7 +1,6 @@
 """The commands `python -m labkit course release`, `collect` and `grade`."""
 
 import argparse
-import csv
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +31,7 @@ def add_to(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         )
     made["release"].add_argument("labs", nargs="*", metavar="LESSON", help="lessons, by number or name (default: all labs of the course)")
     made["release"].add_argument("--to", required=True, metavar="DIR", help="where the notebooks go")
-    made["release"].add_argument("--format", default="labkit", help="labkit or nbgrader (default: labkit)")
+    made["release"].add_argument("--format", default="labkit", help="labkit, nbgrader or gradescope (default: labkit)")
     made["release"].add_argument("--check", action="store_true", help="write nothing; fail if DIR is not what would be written now")
     made["collect"].add_argument("source", metavar="SOURCE", help="a folder, a zip file of a platform, or nbgrader's exchange")
     made["collect"].add_argument("--to", required=True, metavar="DIR", help="where the submissions go")
@@ -40,7 +39,10 @@ def add_to(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     made["grade"].add_argument("--out", required=True, metavar="DIR", help="where records, tables and pages go")
     made["grade"].add_argument("--workers", type=int, default=1, metavar="N", help="sandboxes at the same time (default: 1)")
     made["grade"].add_argument("--scheduler", metavar="tcp://…", help="a Dask scheduler, whose workers do the work")
-    made["grade"].add_argument("--sandbox", metavar="NAME", help="bubblewrap, unshare or none (default: the best that works)")
+    weaker = "bubblewrap; unshare or none, where submissions can READ and WRITE your files (default: bubblewrap)"
+    made["grade"].add_argument("--sandbox", metavar="NAME", help=weaker)
+    made["grade"].add_argument("--again", action="append", default=[], metavar="LAB/STUDENT", help="grade this one anew; may be repeated")
+    made["grade"].add_argument("--dates", metavar="FILE", help="a CSV file with student, lab and received: when submissions came")
     for name in ("collect", "grade"):
         made[name].add_argument("--students", metavar="FILE", help="a CSV file with a column `student`: who is in the course")
 
@@ -63,10 +65,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _release(options: argparse.Namespace, course: "Course") -> int:
-    from labcourse import release
+    from labcourse import gradescope, release
 
     labs = [course.lab(name) for name in options.labs] or list(course.labs)
-    files = release.files(course, labs, options.format)
+    files = gradescope.files(course, labs) if options.format == "gradescope" else release.files(course, labs, options.format)
     folder = Path(options.to)
     if options.check:
         drifted = release.drifted(files, folder)
@@ -82,13 +84,9 @@ def _release(options: argparse.Namespace, course: "Course") -> int:
 
 def _students(options: argparse.Namespace) -> dict[str, dict[str, str]]:
     """The rows of the table of students by their ids: the columns are what platforms know them by."""
-    if not options.students:
-        return {}
-    with open(options.students, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        if "student" not in (reader.fieldnames or []):
-            raise ValueError(f"{options.students} has no column `student`")
-        return {row["student"]: row for row in reader if row["student"]}
+    from labcourse import tables
+
+    return {row["student"]: row for row in tables.read(Path(options.students), ["student"]) if row["student"]} if options.students else {}
 
 
 def _collect(options: argparse.Namespace, course: "Course") -> int:
@@ -107,15 +105,16 @@ def _print(problems: "list[Problem]") -> None:
 
 
 def _grade(options: argparse.Namespace, course: "Course") -> int:
-    from labcourse import collect, grading, results
+    from labcourse import collect, grading, marks, results
 
     if options.workers < 1:
         raise ValueError(f"--workers {options.workers}: choose 1 or more")
     students = _students(options)
+    dates = marks.read_dates(Path(options.dates)) if options.dates else {}
     submissions, problems = collect.collect(Path(options.source), course, students)
     store = grading.Store(Path(options.out))
-    count = grading.grade_all(course, submissions, store, options.workers, options.scheduler, options.sandbox, _progress)
-    results.write(course, submissions, problems, store, students)
+    count = grading.grade_all(course, submissions, store, options.workers, options.scheduler, options.sandbox, _progress, options.again)
+    results.write(course, submissions, problems, store, students, dates)
     print(f"{count} graded, {len(submissions) - count} kept, {len(problems)} remarks: see {Path(options.out) / 'index.html'}")
     return 0
 

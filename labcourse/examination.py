@@ -1,22 +1,29 @@
 """One submission's examination: its cells run in a sandbox, each answer is tried on hidden inputs, and judged here.
 
-With each answer one that is known to be wrong is tried, on inputs of its own and at a position in the order that nobody can guess. If the
-wrong answer looks right, the submission has changed what it is observed with, and nothing that was observed counts.
+Among the tries of each answer stand one or two of an answer that is known to be wrong, on inputs of their own; nobody can guess how many,
+and when. If one looks right, the submission has changed what it is observed with, and nothing that was observed counts.
 """
 
+import base64
+import binascii
+import hashlib
+import hmac
 import json
 import math
 import random
 import re
+import struct
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from labcourse import reading
-from labcourse.assignment import Course, Exercise, Lab
+from labcourse import reading, scan
+from labcourse.assignment import Assignment, Course, Exercise
 from labcourse.sandbox import EndedError, Sandbox, SubmissionProcess
 from labkit import checks
 from labkit.checks import checking
 from labkit.checks.controls import control
+from labkit.processes import messages
 
 # How a submission or an exercise can end other than graded, in words.
 KINDS = {
@@ -31,10 +38,14 @@ KINDS = {
     "suspect": "it did what no exercise needs",
     "errors": "its cells raised errors",
     "unreadable": "cannot be read",
+    "failed": "grading it failed",
 }
-VOID = ("tampered", "unreadable")  # nothing counts
+VOID = ("tampered", "unreadable", "failed")  # nothing counts
+STANDING = ("graded", "suspect", "altered", "errors")  # a zero is one: it ran to its end
+LARGEST_FIGURE = 4000  # pixels on a side
 LONGEST_TEXT = 600  # characters of what a submission may have a say in
 LONGEST_OBSERVATION = 4000  # characters of an observation in a record
+_HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")  # controls
 _OUT_OF_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Cannot allocate memory")
 
 
@@ -46,6 +57,7 @@ class Examined:
         status: "graded" or a key of `KINDS`; `detail` says more.
         exercises: one result an exercise, in order.
         remarks: what a person should know.
+        sources: what stands in the cell of each exercise.
         figures: PNG images, in base64, of the cells that the student wrote.
         resources: bytes of memory at most.
     """
@@ -57,24 +69,26 @@ class Examined:
     cell_errors: list[list[Any]] = field(default_factory=list)
     figures: list[str] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
     memory: int = 0
 
     @property
     def points(self) -> float | None:
-        """The sum, or None where there is nothing to mark: a zero is one only of a submission that ran without trouble."""
+        """The sum, or None where there is nothing to mark: a zero is one only of a submission that ran to its end."""
         total = sum(result["points"] for result in self.exercises)
-        return total if self.status == "graded" or (total and self.status not in VOID) else None
+        return total if self.status in STANDING or (total and self.status not in VOID) else None
 
     def note(self, kind: str, detail: str) -> None:
-        """The first problem is the submission's status; each is a remark."""
-        if self.status == "graded":
+        """The worst problem is the submission's status; each is a remark."""
+        ranks = [*STANDING[:1], *(kind for kind in STANDING[:0:-1]), *(kind for kind in KINDS if kind not in (*STANDING, *VOID)), *VOID]
+        if ranks.index(kind) > ranks.index(self.status):
             self.status, self.detail = kind, detail
         remark = f"{KINDS[kind]}: {detail}" if detail else KINDS[kind]
         if remark not in self.remarks:
             self.remarks.append(remark)
 
 
-def examine(data: bytes, student: str, lab: Lab, course: Course, handed_out: frozenset[str], sandbox: Sandbox) -> Examined:
+def examine(data: bytes, student: str, lab: Assignment, course: Course, handed_out: frozenset[str], sandbox: Sandbox) -> Examined:
     """Examine one notebook file's content. `handed_out`: the code cells of the released notebook, whose figures nobody needs."""
     examined = Examined()
     try:
@@ -83,13 +97,20 @@ def examine(data: bytes, student: str, lab: Lab, course: Course, handed_out: fro
         examined.note("unreadable", str(error))
         return examined
     examined.written = {task.id: text(notebook.written.get(task.id, ""), 20_000) for task in lab.written}
+    examined.sources = {number: text(notebook.code[place - 1], 4000) for number, place in notebook.places.items()}
     cells = [{"source": source, "figures": source not in handed_out} for source in notebook.code]
     results: dict[str, dict[str, Any]] = {}
-    _Examination(cells, student, lab, course, sandbox, examined).run(results)
+    examination = _Examination(cells, student, lab, course, sandbox, examined)
+    examination.run(results)
+    own = [source for source in notebook.code if source not in handed_out]
+    usual = set(scan.remarks(scan.cells(sorted(handed_out))))
+    for remark in dict.fromkeys([*scan.remarks(scan.cells(own)), *examination.reported]):
+        if remark not in usual:
+            examined.note("suspect", text(remark))
     for exercise in lab.exercises:
         if examined.status in VOID or exercise.number not in results:
-            results[exercise.number] = _result(exercise, examined.status, KINDS.get(examined.status, ""))
-        examined.exercises.append(results[exercise.number])
+            results[exercise.number] = outcome(exercise, examined.status, KINDS.get(examined.status, ""))
+        examined.exercises.append(_explained(results[exercise.number], notebook.places.get(exercise.number), examined.cell_errors))
         if exercise.number not in notebook.tagged:
             examined.note("altered", f"the cell of {exercise.number} has lost its tag")
         if exercise.number not in notebook.checked:
@@ -99,18 +120,36 @@ def examine(data: bytes, student: str, lab: Lab, course: Course, handed_out: fro
     return examined
 
 
-class _Examination:
-    """The runs of one submission: one as a rule; another for the exercises that are left when one had to be ended."""
+def _explained(result: dict[str, Any], place: int | None, errors: list[list[Any]]) -> dict[str, Any]:
+    """The result of an exercise whose cell did not run: that it says so, not that nobody tried."""
+    error = next((error for error in errors if error[0] == place), None)
+    if result["status"] != "not attempted" or error is None:
+        return result
+    said = re.sub(r"\(<ipython-input[^>]*>, ", "(", error[2]) or error[1]
+    return result | {"status": "wrong", "message": text(f"Not yet: your cell did not run: {said}")}
 
-    def __init__(self, cells: list[dict[str, Any]], student: str, lab: Lab, course: Course, sandbox: Sandbox, examined: Examined) -> None:
+
+class _Examination:
+    """The runs of one submission: one as a rule; another for the exercises that are left when one had to be ended.
+
+    All together they take no longer than the course allows. `reported` is what the runs' processes reported.
+    """
+
+    def __init__(
+        self, cells: list[dict[str, Any]], student: str, lab: Assignment, course: Course, sandbox: Sandbox, examined: Examined
+    ) -> None:
         self._cells, self._student, self._lab, self._course = cells, student, lab, course
         self._sandbox, self._limits, self._examined = sandbox, sandbox.limits, examined
+        self._end = math.inf
+        self.reported: list[str] = []
 
     def run(self, results: dict[str, dict[str, Any]]) -> None:
         remaining = list(self._lab.exercises)
         first = True
         while remaining and self._examined.status not in VOID:
             with self._sandbox.run() as process:
+                if first:  # now that the sandbox has started
+                    self._end = time.monotonic() + self._limits.seconds
                 try:
                     self._run_cells(process, first)
                     self._try_exercises(process, remaining, results)
@@ -118,16 +157,39 @@ class _Examination:
                     self._examined.note(error.kind, text(str(error) if str(error) != error.kind else "while its cells ran"))
                     remaining.clear()
             self._examined.memory = max(self._examined.memory, process.memory)
+            if process.changed:
+                self._examined.note(
+                    "tampered", f"of the process that runs all submissions it changed {text(', '.join(process.changed), 200)}"
+                )
+            self._see_reports(process.reports)
             first = False
 
+    def _see_reports(self, lines: list[str]) -> None:
+        """What the process reported by itself, each line a kind and a text. Who writes anything else there reports himself."""
+        for line in lines:
+            try:
+                kind, said = map(str, messages.cleaned(messages.unpacked(line.encode())))
+            except (messages.MessageError, ValueError, TypeError):
+                kind, said = "suspect", "it wrote where it is watched"
+            if kind == "changed":
+                self._examined.note("tampered", f"the notebook has replaced {text(said, 200)}")
+            else:
+                self.reported += scan.remarks([said]) if kind == "source" else [said]
+
+    def _seconds(self, most: float) -> float:
+        """What is left of the submission's time, and no more than that."""
+        return max(0.0, min(most, self._end - time.monotonic()))
+
     def _run_cells(self, process: SubmissionProcess, first: bool) -> None:
-        message = {"cells": self._cells, "random": self._number("cells"), "seconds": self._limits.cell_seconds}
-        report = process.ask(message, self._limits.seconds)
+        message = {"cells": self._cells, "random": self._number("cells"), "seconds": self._seconds(self._limits.cell_seconds)}
+        report = process.ask(message, self._seconds(self._limits.seconds))
         self._see_changes(report)
-        errors = report.get("errors")
-        if not first or type(errors) is not list:
+        errors, figures = report.get("errors"), report.get("figures")
+        if type(errors) is not list or type(figures) is not list:
+            raise EndedError("tampered", "its report on the cells is none")
+        if not first:
             return
-        self._examined.figures = [image for image in report.get("figures", []) if is_png(image)][:20]
+        self._examined.figures = [image for image in figures[:20] if is_png(image)]
         for error in errors[: len(self._cells)]:
             if not (type(error) is list and [type(part) for part in error] == [int, str, str]):
                 raise EndedError("tampered", "its report on the cells is none")
@@ -142,12 +204,16 @@ class _Examination:
         """As many as the process lives for."""
         while remaining:
             exercise = remaining.pop(0)
+            if not self._seconds(1.0):
+                results[exercise.number] = outcome(exercise, "time", f"the submission's {self._limits.seconds:g} s were over")
+                self._examined.note("time", f"{exercise.number}: {results[exercise.number]['message']}")
+                continue
             try:
                 result = self._tried(process, exercise)
             except EndedError as error:
                 if error.kind in VOID:
                     raise
-                result = _result(exercise, error.kind, KINDS[error.kind])
+                result = outcome(exercise, error.kind, KINDS[error.kind])
             results[exercise.number] = result
             if result["status"] in KINDS:
                 self._examined.note(result["status"], f"{exercise.number}: {result['message']}")
@@ -156,52 +222,50 @@ class _Examination:
     def _tried(self, process: SubmissionProcess, exercise: Exercise) -> dict[str, Any]:
         """The result of one exercise: right if every try is."""
         pattern, known_wrong = control(exercise.number)
-        order = [""] * self._course.tries + [known_wrong]
-        random.Random(self._number(exercise.number)).shuffle(order)
+        draw = random.Random(self._number(exercise.number))
+        order = [""] * self._course.tries + [known_wrong] * draw.choice((1, 1, 2))
+        draw.shuffle(order)
         seen, verdicts = [], []
         for number, source in enumerate(order, 1):
             check = checks.find(exercise.number)
             inputs = check.draw(random.Random(self._number(f"{exercise.number}/{number}")))
             question = {"exercise": exercise.number, "name": exercise.name, "inputs": inputs, "wrong_answer": source}
-            question |= {"random": self._number(f"{exercise.number}/{number}/random"), "seconds": self._limits.trial_seconds}
-            reply = process.ask(question, self._limits.trial_seconds)
+            seconds = self._seconds(self._limits.trial_seconds)
+            question |= {"random": self._number(f"{exercise.number}/{number}/random"), "seconds": max(0.001, seconds)}
+            reply = process.ask(question, seconds)
             self._see_changes(reply)
             if reply.get("late") is True:
-                return _result(exercise, "time", f"your answer took longer than {self._limits.trial_seconds:g} s")
+                return outcome(exercise, "time", f"your answer took longer than {seconds:.3g} s")
             verdict = judged(check, reply.get("observation"), inputs)
             if verdict is None:
-                return _result(exercise, "disturbed", "what it did cannot be judged")
+                return outcome(exercise, "disturbed", "what it did cannot be judged")
             if not source:
                 seen.append(shortened(reply["observation"]))
                 verdicts.append(verdict)
             elif verdict.passed:
                 raise EndedError("tampered", f"an answer to {exercise.number} that is known to be wrong looked right")
             elif not re.search(pattern, verdict.message):
-                return _result(
+                return outcome(
                     exercise, "disturbed", f"a known answer behaved differently in this notebook's process: {text(verdict.message, 200)}"
                 )
         verdict = next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
         status = "right" if verdict.passed else "not attempted" if verdict.message == "not attempted" else "wrong"
         points = exercise.points if verdict.passed else 0.0
-        return _result(exercise, status, text(verdict.message)) | {"points": points, "observed": seen}
+        return outcome(exercise, status, text(verdict.message)) | {"points": points, "observed": seen}
 
     def _see_changes(self, reply: dict[str, Any]) -> None:
         changed = reply.get("changed")
         if type(changed) is not list or changed:
             names = ", ".join(map(str, changed[:5])) if type(changed) is list else "nothing said of it"
             raise EndedError("tampered", f"the notebook has replaced {text(names)}")
-        attempts = reply.get("attempts")
-        if type(attempts) is not list or not all(type(attempt) is str for attempt in attempts):
-            raise EndedError("tampered", "its report is none")
-        for attempt in attempts[:20]:
-            self._examined.note("suspect", text(attempt))
 
     def _number(self, what: str) -> int:
-        """A number that nobody can guess without the seed, the same in each regrading."""
-        return random.Random(f"{self._course.seed}/{self._student}/{self._lab.name}/{what}").getrandbits(62)
+        """A number of 128 bits, the same in each regrading; who knows some of them, but not the seed, knows nothing of the others."""
+        told = f"{self._student}/{self._lab.name}/{what}".encode()
+        return int.from_bytes(hmac.digest(str(self._course.seed).encode(), told, hashlib.sha256)[:16], "big")
 
 
-def _result(exercise: Exercise, status: str, message: str) -> dict[str, Any]:
+def outcome(exercise: Exercise, status: str, message: str) -> dict[str, Any]:
     return {"number": exercise.number, "status": status, "points": 0.0, "out_of": exercise.points, "message": message, "observed": []}
 
 
@@ -234,7 +298,7 @@ def _finite(value: Any) -> Any:
 
 def text(said: str, longest: int = LONGEST_TEXT) -> str:
     """What a submission had a say in, as one harmless piece of text."""
-    plain = "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in said[: 2 * longest])
+    plain = "".join(letter if letter in "\n\t" or not _HARMFUL.match(letter) else "\ufffd" for letter in said[: 2 * longest])
     plain = _without_addresses(plain)
     return plain if len(plain) <= longest else plain[: longest - 1] + "…"
 
@@ -244,9 +308,13 @@ def _without_addresses(said: str) -> str:
 
 
 def is_png(image: Any) -> bool:
-    return (
-        type(image) is str
-        and image.startswith("iVBORw0KGgo")
-        and len(image) < 600_000
-        and re.fullmatch(r"[A-Za-z0-9+/=]*", image) is not None
-    )
+    """Whether this is a PNG image of a sensible size, in base64."""
+    if type(image) is not str or len(image) > 600_000:
+        return False
+    try:
+        data = base64.b64decode(image, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    if not data.startswith(b"\x89PNG\r\n\x1a\n") or len(data) < 24 or data[12:16] != b"IHDR":
+        return False
+    return all(0 < side <= LARGEST_FIGURE for side in struct.unpack(">II", data[16:24]))

@@ -12,7 +12,7 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import labkit
-from labcourse import backends, release
-from labcourse.assignment import Course, Lab
+from labcourse import backends, examination, release
+from labcourse.assignment import Assignment, Course
 from labcourse.collect import Submission
-from labcourse.examination import examine
+from labcourse.examination import Examined, examine
 from labcourse.sandbox import Sandbox
 
 HandedOut = dict[str, frozenset[str]]  # the cells of each lab that students were given
@@ -115,7 +115,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def fingerprint(submission: Submission, lab: Lab, course: Course) -> str:
+def fingerprint(submission: Submission, lab: Assignment, course: Course) -> str:
     """Of everything that a result depends on, the sandbox's strength apart."""
     parts = [submission.student, submission.digest, lab.exercises, lab.written, course.seed, course.tries, course.limits, versions()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -125,7 +125,13 @@ def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox
     """Examine one submission and write down what is found."""
     lab = course.lab(submission.lab)
     began = time.monotonic()
-    examined = examine(submission.read(), submission.student, lab, course, handed_out[lab.name], sandbox)
+    try:
+        examined = examine(submission.read(), submission.student, lab, course, handed_out[lab.name], sandbox)
+    except Exception as error:  # one submission never stops the others; the next grading tries it again
+        sandbox.close(kill=True)
+        examined = Examined(written={})
+        examined.note("failed", f"{type(error).__name__}: {examination.text(str(error))}")
+        examined.exercises = [examination.outcome(exercise, "failed", "") for exercise in lab.exercises]
     record = {
         "student": submission.student,
         "lab": lab.name,
@@ -135,15 +141,17 @@ def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox
         "out_of": lab.points,
         "exercises": examined.exercises,
         "written": [{"id": task.id, "answer": examined.written.get(task.id, ""), "out_of": task.points} for task in lab.written],
+        "sources": {exercise.number: examined.sources.get(exercise.number, "") for exercise in lab.exercises},
         "cell_errors": examined.cell_errors,
         "remarks": examined.remarks,
         "figures": [hashlib.sha256(image.encode()).hexdigest() for image in examined.figures],
-        "seed": course.seed,
+        "seed": hashlib.sha256(course.seed.encode()).hexdigest()[:16],
         "versions": versions(),
         "sandbox": sandbox.backend.name,
         "submission": submission.digest,
         "received": submission.received,
-        "fingerprint": fingerprint(submission, lab, course),
+        "known_from": submission.known_from,
+        "fingerprint": "" if examined.status == "failed" else fingerprint(submission, lab, course),
     }
     used = {"seconds": round(time.monotonic() - began, 3), "memory_bytes": examined.memory}
     return Graded(record, [base64.b64decode(image) for image in examined.figures], used)
@@ -157,17 +165,34 @@ def grade_all(
     scheduler: str | None = None,
     sandbox: str | None = None,
     progress: Callable[..., None] = lambda *line: None,
+    again: Collection[str] = (),
 ) -> int:
-    """Grade what has no record yet, write each result, and return how many were graded.
+    """Grade what has no record yet, or one from a weaker sandbox; write each result, and return how many were graded.
 
     Args:
         workers: how many at the same time on this machine, each in a sandbox of its own.
         scheduler: a Dask scheduler's address; its workers, which need labkit too, do the work then.
         sandbox: the name of a backend, as in `backends.best`.
         progress: gets a line, and the share that is done where there is one.
+        again: "LAB/STUDENT" of what is graded anew.
+
+    Raises ValueError for a name in `again` that is no submission, RuntimeError where the sandbox does not work.
     """
-    known = ((item, store.record(item.lab, item.student)) for item in submissions)
-    remaining = [item for item, record in known if not record or record["fingerprint"] != fingerprint(item, course.lab(item.lab), course)]
+    wanted = {f"{item.lab}/{item.student}": item for item in submissions}
+    wanted |= {f"{item.lab[:2]}/{item.student}": item for item in submissions}
+    if unknown := [name for name in again if name not in wanted]:
+        raise ValueError(
+            f"--again {unknown[0]}: there is no such submission. Name it as LAB/STUDENT, such as {next(iter(wanted), '00/ada')}"
+        )
+    anew = {id(wanted[name]) for name in again}
+
+    def is_done(item: Submission) -> bool:
+        record = store.record(item.lab, item.student)
+        if record is None or id(item) in anew or record["fingerprint"] != fingerprint(item, course.lab(item.lab), course):
+            return False
+        return backends.STRENGTH.index(record["sandbox"]) >= backends.STRENGTH.index(sandbox or "bubblewrap")
+
+    remaining = [item for item in submissions if not is_done(item)]
     if len(remaining) < len(submissions):
         progress(f"{len(submissions) - len(remaining)} of {len(submissions)} were graded before")
     if not remaining:
@@ -180,7 +205,8 @@ def grade_all(
     began = time.monotonic()
     with contextlib.closing(results):  # whatever happens, no sandbox is left
         for count, graded in enumerate(results, 1):
-            store.write(graded)
+            with contextlib.suppress(Exception):  # its page says that it has no record
+                store.write(graded)
             left = int((time.monotonic() - began) / count * (len(remaining) - count))
             what = f"{graded.record['lab']} of {graded.record['student']}: {graded.record['status']}"
             progress(f"{count} of {len(remaining)}, {left // 60}:{left % 60:02d} left · {what}", count / len(remaining))
@@ -209,8 +235,10 @@ def _here(
             free.put(chosen)
 
     with contextlib.ExitStack() as stack:
-        for _ in range(workers):
-            free.put(stack.enter_context(Sandbox(backend, course.limits)))
+        for number in range(min(workers, len(submissions))):
+            free.put(chosen := stack.enter_context(Sandbox(backend, course.limits)))
+            if number == 0:
+                chosen.start()  # what does not start at all is no submission's fault
         pool = stack.enter_context(ThreadPoolExecutor(workers))
         stack.callback(pool.shutdown, cancel_futures=True)
         for future in as_completed([pool.submit(graded, submission) for submission in submissions]):
@@ -221,7 +249,10 @@ def _on_cluster(
     course: Course, given: HandedOut, submissions: list[Submission], scheduler: str, sandbox: str | None
 ) -> Generator[Graded, None, None]:
     """The results of a Dask cluster's workers. A worker that is lost loses nothing: what it had goes to another."""
-    from distributed import Client, as_completed
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise RuntimeError('--scheduler needs Dask, which is not installed here: `pip install "labkit[course,cluster]"`') from None
 
     remaining = iter(submissions)
     with Client(scheduler, set_as_default=False, timeout=PATIENCE) as client:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Notebook:
         checked: the exercises that a cell still checks.
         written: the texts of the written answers, by their id.
         lab: the lab that it says it is, or "".
+        places: of each exercise, which of the code cells answers it: the one that is tagged, or the one before its check; 1 is the first.
     """
 
     code: tuple[str, ...]
@@ -34,6 +35,7 @@ class Notebook:
     checked: frozenset[str]
     written: dict[str, str]
     lab: str = ""
+    places: dict[str, int] = field(default_factory=dict)
 
 
 def file_bytes(path: Path) -> bytes:
@@ -72,7 +74,14 @@ def parse(data: bytes) -> Notebook:
         frozenset(number for cell in code if (number := checked_number(cell["source"]))),
         {cell["own"]["written"]: _answer(cell["source"]) for cell in cells if isinstance(cell["own"].get("written"), str)},
         _lab(content.get("metadata")),
+        _places(code),
     )
+
+
+def _places(code: list[dict[str, Any]]) -> dict[str, int]:
+    before = {number: index for index, cell in enumerate(code) if index and (number := checked_number(cell["source"]))}
+    pairs = zip(code, [*code[1:], None], strict=True)
+    return before | {number: index for index, pair in enumerate(pairs, 1) if (number := _exercise(*pair))}
 
 
 def _answer(source: str) -> str:

@@ -13,12 +13,13 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from labcourse.assignment import Course, Lab
+from labcourse.assignment import Assignment, Course
 from labcourse.reading import PLACEHOLDER, checked_name, checked_number
 from labkit import checks
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-FORMATS = ("labkit", "nbgrader")
+FORMATS = ("labkit", "nbgrader", "gradescope")
+FOLDED = re.compile(r" ?The solution is folded away below[^.]*\.")  # said in lessons, where it is
 HEADING = "## Exercises"
 SOLVED = re.compile(r"```python\n(.*?)```", re.DOTALL)
 HOW = (
@@ -34,14 +35,14 @@ c.ClearSolutions.text_stub = {text!r}
 """
 
 
-def files(course: Course, labs: list[Lab], kind: str) -> dict[str, str]:
-    """All that a release consists of: texts by their path.
+def files(course: Course, labs: list[Assignment], kind: str) -> dict[str, str | bytes]:
+    """All that a release consists of: texts by their path. (For Gradescope, `gradescope.files` adds its zip files.)
 
     Raises ValueError when there is no such format, and, naming it, for an exercise that was answered in the notebook.
     """
     if kind not in FORMATS:
         raise ValueError(f"there is no format {kind!r}; there are {', '.join(FORMATS)}")
-    found = {}
+    found: dict[str, str | bytes] = {}
     for lab in labs:
         if kind == "nbgrader":
             found[f"source/{lab.name}/{lab.name}.ipynb"] = _text(nbgrader_source(course, lab))
@@ -53,22 +54,22 @@ def files(course: Course, labs: list[Lab], kind: str) -> dict[str, str]:
     return found
 
 
-def write(released: dict[str, str], folder: Path) -> None:
+def write(released: dict[str, str | bytes], folder: Path) -> None:
     """Write the files, over those of an earlier release; but nbgrader's settings may have more lines, and stay.
 
     Raises ValueError, and writes nothing, where those settings lack some of ours.
     """
     if (folder / CONFIG).exists() and drifted({name: text for name, text in released.items() if name == CONFIG}, folder):
-        ours = "".join(f"\n    {line}" for line in released[CONFIG].splitlines())
+        ours = "".join(f"\n    {line}" for line in str(released[CONFIG]).splitlines())
         raise ValueError(f"{folder / CONFIG} has settings of its own: put these lines into it, or choose another folder{ours}")
     for name, text in released.items():
         path = folder / name
         if name != CONFIG or not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(text.encode() if isinstance(text, str) else text)
 
 
-def drifted(released: dict[str, str], folder: Path) -> list[str]:
+def drifted(released: dict[str, str | bytes], folder: Path) -> list[str]:
     """The files in a folder that are no longer what a release would write, each with the reason."""
     found = []
     for name, text in released.items():
@@ -76,29 +77,44 @@ def drifted(released: dict[str, str], folder: Path) -> list[str]:
         if not path.is_file():
             found.append(f"{name} is missing")
             continue
-        there = path.read_text(encoding="utf-8", errors="replace")
-        if there != text and not (name == CONFIG and set(text.splitlines()) <= set(there.splitlines())):
+        there, ours = path.read_bytes(), text.encode() if isinstance(text, str) else text
+        if there != ours and not (name == CONFIG and set(ours.splitlines()) <= set(there.splitlines())):
             found.append(f"{name} differs from what its lesson and the course file give now")
     return found
 
 
-def student_copy(course: Course, lab: Lab) -> NotebookNode:
+def student_copy(course: Course, lab: Assignment) -> NotebookNode:
     """What students get: no solution, no output. The cells that are marked say which exercise they are."""
-    return _notebook(course, lab, [cell for cell in _cells(course, lab) if "solution" not in cell.metadata.get("tags", [])])
+    cells = [cell for cell in _cells(course, lab) if "solution" not in cell.metadata.get("tags", [])]
+    for cell in cells:
+        cell.source = FOLDED.sub("", cell.source) if cell.cell_type == "markdown" else cell.source
+    return _notebook(course, lab, cells)
 
 
-def instructor_copy(course: Course, lab: Lab) -> NotebookNode:
+def questions(course: Course, lab: Assignment) -> dict[str, str]:
+    """What is asked in each exercise, as the lesson says it."""
+    cells = student_copy(course, lab).cells
+    return {
+        cell.metadata["labkit"]["exercise"]: "\n\n".join(
+            before.source for before in cells[index - 1 : index] if before.cell_type == "markdown"
+        )
+        for index, cell in enumerate(cells)
+        if "exercise" in cell.metadata.get("labkit", {})
+    }
+
+
+def instructor_copy(course: Course, lab: Assignment) -> NotebookNode:
     """The same with each solution below its exercise."""
     return _notebook(course, lab, _cells(course, lab))
 
 
-def handed_out(course: Course, lab: Lab) -> frozenset[str]:
+def handed_out(course: Course, lab: Assignment) -> frozenset[str]:
     """The code cells that students get, all but the exercises' own."""
     cells = student_copy(course, lab).cells
     return frozenset(cell.source for cell in cells if cell.cell_type == "code" and "exercise" not in cell.metadata.get("tags", []))
 
 
-def nbgrader_source(course: Course, lab: Lab) -> NotebookNode:
+def nbgrader_source(course: Course, lab: Assignment) -> NotebookNode:
     """nbgrader's source version, from which `nbgrader generate_assignment` makes the students'.
 
     Below each stub stands the solution, between nbgrader's marks; the cell after it checks the answer as the student can, and then once
@@ -133,7 +149,7 @@ def _mark(cell: NotebookNode, name: str, **what: bool | float) -> None:
     cell.metadata["nbgrader"] = {"grade_id": cell.id, "schema_version": 3, "task": False, **what}
 
 
-def _notebook(course: Course, lab: Lab, cells: list[NotebookNode]) -> NotebookNode:
+def _notebook(course: Course, lab: Assignment, cells: list[NotebookNode]) -> NotebookNode:
     own = {"course": course.name, "lab": lab.name}
     return nbformat.from_dict(
         {
@@ -150,7 +166,7 @@ def _text(notebook: NotebookNode) -> str:
     return nbformat.writes(notebook) + "\n"
 
 
-def _cells(course: Course, lab: Lab) -> list[NotebookNode]:
+def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
     """The lab's cells, solutions included: the whole lesson, or its exercises after a cell that sets up what they need.
 
     Raises ValueError for an exercise's cell that is no stub.
@@ -164,14 +180,24 @@ def _cells(course: Course, lab: Lab) -> list[NotebookNode]:
             _require_stub(number or "", name or "", cell.source, f"{lab.name}.ipynb")
             cell.metadata["labkit"] = {"exercise": number}
     written = [cell for question in lab.written for cell in _question(question.id, question.question)]
+    worth = new_markdown_cell(_worth(lab), id="labkit-points")
     if course.contents == "lesson":
-        return [*source[: last + 1], *written, *source[last + 1 :]]
+        return [*source[:first], worth, *source[first : last + 1], *written, *source[last + 1 :]]
     source[first].source = source[first].source[source[first].source.index(HEADING) :]
     opening = [
         new_markdown_cell(f"# {lab.title}\n\n{HOW}", id="labkit-lab"),
+        worth,
         new_code_cell(_set_up(lab, source[:first], source[first : last + 1]), id="labkit-set-up"),
     ]
     return [*opening, *source[first : last + 1], *written]
+
+
+def _worth(lab: Assignment) -> str:
+    """When the lab is due, and what its exercises and questions earn."""
+    tasks = [*((task.number, task.points) for task in lab.exercises), *((task.id, task.points) for task in lab.written)]
+    due = f"Due {lab.due:%d %B %Y, %H:%M} ({lab.due.tzname()}). " if lab.due else ""
+    listed = ", ".join(f"{name}: {points:g}" for name, points in tasks)
+    return f"{due}{lab.points:g} point{'s' * (lab.points != 1)} in all: {listed}."
 
 
 def _clean(cell: NotebookNode) -> NotebookNode:
@@ -191,7 +217,7 @@ def _question(name: str, question: str) -> list[NotebookNode]:
     return [new_markdown_cell(f"**{name}** {question}", id=f"question-{identity}"), answer]
 
 
-def _set_up(lab: Lab, before: list[NotebookNode], tasks: list[NotebookNode]) -> str:
+def _set_up(lab: Assignment, before: list[NotebookNode], tasks: list[NotebookNode]) -> str:
     """What the lesson imports before its exercises and they use, and as many GPUs as their checks need."""
     used = set(re.findall(r"\w+", "\n".join(cell.source for cell in tasks)))
     imports = dict.fromkeys(["import torch", "import labkit", "from torch import nn"])

@@ -9,13 +9,28 @@ from typing import Any
 
 import jinja2
 
-from labcourse import marks
-from labcourse.assignment import Course, Lab
+from labcourse import backends, marks, release, returns, tables
+from labcourse.assignment import Assignment, Course
 from labcourse.collect import Problem, Submission
 from labcourse.examination import KINDS
 from labcourse.grading import Store, write_file
+from labkit import checks
 
-GRADES = ("student", "lab", "status", "points", "out_of", "exercises", "late_days", "deduction", "to_mark", "detail", "received", "seed")
+GRADES = (
+    "student",
+    "lab",
+    "status",
+    "points",
+    "out_of",
+    "exercises",
+    "late_days",
+    "deduction",
+    "to_mark",
+    "detail",
+    "received",
+    "sandbox",
+    "seed",
+)
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 MOODLE = ("Identifier", "Full name", "ID number", "Email address")
 BINS = 10
@@ -24,9 +39,19 @@ BINS = 10
 People = dict[str, dict[str, str]]  # rows of the instructor's own table by student: what a platform knows them by
 
 
-def write(course: Course, submissions: list[Submission], problems: list[Problem], store: Store, people: People | None = None) -> None:
-    """All tables and pages, from the records of these submissions and from nothing else: the same bytes each time."""
-    written = marks.read_written(store.folder)
+def write(
+    course: Course,
+    submissions: list[Submission],
+    problems: list[Problem],
+    store: Store,
+    people: People | None = None,
+    dates: marks.Dates | None = None,
+) -> None:
+    """All tables and pages, from the records of these submissions and from nothing else: the same bytes each time.
+
+    `dates`: when submissions came, in the instructor's word; beside them count those in the column `corrected` of dates.csv.
+    """
+    written, said = marks.read_written(store.folder), {**(dates or {}), **marks.read_dates(store.folder / marks.DATES)}
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -35,22 +60,54 @@ def write(course: Course, submissions: list[Submission], problems: list[Problem]
     )
     pages.filters["number"] = lambda value: f"{value:g}"
     keys = [(item.lab, item.student) for item in submissions]
-    for record in _records(store, keys):
+    questions = {lab.name: release.questions(course, lab) for lab in course.labs}
+    for item in submissions:
+        record = store.record(item.lab, item.student)
+        if record is None:  # it could not be written
+            keys.remove((item.lab, item.student))
+            problems = [*problems, Problem(item.student, item.lab, "failed", "its record could not be written: grade it again")]
+            continue
+        corrected = said.get((item.student, item.lab)) or said.get((item.student, item.lab[:2]))
+        record["received"], record["known_from"] = (corrected, marks.INSTRUCTOR) if corrected else (item.received, item.known_from)
+        record |= {"late": item.late, "file_time": item.file_time}
         record = marks.add_marks(record, course, written)
         store.write_record(record)
-        _write_feedback(course, record, store, pages)
+        _write_feedback(course, record, store, pages, questions[item.lab])
     _leave_out_others(store, set(keys))
     store.join_resources()
     write_file(store.folder / marks.WRITTEN, marks.written_table(_records(store, keys)).encode())
+    write_file(store.folder / marks.DATES, marks.dates_table(_records(store, keys), course).encode())
     ungraded = [_ungraded(problem) for problem in problems if (problem.lab, problem.student) not in set(keys)]
-    write_file(store.folder / "grades.csv", marks.table(GRADES, [*map(_grade, _records(store, keys)), *ungraded]).encode())
+    write_file(store.folder / "grades.csv", tables.written(GRADES, [*map(_grade, _records(store, keys)), *ungraded]).encode())
     people = people or {}
     write_file(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS).encode())
     write_file(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE).encode())
-    summaries = [_summary(lab, [_essence(record) for record in _records(store, keys) if record["lab"] == lab.name]) for lab in course.labs]
-    looks = [*_looks(_records(store, keys)), *((item.student, item.lab, f"{item.kind}: {item.detail}") for item in problems)]
-    page = pages.get_template("instructor.html").render(course=course, labs=summaries, looks=looks)
+    returns.write(course, submissions, store.folder, people)
+    essences = [_essence(record, course) for record in _records(store, keys)]
+    summaries = [_summary(lab, [essence for essence in essences if essence["lab"] == lab.name]) for lab in course.labs]
+    looks = [(item["student"], item["lab"], look) for item in essences for look in item["looks"]]
+    open_labs = {lab.name for lab in course.labs if not any(item["lab"] == lab.name for item in essences)}
+    missing = [item for item in problems if item.kind == "missing" and item.lab in open_labs]
+    looks += [(item.student, item.lab, f"{item.kind}: {item.detail}") for item in problems if item not in missing]
+    page = pages.get_template("instructor.html").render(
+        course=course,
+        labs=[summary for summary in summaries if summary["count"]],
+        waiting=[lab for lab in course.labs if lab.name in open_labs],
+        looks=looks,
+        students=_by_student(essences),
+        unknown=sum(not item["received"] for item in essences),
+        sandboxes=sorted({item["sandbox"] for item in essences}),
+        weaker=sorted({item["sandbox"] for item in essences} - {backends.STRENGTH[-1]}),
+    )
     write_file(store.folder / "index.html", page.encode())
+
+
+def _by_student(essences: list[dict[str, Any]]) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+    """Each student with what he has in each lab."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for item in essences:
+        found.setdefault(item["student"], {})[item["lab"]] = item
+    return sorted(found.items())
 
 
 def _records(store: Store, keys: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
@@ -61,11 +118,13 @@ def _records(store: Store, keys: list[tuple[str, str]]) -> Iterator[dict[str, An
         yield record
 
 
-def _write_feedback(course: Course, record: dict[str, Any], store: Store, pages: jinja2.Environment) -> None:
+def _write_feedback(course: Course, record: dict[str, Any], store: Store, pages: jinja2.Environment, asked: dict[str, str]) -> None:
     lab, student = course.lab(record["lab"]), record["student"]
     figures = [base64.b64encode(path.read_bytes()).decode() for path in store.figures(lab.name, student)]
     questions = {task.id: task.question for task in lab.written}
-    page = pages.get_template("feedback.html").render(course=course, lab=lab, record=record, figures=figures, questions=questions)
+    sections = {item.number: checks.find(item.number).section for item in lab.exercises}
+    told = {"questions": questions, "asked": asked, "sections": sections, "due": course.due(student, lab)}
+    page = pages.get_template("feedback.html").render(course=course, lab=lab, record=record, figures=figures, **told)
     write_file(_feedback(store, lab.name, student), page.encode())
 
 
@@ -83,7 +142,7 @@ def _leave_out_others(store: Store, keys: set[tuple[str, str]]) -> None:
 
 def _grade(record: dict[str, Any]) -> dict[str, Any]:
     given = record["marks"]
-    row = {name: record.get(name) for name in ("student", "lab", "out_of", "detail", "received", "seed")}
+    row = {name: record.get(name) for name in ("student", "lab", "out_of", "detail", "received", "sandbox", "seed")}
     row |= {name: given[name] for name in ("points", "exercises", "late_days", "deduction", "to_mark")}
     return {key: _cell(value) for key, value in {**row, "status": KINDS.get(record["status"], record["status"])}.items()}
 
@@ -104,9 +163,11 @@ def _wide(
     people: People,
     columns: tuple[str, ...],
 ) -> str:
-    """A row a student, a column a lab. A mark that does not exist is an empty cell, which the platforms leave as it is: never a zero."""
+    """A row a student, a column a lab. A mark that is not there, or not whole, is an empty cell: the platforms leave it as it is."""
     students = sorted({student for _, student in keys} | {problem.student for problem in problems if problem.student} | set(people))
-    points = {(record["lab"], record["student"]): record["marks"]["points"] for record in _records(store, keys)}
+    points = {
+        (item["lab"], item["student"]): None if item["marks"]["to_mark"] else item["marks"]["points"] for item in _records(store, keys)
+    }
     rows = []
     if columns is CANVAS:
         rows.append({"Student": "    Points Possible", **{lab.name: f"{lab.points:g}" for lab in course.labs}})
@@ -116,10 +177,10 @@ def _wide(
         rows.append(
             {name: known.get(name, "") for name in columns} | {lab.name: _cell(points.get((lab.name, student))) for lab in course.labs}
         )
-    return marks.table((*columns, *(lab.name for lab in course.labs)), rows)
+    return tables.written((*columns, *(lab.name for lab in course.labs)), rows)
 
 
-def _summary(lab: Lab, records: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(lab: Assignment, records: list[dict[str, Any]]) -> dict[str, Any]:
     points = sorted(record["marks"]["points"] for record in records if record["marks"]["points"] is not None)
     bins = Counter(min(BINS - 1, int(BINS * value / lab.points)) if lab.points else 0 for value in points)
     width = lab.points / BINS
@@ -136,10 +197,11 @@ def _summary(lab: Lab, records: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _essence(record: dict[str, Any]) -> dict[str, Any]:
-    """What a summary needs of a record: not all that was observed."""
+def _essence(record: dict[str, Any], course: Course) -> dict[str, Any]:
+    """What the instructor's page needs of a record: not all that was observed."""
     exercises = [{key: result[key] for key in ("number", "status", "message")} for result in record["exercises"]]
-    return {"marks": record["marks"], "exercises": exercises}
+    known = {key: record[key] for key in ("student", "lab", "marks", "received", "sandbox", "status", "out_of")}
+    return {**known, "exercises": exercises, "looks": list(_looks(record, course))}
 
 
 def _tally(number: str, records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -151,13 +213,11 @@ def _tally(number: str, records: list[dict[str, Any]]) -> dict[str, Any]:
     return {"number": number, **known, "other": len(results) - sum(known.values()), "often": often}
 
 
-def _looks(records: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    for record in records:
-        if record["status"] != "graded":
-            yield record["student"], record["lab"], "; ".join(record["remarks"])
-        if record["marks"]["to_mark"]:
-            yield (
-                record["student"],
-                record["lab"],
-                f"{record['marks']['to_mark']} written answer{'s' * (record['marks']['to_mark'] != 1)} to mark in {marks.WRITTEN}",
-            )
+def _looks(record: dict[str, Any], course: Course) -> Iterator[str]:
+    """Why a person should look at this submission."""
+    if record["status"] != "graded":
+        yield "; ".join(record["remarks"])
+    if remark := marks.date_remark(record, course):
+        yield remark
+    if count := record["marks"]["to_mark"]:
+        yield f"{count} written answer{'s' * (count != 1)} to mark in {marks.WRITTEN}: until then its mark is not in the platforms' tables"

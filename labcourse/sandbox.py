@@ -1,11 +1,13 @@
 """The grader's end of a sandbox: it starts a fork server in isolation and talks with one submission at a time. Nothing here can block.
 
-A submission's process has one connection to the grader, on which it may write only when asked, and its output, of which only the
-beginning is kept.
+A submission's process has one connection to the grader, on which it may write only when asked, and each answer is signed; its output, of
+which only the beginning is kept; and a pipe for reports of what it does that no exercise needs, which cannot be taken back.
 """
 
 import array
 import contextlib
+import hashlib
+import hmac
 import os
 import secrets
 import selectors
@@ -24,6 +26,7 @@ import psutil
 
 from labcourse import backends, redaction
 from labcourse.backends import Backend
+from labcourse.control_group import ControlGroup
 from labkit.processes import messages
 from labkit.processes.supervision import start_connected
 
@@ -34,6 +37,8 @@ LARGEST = 16 << 20  # bytes of one message
 CHUNK = 1 << 16
 FOLDERS = "labkit-course-"  # in the folder for temporary files; then the grader's process
 RETIRE = 500  # submissions after which a fork server is replaced
+SIGNATURE = 16  # bytes before each answer
+REPORTS = 256 << 10  # bytes of reports that are read
 LATE = 75  # exit status of a submission's process that ran out of time and did not react to it
 
 
@@ -43,7 +48,7 @@ class Limits:
 
     Attributes:
         cell_seconds, trial_seconds: of a cell, and of one try of an exercise.
-        seconds: of all cells together.
+        seconds: of all cells and answers together, also where cells have to run again.
         memory: bytes, beyond what importing PyTorch takes.
         scratch: bytes of files.
         output: bytes that it may print.
@@ -80,6 +85,7 @@ class Sandbox:
     def __init__(self, backend: Backend, limits: Limits) -> None:
         self.backend, self.limits = backend, limits
         self._server: subprocess.Popen[bytes] | None = None
+        self.group: ControlGroup | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "Sandbox":
@@ -97,6 +103,9 @@ class Sandbox:
             self._server.kill()  # in a namespace of its own, all other processes there end with the first one
             self._server.wait()
             self._server = None
+        if self.group is not None:
+            self.group.remove()
+            self.group = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -104,11 +113,16 @@ class Sandbox:
     def run(self) -> "SubmissionProcess":
         """A process for one submission."""
         if self._server is None or self._server.poll() is not None or self._used >= RETIRE:
-            self._start()
+            self.start()
         self._used += 1
-        return SubmissionProcess(self)
+        try:
+            return SubmissionProcess(self)
+        except OSError:  # the server has ended since
+            self.start()
+            return SubmissionProcess(self)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the fork server, anew if there is one. Raises SandboxError."""
         self.close()
         _remove_abandoned_folders()
         self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True)
@@ -133,12 +147,13 @@ class Sandbox:
             )
         if self._server.stderr is not None:
             self._server.stderr.close()
+        self.group = ControlGroup.around(self._server.pid, self.limits.memory)
 
     def fork(self, fds: list[int]) -> None:
         """Ask the fork server for a process with these files."""
         limits = self.limits
         request = {"memory": limits.memory, "scratch": limits.scratch, "processes": limits.processes, "threads": limits.threads}
-        request |= {"seconds": int(2 * limits.seconds), "own_processes": self.backend.own_processes, "late_status": LATE}
+        request |= {"seconds": int(2 * limits.seconds) + 1, "own_processes": self.backend.own_processes, "late_status": LATE}
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         self._connection.sendmsg([messages.packed(request)], rights)
 
@@ -162,7 +177,8 @@ class Sandbox:
     def end_process(self, stop: bool) -> dict[str, Any]:
         """Have the fork server end all that a submission started, and report how it ended.
 
-        Without `stop` it may see first how the process ends by itself. A server that does not answer, or leaves something, is ended too.
+        Without `stop` it may see first how the process ends by itself. A server that does not answer, leaves something, or is not what it
+        was before, is ended too.
         """
         try:
             ended = None if stop else self.receive(1.0)
@@ -172,7 +188,7 @@ class Sandbox:
                 ended = self.receive(ENDING)
         except messages.MessageError:
             ended = None
-        if ended is None or not ended.get("clean"):
+        if ended is None or not ended.get("clean") or ended.get("changed"):
             self.close(kill=True)
         return ended or {}
 
@@ -186,28 +202,52 @@ def _remove_abandoned_folders() -> None:
 
 
 class SubmissionProcess:
-    """One submission's process. Use as a context manager; whatever happens, nothing of it is left."""
+    """One submission's process. Use as a context manager; whatever happens, nothing of it is left.
+
+    Attributes:
+        output: the beginning of what it printed.
+        reports: what it did that no exercise needs, a line each, as its own hook reported it.
+        memory: bytes at most, when it has ended.
+        changed: what it changed of the fork server, when it has ended.
+    """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._limits = sandbox, sandbox.limits
         self._inbox, self.output, self._written = messages.Inbox(LARGEST), bytearray(), 0
-        self.memory, self._has_ended = 0, False
+        self._reports = bytearray()
+        self.memory, self.changed, self._has_ended = 0, list[str](), False
+        self._key, self._has_key = secrets.token_bytes(32), False
         self._connection, theirs = socket.socketpair()
-        self._output, writing = os.pipe()
+        (self._output, writing), (self._reporting, reporting) = os.pipe(), os.pipe()
         with theirs:
-            sandbox.fork([theirs.fileno(), writing])
-        os.close(writing)
+            try:
+                sandbox.fork([theirs.fileno(), writing, reporting])
+            except OSError:
+                self._close()
+                raise
+            finally:
+                os.close(writing)
+                os.close(reporting)
         self._connection.setblocking(False)
         os.set_blocking(self._output, False)
+        os.set_blocking(self._reporting, False)
 
     def __enter__(self) -> "SubmissionProcess":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._connection.close()
         if not self._has_ended:
             self._end(stop=True)
+        self._close()
+
+    def _close(self) -> None:
+        self._connection.close()
         os.close(self._output)
+        os.close(self._reporting)
+
+    @property
+    def reports(self) -> list[str]:
+        return self._reports.decode(errors="replace").splitlines()
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The process's answer to a question.
@@ -221,12 +261,15 @@ class SubmissionProcess:
             self._stop("tampered", "it wrote to the grader before it was asked")
         try:
             deadline = time.monotonic() + seconds + self._limits.grace
-            self._write(messages.packed({"nonce": nonce, **question}), deadline)
+            first = {} if self._has_key else {"key": self._key.hex()}
+            self._has_key = True
+            self._write(messages.packed({"nonce": nonce, **first, **question}), deadline)
             reply = self._read(deadline)
         except messages.MessageError as error:
             self._stop("tampered", f"what it wrote to the grader is {error}")
         if type(reply) is not dict or reply.pop("nonce", None) != nonce or not self._inbox.empty:
             self._stop("tampered", "what it wrote to the grader is no answer to the question")
+        self._listen(0)  # reports that came with it
         return reply
 
     def _write(self, data: bytes, deadline: float) -> None:
@@ -242,23 +285,39 @@ class SubmissionProcess:
                 self._raise_ended()
 
     def _read(self, deadline: float) -> Any:
-        while (message := self._inbox.take()) is None:
+        while (text := self._inbox.take_text()) is None:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 self._stop("time")
             self._listen(min(remaining, 1.0))
-        return message
+        if not hmac.compare_digest(signature(self._key, text[SIGNATURE:]), text[:SIGNATURE]):
+            self._stop("tampered", "what answered the grader was not the process that was asked: its signature is missing")
+        return messages.cleaned(messages.unpacked(text[SIGNATURE:]))
 
     def _listen(self, seconds: float) -> None:
         """Take in what comes within that time: answers, output, and what the fork server reports."""
         with selectors.DefaultSelector() as selector:
-            for source in (self._connection, self._output, self._sandbox):
-                selector.register(source, selectors.EVENT_READ)
-            for key, _ in selector.select(seconds):
-                if key.fileobj is self._sandbox:
-                    self._raise_ended()
-                with contextlib.suppress(BlockingIOError, ConnectionError):
-                    self._read_answer() if key.fileobj is self._connection else self._read_output()
+            for source, read in (
+                (self._reporting, self._read_reports),
+                (self._output, self._read_output),
+                (self._connection, self._read_answer),
+                (self._sandbox, self._raise_ended),
+            ):
+                selector.register(source, selectors.EVENT_READ, read)
+            ready = {key.data for key, _ in selector.select(seconds)}
+            for key in selector.get_map().values():  # reports first: what follows may end it all
+                if key.data in ready:
+                    with contextlib.suppress(BlockingIOError, ConnectionError):
+                        key.data()
+
+    def _read_reports(self) -> None:
+        data = os.read(self._reporting, CHUNK)
+        self._reports += data[: REPORTS - len(self._reports)]
+        if not data and not self._has_ended:
+            ended = self._end(stop=False)
+            if ended.get("reason") == "stopped":
+                raise EndedError("tampered", "it has closed the line on which it is watched")
+            self._raise_ended(ended)
 
     def _read_answer(self) -> None:
         data = self._connection.recv(CHUNK)
@@ -282,18 +341,27 @@ class SubmissionProcess:
         self._end(stop=True)
         raise EndedError(kind, detail)
 
-    def _raise_ended(self) -> NoReturn:
+    def _raise_ended(self, ended: dict[str, Any] | None = None) -> NoReturn:
         """The connection is closed, or the fork server reports that the process has ended."""
-        ended = self._end(stop=False)
+        ended = self._end(stop=False) if ended is None else ended
         reason, status = ended.get("reason"), ended.get("status")
         if reason in ("memory", "processes"):
             raise EndedError(reason)
+        if status == -9 and self._sandbox.group is not None and self._sandbox.group.ran_out():
+            raise EndedError("memory")
         if status == LATE:
             raise EndedError("time")
         raise EndedError("ended", f"exit status {status}" if status is None or status >= 0 else f"signal {-status}")
 
     def _end(self, stop: bool) -> dict[str, Any]:
         self._has_ended = True
+        with contextlib.suppress(BlockingIOError):
+            self._reports += os.read(self._reporting, CHUNK)
         ended = self._sandbox.end_process(stop)
-        self.memory = ended.get("memory", 0)
+        self.memory, self.changed = ended.get("memory", 0), ended.get("changed", [])
         return ended
+
+
+def signature(key: bytes, text: bytes) -> bytes:
+    """What stands before an answer: only who has the key, which a process gets before the first cell runs, can make it."""
+    return hashlib.blake2b(text, key=key, digest_size=SIGNATURE).digest()

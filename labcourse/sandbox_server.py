@@ -2,6 +2,7 @@
 
 It never runs a submission's code nor reads what a submission writes. It forks when the grader asks for it, watches how many processes
 there are and how much memory they use, kills all of them, and empties the folder they worked in, and the others that nobody else has.
+Then it compares itself with what it was at first: a submission that changed it is reported, and the grader starts another server.
 
     python -m labcourse.sandbox_server FOLDER... FILENO        (the grader starts it; it works in the first folder)
 """
@@ -10,6 +11,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import select
 import shutil
 import signal
@@ -39,7 +41,8 @@ def main(*arguments: str) -> None:
     prepared = session.prepare()
     gc.collect()
     gc.freeze()
-    grader, processes = _Grader(socket.socket(fileno=int(fileno))), _Processes(is_first)
+    grader, processes = _Grader(socket.socket(fileno=int(fileno))), _Processes(is_first, folders if is_first and len(folders) > 1 else [])
+    known = state(is_first)
     messages.send(grader.connection, ready=os.getpid())
     with contextlib.suppress(EOFError):  # the grader has gone
         while True:
@@ -51,19 +54,23 @@ def main(*arguments: str) -> None:
                 processes.look()
             processes.kill_all()
             clean = all([_emptied(Path(folder)) for folder in folders])
+            now = state(is_first)
+            changed = sorted(name for name in known | now if known.get(name) != now.get(name))
             ended = {"status": processes.status, "reason": processes.reason, "memory": processes.peak, "clean": clean}
-            messages.send(grader.connection, **ended)
+            messages.send(grader.connection, changed=changed, **ended)
 
 
 class _Grader:
-    """The connection to the grader, which asks for a copy, and to stop it. With a request come two files for it: connection and output."""
+    """The connection to the grader, which asks for a copy, and to stop it. With a request come three files: connection, output, reports."""
+
+    FILES = 3
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self._inbox = connection, messages.Inbox()
         self._fds: list[int] = []
 
     def _receive(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self.connection, 1 << 16, 2)
+        data, fds, _, _ = socket.recv_fds(self.connection, 1 << 16, self.FILES)
         if not data:
             raise EOFError
         self._inbox.add(data)
@@ -74,7 +81,7 @@ class _Grader:
         while not isinstance(message := self._inbox.take(), dict):  # "stop", for a copy that had ended by itself
             if message is None:
                 self._receive()
-        fds, self._fds = self._fds[:2], self._fds[2:]
+        fds, self._fds = self._fds[: self.FILES], self._fds[self.FILES :]
         return message, fds
 
     def asks_to_stop(self, seconds: float) -> bool:
@@ -96,8 +103,8 @@ class _Processes:
         peak: bytes of memory at most.
     """
 
-    def __init__(self, is_first: bool) -> None:
-        self._is_first, self._own = is_first, os.getpid()
+    def __init__(self, is_first: bool, folders: list[str]) -> None:
+        self._is_first, self._own, self._folders = is_first, os.getpid(), folders
         self._own_memory = _resident(self._own)
 
     def start(self, request: dict[str, Any], fds: list[int], prepared: Any, grader: _Grader) -> None:
@@ -110,7 +117,7 @@ class _Processes:
         self._child = os.fork()
         if self._child == 0:
             grader.connection.close()
-            session.serve(fds[0], fds[1], request, prepared)  # never returns
+            session.serve(fds, request, prepared)  # never returns
         for fd in fds:
             os.close(fd)
 
@@ -118,6 +125,7 @@ class _Processes:
         self._reap()
         others = self._others()
         used = sum(max(0, now - first) for pid in others for now, first in zip(_resident(pid), self._own_memory, strict=True))
+        used += sum(map(_held_by, self._folders))  # in memory, too
         self.peak = max(self.peak, used)
         if used > self._limits["memory"]:
             self.reason = "memory"
@@ -161,6 +169,33 @@ def _resident(pid: int) -> tuple[int, int]:
     except (OSError, ValueError):
         return 0, 0
     return (resident - shared) * PAGE, shared * PAGE
+
+
+def _held_by(folder: str) -> int:
+    """Bytes of the files in a folder that is a disk of its own, in memory."""
+    disk = os.statvfs(folder)
+    return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+
+
+def state(is_first: bool) -> dict[str, Any]:
+    """What somebody else could have changed of this process, and what outlives whoever made it, by name."""
+    numbers = {name: number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
+    found: dict[str, Any] = {name: resource.getrlimit(number) for name, number in numbers.items()}
+    found["priority"] = os.getpriority(os.PRIO_PROCESS, 0)
+    found["folder"] = os.getcwd()
+    if hasattr(os, "sched_getaffinity"):
+        found["scheduling"] = os.sched_getscheduler(0), os.sched_getparam(0).sched_priority
+        found["processors"] = sorted(os.sched_getaffinity(0))
+    names = ["oom_score_adj", "timerslack_ns", "coredump_filter", "mountinfo"]
+    shared = ["/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg", "/proc/keys"] if is_first else []
+    for path in [*(f"/proc/self/{name}" for name in names), *shared]:
+        with contextlib.suppress(OSError):
+            found[path] = Path(path).read_text()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        kept = ("Umask", "Uid", "Gid", "Groups", "Threads", "SigBlk", "SigIgn", "SigCgt", "CapEff", "NoNewPrivs", "Seccomp", "TracerPid")
+        found |= dict(line.split(":", 1) for line in lines if line.startswith(kept))
+    return found
 
 
 def _emptied(folder: Path) -> bool:

@@ -2,12 +2,15 @@
 
 Everything here shares a process with the submission, so the grader does not believe what it reports: it asks each question only
 after the answer to the one before, with inputs that this process has not seen, and asks the same of answers that it knows to be wrong.
+Each answer is signed with a key that came before the first cell ran and that only local variables hold: who looks for them is reported.
 """
 
 import base64
-import builtins
 import contextlib
+import copy
 import ctypes
+import functools
+import hashlib
 import io
 import json
 import os
@@ -20,6 +23,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]  # in C, where it is there
 from typing import Any
 
 import numpy
@@ -29,7 +33,8 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
-from labcourse.integrity import Attempts, Originals
+from labcourse import system_calls
+from labcourse.integrity import Originals, Reports, watch
 from labkit import checks, machine
 from labkit.checks import checking
 from labkit.checks.checking import Verdict
@@ -85,13 +90,22 @@ def prepare() -> Prepared:
     for name in dir(labs):
         getattr(labs, name)
     torch.set_num_threads(1)
-    known = {number: replace(check, judge=_left_to_the_grader, draw=_left_to_the_grader) for number, check in checks.exercises().items()}
+    known = {
+        number: replace(check, judge=_left_to_the_grader, draw=_left_to_the_grader, expect=None)
+        for number, check in checks.exercises().items()
+    }
     checks.check = _checked_later
     with labkit.use(gpus=2, virtual=True, quiet=True):  # the first use imports much
         layer = torch.nn.Linear(8, 8).cuda()
         layer(torch.ones(8, 8, device="cuda")).sum().backward()
+        torch.optim.SGD(layer.parameters(), lr=0.1).step()  # the first optimizer, which changes a few names of torch
         torch.cuda.synchronize()
-    return Prepared(_shell(), known, Originals())
+    originals = Originals()
+    with labkit.use(gpus=2, virtual=True, quiet=True) as used:
+        originals.learn()
+        with used.without_values():
+            originals.learn()
+    return Prepared(_shell(), known, originals)
 
 
 def _left_to_the_grader(*arguments: Any) -> Any:
@@ -118,27 +132,33 @@ def _shell() -> InteractiveShell:
     return shell
 
 
-def serve(fileno: int, output: int, request: dict[str, Any], prepared: Prepared) -> None:
-    """Run one submission, answer the grader's questions until it closes the connection of this number, and end."""
+def serve(fds: list[int], request: dict[str, Any], prepared: Prepared) -> None:
+    """Run one submission, answer the grader's questions until it closes the connection, and end.
+
+    `fds`: the connection, where output goes, and where reports go.
+    """
     end = os._exit
     try:
-        _set_limits(fileno, output, request)
+        _set_limits(fds, request)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "labcourse"]:
+            del sys.modules[name]  # what is left of them is held by local variables
         with contextlib.suppress(EOFError):
-            _Session(socket.socket(fileno=fileno), prepared, request["late_status"]).run()
+            _Session(socket.socket(fileno=fds[0]), Reports(fds[2]), prepared, request["late_status"]).run()
     except BaseException:
         traceback.print_exc()
     finally:
         end(0)
 
 
-def _set_limits(fileno: int, output: int, request: dict[str, Any]) -> None:
-    """The limits that the system keeps, for this process and each that it starts; of its files only these two stay open."""
+def _set_limits(fds: list[int], request: dict[str, Any]) -> None:
+    """The limits that the system keeps, for this process and each that it starts; of its files only these three stay open."""
+    connection, output, reports = fds
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else map(str, range(3, 256)):
-        if name.isdigit() and int(name) > 2 and int(name) != fileno:
+        if name.isdigit() and int(name) > 2 and int(name) not in (connection, reports):
             with contextlib.suppress(OSError):
                 os.close(int(name))
     sys.stdin = os.fdopen(0, closefd=False)
@@ -159,6 +179,7 @@ def _set_limits(fileno: int, output: int, request: dict[str, Any]) -> None:
         hard = resource.getrlimit(limit)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))
+    system_calls.forbid()
 
 
 def _address_space() -> int:
@@ -167,31 +188,27 @@ def _address_space() -> int:
 
 
 class _Session:
-    """One submission. What it needs it holds before the first cell runs."""
+    """One submission. What it needs it holds before the first cell runs; the key is in no attribute."""
 
-    def __init__(self, connection: socket.socket, prepared: Prepared, late_status: int) -> None:
-        self._connection, self._prepared = connection, prepared
+    def __init__(self, connection: socket.socket, reports: Reports, prepared: Prepared, late_status: int) -> None:
+        self._connection, self._reports, self._prepared = connection, reports, prepared
         self._shell, self._names = prepared.shell, prepared.shell.user_ns
-        self._encode, self._receive, self._observe = json.JSONEncoder().encode, messages.receive, checking.observe
-        self._send, self._recv = socket.socket.sendall, socket.socket.recv
-        self._quote, self._alarm, self._exec = checking.quote, Alarm(os._exit, late_status), builtins.exec
-        self._attempts = Attempts()
+        self._alarm = Alarm(os._exit, late_status)
 
     def run(self) -> None:
-        message = self._receive(self._connection, self._recv)
-        errors = self._run_cells(message)
-        self._reply(message["nonce"], {"errors": errors, "figures": self._shell.display_pub.kept})
+        receive, recv, connection, reply = messages.receive, socket.socket.recv, self._connection, _signed
+        message = receive(connection, recv)
+        sign, send = hashlib.blake2b, socket.socket.sendall
+        key = bytes.fromhex(message.pop("key"))
+        run_cells, answer, changed = self._run_cells, self._answer, self._prepared.originals.changed
+        watch(self._reports, self._names)
+        send(connection, reply(message["nonce"], run_cells(message), changed(), key, sign))
         while True:
-            question = self._receive(self._connection, self._recv)
-            self._reply(question["nonce"], self._answer(question))
+            question = receive(connection, recv)
+            send(connection, reply(question["nonce"], answer(question), changed(), key, sign))
 
-    def _reply(self, nonce: str, message: dict[str, Any]) -> None:
-        seen = {"changed": self._prepared.originals.changed(), "attempts": sorted(self._attempts.seen)}
-        text = self._encode({"nonce": nonce, **message, **seen}).encode()
-        self._send(self._connection, len(text).to_bytes(4, "big") + text)
-
-    def _run_cells(self, message: dict[str, Any]) -> list[list[Any]]:
-        """The cells in order, as a kernel told to go on after errors; [[cell's number, error's class, its text], …]."""
+    def _run_cells(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The cells in order, as a kernel told to go on after errors; the errors are [[cell's number, error's class, its text], …]."""
         _seed(message["random"])
         figures, errors = self._shell.display_pub, []
         for number, cell in enumerate(message["cells"], 1):
@@ -203,9 +220,9 @@ class _Session:
             except BaseException as raised:  # the alarm, outside of the cell's own code
                 error = raised
             if error is not None:
-                errors.append([number, type(error).__name__, str(self._quote(error))[:500]])
+                errors.append([number, type(error).__name__, str(checking.quote(error))[:500]])
             self._collect_figures(figures)
-        return errors
+        return {"errors": errors, "figures": figures.kept}
 
     def _collect_figures(self, figures: Figures) -> None:
         """What a cell drew with matplotlib and did not display itself."""
@@ -223,23 +240,69 @@ class _Session:
         check = self._prepared.checks[question["exercise"]]
         _seed(question["random"])
         try:
-            with self._alarm.after(question["seconds"]):
-                answer = answer_in(question["wrong_answer"], self._exec) if question["wrong_answer"] else self._names.get(question["name"])
+            with self._alarm.after(question["seconds"]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                answer = answer_in(question["wrong_answer"]) if question["wrong_answer"] else self._names.get(question["name"])
                 _use_gpus(check.gpus)
-                observation = self._observe(check, answer, question["inputs"])
-                self._encode(observation)
+                watched = replace(check, observe=lambda answer, inputs: check.observe(self._guarded(answer), inputs))
+                observation = checking.observe(watched, answer, question["inputs"])
+                _text(observation)
         except OutOfTime:
             return {"late": True}
         except BaseException as error:
-            return {"observation": {"raised": self._quote(error)}}
+            return {"observation": {"raised": str(checking.quote(error))}}
         return {"observation": observation}
 
+    def _guarded(self, answer: Any) -> Any:
+        return Guarded(answer, self._prepared.originals, self._reports) if callable(answer) else answer
 
-def answer_in(source: str, execute: Callable[..., Any] = exec) -> Any:
+
+class Guarded:
+    """An answer, after each call of which is seen whether anything that it is measured with was replaced, and what it has returned."""
+
+    def __init__(self, answer: Any, originals: Originals, reports: Reports) -> None:
+        functools.update_wrapper(self, answer)
+        self._answer, self._originals, self._reports = answer, originals, reports
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            result = self._answer(*arguments, **keywords)
+        finally:
+            for name in self._originals.changed():
+                self._reports.add("changed", name)
+        for value in result if type(result) in (list, tuple) else [result]:
+            if isinstance(value, BUILT_IN) and type(value).__module__ == "__main__":
+                self._reports.add("suspect", f"it returned a {type(value).__name__}, which poses as something else")
+        return result
+
+    def __reduce__(self) -> Any:  # other processes get the answer itself
+        return copy.copy, (self._answer,)
+
+
+BUILT_IN = (torch.Tensor, int, float, complex, str, bytes, list, tuple, dict)
+
+
+def _text(message: Any) -> str:
+    """As JSON: by an encoder of its own each time, in C, whose classes nobody can change."""
+    if c_make_encoder is None:
+        return json.dumps(message)
+    return "".join(c_make_encoder(None, _no_other, encode_basestring_ascii, None, ": ", ", ", False, False, True)(message, 0))
+
+
+def _no_other(value: Any) -> Any:
+    raise TypeError(f"{type(value).__name__} is no plain data")
+
+
+def _signed(nonce: str, message: dict[str, Any], changed: list[str], key: bytes, sign: Any) -> bytes:
+    text = _text({"nonce": nonce, **message, "changed": changed}).encode()
+    return (len(text) + 16).to_bytes(4, "big") + sign(text, key=key, digest_size=16).digest() + text
+
+
+def answer_in(source: str) -> Any:
     """The function or class that an answer's source defines, with the names at hand that a notebook has."""
     names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "dist": torch.distributed, "labkit": labkit, "__name__": "__main__"}
     known = set(names) | {"__builtins__"}
-    execute(source, names)
+    exec(source, names)
     return next(value for name, value in names.items() if callable(value) and name not in known)
 
 
@@ -255,7 +318,7 @@ def _seed(seed: int) -> None:
     """The same random numbers in every run."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed % 2**63)
 
 
 class Alarm:

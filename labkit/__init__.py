@@ -1,12 +1,21 @@
 """The public names of the kit, imported when first used: `import labkit` loads neither torch nor matplotlib."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
+from labkit import cells
 from labkit.version import __version__ as __version__
 from virtualgpu import front_end
 
+if sys.platform == "win32":
+    raise ImportError(
+        "labkit runs on Linux and macOS: on Windows install WSL with `wsl --install` and run it there, or open the lessons on Binder or "
+        "Colab, with nothing to install (docs/platforms.md)"
+    )
+
 front_end.register("labkit", __file__, offers_use=True)
+cells.watch()
 
 __all__ = [
     "Isolated",

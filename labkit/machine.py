@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gputrace import Table
     from virtualgpu import Race, VirtualGPUs
 
-_current: "Machine | None" = None
+_current: "MachineInUse | None" = None
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class MachineRequest:
     heeds_environment: bool = False
 
 
-class Machine:
+class MachineInUse:
     """The GPUs in use. Also a context manager: at the end of a `with` block the machine is taken away.
 
     A `with` block raises RuntimeError where the machine is not in use any more, or in another block already.
@@ -129,7 +129,7 @@ class Machine:
         if _current is self:
             _current = None
 
-    def __enter__(self) -> "Machine":
+    def __enter__(self) -> "MachineInUse":
         if self._entered or current() is not self:
             raise RuntimeError(_IN_USE.format(self.banner if current() is self else "another machine"))
         self._entered = True
@@ -166,7 +166,7 @@ def use(
     *,
     quiet: bool = False,
     heeds_environment: bool = False,
-) -> Machine: ...
+) -> MachineInUse: ...
 
 
 def use(
@@ -178,7 +178,7 @@ def use(
     *,
     quiet: bool = False,
     heeds_environment: bool = False,
-) -> Machine | None:
+) -> MachineInUse | None:
     """Give this process GPUs, print what they are, and return the machine, which is also a context manager.
 
     Args:
@@ -206,7 +206,7 @@ def use(
         return None
     request = replace(_checked(gpus, like, memory, virtual, values), heeds_environment=heeds_environment)
     if used is None:
-        used = _current = Machine(request)
+        used = _current = MachineInUse(request)
         if request.virtual and virtual is None and not _virtual_is_asked_for(like, values):
             used._too_few = real_gpus()
     elif used.request != request or used._entered:
@@ -226,7 +226,7 @@ def _shell() -> Any:
     return ipython.get_ipython() if ipython is not None else None
 
 
-def current() -> Machine | None:
+def current() -> MachineInUse | None:
     """The machine in use; None when there is none.
 
     Virtual GPUs are also in use where a process has inherited them, and where `virtualgpu.use` put them in place.
@@ -237,11 +237,11 @@ def current() -> Machine | None:
         _current = None  # they were taken away without us
     if _current is None and virtual is not None:
         asked = virtual.request
-        _current = Machine(MachineRequest(asked.gpus, asked.like, asked.memory, True, asked.values, asked.heeds_environment), virtual)
+        _current = MachineInUse(MachineRequest(asked.gpus, asked.like, asked.memory, True, asked.values, asked.heeds_environment), virtual)
     return _current
 
 
-def in_use() -> Machine:
+def in_use() -> MachineInUse:
     """The machine in use. Raises RuntimeError when there is none."""
     used = current()
     if used is None:

@@ -45,6 +45,13 @@ def test_import_loads_neither_torch_nor_matplotlib():
     assert heavy == "[]"
 
 
+def test_on_windows_the_import_says_where_to_go_in_one_sentence():
+    said = python("import sys; sys.platform = 'win32'\ntry: import labkit\nexcept ImportError as error: print(error)")
+    assert said.startswith("labkit runs on Linux and macOS: on Windows install WSL") and said.count("\n") == 0
+    page = (ROOT / "docs" / "platforms.md").read_text(encoding="utf-8").partition("## Windows")[2].partition("\n## ")[0]
+    assert "\nwsl --install\n" in page and "make lab" in page and "#windows" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_import_takes_under_a_tenth_of_a_second():
     code = "import time; start = time.perf_counter(); import labkit; print(time.perf_counter() - start)"
     assert statistics.median(float(python(code)) for _ in range(5)) < 0.1

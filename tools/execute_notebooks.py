@@ -22,6 +22,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 def main(arguments: list[str]) -> None:
     os.environ["LABKIT_VIRTUAL"] = "1"  # the kernels inherit it
+    os.environ["LABKIT_PROGRESS"] = ""  # nobody's
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     for path in [Path(name) for name in arguments] or sorted(NOTEBOOKS.glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)

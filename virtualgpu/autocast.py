@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
-from virtualgpu.tensor import VirtualTensor, unsupported
+from virtualgpu.tensor import VirtualTensor
 
 KEY, CPU_KEY = "AutocastCUDA", "AutocastCPU"
 _guard = torch._C._ExcludeDispatchKeyGuard

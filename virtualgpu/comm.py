@@ -8,8 +8,9 @@ import torch
 import torch.nn.parallel
 
 from virtualgpu import hardware
+from virtualgpu.errors import unsupported
 from virtualgpu.moves import gpu_of, to_device
-from virtualgpu.tensor import VirtualTensor, memory_of, unsupported
+from virtualgpu.tensor import VirtualTensor, memory_of
 
 BUFFER_BYTES = 10 << 20  # broadcast_coalesced: tensors are sent together until a group reaches this
 

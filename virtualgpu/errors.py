@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from virtualgpu import front_end
 from virtualgpu.source_lines import is_users
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -168,6 +169,12 @@ def cpp_name(dtype: torch.dtype) -> str:
 def tensor_type(dtype: torch.dtype) -> str:
     """The type of a CUDA tensor, as PyTorch's messages print it: bfloat16 has no legacy name."""
     return "CUDABFloat16Type" if dtype is torch.bfloat16 else f"torch.cuda.{scalar_name(dtype)}Tensor"
+
+
+def unsupported(what: str) -> Exception:
+    who = front_end.name()  # this package itself has virtual GPUs alone
+    how = "" if who == "virtualgpu" else f": {who}.use(virtual=False)"
+    return NotImplementedError(f"{what} is not served by the virtual GPU. It works on a real one{how}")
 
 
 # Gradients

@@ -9,10 +9,10 @@ import torch
 import torch.utils._device
 
 from virtualgpu import hardware
-from virtualgpu.errors import outermost
+from virtualgpu.errors import outermost, unsupported
 from virtualgpu.host.pinned import pinned
 from virtualgpu.moves import to_device
-from virtualgpu.tensor import VirtualTensor, empty, tensors, unsupported
+from virtualgpu.tensor import VirtualTensor, empty, tensors
 
 _device = torch.device
 _set_default_tensor_type = torch._C._set_default_tensor_type

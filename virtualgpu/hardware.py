@@ -1,8 +1,9 @@
 """The virtual GPUs of one machine: their memory, streams and random generators."""
 
 import os
+import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any
@@ -14,10 +15,9 @@ from virtualgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
 from virtualgpu.clock import costs
 from virtualgpu.clock.machine_clock import Clock, StreamEvents, StreamTime
 from virtualgpu.host_memory import host_budget
-from virtualgpu.processes.exported_blocks import ExportedBlock, PendingFrees
+from virtualgpu.processes.exported_blocks import PendingFrees
 from virtualgpu.processes.usage_table import UsageTable
 from virtualgpu.profiles import Profile
-from virtualgpu.selected import Selected
 from virtualgpu.streams.sync_debug import SyncDebug
 from virtualgpu.threads.scheduler import Scheduler
 
@@ -37,56 +37,31 @@ def stream_name(handle: int) -> str:
     return f"stream {number + 1}{f' of priority {(3 - kind) // 2}' if kind > 3 else ''}"
 
 
-class Memory:
-    """What a storage holds on a GPU. It hangs on the storage's Python object, so it dies with the last view of the storage.
+class Selected(threading.local):
+    """What one thread has selected: the current device, and the current stream of each device."""
 
-    `kept` is the number of bytes of values on the host, None for a storage without values.
-    """
+    def __init__(self) -> None:
+        self.device = 0
+        self.streams: dict[int, StreamTime] = {}
+        self.gpu: Gpu | None = None  # where the last operator on a device tensor ran,
+        self.call: tuple | None = None  # and which call it belonged to: see virtualgpu.host.cpu_operators
+        self.waiting: tuple | None = None  # the call for which C++ made tensors on the CPU
+        self.task = -1  # the backward under way,
+        self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
+        self.root: Gpu | None = None  # where the next backward starts
+        self.untimed = False  # a thread whose work takes none of the host's time
+        self.made_on: Gpu | None = None  # where that is to be which C++ makes on the CPU, for it believes its tensors to lie there
+        self.nodes = 0  # nodes of autograd that this thread has made so far
+        self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return
+        self.arrived: tuple | None = None  # the node of a backward whose stream has been chosen
+        self.in_operator = False  # an operator is running of which the race detector knows: those that it is made of are part of it
+        self.product: Callable[[], Any] | None = None  # what the last matrix product was written to
 
-    __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "storage", "touched", "written")
-
-    def __init__(self, gpu: "Gpu", block: Block | None, kept: int | None) -> None:
-        self.gpu = gpu
-        self.block = block
-        self.born = gpu.machine.selected.call  # the call that made it: a Python instruction or a node of a backward
-        self.kept = kept
-        self.export: ExportedBlock | None = None  # to other processes
-        self.storage: weakref.ref[torch.UntypedStorage] | None = None  # where the garbage collector does not tell of it
-        self.touched: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
-        # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
-        self.written = 0 if gpu.machine.several_streams else gpu.default_stream.count + 1
-        gpu.machine.keep(kept)
-
-    def __del__(self) -> None:
-        self.gpu.machine.keep(self.kept, -1)
-        if self.block is not None:
-            if self.touched is not None and self.gpu.machine.several_streams:
-                self.gpu.machine.races.freed(self.gpu, self.block, self.touched)
-            if self.export is not None:
-                self.gpu.machine.pending_frees.add(self.gpu.allocator, self.block, self.export)
-            else:
-                self.gpu.allocator.free(self.block)
-
-    @property
-    def shared(self) -> bool:
-        """May another process see the values?"""
-        return self.export is not None
-
-    def forget(self) -> None:
-        """The values are known no longer."""
-        if self.kept is not None:
-            self.gpu.machine.keep(self.kept, -1)
-            self.gpu.machine.keep(None)
-            self.kept = None
-
-    @property
-    def address(self) -> int:
-        return 0 if self.block is None else self.block.address
-
-    @property
-    def requested(self) -> int:
-        """Bytes that a storage may have here."""
-        return 0 if self.block is None else self.block.requested
+    def visit(self, task: int, *places: "Gpu | None") -> None:
+        """Note that the backward `task` has operators in these places."""
+        if self.task != task:
+            self.task, self.places = task, set() if self.root is None else {self.root}
+        self.places.update(places)
 
 
 class Gpu:
@@ -147,6 +122,8 @@ class Gpu:
         try:
             return self.allocator.malloc(nbytes, self.stream.stream_id)
         except OutOfMemory as error:
+            for observer in self.machine.oom_observers:
+                observer(self.index, nbytes, self.machine.total_memory, self.allocator.free_bytes())
             raise torch.OutOfMemoryError(error.message) from None
 
     def scratch(self, sizes: Iterable[int]) -> None:
@@ -290,7 +267,8 @@ class Machine:
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
         self.under_way: list[Any] = []  # collectives that this rank has entered, and nobody has waited for
         self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
-        self.leaf_streams: weakref.WeakKeyDictionary[Memory, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory
+        self.oom_observers: list[Callable[[int, int, int, int], object]] = []  # device, bytes asked for, all of its bytes, free ones
+        self.leaf_streams: weakref.WeakKeyDictionary[Any, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory
         self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see `streams.backward`
 
     def handing_over(self) -> float:

@@ -1,6 +1,6 @@
 """For recorders of virtual GPUs: the machine in place, whose clock and allocators they listen to, and the types of what they hear."""
 
 from virtualgpu.clock.machine_clock import Span as Span
-from virtualgpu.hardware import Memory as Memory
 from virtualgpu.hardware import machine as machine
 from virtualgpu.hardware import stream_name as stream_name
+from virtualgpu.tensor import Memory as Memory

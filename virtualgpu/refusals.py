@@ -8,13 +8,13 @@ import torch
 import torch.autograd.profiler
 from torch._subclasses.fake_tensor import FakeTensor
 
+from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
-from virtualgpu.tensor import unsupported
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change."""
-    for name in ("graph", "make_graphed_callables", "use_mem_pool", "CUDAGraph", "ExternalStream", "MemPool"):
+    for name in ("graph", "make_graphed_callables", "use_mem_pool", "CUDAGraph", "MemPool"):
         if original := getattr(torch.cuda, name, None):
             yield torch.cuda, {name: refuse(f"torch.cuda.{name}", original)}
     yield torch, {"compile": refuse("torch.compile")}

@@ -15,13 +15,63 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu import front_end, hardware
-from virtualgpu.hardware import Gpu, Memory
+from virtualgpu.allocator import Block
+from virtualgpu.errors import unsupported
+from virtualgpu.hardware import Gpu
+from virtualgpu.processes.exported_blocks import ExportedBlock
 
 _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 _storage_of: Callable[[torch.Tensor], Any] = torch.Tensor.untyped_storage  # a VirtualStorage, where memory of a GPU hangs on it
 _empty_strided = torch.empty_strided
 _CPU = torch.device("cpu")
+
+
+class Memory:
+    """What a storage holds on a GPU. It hangs on the storage's Python object, so it dies with the last view of the storage.
+
+    `kept` is the number of bytes of values on the host, None for a storage without values.
+    """
+
+    __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "storage", "touched", "written")
+
+    def __init__(self, gpu: Gpu, block: Block | None, kept: int | None) -> None:
+        self.gpu = gpu
+        self.block = block
+        self.born = gpu.machine.selected.call  # the call that made it: a Python instruction or a node of a backward
+        self.kept = kept
+        self.export: ExportedBlock | None = None  # to other processes
+        self.storage: weakref.ref[torch.UntypedStorage] | None = None  # where the garbage collector does not tell of it
+        self.touched: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
+        # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
+        self.written = 0 if gpu.machine.several_streams else gpu.default_stream.count + 1
+        gpu.machine.keep(kept)
+
+    def __del__(self) -> None:
+        self.gpu.machine.keep(self.kept, -1)
+        if self.block is not None:
+            if self.touched is not None and self.gpu.machine.several_streams:
+                self.gpu.machine.races.freed(self.gpu, self.block, self.touched)
+            if self.export is not None:
+                self.gpu.machine.pending_frees.add(self.gpu.allocator, self.block, self.export)
+            else:
+                self.gpu.allocator.free(self.block)
+
+    def forget(self) -> None:
+        """The values are known no longer."""
+        if self.kept is not None:
+            self.gpu.machine.keep(self.kept, -1)
+            self.gpu.machine.keep(None)
+            self.kept = None
+
+    @property
+    def address(self) -> int:
+        return 0 if self.block is None else self.block.address
+
+    @property
+    def requested(self) -> int:
+        """Bytes that a storage may have here."""
+        return 0 if self.block is None else self.block.requested
 
 
 class VirtualStorage(torch.UntypedStorage):
@@ -211,12 +261,6 @@ class VirtualTensor(torch.Tensor):
 # What type() gives for CUDA tensors; torch.save writes a storage's name.
 VirtualTensor.__module__, VirtualTensor.__name__, VirtualTensor.__qualname__ = "torch", "Tensor", "Tensor"
 VirtualStorage.__module__, VirtualStorage.__name__, VirtualStorage.__qualname__ = "torch.storage", "UntypedStorage", "UntypedStorage"
-
-
-def unsupported(what: str) -> Exception:
-    who = front_end.name()  # this package itself has virtual GPUs alone
-    how = "" if who == "virtualgpu" else f": {who}.use(virtual=False)"
-    return NotImplementedError(f"{what} is not served by the virtual GPU. It works on a real one{how}")
 
 
 def require_values(memory: Memory) -> None:

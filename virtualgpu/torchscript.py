@@ -11,7 +11,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from virtualgpu import hardware
-from virtualgpu.tensor import VirtualTensor, tensors, unsupported
+from virtualgpu.errors import unsupported
+from virtualgpu.tensor import VirtualTensor, tensors
 
 # What C++ says where a script names a GPU: built without CUDA, and built for CUDA on a machine without a driver or a GPU in sight.
 _WITHOUT_CUDA = (

@@ -2,10 +2,12 @@
 
 import pkgutil
 import random
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from labkit.checks import attempts, checking
+from labkit import cells
+from labkit.checks import attempts, checking, limits
 from labkit.checks.attempts import Progress
 from labkit.checks.checking import Check, Verdict
 
@@ -15,17 +17,31 @@ __all__ = ["Check", "Progress", "Verdict", "check", "exercises", "find", "progre
 def check(number: str, answer: Any) -> Verdict:
     """Try `answer`, the learner's answer to the exercise `number` (such as "01.2"), on fresh inputs and say what happened.
 
+    What the answer prints is cut after a screenful, and it may run as long as in grading, 30 s. An answer that its cell no longer shows,
+    because the cell has an error or defines something else, is not judged.
+
     Raises:
         ValueError: there is no such exercise; the message names those that there are.
         RuntimeError: too few GPUs are in use.
     """
     known = find(number)
+    if why := cells.not_on_screen(number):
+        return Verdict(False, f"not checked: {why}", exercise=number)
     inputs = known.draw(random.Random())
-    return attempts.note(known, checking.judge(known, checking.observe(known, answer, inputs), inputs), inputs)
+    try:
+        with limits.in_time(number, answer), limits.a_screenful():
+            seen = checking.observe(known, answer, inputs)
+    except limits.TookTooLongError as error:
+        line = "; ".join(checking.own_line(error, answer))
+        told = f"your answer took longer than {limits.LIMIT:g} s{f' ({line})' if line else ''}."
+        return attempts.note(known, replace(checking.not_yet(told), exercise=number), inputs)
+    return attempts.note(known, checking.judge(known, seen, inputs), inputs)
 
 
 def progress(lesson: str | None = None) -> Progress:
-    """Which exercises are right so far: of one lesson, such as "01", or of those that have been tried since this kernel started.
+    """Which exercises are right so far: of one lesson, such as "01", or of those that have been tried.
+
+    What was tried outlives the kernel, in `.labkit/progress.json` beside the notebook.
 
     Raises ValueError, naming those that there are, for a lesson without exercises.
     """

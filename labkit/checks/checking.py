@@ -9,16 +9,19 @@ import gc
 import inspect
 import numbers
 import random
+import re
 import traceback
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 import torch
 
 from labkit import machine
+from labkit.checks.defaults import defaults
 
 LONGEST_MESSAGE = 400  # characters of an exception's message that are quoted
 
@@ -29,7 +32,7 @@ Plain = Any  # numbers, strings, None, and lists and dicts of them
 class Verdict:
     """Whether an answer passed, a message that helps, and the points it earns (an exercise is worth one).
 
-    A notebook shows it as its message.
+    A notebook shows it as its message, with a mark, a word and a colour.
     """
 
     passed: bool
@@ -39,6 +42,21 @@ class Verdict:
 
     def __repr__(self) -> str:
         return f"{self.exercise} {self.message}".strip()
+
+    def _repr_html_(self) -> str:
+        word, told = re.fullmatch(r"([\w ]+)[.:]?\s*(.*)", self.message, re.DOTALL).groups()  # type: ignore[union-attr]  # all begin so
+        told = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(told)).replace("\n", "<br>")
+        return f"<div>{marked(word, self.exercise)} {told}</div>"
+
+
+_MARKS = {"right": ("✔", "#1a7340"), "not yet": ("✘", "#a33c00")}  # all else is open
+
+
+def marked(word: str, exercise: str) -> str:
+    """An exercise and how far it is, in HTML, with a mark and a colour that both themes of JupyterLab let read."""
+    mark, colour = _MARKS.get(word.lower(), ("○", "#595959"))
+    look = f"background: {colour}; color: white; border-radius: 3px; padding: 1px 6px; font-weight: bold"
+    return f'<span style="{look}">{mark} {exercise} {word}</span>'
 
 
 def right(note: str = "") -> Verdict:
@@ -62,6 +80,8 @@ class Check:
         draw: makes the inputs of one try.
         observe: gives the answer those inputs and returns what it did. An exception in it is the answer's.
         judge: says what to make of it. Pure.
+        expect: makes of the inputs what the judge compares with, its last argument. It runs where answers are judged: no answer finds it
+            there. It needs no GPU.
         gpus: how many the check needs.
         script: what the exercise cell holds where the exercise is to mend a function.
         section: the heading of the lesson's section that explains what the exercise needs. Those who fail three times are sent there.
@@ -70,10 +90,11 @@ class Check:
     number: str
     draw: Callable[[random.Random], Plain]
     observe: Callable[[Any, Plain], Plain]
-    judge: Callable[[Plain, Plain], Verdict]
+    judge: Callable[..., Verdict]
     gpus: int = 1
     script: Callable[..., Any] | None = None
     section: str = ""
+    expect: Callable[[Plain], Plain] | None = None
 
 
 def run(check: Check, answer: Any, seed: int | None = None) -> Verdict:
@@ -88,13 +109,13 @@ LOST = "The GPU takes no work after that: call labkit.use(None) and run the firs
 def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     """What `answer` does with `inputs`: {"observed": …}, {"raised": …} or {"attempted": False}.
 
-    Leaves the GPUs as they were: the current device, and the memory in use.
+    Leaves the GPUs as they were: the current device, and the memory in use. PyTorch's settings are its own meanwhile, not the notebook's.
     """
     _require_gpus(check)
     if is_stub(answer, check.script):
         return {"attempted": False}
     try:
-        with undisturbed():
+        with undisturbed(), defaults():
             try:
                 return {"observed": check.observe(answer, inputs)}
             except (Exception, SystemExit) as error:
@@ -106,7 +127,8 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
 def judge(check: Check, observation: Plain, inputs: Plain) -> Verdict:
     """The verdict on what `observe` returned. Runs none of the learner's code."""
     if "observed" in observation:
-        verdict = check.judge(observation["observed"], inputs)
+        due = [check.expect(inputs)] if check.expect else []
+        verdict = check.judge(observation["observed"], inputs, *due)
     elif "raised" in observation:
         verdict = not_yet(f"your answer raised {observation['raised']}")
     else:
@@ -170,7 +192,7 @@ def quote(error: BaseException, answer: Any = None) -> str:
     text = ": ".join(part for part in (type(error).__name__, _gist(str(error))) if part)
     notes = getattr(error, "__notes__", [])
     given = [f"given {notes[-1]}"] if notes else []
-    aside = "; ".join(given + _own_line(error, answer))
+    aside = "; ".join(given + own_line(error, answer))
     return f"{text} ({aside})" if aside else text
 
 
@@ -186,7 +208,7 @@ def _gist(message: str) -> str:
     return gist if len(gist) <= LONGEST_MESSAGE else gist[: LONGEST_MESSAGE - 1] + "…"
 
 
-def _own_line(error: BaseException, answer: Any) -> list[str]:
+def own_line(error: BaseException, answer: Any) -> list[str]:
     """Where `answer` was when it raised: the innermost of its own lines."""
     code = getattr(answer, "__code__", None)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if code and frame.filename == code.co_filename]
@@ -216,8 +238,9 @@ def _memory() -> tuple[int, int]:
 
 def describe(value: Any) -> Plain:
     """A tensor as plain data: device, dtype, shape and values in one list. Of anything else, the name of its type."""
-    if not isinstance(value, torch.Tensor):
-        return {"type": type(value).__name__}
+    name = type(value).__name__
+    if not isinstance(value, torch.Tensor) or type(value).__module__ == "__main__":  # a notebook's own class may say anything of itself
+        return {"type": f"a {name} of its own" if name == "Tensor" else name}
     flat = value.detach().cpu().flatten().tolist()
     return {"type": "Tensor", "device": str(value.device), "dtype": str(value.dtype), "shape": list(value.shape), "values": flat}
 

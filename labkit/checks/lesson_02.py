@@ -8,6 +8,7 @@ The caller's stream is not always the default one.
 
 import gc
 import random
+import statistics
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,6 +70,7 @@ def draw_durations(generator: random.Random) -> Plain:
 def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
     """What the answer says of each work, and what two events say, both in seconds."""
     rate, observations = _cycles(1.0), []
+    seconds_of(lambda: torch.cuda._sleep(1))
     for case in cases:
         cycles = [round(rate * milliseconds / 1e3) for milliseconds in case["pieces"]]
 
@@ -76,13 +78,12 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
             for count in cycles:
                 torch.cuda._sleep(count)
 
-        due = _gpu_seconds(work)
         torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
-        with during(f"work of {due * 1e3:.1f} ms"):
+        with during(f"work of {sum(case['pieces']):.1f} ms"):
             said = seconds_of(work)
         torch.cuda.synchronize()
         seconds = number(said)
-        observations.append([type(said).__name__ if seconds is None else seconds, due])
+        observations.append([type(said).__name__ if seconds is None else seconds, _gpu_seconds(work)])
     return observations
 
 
@@ -175,14 +176,14 @@ def draw_work(generator: random.Random) -> Plain:
 def observe_work(run_on: Any, cases: Plain) -> Plain:
     """For each case where the work ran, whether the host waited, and the sum of the result, which is used at once and then let go of."""
     observations = []
-    nap = _cycles(LONG / 4)
+    nap = _cycles(LONG / 5)
     for case in cases:
         stream, here = torch.cuda.Stream(), torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
         seen: list[Plain] = []
 
         def work(x: torch.Tensor, case: Plain = case, seen: list = seen, stream: torch.cuda.Stream = stream) -> torch.Tensor:
             seen.append(torch.cuda.current_stream() == stream)
-            torch.cuda._sleep(nap)
+            torch.cuda._sleep(2 * nap)  # the caller reads after one nap
             return x * case["factor"]
 
         with _told_by_values(here):
@@ -192,7 +193,7 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
                 torch.cuda.set_stream(here)
                 seen.clear()
                 torch.cuda.synchronize()
-                torch.cuda._sleep(2 * nap)  # longer than the work's own nap, or it would read the value in time without an order
+                torch.cuda._sleep(3 * nap)  # longer than the work's own nap, or it would read the value in time without an order
                 x.fill_(float(case["value"]))
                 earlier = here.record_event()
                 y = run_on(stream, work, x)
@@ -239,7 +240,7 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
 
 def draw_values(generator: random.Random) -> Plain:
     """Once on the caller's default stream, once on another."""
-    return [{"rows": [generator.randint(1, 99) for _ in range(generator.randint(2, 5))], "aside": aside} for aside in (False, True)]
+    return [{"rows": [generator.randint(1, 99) for _ in range(generator.randint(4, 6))], "aside": aside} for aside in (False, True)]
 
 
 def observe_values(fetch: Any, cases: Plain) -> Plain:
@@ -248,13 +249,15 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
     nap = _cycles(LONG)
     for case in cases:
         here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
-        with _told_by_values(here), during(f"a tensor of shape {[len(case['rows']), SIZE // 4]}"):
-            x = torch.zeros(len(case["rows"]), SIZE // 4, device="cuda")
+        with _told_by_values(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
+            x = torch.zeros(len(case["rows"]), SIZE, device="cuda")
             target = torch.tensor([float(value) for value in case["rows"]], device="cuda")[:, None]
-            fetch(x)
-            torch.cuda.synchronize()
-            torch.cuda._sleep(nap)
-            x.copy_(target.expand_as(x))
+            for cycles in (1, nap):
+                x.zero_()
+                fetch(x)
+                torch.cuda.synchronize()
+                torch.cuda._sleep(cycles)
+                x.copy_(target.expand_as(x))
             earlier = here.record_event()
             get = fetch(x)
             observed: dict[str, Plain] = {"waited": earlier.query(), "type": type(get).__name__}
@@ -278,9 +281,9 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
             return not_yet("when fetch returned, all that was launched before it was done: fetch itself waited. Which copies let it go on?")
         if "values" not in observed:
             return not_yet(f"fetch was to return a function that returns the tensor; you gave {observed['type']}.")
-        if observed["device"] != "cpu" or observed["shape"] != [len(case["rows"]), SIZE // 4]:
+        if observed["device"] != "cpu" or observed["shape"] != [len(case["rows"]), SIZE]:
             where = f"on {observed['device']}, of shape {observed['shape']}"
-            return not_yet(f"the values belong on the cpu, in a tensor of shape {[len(case['rows']), SIZE // 4]}; yours are {where}.")
+            return not_yet(f"the values belong on the cpu, in a tensor of shape {[len(case['rows']), SIZE]}; yours are {where}.")
         if observed["values"] != [float(value) for value in case["rows"]]:
             return not_yet(f"the rows are {case['rows']}; the host read {observed['values']}. Had the copy arrived?")
         if observed["too long"]:
@@ -290,11 +293,11 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
 
 # 02.5: a loader that copies ahead
 
-COPY = 16 << 20  # bytes of a batch
+COPY = 0.7e-3  # seconds that the copy of a batch takes about
 BATCHES = 8
 REACHED = 0.6  # of what can be hidden; one copy in eight never can
 AHEAD = 2  # batches that may be drawn beyond the one in use
-HELD = 0.4  # of the copies' time that the loader may keep the host
+HELD = 0.6  # of a copy's time that the loader may keep the host for a batch
 
 
 def draw_batches(generator: random.Random) -> Plain:
@@ -303,11 +306,14 @@ def draw_batches(generator: random.Random) -> Plain:
 
 
 def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
-    """What each batch's work read, how far ahead the source was drawn, and the seconds of copies, work, both, and in the loader."""
-    hosts = [torch.zeros(COPY // 4).pin_memory() for _ in inputs["values"]]
-    scratch = torch.empty(COPY // 4, device="cuda")
+    """What each batch's work read, how far ahead the source was drawn, the seconds of copies, of work, of both, and those that the loader
+    keeps the host for a batch; and whether it waited for what had been launched before."""
+    host, scratch = torch.zeros(SIZE).pin_memory(), torch.empty(SIZE, device="cuda")
+    size = round(SIZE * COPY / min(_gpu_seconds(lambda: scratch.copy_(host, non_blocking=True)) for _ in range(5)))
+    hosts, scratch = [torch.zeros(size).pin_memory() for _ in inputs["values"]], torch.empty(size, device="cuda")
     copying = BATCHES * min(_gpu_seconds(lambda: scratch.copy_(hosts[0], non_blocking=True)) for _ in range(5))
     cycles = _cycles(inputs["longer"] * copying / BATCHES)
+    busy, waited = _cycles(LONG), False
     drawn: list[int] = []
 
     def source() -> Iterator[torch.Tensor]:
@@ -322,19 +328,21 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
 
     working = BATCHES * min(_gpu_seconds(lambda: work(scratch)) for _ in range(3))
     with _told_by_values(torch.cuda.Stream()):
-        for filled in (False, True):  # the first takes memory from the device, and leaves no batch's values in it
+        for filled in (False, True):  # the first finds the GPU busy, takes memory from it, and leaves no batch's values there
             for host, value in zip(hosts, inputs["values"], strict=True):
                 host.fill_(float(value) if filled else 0.0)
             drawn.clear()
             torch.cuda.synchronize()
+            torch.cuda._sleep(1 if filled else busy)
+            earlier = torch.cuda.current_stream().record_event()
             start = machine.host_time()
             means: list[torch.Tensor] = []
-            devices, ahead, held = [], 0, 0.0
+            devices, ahead, held = [], 0, []
             loader = iter(prefetched(source()))
             while len(means) <= BATCHES:  # one more than there are: it might never end
                 asked = machine.host_time()
                 batch = next(loader, None)
-                held += machine.host_time() - asked
+                held.append(machine.host_time() - asked)
                 if batch is None:
                     break
                 ahead = max(ahead, len(drawn) - len(means) - 1)
@@ -342,23 +350,21 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
                 means.append(work(batch))
                 del batch
                 gc.collect(0)
+            waited = earlier.query() if not filled else waited
             torch.cuda.synchronize()
-            seconds = machine.host_time() - start
-    seconds_of = {"copies": copying, "work": working, "both": seconds, "held": held}
-    return {"means": [mean.item() for mean in means], "devices": devices, "ahead": ahead, "seconds": seconds_of}
+            seconds = {"copies": copying, "work": working, "both": machine.host_time() - start, "held": statistics.median(held)}
+    return {"means": [mean.item() for mean in means], "devices": devices, "ahead": ahead, "seconds": seconds, "waited": waited}
 
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     due = [float(value) for value in inputs["values"]]
-    if len(observed["means"]) != len(due):
-        count = len(observed["means"])
+    if (count := len(observed["means"])) != len(due):
         given = f"{count} or more. Does it end" if count > len(due) else f"{count}. Does the last one come"
         return not_yet(f"of {len(due)} batches your loader gave {given}?")
     if any(not device.startswith("cuda") for device in observed["devices"]):
         return not_yet("a batch was not on the GPU.")
     read = enumerate(zip(observed["means"], due, strict=True))
-    wrong = [index for index, (mean, value) in read if not abs(mean - value) <= 1e-3 * value]
-    if wrong:
+    if wrong := [index for index, (mean, value) in read if not abs(mean - value) <= 1e-3 * value]:
         index = wrong[0]
         other = "another batch's" if any(abs(observed["means"][index] - value) <= 1e-3 * value for value in due) else "no batch's"
         return not_yet(
@@ -368,11 +374,18 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(f"your loader drew {observed['ahead']} batches ahead: a large data set would not fit the GPU. Copy one ahead.")
     copies, works, both, held = (observed["seconds"][name] for name in ("copies", "work", "both", "held"))
     share = (copies + works - both) / min(copies, works)
-    times = f"copies take {copies * 1e3:.3g} ms, the work {works * 1e3:.3g} ms, both with your loader {both * 1e3:.3g} ms"
     if not share >= REACHED:
-        return not_yet(f"{times}: {max(0.0, share):.0%} of the copying is hidden, and {REACHED:.0%} is asked for.")
-    if not held <= HELD * copies:
-        return not_yet(f"{times}, and the host spent {held * 1e3:.3g} ms in your loader: it waits there. Let streams wait for streams.")
+        return not_yet(
+            f"copies take {copies * 1e3:.3g} ms, the work {works * 1e3:.3g} ms, both with your loader {both * 1e3:.3g} ms: "
+            f"{max(0.0, share):.0%} of the copying is hidden, and {REACHED:.0%} is asked for."
+        )
+    if observed["waited"]:
+        return not_yet("when your loader had ended, the work that was launched before it was done: the host waited in your loader.")
+    if not held <= HELD * copies / BATCHES:
+        return not_yet(
+            f"a copy takes {copies / BATCHES * 1e3:.3g} ms, and for each batch the host spends {held * 1e3:.3g} ms in your loader: "
+            "it waits there. Let streams wait for streams."
+        )
     return right(f"{min(1.0, share):.0%} of the copying is hidden behind the work.")
 
 

@@ -1,7 +1,8 @@
 """Checks of lesson 04, model parallelism."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -9,24 +10,63 @@ import torch
 from torch import nn
 
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
-from labkit.labs.micro_batches import compute_first, copy_first
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.labs.micro_batches import compute_first
 from labkit.labs.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 
-# 04.1: a model cut in two
+CYCLES = 1_000_000  # for which a GPU is kept busy, much longer than a launch takes: half a millisecond or so
+
+
+class Log(list):
+    """The index, the weight's device, the batch's device and its rows of each call, whoever copies the layers; and the weights that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: dict[int, nn.Parameter] = {}
+
+    def __deepcopy__(self, memo: Any) -> "Log":
+        return self
+
+    def gradients(self, layers: int) -> list[float | None]:
+        weights = [self.weights.get(index) for index in range(layers)]
+        return [None if weight is None or weight.grad is None else weight.grad.item() for weight in weights]
 
 
 class Scale(nn.Module):
-    """Multiplies by its weight. `seen` notes the device and the rows of each call."""
+    """Multiplies by its weight, notes the call in the log, and keeps its GPU busy for `cycles`, in the backward pass too."""
 
-    def __init__(self, weight: float) -> None:
+    def __init__(self, weight: float, index: int, log: Log, cycles: int = 0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.tensor(weight))
-        self.seen: list[Plain] = []
+        self.weight = nn.Parameter(torch.tensor(float(weight)))
+        self.index, self.log, self.cycles = index, log, cycles
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append([str(x.device), len(x)])
-        return x * self.weight
+        self.log.append([self.index, str(self.weight.device), str(x.device), len(x)])
+        self.log.weights[self.index] = self.weight
+        y = x * self.weight
+        return Busy.apply(y, self.cycles) if self.cycles else y
+
+
+class Busy(torch.autograd.Function):
+    """Its input, after a while."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cycles: int) -> torch.Tensor:
+        ctx.cycles = cycles
+        return _later(x, cycles)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _later(gradient, ctx.cycles), None
+
+
+def _later(x: torch.Tensor, cycles: int) -> torch.Tensor:
+    with torch.cuda.device(x.device):
+        torch.cuda._sleep(cycles)
+        return x.clone()
+
+
+# 04.1: a model cut in two
 
 
 def draw_cuts(generator: random.Random) -> Plain:
@@ -42,29 +82,23 @@ def draw_cuts(generator: random.Random) -> Plain:
 
 
 def observe_cuts(in_two: Any, cases: Plain) -> Plain:
-    """Where each layer lies and ran, the result, and each layer's gradient."""
+    """Where the module's parameters lie, what each layer saw, the result, and the gradients of layers and batch."""
     observations: list[Plain] = []
     for case in cases:
-        layers = [Scale(float(weight)) for weight in case["weights"]]
-        x = torch.tensor([float(value) for value in case["values"]], device=case["device"])
+        log = Log()
+        layers = [Scale(weight, index, log) for index, weight in enumerate(case["weights"])]
+        x = torch.tensor([float(value) for value in case["values"]], device=case["device"], requires_grad=True)
         with during(f"{len(layers)} layers, cut={case['cut']}, a batch on {case['device']}"):
             module = in_two(nn.Sequential(*layers), case["cut"])
             if not isinstance(module, nn.Module):
                 observations.append({"type": type(module).__name__})
                 continue
+            lie = sorted(str(parameter.device) for parameter in module.parameters())
             y = module(x)
         if isinstance(y, torch.Tensor) and y.requires_grad:
             y.sum().backward()
-        observations.append(
-            {
-                "type": "Module",
-                "parameters": len(list(module.parameters())),
-                "lie": [str(layer.weight.device) for layer in layers],
-                "ran": [layer.seen for layer in layers],
-                "result": describe(y),
-                "gradients": [None if layer.weight.grad is None else layer.weight.grad.item() for layer in layers],
-            }
-        )
+        gradients = [*log.gradients(len(layers)), None if x.grad is None else x.grad[0].item()]
+        observations.append({"type": "Module", "lie": lie, "ran": list(log), "result": describe(y), "gradients": gradients})
     return observations
 
 
@@ -75,19 +109,21 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
         weights, values, cut = case["weights"], case["values"], case["cut"]
         given = f"with {len(weights)} layers, cut={cut} and a batch on {case['device']}"
         due = ["cuda:0"] * cut + ["cuda:1"] * (len(weights) - cut)
+        if len(observed["lie"]) != len(weights):
+            return not_yet(f"your module has {len(observed['lie'])} parameters, the model {len(weights)}: an optimizer would miss some.")
+        ran = [[index, device, device, len(values)] for index, device in enumerate(due)]
         if observed["lie"] != due:
-            return not_yet(f"{given} the layers belong on {_listed(due)}; yours are on {_listed(observed['lie'])}.")
-        if observed["ran"] != [[[device, len(values)]] for device in due]:
-            return not_yet(f"{given} each layer was to see the whole batch once, on its own GPU.")
-        if observed["parameters"] != len(weights):
-            return not_yet(f"your module has {observed['parameters']} parameters, the model {len(weights)}: an optimizer would miss some.")
+            return not_yet(f"{given} the layers belong on {_listed(due)}; your module has layers on {_listed(observed['lie'])}.")
+        if observed["ran"] != ran:
+            saw = "; ".join(f"layer {index} on {lies} saw {rows} rows on {at}" for index, lies, at, rows in observed["ran"])
+            return not_yet(f"{given} each layer was to see the whole batch once, on its own GPU, in order: {_listed(due)}. But {saw}.")
         result, factor = observed["result"], prod(weights)
         if result.get("device") != "cuda:1":
             return not_yet(f"{given} the result is on {result.get('device', result['type'])}; it was to stay on cuda:1.")
         if result["values"] != [factor * value for value in values]:
             return not_yet(f"{given} the result is not what the model itself gives.")
-        if observed["gradients"] != [sum(values) * factor / weight for weight in weights]:
-            return not_yet(f"{given} the layers' gradients are {observed['gradients']}. Does each copy stand in autograd's graph?")
+        if observed["gradients"] != [*(sum(values) * factor / weight for weight in weights), factor]:
+            return not_yet(f"{given} the gradients of layers and batch are {observed['gradients']}. Is each copy part of autograd's graph?")
     return right("Two GPUs, one model, one graph.")
 
 
@@ -100,7 +136,9 @@ def _listed(devices: list[str]) -> str:
 
 def draw_stages(generator: random.Random) -> Plain:
     """Stages of equal and of different length, the slowest first, last and between; one stage alone, and one micro-batch."""
-    cases = [[[generator.randint(1, 9) for _ in range(generator.randint(2, 6))], generator.randint(2, 12)] for _ in range(4)]
+    cases: list[Plain] = [
+        [[generator.randint(1, 35) / 4 for _ in range(generator.randint(2, 6))], generator.randint(2, 12)] for _ in range(4)
+    ]
     cases += [[[3] * generator.randint(2, 5), generator.randint(2, 9)], [[generator.randint(1, 9)], generator.randint(2, 9)]]
     cases += [[[generator.randint(1, 9) for _ in range(3)], 1], [[1, 2, 8], 4], [[9, 2, 1], 5]]
     generator.shuffle(cases)
@@ -112,7 +150,7 @@ def observe_seconds(forward_seconds: Any, cases: Plain) -> Plain:
     for stages, count in cases:
         with during(f"stages of {stages} seconds and {count} micro-batches"):
             answer = forward_seconds([float(seconds) for seconds in stages], count)
-        answers.append(float(answer) if isinstance(answer, int | float) else type(answer).__name__)
+        answers.append(type(answer).__name__ if number(answer) is None else number(answer))
     return answers
 
 
@@ -126,26 +164,42 @@ def judge_seconds(answers: Plain, cases: Plain) -> Verdict:
     return right("All wait for the slowest.")
 
 
-# 04.3: where to cut
+# 04.3: where to cut, by measured times
+
+TOLERANCE = 1.05  # of a best cut, for times are measured
 
 
 def draw_layers(generator: random.Random) -> Plain:
-    """Layers' times such that neither the middle layer nor the first cut beyond or before half of the time is always best."""
+    """Layers' times such that no number, nor the middle layer, nor the first cut beyond or before half of the time is always best."""
     while True:
         cases = [[generator.randint(1, 9) for _ in range(generator.randint(4, 8))] for _ in range(6)]
         for case in cases[:3]:
             case[generator.randrange(len(case))] = generator.randint(12, 30)
-        if all(any(_slower(case, rule(case)) > _best(case) for case in cases) for rule in (_middle, _beyond_half, _before_half)):
+        rules: list[Callable[[Sequence[float]], int]] = [
+            _middle,
+            _beyond_half,
+            _before_half,
+            *(partial(_always, cut) for cut in range(1, 8)),
+        ]
+        if all(any(_share(case, rule(case)) > TOLERANCE for case in cases) for rule in rules):
             return cases
 
 
 def _slower(layers: Sequence[float], cut: int) -> float:
-    """The seconds of the half that takes longer."""
+    """The time of the half that takes longer."""
     return max(sum(layers[:cut]), sum(layers[cut:]))
 
 
 def _best(layers: Sequence[float]) -> float:
     return min(_slower(layers, cut) for cut in range(1, len(layers)))
+
+
+def _share(layers: Sequence[float], cut: int) -> float:
+    return _slower(layers, cut) / _best(layers)
+
+
+def _always(cut: int, layers: Sequence[float]) -> int:
+    return min(cut, len(layers) - 1)
 
 
 def _middle(layers: Sequence[float]) -> int:
@@ -161,11 +215,18 @@ def _before_half(layers: Sequence[float]) -> int:
 
 
 def observe_best_cuts(best_cut: Any, cases: Plain) -> Plain:
+    """What the answer says of layers alike in parameters and launches, which take these times."""
     answers = []
-    for layers in cases:
-        with during(f"layers of {layers} seconds"):
-            answer = best_cut([float(seconds) for seconds in layers])
-        answers.append(answer if type(answer) is int else type(answer).__name__)
+    with torch.cuda.device("cuda:0"):
+        x = torch.ones(4, device="cuda:0")
+        for case in cases:
+            layers = nn.Sequential(*[Scale(1, index, Log(), 5 * units * CYCLES) for index, units in enumerate(case)]).cuda()
+            layers(x)  # once before, as kernels are loaded at their first use
+            torch.cuda.synchronize()
+            with during(f"{len(case)} layers"):
+                answer = number(given := best_cut(layers, x))
+            answers.append(answer if isinstance(answer, int) else type(given).__name__)
+            torch.cuda.synchronize()
     return answers
 
 
@@ -175,66 +236,62 @@ def judge_best_cuts(answers: Plain, cases: Plain) -> Verdict:
             return not_yet(f"your function returned {answer}, not a whole number.")
         if not 1 <= answer < len(layers):
             return not_yet(f"a cut after {answer} of {len(layers)} layers leaves a GPU without work.")
-        if _slower(layers, answer) > _best(layers):
+        if _share(layers, answer) > TOLERANCE:
             return not_yet(
-                f"layers that take {layers} s, cut after {answer}: the slower half takes {_slower(layers, answer)} s. "
-                f"Another cut makes it {_best(layers)} s."
+                f"layers whose times are as {' : '.join(map(str, layers))}, cut after {answer}: the slower half takes "
+                f"{_slower(layers, answer)}. Another cut makes it {_best(layers)}. What did you measure, and was the GPU done?"
             )
     return right("The slower half is as fast as it can be.")
 
 
-# 04.4: a step with micro-batches: the values of one batch, in the time of the formula
+# 04.4: a step with micro-batches: the values of one batch, in the time that the formula allows
 
-WIDTH, ROWS, LAYERS = 4096, 8192, 4  # of the network whose step is timed: layers in each half
+WIDTH = 1 << 19  # numbers in a row: a copy through the host takes long enough to show
+ALLOWED = 1.07  # times as long as the lesson's way; with two micro-batches, one wait for each is 7 rounds instead of 6
 
 
 def draw_steps(generator: random.Random) -> Plain:
-    """A small batch, rising, whose micro-batches are not equally long; and into how many both batches are cut."""
+    """A batch, rising, whose micro-batches are not equally long; and into how many it is cut."""
     values = sorted(generator.sample(range(1, 10), generator.choice([5, 7])))
     return {"values": values, "weights": [generator.randint(1, 4), generator.randint(1, 4)], "splits": generator.choice([2, 3])}
 
 
 def observe_steps(step: Any, inputs: Plain) -> Plain:
-    """Loss, gradients and what each half saw of the small batch; the seconds of a step of the large one."""
-    splits = inputs["splits"]
-    first, second = (Scale(float(weight)).cuda(index) for index, weight in enumerate(inputs["weights"]))
-    x = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")
+    """Loss, gradients and what each half saw, the seconds of a step, and those of the order of launching that the lesson shows."""
+    splits, log = inputs["splits"], Log()
+    first, second = (Scale(weight, index, log, 4 * CYCLES).cuda(index) for index, weight in enumerate(inputs["weights"]))
+    x = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")[:, None].repeat(1, WIDTH)
     with during(f"{len(x)} rows, splits={splits}"):
         loss = step(first, second, x, splits)
-    told = {
-        "loss": loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else type(loss).__name__,
-        "gradients": [None if half.weight.grad is None else half.weight.grad.item() for half in (first, second)],
-        "seen": [[device for device, _ in half.seen] for half in (first, second)],
-    }
-    with machine.in_use().without_values(), during("a large batch, of which memory and time count and no value is computed"):
-        return told | {"seconds": _step_seconds(step, splits)}
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            loss = loss.item()
+        told = {
+            "loss": type(loss).__name__ if number(loss) is None else number(loss),
+            "gradients": log.gradients(2),
+            "seen": [[device for at, _, device, _ in log if at == index] for index in range(2)],
+        }
+        answer = _seconds(step, first, second, x, splits)
+    for _ in range(2):  # the second counts
+        known = _seconds(_known, first, second, x, splits)
+    return told | {"seconds": [answer, known]}
 
 
-def _step_seconds(step: Any, splits: int) -> list[float]:
-    """Of the large batch: the answer's, and for comparison those of the two orders of launching that the lesson shows."""
-    halves = [_half(f"cuda:{index}") for index in range(2)]
-    large = torch.ones(ROWS, WIDTH, device="cuda:0")
-
-    def known(program: Callable) -> None:
-        torch.cat(program(*halves, large.chunk(splits))).square().mean().backward()
-
-    answer = _seconds(lambda: step(*halves, large, splits))
-    return [answer, _seconds(lambda: known(compute_first)), _seconds(lambda: known(copy_first))]
+def _known(first: nn.Module, second: nn.Module, x: torch.Tensor, splits: int) -> None:
+    torch.cat(compute_first(first, second, x.chunk(splits))).square().mean().backward()
 
 
-def _half(device: str) -> nn.Module:
-    return nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH, device=device), nn.ReLU())])
+def _seconds(step: Any, *given: Any) -> float:
+    """From idle GPUs to idle GPUs."""
+    _wait()
+    start = machine.host_time()
+    step(*given)
+    _wait()
+    return machine.host_time() - start
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    """Of the second of two runs."""
-    for _ in range(2):
-        start = machine.host_time()
-        work()
-        for index in range(2):
-            torch.cuda.synchronize(index)
-        seconds = machine.host_time() - start
-    return seconds
+def _wait() -> None:
+    for index in range(2):
+        torch.cuda.synchronize(index)
 
 
 def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
@@ -252,13 +309,13 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
     for found, gradient in zip(observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True):
         if found is None or not _close(found, gradient):
             return not_yet(f"a gradient is {found}; for the whole batch it is {gradient:g}. Count each row once.")
-    answer, early, late = observed["seconds"]
-    if answer > (early + late) / 2:
+    answer, known = observed["seconds"]
+    if not answer <= ALLOWED * known:
         return not_yet(
-            f"the values are right, but {splits} micro-batches take {answer / early:.2f} times as long as they need. "
-            "What is launched between a copy and the second half that needs it, and when does the backward begin?"
+            f"the values are right, but {splits} micro-batches take {answer / known:.2f} times as long as they need. "
+            "What is launched between a copy and the second half that needs it, when does the backward begin, and who waits for whom?"
         )
-    return right(f"Whole values, and {splits} micro-batches take no longer than they need.")
+    return right(f"The values of one batch, and {splits} micro-batches take no longer than they need.")
 
 
 def _close(found: float, due: float) -> bool:
@@ -286,7 +343,8 @@ def observe_orders(one_forward_one_backward: Any, cases: Plain) -> Plain:
         for stage in range(stages):
             with during(f"stage {stage} of {stages}, {count} micro-batches"):
                 answer = one_forward_one_backward(stage, stages, count)
-            lists.append([str(action) for action in answer] if isinstance(answer, list | tuple) else type(answer).__name__)
+            is_list = isinstance(answer, Iterable) and not isinstance(answer, str | dict | set)
+            lists.append([str(action) for action in answer] if is_list else type(answer).__name__)
         observations.append(lists)
     return observations
 
@@ -332,9 +390,9 @@ def finish(orders: Sequence[Sequence[tuple[str, int]]]) -> int:
 
 
 CHECKS = [
-    Check("04.1", draw_cuts, observe_cuts, judge_cuts, gpus=2),
-    Check("04.2", draw_stages, observe_seconds, judge_seconds),
-    Check("04.3", draw_layers, observe_best_cuts, judge_best_cuts),
-    Check("04.4", draw_steps, observe_steps, judge_steps, gpus=2),
-    Check("04.5", draw_pipelines, observe_orders, judge_orders),
+    Check("04.1", draw_cuts, observe_cuts, judge_cuts, gpus=2, section="A network in two halves"),
+    Check("04.2", draw_stages, observe_seconds, judge_seconds, section="Micro-batches"),
+    Check("04.3", draw_layers, observe_best_cuts, judge_best_cuts, section="Where to cut"),
+    Check("04.4", draw_steps, observe_steps, judge_steps, gpus=2, section="Micro-batches"),
+    Check("04.5", draw_pipelines, observe_orders, judge_orders, section="GPipe and 1F1B"),
 ]

@@ -279,7 +279,7 @@ class FormatLab(Lab):
         return f"{was}. A good prediction!" if _near(prediction, value) else f"{was}."
 
     def predicted(self, text: str) -> float:
-        """Any number: results may be negative, infinite, or no number."""
+        """Any number: results may be negative, infinite, or no number. Raises ValueError for what is none."""
         number, typed = typed_number(text), text.strip()
         if isnan(number) and typed.lower().lstrip("+-") != "nan":
             found = f"“{typed}” is not a prediction" if typed else "There is no prediction yet"

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from torch import nn
 
 from gputrace import units
-from gputrace.figures.figure import BLUE, VERMILLION, Figure, binary_scale, decimal_scale, label_ends, new_canvas
+from gputrace.figures.figure import BLUE, VERMILLION, Figure, binary_scale, label_ends, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
@@ -44,9 +44,9 @@ def pipeline_splits(splits: Sequence[int] = SPLITS, repeats: int = 3, layers: in
 
 
 def split_gain(result: Result, program: str = COMPUTE_FIRST) -> dict[int, float]:
-    """How many times faster a program's step is than with the batch in one piece, by the number of splits."""
+    """How many times faster a program's step is than with the batch in one piece, by the number of splits, where that was measured."""
     seconds = result.by("splits", "seconds", program=program)
-    return {splits: seconds[1] / value for splits, value in seconds.items() if splits > 1 and 1 in seconds}
+    return {splits: seconds[1] / value for splits, value in seconds.items() if 1 in seconds}
 
 
 def _points(splits: list[int], repeats: int, layers: int, width: int, batch: int) -> Iterator[Row]:
@@ -92,23 +92,25 @@ FORMULA_COLOUR = "#767676"
 
 @in_style
 def plot_pipeline_splits(result: Result, recorded: Result | None = None) -> Figure:
-    """Seconds of a step by the number of micro-batches, a line for each order of launching, and what the formula gives."""
+    """How many times as fast as the whole batch a step is, by the number of micro-batches, for each order of launching and the formula."""
     canvas, axes = new_canvas(_finding(result))
     labels = []
     for source, dashes in sources(result, recorded):
         for program, colour in ((COPY_FIRST, VERMILLION), (COMPUTE_FIRST, BLUE)):
-            splits, seconds = source.column("splits", program=program), source.column("seconds", program=program)
-            labels += add_line(axes, splits, seconds, colour, dashes, program if source is result else f"{program}, recorded")
+            gain = split_gain(source, program)
+            labels += add_line(
+                axes, list(gain), list(gain.values()), colour, dashes, program if source is result else f"{program}, recorded"
+            )
     labels += _draw_formula(axes, result)
     binary_scale(axes, "micro-batches", lambda splits: f"{splits:g}", most=8)
-    decimal_scale(axes, "time of forward and backward", units.time_text)
+    axes.set_ylabel("times as fast as the whole batch")
     label_ends(axes, labels)
     return finished(canvas, result, recorded, _proof)
 
 
 def _finding(result: Result) -> str:
-    gain = {1: 1.0} | split_gain(result)
-    if len(gain) == 1:
+    gain = split_gain(result)
+    if len(gain) < 2:
         return "Not measured yet: a batch whole and cut"
     best = max(gain, key=lambda splits: (gain[splits], -splits))
     if best == 1:
@@ -128,11 +130,10 @@ def _proof(result: Result) -> str:
 
 
 def _draw_formula(axes: Axes, result: Result) -> list[tuple]:
-    """What (m + 1) / 2m of the whole batch's time is, the formula's for two stages, from the step in one piece."""
-    whole = result.column("seconds", program=COMPUTE_FIRST, splits=1)
-    splits = sorted(set(result.column("splits")))
-    if not whole or len(splits) < 2:
+    """2m / (m + 1), by which m micro-batches are faster on two stages, says the formula."""
+    splits = list(split_gain(result))
+    if len(splits) < 2:
         return []
-    seconds = [whole[0] * (count + 1) / (2 * count) for count in splits]
-    axes.plot(splits, seconds, ":", color=FORMULA_COLOUR, linewidth=1.4)
-    return [(splits[-1], seconds[-1], "formula", FORMULA_COLOUR)]
+    gain = [2 * count / (count + 1) for count in splits]
+    axes.plot(splits, gain, ":", color=FORMULA_COLOUR, linewidth=1.4)
+    return [(splits[-1], gain[-1], "formula", FORMULA_COLOUR)]

@@ -1,6 +1,7 @@
 """Help grows with each try, and `labkit.progress()` says how far one is."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -52,6 +53,26 @@ def test_progress_counts_tries():
     labkit.check("00.1", right)
     labkit.check("00.1", wrong)
     assert repr(labkit.progress()) == "Lesson 00: 1 of 1 right\n  00.1 right, at try 2"
+
+
+def test_progress_outlives_the_kernel_and_two_kernels_share_it(monkeypatch, tmp_path):
+    file = tmp_path / ".labkit" / "progress.json"
+    monkeypatch.setenv("LABKIT_PROGRESS", str(file))
+    labkit.check("00.1", wrong)
+    file.write_text(json.dumps({"00.1": [False, False], "01.1": [True]}))  # by another kernel
+    labkit.check("00.1", right)
+    assert json.loads(file.read_text()) == {"00.1": [False, False, True], "01.1": [True]}
+    attempts._tries.clear()  # a new kernel
+    assert "00.1 right, at try 3" in repr(labkit.progress()) and "Lesson 01: 1 of" in repr(labkit.progress())
+    shown = labkit.progress("01")._repr_html_()
+    assert "✔ 01.1 right</span>, at try 1" in shown and "○ 01.2 not attempted" in shown
+    file.write_text("[")
+    with pytest.warns(UserWarning, match="your progress cannot be read, and begins anew"):
+        labkit.check("00.1", right)
+    monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path / "no" / "such" / "folder"))
+    with pytest.warns(UserWarning, match="your progress is kept in this kernel only"):
+        labkit.check("00.1", right)
+    assert labkit.checks.attempts._file() and not list(tmp_path.glob("*.ipynb"))
 
 
 def test_an_unknown_lesson_is_named():

@@ -72,7 +72,7 @@ def test_work_on_a_stream_is_judged_by_what_was_read(change, hint):
     assert hint is None or hint in verdict.message
 
 
-FETCHED = {"waited": False, "too long": False, "type": "Tensor", "device": "cpu", "shape": [2, SIZE // 4], "values": [3.0, 4.0]}
+FETCHED = {"waited": False, "too long": False, "type": "Tensor", "device": "cpu", "shape": [2, SIZE], "values": [3.0, 4.0]}
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_what_is_no_tensor_is_named():
 
 
 VALUES = list(range(1, BATCHES + 1))
-LOADED = {"means": [float(value) for value in VALUES], "devices": ["cuda:0"] * BATCHES, "ahead": 1}
-LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "held": 0.001}
+LOADED = {"means": [float(value) for value in VALUES], "devices": ["cuda:0"] * BATCHES, "ahead": 1, "waited": False}
+LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "held": 0.0001}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,8 @@ LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "h
         ({"ahead": 3}, "drew 3 batches ahead"),
         ({"seconds": SECONDS | {"both": 0.030}}, "0% of the copying is hidden, and 60%"),
         ({"seconds": SECONDS | {"both": 0.025}}, "50% of the copying is hidden"),
-        ({"seconds": SECONDS | {"held": 0.009}}, "it waits there"),
+        ({"seconds": SECONDS | {"held": 0.001}}, "it waits there"),
+        ({"waited": True}, "the host waited in your loader"),
     ],
 )
 def test_a_loader_is_judged_by_values_reach_and_overlap(change, hint):

@@ -14,7 +14,7 @@ LIMITS = Limits(cell_seconds=4, trial_seconds=4, seconds=10, memory=1 << 30, out
 
 COURSE = f"""
 course = "GPUs, a trial"
-seed = 20261121
+seed = "20261121202611212026112120261121"
 notebooks = "{NOTEBOOKS}"
 
 [labs."00"]

@@ -64,14 +64,14 @@ ENDINGS = {
     ),
     "the judge's source from disk": (
         f"text = open({os.fspath(backends.CHECKS / 'lesson_00.py')!r}).read()\nassert 'values' in text",
-        "errors",
+        "suspect",
     ),
-    "the judge itself": ("import labkit.checks.lesson_00 as lesson; lesson.judge({}, [])", "errors"),
-    "the judge from its check": ("import labkit.checks; labkit.checks.find('00.1').judge({}, [])", "errors"),
-    "the parent's memory": ("import os; open(f'/proc/{os.getppid()}/mem', 'rb').read(1)", "errors"),
-    "the parent's files": ("import os; [open(f'/proc/{os.getppid()}/fd/{number}') for number in range(3, 10)]", "errors"),
-    "patched torch.allclose": ("torch.allclose = lambda *a, **k: True", "tampered"),
-    "patched builtins": ("import builtins; builtins.sorted = lambda *a: [1.0]", "tampered"),
+    "the judge itself": ("import labkit.checks.lesson_00 as lesson; lesson.judge({}, [])", "suspect"),
+    "the judge from its check": ("import labkit.checks; labkit.checks.find('00.1').judge({}, [])", "suspect"),
+    "the parent's memory": ("import os; open(f'/proc/{os.getppid()}/mem', 'rb').read(1)", "suspect"),
+    "the parent's files": ("import os; [open(f'/proc/{os.getppid()}/fd/{number}') for number in range(3, 10)]", "suspect"),
+    "patched torch.full": ("torch.full = lambda *a, **k: 1", "tampered"),
+    "patched builtins": ("import builtins; builtins.sorted = lambda *a, **k: [1.0]", "tampered"),
     "patched builtins that everything needs": ("import builtins; builtins.isinstance = lambda *a: True", "ended"),
     "patched json": ("import json; json.dumps = lambda *a, **k: '{\"observed\": 1}'", "tampered"),
     "patched labkit": (
@@ -108,7 +108,7 @@ def examine(course, sandbox):
 
 def assert_nothing_gained(examined):
     assert sum(result["points"] for result in examined.exercises) == 0
-    assert examined.points is None, "an honest zero"
+    assert examined.points == (0 if examined.status in examination.STANDING else None)
     assert examined.status in examination.KINDS and examined.remarks
     json.dumps(dataclasses.asdict(examined), allow_nan=False)
 

@@ -101,7 +101,8 @@ def test_the_zip_file_of_a_platform(course, tmp_path):
     )
     submissions, problems = collect.collect(path, course)
     assert [item.student for item in submissions] == ["12345", "23456", "34567"]
-    assert all(item.lab == LAB and item.received for item in submissions)
+    assert all(item.lab == LAB and item.file_time and not item.received for item in submissions)  # a zip's time is the download's
+    assert [item.late for item in submissions] == [False, True, False]
     assert set(kinds(problems)) <= {"renamed"}
 
 

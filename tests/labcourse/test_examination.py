@@ -19,6 +19,7 @@ class Played:
 
     limits = LIMITS
     memory = 0
+    changed = reports = ()
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -29,9 +30,9 @@ class Played:
         yield self
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        quiet: dict[str, Any] = {"changed": [], "attempts": []}
+        quiet: dict[str, Any] = {"changed": []}
         if "cells" in question:
-            return quiet | {"errors": []}
+            return quiet | {"errors": [], "figures": []}
         self.asked.append(question)
         return quiet | self._reply(question)
 
@@ -56,14 +57,14 @@ def examined(course, reply: Reply, student: str = "ada") -> tuple[Examined, list
 def test_a_right_answer_earns_its_point_beside_a_control(course):
     found, asked = examined(course, honest)
     assert (found.status, found.points) == ("graded", 1)
-    assert sorted(bool(question["wrong_answer"]) for question in asked) == [False] * course.tries + [True]
+    assert [bool(question["wrong_answer"]) for question in asked].count(False) == course.tries
 
 
-def test_the_place_of_the_control_is_not_known_before(course):
+def test_neither_number_nor_place_of_the_controls_is_known_before(course):
     orders = {
         tuple(bool(question["wrong_answer"]) for question in examined(course, honest, f"student {number}")[1]) for number in range(20)
     }
-    assert len(orders) == course.tries + 1
+    assert {len(order) - course.tries for order in orders} == {1, 2} and len(orders) > 2 * course.tries
 
 
 def test_a_result_forged_for_every_question_is_not_accepted(course):
@@ -102,5 +103,5 @@ def test_hidden_inputs_follow_from_the_courses_seed_and_the_student(course):
         return [question["inputs"] for question in examined(course, honest, student)[1]]
 
     assert inputs(course) == inputs(course)
-    assert inputs(course) != inputs(replace(course, seed=course.seed + 1))
+    assert inputs(course) != inputs(replace(course, seed=course.seed[::-1]))
     assert inputs(course) != inputs(course, "bob")

@@ -33,7 +33,7 @@ CLASS = {
 }
 LATE = f"""
 course = "GPUs"
-seed = 3
+seed = "33333333333333333333333333333333"
 notebooks = "{NOTEBOOKS}"
 late_days = 1
 late_penalty = 0.25
@@ -148,7 +148,7 @@ def test_platforms_get_an_empty_cell_where_there_is_no_mark(graded):
 
 def test_a_record_says_where_its_marks_come_from(graded):
     record = json.loads((graded / "out" / "records" / LAB / "bob.json").read_text())
-    assert record["seed"] == 20261121 and record["versions"]["torch"] and record["sandbox"] == "bubblewrap"
+    assert "20261121" not in json.dumps(record) and record["versions"]["torch"] and record["sandbox"] == "bubblewrap"
     exercise = record["exercises"][0]
     assert exercise["status"] == "wrong" and "on cpu" in exercise["message"]
     assert [observation["observed"]["device"] for observation in exercise["observed"]] == ["cpu", "cpu"]

@@ -5,6 +5,7 @@ import torch
 
 import labkit
 from labcourse.integrity import Originals
+from labkit import checks
 from labkit.checks import checking
 
 
@@ -19,18 +20,15 @@ FORGED = "def forged(*args, **kwargs): return True"
 
 
 def test_a_function_that_was_replaced_is_named(monkeypatch):
+    checks.exercises()
     originals = Originals()
     assert originals.changed() == []
-    monkeypatch.setattr(torch, "allclose", of_a_cell(FORGED))
+    monkeypatch.setattr(torch, "full", of_a_cell(FORGED))
+    monkeypatch.setattr(torch, "load", of_a_cell(FORGED))  # on which no check relies
+    monkeypatch.setattr(torch.Tensor, "__repr__", of_a_cell(FORGED))
     monkeypatch.setattr(torch.Tensor, "item", of_a_cell(FORGED))
     monkeypatch.setattr(checking, "observe", of_a_cell(FORGED))
-    assert originals.changed() == ["labkit.checks.checking.observe", "torch.Tensor.item", "torch.allclose"]
-
-
-def test_code_that_was_exchanged_is_named(monkeypatch):
-    originals = Originals()
-    monkeypatch.setattr(checking.describe, "__code__", of_a_cell("def forged(value): return {}").__code__)
-    assert "labkit.checks.checking.describe" in originals.changed()
+    assert originals.changed() == ["labkit.checks.checking.observe", "torch.Tensor.item", "torch.full"]
 
 
 @pytest.mark.slow
@@ -38,6 +36,8 @@ def test_a_machine_that_is_put_in_place_is_no_forgery():
     with labkit.use(gpus=1, virtual=True, quiet=True):
         torch.ones(1, device="cuda").item()
     originals = Originals()
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        originals.learn()
     with labkit.use(gpus=1, virtual=True, quiet=True):
         torch.ones(1, device="cuda").item()
         assert originals.changed() == []

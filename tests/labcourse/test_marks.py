@@ -4,11 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from labcourse.assignment import Course, Lab
+from labcourse.assignment import Assignment, Course
 from labcourse.marks import add_marks
 
 DUE = datetime(2026, 11, 20, 12, tzinfo=UTC)
-LAB = Lab("00_start_here", "Start here", (), due=DUE)
+LAB = Assignment("00_start_here", "Start here", (), due=DUE)
 COURSE = Course("GPUs", 3, (LAB,), late_days=1, late_penalty=0.25, extensions={("eve", LAB.name): DUE + timedelta(days=5)})
 
 

@@ -41,7 +41,7 @@ def test_first_code_cell_says_what_the_lesson_runs_on(path):
 @lessons
 @pytest.mark.parametrize("name", figures.BOUNDS)
 def test_the_figures_of_a_lesson_are_within_their_bounds(path, name):
-    """Words, code cells, their lines, exercises."""
+    """Words, predictions, code cells, their lines, exercises."""
     low, high = figures.bounds(path)[name]
     assert low <= figures.style(path)[name] <= high
 
@@ -81,6 +81,13 @@ def test_exercises_have_a_stub_a_check_and_a_folded_solution(path):
         assert "solution" in tags(solution)
         assert solution.source.startswith("<details>") and solution.source.endswith("</details>")
         assert f"def {name}(" in solution.source
+
+
+@lessons
+def test_a_lesson_ends_with_what_is_done_and_what_is_open(path):
+    last, number = cells(path)[-1], path.name[:2]
+    assert last.source == f'labkit.progress("{number}")'
+    assert last.outputs[0]["data"]["text/plain"].startswith(f"Lesson {number}: 0 of ")
 
 
 @lessons

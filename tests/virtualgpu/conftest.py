@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import labkit
-from labkit.machine import Machine
+from labkit.machine import MachineInUse
 from virtualgpu import hardware
 from virtualgpu.allocator import Block
 
 COUNT = 4
 
 
-def put_in_place() -> Machine:
+def put_in_place() -> MachineInUse:
     """Four virtual H200s; the same again where they are in use."""
     used = labkit.use(gpus=COUNT, like="H200", virtual=True, quiet=True)
     torch.cuda.init()
@@ -50,7 +50,7 @@ def shared_machine() -> Iterator[None]:
 
 
 @pytest.fixture
-def machine(shared_machine: None) -> Iterator[Machine]:
+def machine(shared_machine: None) -> Iterator[MachineInUse]:
     """Four virtual H200s with empty memory, device 0 current, the default streams. A test that leaves tensors fails."""
     used = put_in_place()
     if any(left_over()):  # by a test that failed and said so

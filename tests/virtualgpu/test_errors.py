@@ -15,7 +15,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import labkit
-from labkit.machine import Machine
+from labkit.machine import MachineInUse
 from virtualgpu import errors
 
 PROBE = Path(__file__).parents[2] / "benchmarks/fidelity/h200/probe.json"
@@ -63,7 +63,7 @@ def as_said_here(expression: str, kind: str, words: str) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_gpu() -> Iterator[Machine]:
+def one_gpu() -> Iterator[MachineInUse]:
     yield labkit.use(gpus=1, like="H200", virtual=True, quiet=True)
     labkit.use(None)
 

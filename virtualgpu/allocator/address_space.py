@@ -7,7 +7,8 @@ NVIDIA documents none of them.
 
 from bisect import bisect_left, insort
 
-MiB = 1 << 20
+from .settings import MiB
+
 CHUNK = 32 * MiB  # the driver reserves addresses in multiples of it
 GRANULE = 2 * MiB
 CONTEXT = 6 * MiB  # at the start of the first chunk, taken by the CUDA context

@@ -8,7 +8,7 @@ from threading import RLock
 from .events import EventSource
 from .history import Frames, History, snapshot
 from .pool import ALLOCATED, Block
-from .rules import AllocatorRules, Listener
+from .rules import AllocatorRules, BlockListener
 from .settings import UNLIMITED, Settings
 
 _REENTERED = "the allocator was called from a finalizer or a listener while it was at work"
@@ -139,7 +139,7 @@ class CachingAllocator(AllocatorRules):
 
     # Watching
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: BlockListener) -> None:
         """Calls `listener(action, block, size)` at every `alloc`, `free_requested`, `free_completed`, `segment_*` and `oom` (which has no
         block), after those that listen already.
 
@@ -148,14 +148,14 @@ class CachingAllocator(AllocatorRules):
         with self._lock:
             self._hear((*self._listeners, listener))
 
-    def unlisten(self, listener: Listener) -> None:
+    def unlisten(self, listener: BlockListener) -> None:
         """Calls `listener` no more. Raises ValueError if it does not listen."""
         with self._lock:
             if listener not in self._listeners:
                 raise ValueError(f"{listener} does not listen to this allocator")
             self._hear(tuple(other for other in self._listeners if other != listener))
 
-    def _hear(self, listeners: tuple[Listener, ...]) -> None:
+    def _hear(self, listeners: tuple[BlockListener, ...]) -> None:
         self._listeners = listeners
         self._watched = bool(listeners) or self._history is not None
 

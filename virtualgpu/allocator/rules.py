@@ -20,7 +20,7 @@ from .pool import ALLOCATED, FREE, Block, Pool, Segment
 from .settings import SMALL_SIZE, UNLIMITED, Settings
 from .stats import Stats
 
-Listener = Callable[[str, Block | None, int], None]
+BlockListener = Callable[[str, Block | None, int], None]
 _LARGEST = 1 << 60  # bytes; a request of this size or more is refused without a look
 
 
@@ -55,7 +55,7 @@ class AllocatorRules:
         self._expandable: ExpandableSegments | None = None  # made when they are first switched on
         self._deferred = DeferredFrees(events)
         self._risen = False  # a peak may have been passed since peaks were last noted
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners: tuple[BlockListener, ...] = ()
         self._history: History | None = None
         self._watched = False  # there are listeners or a history
         self._configure(settings)

@@ -95,7 +95,7 @@ class Wait:
         return f"Wait({self.waiter or 'the host'} for cuda:{self.device} stream {self.stream}, {self.asked!r} s to {self.until!r} s)"
 
 
-Listener = Callable[[Span | Wait], None]
+WorkListener = Callable[[Span | Wait], None]
 
 
 class Clock:
@@ -122,15 +122,15 @@ class Clock:
         self.known: Known = {}
         self._version = 0
         self._learner: Callable[[], None] | None = None
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners: tuple[WorkListener, ...] = ()
         self._lock = Lock()
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: WorkListener) -> None:
         """Call `listener` with every span and every wait from now on, outside the clock's lock, after those that listen already."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
-    def unlisten(self, listener: Listener) -> None:
+    def unlisten(self, listener: WorkListener) -> None:
         """Call `listener` no more. Raises ValueError if it does not listen."""
         with self._lock:
             if listener not in self._listeners:

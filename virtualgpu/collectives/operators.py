@@ -12,9 +12,10 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
 
 from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on
+from virtualgpu.errors import unsupported
 from virtualgpu.ops.call import Call, bytes_of, different_devices
 from virtualgpu.ops.without_values import all_known
-from virtualgpu.tensor import VirtualTensor, unsupported
+from virtualgpu.tensor import VirtualTensor
 
 Tensor = torch.Tensor
 Gloo: Any = torch.distributed.distributed_c10d.ProcessGroupGloo  # whose methods its type stub leaves out

@@ -142,7 +142,7 @@ class Call:
 Handler = Callable[[Call], Any]
 Temporaries = Callable[[Call, Any], Iterable[int]]  # (call, result) -> bytes of each
 DeviceTime = Callable[[Call, list[Tensor], int], Work]  # (call, results, bytes of arguments and results) -> what its kernel does
-Check = Callable[[tuple, dict], None]  # (args, kwargs): raises what CUDA raises
+ArgumentCheck = Callable[[tuple, dict], None]  # (args, kwargs): raises what CUDA raises
 Devices = list[tuple[str, Tensor]]  # the tensors among the arguments, each with the argument's name
 
 # What the families say of their operators.
@@ -150,7 +150,7 @@ HANDLERS: dict[str, Handler] = {}
 TEMPORARIES: dict[str, Temporaries] = {}
 DEVICE_TIMES: dict[str, DeviceTime] = {}
 COMPOSITES: dict[str, Callable[..., Any]] = {}
-CHECKS: dict[str, Check] = {}
+CHECKS: dict[str, ArgumentCheck] = {}
 DEVICE_ERRORS: dict[str, Callable[[Devices], str | None]] = {}
 CUDA_OPERATORS: dict[str, tuple[str, dict[str, str]]] = {}
 CUDA_KERNELS: dict[str, str] = {}

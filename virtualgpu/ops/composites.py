@@ -13,9 +13,8 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch.library import _impls  # what Python has registered: "namespace/name.overload/key"
 
 from virtualgpu import hardware
-from virtualgpu.errors import VERSION
+from virtualgpu.errors import VERSION, unsupported
 from virtualgpu.ops.call import Call, composes, made_of
-from virtualgpu.tensor import unsupported
 
 
 def composite(call: Call) -> Any:

@@ -21,6 +21,7 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu.errors import DifferentDevicesError, Fault, argument_differs, at_least_two
 from virtualgpu.ops.call import CUDA_KERNELS, CUDA_OPERATORS, DEVICE_ERRORS, Call, asserts, cuda_operator
+from virtualgpu.ops.half import NOT_ON_CUDA, in_float32
 from virtualgpu.ops.without_values import on_meta
 from virtualgpu.tensor import VirtualTensor, wrap_all
 
@@ -33,6 +34,7 @@ _ABOUT_VALUES = re.compile(
     "^probability tensor|^Expected Tensor with single nonzero|^invalid multinomial"
 )
 _UNIMPLEMENTED = re.compile(r'^"(\w+)" not implemented for')
+_WITHOUT_HALF = re.compile(r'" not implemented for \'(Half|BFloat16)\'')
 _MISFIT = object()
 _KERNEL_FOR_CUDA = "^    .*(CUDA|Composite).*:"
 
@@ -42,6 +44,10 @@ def survive(call: Call, error: Exception) -> Any:
     try:
         if isinstance(error, DifferentDevicesError):
             raise of_operator(call) from None
+        if _lacks_half(call, error):
+            call.op.kernel = in_float32(call.func.overloadpacket, call.func)
+            assert call.op.handler is not None
+            return call.op.handler(call)
         assertion = call.op.assertion
         if assertion is None or not _ABOUT_VALUES.search(str(error)):
             raise as_on_cuda(call.op.name, error) from None
@@ -54,6 +60,13 @@ def survive(call: Call, error: Exception) -> Any:
         return wrap_all(shapes, gpu)
     finally:
         del error  # its traceback holds this frame: a cycle, which would keep the operator's tensors until the next collection
+
+
+def _lacks_half(call: Call, error: Exception) -> bool:
+    """Has the CPU, unlike CUDA, no kernel for half precision? The operator has done nothing then."""
+    if not _WITHOUT_HALF.search(str(error)) or call.op.name.startswith(NOT_ON_CUDA):
+        return False
+    return call.op.kernel is call.func and not any(x.dtype.is_complex for x in call.tensors())
 
 
 def _result_without_values(call: Call, error: Exception) -> Any:

@@ -1,6 +1,7 @@
 """Half precision as CUDA's libraries compute it: products of float16 or bfloat16 are summed in float32 and rounded once.
 
-The CPU's own kernels round the same way at best, and take up to a hundred times as long as those of float32.
+The CPU's own kernels round the same way at best, and take up to a hundred times as long as those of float32. Where the CPU has no kernel
+for half precision, and CUDA has one, the result is computed in float32 and rounded too.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,11 @@ from virtualgpu.errors import scalar_name
 
 HALF = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
+# Operators that CUDA refuses in half precision too: those of its solvers, and functions that it compiles for float32 and float64 alone.
+NOT_ON_CUDA = (
+    "linalg_", "_linalg_", "cholesky", "geqrf", "ormqr", "orgqr", "lu_", "triangular_solve", "ldl_", "_cdist", "_pdist", "_fft", "polar",
+    "complex", "special_", "igamma", "_ctc_loss",
+)  # fmt: skip
 PRODUCTS = (
     aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_, aten.addmv, aten.addmv_,
     aten.addr, aten.addbmm, aten._addmm_activation, aten.convolution, aten.convolution_overrideable, aten.convolution_backward,
@@ -86,8 +92,14 @@ def into_format(packet: Any, func: Any) -> Callable[..., Any]:
     return kernel
 
 
+def counting(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`histc`, of integers too: CUDA counts them, the CPU has no kernel for them."""
+    made = aten.histc.default(x if x.dtype.is_floating_point else x.double(), *args, **kwargs)
+    return made.to(x.dtype)
+
+
 KERNELS = {
     func: (into_format if overload.startswith("dtype") else in_float32)(packet, func)
     for packet in PRODUCTS
     for overload, func in ((overload, getattr(packet, overload)) for overload in packet.overloads())
-}
+} | {aten.histc.default: counting}

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
+from virtualgpu.errors import unsupported
 from virtualgpu.ops.call import Call
-from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors, unsupported
+from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors
 
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
@@ -121,7 +122,7 @@ def shapes_of(call: Call) -> Any:
 def forget(x: torch.Tensor) -> None:
     """Something unknown was written into this tensor: its storage has no values any more."""
     memory = memory_of(x)
-    if memory.shared and memory.kept is not None:
+    if memory.export is not None and memory.kept is not None:
         raise unsupported("writing values that were not kept into a tensor that another process sees")
     memory.forget()
 

@@ -25,11 +25,12 @@ from torch._C import _DisableTorchDispatch
 from torch.multiprocessing import get_sharing_strategy, reductions
 
 from virtualgpu import errors, hardware
-from virtualgpu.hardware import Gpu, Machine, Memory
+from virtualgpu.errors import unsupported
+from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.processes.exported_blocks import LAST, ExportedBlock, decrement
 from virtualgpu.processes.shared_file import address_of, has_proc, open_address
 from virtualgpu.streams.cuda_streams import Event
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values, hang, unsupported
+from virtualgpu.tensor import Memory, VirtualStorage, VirtualTensor, empty_without_values, hang
 
 FIRST_ADDRESS, GRANULE = 0x7D0000000000, 2 << 20  # where a GPU's received memory begins, and what the driver rounds it up to
 NO_VALUES, FILE, NAME = (

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._C import _DisableTorchDispatch
 
-Launch = Any  # of virtualgpu.streams.launches, which stands on this module
+AnyLaunch = Any  # of virtualgpu.streams.launches, which stands on this module
 MOST = 64  # accesses remembered of one memory: the oldest are forgotten first
 
 
@@ -98,7 +98,7 @@ class Access:
 
     __slots__ = ("__weakref__", "before", "launch", "origin", "region", "shift", "writes")
 
-    def __init__(self, launch: Launch, origin: Place, region: Region, writes: bool, before: torch.Tensor | None = None) -> None:
+    def __init__(self, launch: AnyLaunch, origin: Place, region: Region, writes: bool, before: torch.Tensor | None = None) -> None:
         self.launch = launch
         self.origin = origin
         self.region = region

@@ -13,9 +13,8 @@ import torch
 
 from virtualgpu import errors
 from virtualgpu.clock.machine_clock import StreamTime
-from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.hardware import Gpu, Machine, Selected
 from virtualgpu.ops.gradients import count_references
-from virtualgpu.selected import Selected
 from virtualgpu.tensor import VirtualTensor, memory_of, tensors
 
 MOST = 1 << 16  # nodes on streams other than the default one that are remembered

@@ -16,7 +16,7 @@ from virtualgpu.source_lines import is_users
 from virtualgpu.streams.accesses import Place, Region, at, has_region, mapped, whole
 from virtualgpu.tensor import tensors
 
-Line = tuple[str, int, str]  # file, number, function: the file is not read before a race is reported
+UserLine = tuple[str, int, str]  # file, number, function: the file is not read before a race is reported
 _numbers = itertools.count()
 
 
@@ -51,7 +51,7 @@ class Launch:
         "start", "stream",
     )  # fmt: skip
 
-    def __init__(self, stream: StreamTime, name: str, seconds: float, line: Line | None) -> None:
+    def __init__(self, stream: StreamTime, name: str, seconds: float, line: UserLine | None) -> None:
         self.stream = stream
         self.name = name
         self.seconds = seconds
@@ -143,7 +143,7 @@ def _put(target: Any, region: Region, value: torch.Tensor) -> None:
             torch.empty(0, dtype=region.dtype, device="cpu").set_(storage, *region[:3]).copy_(value)
 
 
-def user_line() -> Line | None:
+def user_line() -> UserLine | None:
     """The innermost line of the user's own that is being run."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):

@@ -18,13 +18,13 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu.allocator import Block
 from virtualgpu.clock.machine_clock import Known, StreamTime
-from virtualgpu.hardware import Gpu, Machine, Memory
+from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.streams import race_reports
 from virtualgpu.streams.accesses import Access, Place, Region, as_before, at, has_region, mapped, overlaid, snapshot, whole
-from virtualgpu.streams.launches import Arrival, Launch, Line, outputs_of, reference, user_line
+from virtualgpu.streams.launches import Arrival, Launch, UserLine, outputs_of, reference, user_line
 from virtualgpu.streams.race_reports import Race, Side
-from virtualgpu.tensor import VirtualTensor, stand_in, tensors
+from virtualgpu.tensor import Memory, VirtualTensor, stand_in, tensors
 
 SHARE = 0.25  # of the host's budget for values: what launches that may have to run again may hold
 
@@ -209,7 +209,7 @@ class RaceDetector:
                 content = overlaid(whole(kept), whole(use.tensor), -access.shift)
             launch.run_again({access.origin: content})
 
-    def _report(self, kind: str, first: Launch, second: Side, line: Line | None) -> None:
+    def _report(self, kind: str, first: Launch, second: Side, line: UserLine | None) -> None:
         race = Race(kind, Side.of(first), second)
         if race.key not in self._reported:
             self._reported.add(race.key)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from virtualgpu.hardware import stream_name
 from virtualgpu.source_lines import SourceLine
-from virtualgpu.streams.launches import Launch, Line
+from virtualgpu.streams.launches import Launch, UserLine
 
 HOST = -1  # as a device: the host itself is one of the two
 
@@ -52,7 +52,7 @@ class Side:
         return cls(launch.device, launch.stream.stream_id, launch.name, *line, launch.seconds, launch.start, launch.end, file)
 
     @classmethod
-    def of_host(cls, name: str, line: Line | None, seconds: float) -> "Side":
+    def of_host(cls, name: str, line: UserLine | None, seconds: float) -> "Side":
         return cls(HOST, 0, name, *_read(line), seconds, seconds, seconds, line[0] if line else "")
 
     @property
@@ -83,13 +83,13 @@ class Race:
         """Equal for the same two lines."""
         return self.kind, *((side.filename, side.line, side.name, side.device, side.stream) for side in (self.first, self.second))
 
-    def warn(self, line: Line | None) -> None:
+    def warn(self, line: UserLine | None) -> None:
         """Warns at `line`, that of the second of the two."""
         filename, number = ("<unknown>", 0) if line is None else line[:2]
         warnings.warn_explicit(str(self), RaceWarning, filename, number)
 
 
-def _read(line: Line | None) -> tuple[str, str]:
+def _read(line: UserLine | None) -> tuple[str, str]:
     """The location of a line and its text."""
     if line is None:
         return "before any stream was made", ""

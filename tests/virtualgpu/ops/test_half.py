@@ -1,4 +1,4 @@
-"""Products with `out_dtype`, as CUDA's libraries compute them and as the CPU cannot."""
+"""Half precision that CUDA computes and the CPU cannot: products with `out_dtype`, operators without a kernel for it."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 FIDELITY = Path(__file__).parents[3] / "benchmarks" / "fidelity"
@@ -15,7 +16,7 @@ from mixed_dtypes import cases, outcome  # noqa: E402  (a program, not a package
 RECORDED = json.loads((FIDELITY / "h200/mixed_dtypes.json").read_text(encoding="utf-8"))["outcomes"]
 
 HAS = hasattr(torch.ops.aten.mm, "dtype")
-pytestmark = pytest.mark.skipif(not HAS, reason="this torch's products have no out_dtype")
+needs_out_dtype = pytest.mark.skipif(not HAS, reason="this torch's products have no out_dtype")
 
 PRODUCTS = {"mm": 2, "bmm": 3, "addmm": 2, "baddbmm": 3}  # dimensions of the factors
 
@@ -33,6 +34,41 @@ def factors(name: str, dtype: torch.dtype, device: str = "cuda") -> list[torch.T
     return [torch.randn(*batch, *shape, generator=generator).to(device, dtype) for shape in shapes]
 
 
+LAYERS = {
+    "avg_pool3d": lambda x: F.avg_pool3d(x.reshape(1, 2, 4, 4, 4), 2),
+    "multi_margin_loss": lambda x: F.multi_margin_loss(x.reshape(16, 8), torch.arange(16, device=x.device) % 8),
+    "multilabel_margin_loss": lambda x: F.multilabel_margin_loss(x.reshape(16, 8), torch.arange(128, device=x.device).reshape(16, 8) % 8),
+    "interpolate": lambda x: F.interpolate(x.reshape(1, 2, 8, 8), 4, mode="bilinear", antialias=True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_the_cpu_has_no_kernel_for_is_computed_in_float32_and_rounded(machine, name, dtype):
+    """Twice, forward and backward: what is found out at the first call serves the second."""
+    x = torch.randn(128, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole = x.float().requires_grad_()
+    expected = LAYERS[name](whole)
+    expected.sum().backward()
+    for _ in range(2):
+        given = x.cuda().requires_grad_()
+        y = LAYERS[name](given)
+        y.sum().backward()
+        assert_close(y.detach().cpu(), expected.detach().to(dtype))
+        assert_close(given.grad.cpu(), whole.grad.to(dtype), rtol=1e-2, atol=1e-3)
+    del given, y
+
+
+def test_integers_are_counted_by_histc(machine):
+    assert torch.histc(torch.tensor([1, 2, 2, 7], device="cuda"), 4, 0, 8).tolist() == [1, 2, 0, 1]
+
+
+def test_cuda_has_no_solver_for_half_precision_either(machine):
+    with pytest.raises(RuntimeError, match="not implemented for 'Half'"):
+        torch.linalg.qr(torch.ones(2, 2, dtype=torch.half, device="cuda"))
+
+
+@needs_out_dtype
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_product_of_half_precision_can_stay_float32(name, dtype):
@@ -48,6 +84,7 @@ def test_a_product_of_half_precision_can_stay_float32(name, dtype):
     assert torch.equal(product(*given, out_dtype=dtype), product(*given))
 
 
+@needs_out_dtype
 def test_a_float32_summand_of_half_factors():
     summand, left, right = factors("addmm", torch.bfloat16)
     got = torch.addmm(summand.float(), left, right, out_dtype=torch.float32, beta=0.5, alpha=2)
@@ -70,6 +107,7 @@ def test_formats_that_do_not_go_together(dtypes, out_dtype, out, message):
         torch.mm(left, right, out_dtype=out_dtype, **given)
 
 
+@needs_out_dtype
 def test_a_summand_of_another_format():
     summand, left, right = factors("baddbmm", torch.float16)
     with pytest.raises(RuntimeError, match="self dtype must match either out_dtype or batch1 dtype"):

@@ -9,7 +9,7 @@ import labkit
 
 
 @pytest.fixture
-def raced() -> Iterator[labkit.machine.Machine]:
+def raced() -> Iterator[labkit.machine.MachineInUse]:
     """A machine of the test's own: one stream more, and races are looked for to its end."""
     with labkit.use(gpus=2, like="H200", virtual=True, quiet=True) as machine:
         torch.cuda.init()

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 import labkit
-from labkit.machine import Machine
+from labkit.machine import MachineInUse
 
 
 @contextmanager
-def fresh(gpus: int = 1) -> Iterator[Machine]:
+def fresh(gpus: int = 1) -> Iterator[MachineInUse]:
     """A machine of the test's own, whatever is in place before."""
     labkit.use(None)
     with labkit.use(gpus=gpus, like="H200", virtual=True, quiet=True) as machine:

@@ -1,0 +1,103 @@
+"""Gradescope: a zip file that its autograder runs, and the program in it, which grades one submission and writes the results it wants.
+
+python -m labcourse.gradescope LAB [FOLDER]        (in the container; FOLDER is /autograder)
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from labcourse import assignment, backends, collect, grading, marks, release, returns
+from labcourse.assignment import Assignment, Course
+from labcourse.sandbox import Sandbox, SandboxError
+
+SETUP = """#!/usr/bin/env bash
+set -e
+apt-get update && apt-get install -y python3 python3-venv python3-pip bubblewrap
+python3 -m venv /autograder/venv
+/autograder/venv/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu "labkit[course]=={version}"
+"""
+RUN = """#!/usr/bin/env bash
+# LABKIT_SANDBOX=none where the container allows no sandbox: a submission could then read the seed, and write its own results.
+cd /autograder/source && exec /autograder/venv/bin/python -m labcourse.gradescope {lab}
+"""
+
+
+def files(course: Course, labs: list[Assignment]) -> dict[str, str | bytes]:
+    """All that a release consists of: students' and instructor's notebooks, and a zip file for each lab."""
+    return release.files(course, labs, "labkit") | {f"gradescope/{lab.name}.zip": autograder(course, lab) for lab in labs}
+
+
+def autograder(course: Course, lab: Assignment) -> bytes:
+    """The zip file to upload: setup.sh, run_autograder, and the course with this lab alone."""
+    from labkit import __version__
+
+    files = {
+        "setup.sh": SETUP.format(version=__version__),
+        "run_autograder": RUN.format(lab=lab.name),
+        "course.toml": _described(course, lab),
+    }
+    files[f"notebooks/{lab.name}.ipynb"] = (course.notebooks / f"{lab.name}.ipynb").read_text(encoding="utf-8")
+    return returns.zipped({name: text.encode() for name, text in files.items()}, ("setup.sh", "run_autograder"))
+
+
+def _described(course: Course, lab: Assignment) -> str:
+    """The course as a file again; Gradescope itself knows what is late."""
+    points = ", ".join(f'"{task.number}" = {task.points:g}' for task in lab.exercises)
+    lines = [
+        f"course = {json.dumps(course.name)}",
+        f"seed = {json.dumps(course.seed)}",
+        f"tries = {course.tries}",
+        'notebooks = "notebooks"',
+    ]
+    lines += [f"contents = {json.dumps(course.contents)}", f'[labs."{lab.name}"]', f"points = {{ {points} }}"]
+    for task in lab.written:
+        lines += [f'[[labs."{lab.name}".written]]', f"id = {json.dumps(task.id)}", f"question = {json.dumps(task.question)}"]
+        lines += [f"points = {task.points:g}"]
+    return "\n".join(lines) + "\n"
+
+
+def results(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as Gradescope's results.json: a test an exercise; the remarks only for those who teach."""
+    tests = [
+        {
+            "name": item["number"],
+            "score": item["points"],
+            "max_score": item["out_of"],
+            "output": item["message"],
+            "status": "passed" if item["status"] == "right" else "failed",
+        }
+        for item in record["exercises"]
+    ]
+    if record["remarks"]:
+        tests.append({"name": "Remarks", "output": "\n".join(record["remarks"]), "visibility": "hidden", "score": 0, "max_score": 0})
+    return {"score": record["points"] or 0, "tests": tests, "visibility": "visible"}
+
+
+def main(lab: str, folder: str = "/autograder") -> int:
+    """Grade what lies in `folder`/submission and write `folder`/results/results.json, whatever happens."""
+    target = Path(folder, "results", "results.json")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        course = assignment.read(Path(folder, "source", "course.toml"))
+        content = results(_graded(course, course.lab(lab), Path(folder, "submission")))
+    except (ValueError, OSError, RuntimeError, SandboxError) as error:
+        content = {"score": 0, "output": f"This could not be graded: {error}", "visibility": "visible", "tests": []}
+    target.write_text(json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+def _graded(course: Course, lab: Assignment, folder: Path) -> dict[str, Any]:
+    submissions, problems = collect.collect(folder, course)
+    if len(submissions) != 1:
+        raise ValueError("; ".join(problem.detail for problem in problems) or f"one notebook was due, there are {len(submissions)}")
+    backend = backends.best(course.limits.scratch, os.environ.get("LABKIT_SANDBOX"))
+    with Sandbox(backend, course.limits) as sandbox:
+        record = grading.grade(submissions[0], course, {lab.name: release.handed_out(course, lab)}, sandbox).record
+    return marks.add_marks(record, course, {})
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

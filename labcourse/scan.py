@@ -1,0 +1,214 @@
+"""What a notebook's own code says that no exercise needs, told from its text: it reaches for frames, for insides of Python and the kit, for
+the line to the grader, or puts something in the place of what answers are measured with.
+
+None of it is forbidden, and a person decides: a notebook may have a reason.
+"""
+
+import ast
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+
+FRAMES = (
+    "_getframe _current_frames currentframe f_back f_locals f_globals f_builtins tb_frame gi_frame cr_frame ag_frame settrace setprofile"
+)
+FRAMES += " walk_stack walk_tb getouterframes getinnerframes capture_locals"
+INSIDES = "get_objects get_referrers get_referents __closure__ cell_contents __globals__ __code__ __defaults__ __kwdefaults__ __wrapped__"
+INSIDES += " __builtins__ __subclasses__ __getattribute__ __import__ __loader__ __spec__ addaudithook find_class"
+TENSORS = "as_subclass _make_subclass _make_wrapper_subclass TorchFunctionMode TorchDispatchMode __torch_function__ __torch_dispatch__"
+LINES = "dup2 closerange fromfd recv_fds send_fds"
+NAMES = {
+    name: what
+    for what, names in {
+        "frames above it": FRAMES,
+        "insides of Python": INSIDES,
+        "tensors that pose as others": TENSORS,
+        "the line to the grader": LINES,
+    }.items()
+    for name in names.split()
+}
+MODULES = {"ctypes", "_ctypes", "cffi", "marshal", "importlib", "imp", "runpy", "pkgutil", "pdb", "bdb", "signal", "labcourse", "mock"}
+MODULES |= {
+    "torch._dynamo",
+    "torch.library",
+    "torch.overrides",
+    "torch.utils._python_dispatch",
+    "unittest.mock",
+    "sys.modules",
+    "sys.monitoring",
+}
+MODULES |= {"sys.meta_path", "gc.callbacks", "pickle.Unpickler", "copyreg"}
+KIT = {"virtualgpu", "gputrace", "labkit"}
+# What the lessons use of the kit; and labs, which are classes, their figures, and what was recorded.
+LESSONS = "check progress use current host_time record isolated torchrun races labs find_leaks holders trace Verdict"
+PUBLIC = {f"{package}.{name}" for package in KIT for name in LESSONS.split()} | {*KIT, "labkit.magics"}
+LABS = re.compile(r"labkit\.labs(\.([A-Z]\w*|plot_\w+|collect|recorded_result))?")
+BUILTINS = {"getattr", "setattr", "delattr", "eval", "exec", "compile", "__import__", "globals", "open", "id", "type", "object", "vars"}
+MEASURED = ("torch", *KIT, "json", "builtins", "math", "time", "random")  # what answers are measured with
+COSMETIC = {"print", "__repr__", "__str__", "__format__", "load", "save", "set_printoptions", "show"}
+PRIVATE = {"torch._assert", "torch.cuda._sleep", "torch._foreach_add_", "torch._foreach_mul_"}  # underscored, and ordinary all the same
+
+
+LONGEST = 1 << 20  # characters of all that is read
+PARSING = threading.Lock()  # Python 3.11 fails where two threads parse at once, and one is interrupted by the other
+
+
+def remarks(sources: Iterator[str] | list[str]) -> list[str]:
+    """What these cells or programs hold of that, each once, in order."""
+    found: dict[str, None] = {}
+    sources = list(sources)
+    if sum(map(len, sources)) > LONGEST:
+        return ["its code is too long to be read"]
+    for source in sources:
+        with PARSING, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the submission's own text
+            try:
+                tree = ast.parse(source)
+            except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
+                continue  # it does not run either
+        reader = _Reader(tree)
+        try:
+            reader.visit(tree)
+        except RecursionError:
+            found["its code is nested too deeply to be read"] = None
+        found |= dict.fromkeys(reader.found)
+    return list(found)
+
+
+def cells(sources: list[str]) -> list[str]:
+    """The Python in notebook cells, where magics and commands stand too."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    def plain(source: str) -> str:
+        lines = source.splitlines(keepends=True)
+        if lines and lines[0].startswith("%%"):
+            source = "".join(lines[1:])  # what stands below it is timed, captured, profiled
+        try:
+            return TransformerManager().transform_cell(source)
+        except Exception:  # it does not run either
+            return source
+
+    return [plain(source) for source in sources]
+
+
+def of_name(name: str) -> str:
+    """What is said of an attribute or a name, or ""."""
+    return f"it reaches for {NAMES[name]} ({name})" if name in NAMES else ""
+
+
+def of_path(path: str, writes: bool = False) -> str:
+    """What is said of a name from a module on, such as torch.cuda.memory_allocated, that is read, or replaced."""
+    parts = path.split(".")
+    root, last = parts[0], parts[-1]
+    heads = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    if used := heads & MODULES:
+        return f"it uses {min(used)}"
+    if writes and root in MEASURED and last not in COSMETIC and len(parts) > 1 and not path.startswith("torch.backends."):
+        return f"it replaces {path}"
+    if root == "builtins" and len(parts) > 1 and last in BUILTINS:
+        return f"it uses {path}"
+    if root in KIT and not (".".join(parts[:2]) in PUBLIC - {"labkit.labs"} or LABS.fullmatch(".".join(parts[:3]))):
+        return f"it uses {path}, which is no part of the lessons"
+    if "__dict__" in parts[1:]:
+        return f"it uses {path}"
+    private = [part for part in parts[1:] if part.startswith("_") and not part.endswith("__")]
+    if root in MEASURED and private and ".".join(parts[:3]) not in PRIVATE:
+        return f"it uses {path}"
+    return ""
+
+
+class _Reader(ast.NodeVisitor):
+    """Follows imports and names that stand for modules, and notes what is reached from them."""
+
+    def __init__(self, tree: ast.AST) -> None:
+        self.found: list[str] = []
+        self._stands_for = {name: name for name in ("torch", "nn", *KIT, "sys", "builtins", "gc", "os")} | {"nn": "torch.nn"}
+        for node in ast.walk(tree):  # names first: a function may use what is imported below it
+            if isinstance(node, ast.Import):
+                for item in node.names:
+                    self._stands_for[item.asname or item.name.partition(".")[0]] = item.name if item.asname else item.name.partition(".")[0]
+            elif isinstance(node, ast.ImportFrom):
+                for item in node.names:
+                    self._stands_for[item.asname or item.name] = f"{node.module}.{item.name}"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and (path := self._path(node.value)):
+                self._stands_for.setdefault(node.targets[0].id, path)
+
+    def _path(self, node: ast.AST) -> str:
+        """What a dotted name stands for, from a module on; "" for what begins with something else."""
+        if isinstance(node, ast.Name):
+            return self._stands_for.get(node.id, "")
+        if isinstance(node, ast.Call):  # what a function of the kit returns
+            made = self._path(node.func)
+            return made if made.partition(".")[0] in KIT else ""
+        above = self._path(node.value) if isinstance(node, ast.Attribute) else ""
+        return f"{above}.{node.attr}" if above and isinstance(node, ast.Attribute) else ""
+
+    def _note(self, *told: str) -> None:
+        self.found += [text for text in told if text]
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self._note(*(of_path(item.name) for item in node.names))
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        for item in node.names:
+            self._note(of_path(f"{node.module}.{item.name}" if item.name != "*" else f"{node.module}"), of_name(item.name))
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._note(of_name(node.attr))
+        if path := self._path(node):
+            self._note(of_path(path, writes=not isinstance(node.ctx, ast.Load)))
+        if not path or isinstance(node.value, ast.Call):
+            self.visit(node.value)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self._note(of_name(node.id))
+
+    def visit_MatchClass(self, node: ast.MatchClass) -> None:
+        self._note(*map(of_name, node.kwd_attrs))
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """An attribute's name can be a text."""
+        if isinstance(node.value, str) and len(node.value) < 2000:
+            self._note(*(of_name(word) for word in re.findall(r"\w+", node.value) if word.startswith("__") or node.value == word))
+            if re.search(r"/proc/|/dev/fd|\.ipynb\b", node.value):
+                self._note(f"it names {node.value[:80]!r}")
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):  # a docstring
+            self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        path, name = self._path(node.func), getattr(node.func, "id", getattr(node.func, "attr", ""))
+        known = [argument.value for argument in node.args if isinstance(argument, ast.Constant) and isinstance(argument.value, str)]
+        if name in ("getattr", "setattr", "delattr") and len(node.args) > 1 and known and (owner := self._path(node.args[0])):
+            self._note(of_path(f"{owner}.{known[0]}", writes=name != "getattr"))
+        if name == "type" and len(node.args) == 3:
+            self._note(*map(self._of_base, getattr(node.args[1], "elts", [])))
+        if path in ("os.write", "os.read", "os.fdopen", "os.close", "os.dup") and not self._is_standard(node.args[:1]):
+            self._note("it reaches for the line to the grader (os)")
+        if name == "vars" and node.args and self._path(node.args[0]).partition(".")[0] in MEASURED:
+            self._note(f"it uses vars of {self._path(node.args[0])}")
+        self.generic_visit(node)
+
+    @staticmethod
+    def _is_standard(arguments: list[ast.expr]) -> bool:
+        return bool(arguments) and isinstance(arguments[0], ast.Constant) and arguments[0].value in (1, 2)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._note(*map(self._of_base, node.bases))
+        self.generic_visit(node)
+
+    def _of_base(self, node: ast.AST) -> str:
+        path = self._path(node) or getattr(node, "id", "")
+        return (
+            f"it makes a kind of {path}" if path in ("torch.Tensor", "torch.nn.Parameter", "torch.nn.parameter.Parameter", "Tensor") else ""
+        )
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and (path := self._path(target.value)).endswith(".__dict__"):
+                self._note(f"it writes into {path}")

@@ -1,0 +1,103 @@
+"""What a submission may not ask the system for: a seccomp filter, put in place in its process and inherited by all that this starts.
+
+Left out is what reaches another process (limits, priority, memory, files), what makes namespaces or mounts, and what holds memory that
+no limit counts: files without a name, System V's shared memory and queues, keys.
+"""
+
+import ctypes
+import errno
+import platform
+import struct
+import sys
+
+# Numbers of system calls: on x86-64, on ARM64.
+FORBIDDEN = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "pidfd_getfd": (438, 438),
+    "kcmp": (312, 272),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "perf_event_open": (298, 241),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "fanotify_init": (300, 262),
+    "personality": (135, 92),
+    "quotactl": (179, 60),
+}
+# Allowed for the caller's own process alone: the argument that names a process has to be 0.
+OWN_PROCESS = {
+    "prlimit64": (302, 261, 0),
+    "sched_setparam": (142, 118, 0),
+    "sched_setscheduler": (144, 119, 0),
+    "sched_setaffinity": (203, 122, 0),
+    "sched_setattr": (314, 274, 0),
+    "setpriority": (141, 140, 1),
+    "ioprio_set": (251, 30, 1),
+}
+CLONE, CLONE3 = (56, 220), 435
+NEW_NAMESPACES = 0x7E020080  # flags of clone
+ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+X32 = 0x40000000  # from here on, numbers of another way to call the same system
+
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of the filter
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # what it returns; a refusal with the error's number
+NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2  # of prctl
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+def forbid() -> bool:
+    """Put the filter in place, for good. False where the system has none, or its numbers are not known here."""
+    if sys.platform != "linux" or platform.machine() not in ARCHITECTURES or sys.byteorder != "little":
+        return False
+    instructions = _filter(*ARCHITECTURES[platform.machine()])
+    library = ctypes.CDLL(None, use_errno=True)
+    program = _Program(len(instructions) // 8, instructions)
+    done = library.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 and library.prctl(SECCOMP, FILTER, ctypes.byref(program), 0, 0) == 0
+    return bool(done)
+
+
+def _filter(architecture: int, column: int) -> bytes:
+    """The filter's instructions, 8 bytes each."""
+    refuse, absent = REFUSE | errno.EPERM, REFUSE | errno.ENOSYS
+    code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, refuse), (LOAD, 0, 0, 0)]
+    code += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, refuse)]
+    for numbers in FORBIDDEN.values():
+        code += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, refuse)]
+    code += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, absent)]  # its flags lie in memory; the C library takes clone then
+    code += _if_argument(CLONE[column], 0, (ANY_BIT, 0, 1, NEW_NAMESPACES), refuse)
+    for *own, argument in OWN_PROCESS.values():
+        code += _if_argument(own[column], argument, (EQUAL, 1, 0, 0), refuse)
+    code += [(RETURN, 0, 0, ALLOW)]
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+
+
+def _if_argument(number: int, argument: int, test: tuple[int, int, int, int], refuse: int) -> list[tuple[int, int, int, int]]:
+    """Of the call of that number: `test` one argument, and refuse unless it jumps over the refusal."""
+    return [(EQUAL, 0, 4, number), (LOAD, 0, 0, 16 + 8 * argument), test, (RETURN, 0, 0, refuse), (RETURN, 0, 0, ALLOW)]

@@ -1,0 +1,104 @@
+"""What an answer may take while a learner checks it: a screenful of output, and the time that grading would give it."""
+
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from types import FrameType
+from typing import Any
+
+MOST_LINES = 40  # of an answer's output that are shown,
+MOST_CHARACTERS = 8000  # and as long as they may be
+PATIENCE = 10.0  # seconds until it is said what runs
+LIMIT = 30.0  # seconds; grading gives as many (labcourse.sandbox)
+AGAIN = 1.0  # seconds: an answer that catches everything is told again
+
+
+class TookTooLongError(BaseException):
+    """Raised in an answer at its time's end. No Exception, so that it does not catch it."""
+
+
+class _Screenful:
+    """Standard output that lets a screenful through, and counts the lines of the rest."""
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+        self._lines = self._characters = self.left_out = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines(keepends=True):
+            if self._lines < MOST_LINES and self._characters + len(line) <= MOST_CHARACTERS:
+                self._out.write(line)
+                self._characters += len(line)
+                self._lines += line.endswith("\n")
+            else:
+                self._lines = MOST_LINES
+                self.left_out += line.endswith("\n")
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        self.write("".join(lines))
+
+
+@contextmanager
+def a_screenful() -> Iterator[None]:
+    """Cut what the block prints after so many lines, and say how many more there were."""
+    screen = _Screenful(sys.stdout)
+    try:
+        with redirect_stdout(screen):
+            yield
+    finally:
+        if screen.left_out:
+            print(f"… and {screen.left_out:,} more line{'s' * (screen.left_out != 1)}, which labkit.check leaves out")
+
+
+@contextmanager
+def in_time(number: str, answer: Any) -> Iterator[None]:
+    """Say after a while what runs and how to stop it, and raise TookTooLongError in the block at its time's end.
+
+    Signals reach the main thread alone: in another one the block has no end.
+    """
+    out, thread, done = sys.stdout, threading.current_thread(), threading.Event()
+    ends = thread is threading.main_thread()
+
+    def heard(*_: Any) -> None:
+        if not done.is_set():
+            raise TookTooLongError
+
+    def watch() -> None:
+        if done.wait(PATIENCE):
+            return
+        where = _where(sys._current_frames().get(thread.ident or 0), answer)
+        end = f" It ends by itself after {LIMIT:g} s." if ends else ""
+        out.write(f"{number} has run for {PATIENCE:g} s{where}. To stop it, interrupt the kernel (■ in the toolbar).{end}\n")
+        out.flush()
+        seconds = LIMIT - PATIENCE
+        while ends and not done.wait(seconds):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            seconds = AGAIN
+
+    before: Callable[[int, FrameType | None], Any] | int | None = signal.signal(signal.SIGALRM, heard) if ends else None
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()  # it sends no signal after that
+        if ends:
+            signal.signal(signal.SIGALRM, before)
+
+
+def _where(frame: FrameType | None, answer: Any) -> str:
+    """The line of the answer that a thread is in, the innermost."""
+    code = getattr(answer, "__code__", None)
+    for seen, line in traceback.walk_stack(frame) if frame is not None else ():
+        if code is not None and seen.f_code.co_filename == code.co_filename and seen.f_code.co_name != "<module>":
+            [told] = traceback.StackSummary.extract(iter([(seen, line)]))
+            return f", and is in line {line} of its cell: {told.line}"
+    return ""
