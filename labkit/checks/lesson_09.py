@@ -138,6 +138,10 @@ def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
     if not _close(observed["got"], due):
         hint = f"The parts have {seen[0]} rows, and the last {seen[-1]}. What was in .grad before stays in the sum."
         return not_yet(f"these are not the gradients of the whole batch. {hint}")
+    if len(seen) > 2 * -(-inputs["batch"] // rows):
+        return not_yet(
+            f"{len(seen)} micro-batches, where {-(-inputs['batch'] // rows)} of {rows} rows would do. Is {rows} a size, or a number?"
+        )
     if observed["kept"] > rows * HIDDEN * 4 / 2:  # half of what one layer keeps of a full part
         kept = units.byte_text(observed["kept"])
         return not_yet(f"when a forward began, {kept} of earlier micro-batches were still there. What keeps their graphs?")
