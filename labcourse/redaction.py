@@ -1,7 +1,6 @@
 """The lessons' checks with the judges left out, as submissions may see them: only what observes an answer stays."""
 
 import ast
-import threading
 import types
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
@@ -9,20 +8,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from labcourse.scan import PARSING
 from labkit import checks
 
 FOLDER = Path(checks.__file__).parent
 LEFT_OUT = "raise NotImplementedError('left out of what submissions see')"
-_one_at_a_time = threading.Lock()
 
 
 def sources() -> dict[str, str]:
     """The texts of the files in `labkit/checks`, by name.
 
     Graders in several threads ask for them. Python 3.11 fails with "AST constructor recursion depth mismatch" when two threads parse at
-    once and one of them loses the interpreter's lock in the middle (its depth is counted once for all threads), so one parses for all.
+    once and one of them loses the interpreter's lock in the middle (its depth is counted once for all threads), so one parses at a time.
     """
-    with _one_at_a_time:
+    with PARSING:
         return _sources()
 
 

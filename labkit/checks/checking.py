@@ -238,8 +238,9 @@ def _memory() -> tuple[int, int]:
 
 def describe(value: Any) -> Plain:
     """A tensor as plain data: device, dtype, shape and values in one list. Of anything else, the name of its type."""
-    if not isinstance(value, torch.Tensor):
-        return {"type": type(value).__name__}
+    name = type(value).__name__
+    if not isinstance(value, torch.Tensor) or type(value).__module__ == "__main__":  # a notebook's own class may say anything of itself
+        return {"type": f"a {name} of its own" if name == "Tensor" else name}
     flat = value.detach().cpu().flatten().tolist()
     return {"type": "Tensor", "device": str(value.device), "dtype": str(value.dtype), "shape": list(value.shape), "values": flat}
 
