@@ -45,6 +45,7 @@ class Selected(threading.local):
         self.streams: dict[int, StreamTime] = {}
         self.gpu: Gpu | None = None  # where the last operator on a device tensor ran,
         self.call: tuple | None = None  # and which call it belonged to: see virtualgpu.host.cpu_operators
+        self.frames = 0  # of Python in which operators ran
         self.waiting: tuple | None = None  # the call for which C++ made tensors on the CPU
         self.task = -1  # the backward under way,
         self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
