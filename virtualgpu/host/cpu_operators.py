@@ -60,7 +60,8 @@ class HostOperators(TorchDispatchMode):
             else:
                 node = _node()
                 call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
-                selected.visit(task)
+                if selected.task != task:
+                    selected.visit(task)
             if VirtualTensor in types:
                 if self.machine.several_streams:
                     backward.follow(self.machine, node if task != -1 else None, args)

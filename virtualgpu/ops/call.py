@@ -98,8 +98,10 @@ class Call:
         if self._several or (self._on_host and not host):
             raise different_devices(self.args, self.kwargs)
         self._on_host = False  # they are admitted
-        gpu.machine.require_alive()
-        gpu.machine.selected.gpu = gpu
+        machine = gpu.machine
+        if machine.forked or not machine.alive:
+            machine.require_alive()
+        machine.selected.gpu = gpu
         return gpu
 
     def is_on_one_gpu(self) -> bool:
@@ -246,7 +248,7 @@ class Operator:
         self.only_writes = all(result.alias_info is not None for result in schema.returns)
         views = schema.returns and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         self.returns_views = bool(views) or self.name in UNDECLARED_VIEWS
-        self.kernel: Callable[..., Any] = KERNELS.get(func, func)
+        self.kernel: Callable[..., Any] = KERNELS.get(func) or getattr(func, "_op", func)  # past OpOverload.__call__, a frame
         self.temporaries = TEMPORARIES.get(self.name)
         self.device_time = DEVICE_TIMES.get(self.name)
         self.overwrites = self.name in OVERWRITES

@@ -43,6 +43,7 @@ def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
     writes_first = name.endswith("_")
     pure = getattr(aten, name.removesuffix("_")) if writes_first else packet
     stay = STAY_FLOAT32.get(packet, ())
+    convolves = packet is aten.convolution
 
     def rounded(result: Any, dtype: torch.dtype, index: int = -1) -> Any:
         if isinstance(result, (tuple, list)):
@@ -51,9 +52,9 @@ def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
         return result if fits else result.to(dtype)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        dtype = next((x.dtype for x in args if isinstance(x, torch.Tensor)), None)
-        if packet is aten.convolution:
-            require_floating_convolution(args[0].dtype)
+        dtype = args[0].dtype
+        if convolves:
+            require_floating_convolution(dtype)
         if dtype not in HALF:
             return func(*args, **kwargs)
         out = kwargs.pop("out", None)

@@ -57,7 +57,7 @@ def default_rule(op: Operator) -> DeviceTime:
 
 def bound_by_memory(call: Call, results: list[Tensor], moved: int) -> Work:
     """Operands are read once, results written once. What is given for results was counted among the arguments already."""
-    return Work(moved - sum(map(bytes_of, call.given_outputs())))
+    return Work(moved - sum(map(bytes_of, call.given_outputs())) if call.kwargs else moved)
 
 
 def drawing(call: Call, results: list[Tensor], moved: int) -> Work:
