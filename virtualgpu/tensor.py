@@ -340,18 +340,13 @@ def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
         storage = _storage_of(plain)
         memory = storage.__dict__.get("memory")
         if memory is None:
-            allocate_on(gpu, storage)
+            nbytes = storage.nbytes()
+            hang(Memory(gpu, gpu.allocate(nbytes), nbytes), storage)
         else:
             gpu = memory.gpu
     tensor = _make_subclass(VirtualTensor, plain)
     tensor._gpu = gpu
     return tensor
-
-
-def stand_in(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
-    """The virtual tensor over a plain one of whose memory the GPU's allocator knows nothing."""
-    allocate_on(gpu, _storage_of(plain), allocated=False)
-    return wrap(plain, gpu)
 
 
 def wrap_all(result: Any, gpu: Gpu) -> Any:

@@ -263,15 +263,15 @@ class Operator:
         return getattr(getattr(torch.ops.aten, self.name + "_"), self.func._overloadname)
 
 
-_operators: dict[Any, Operator] = {}
+_operators: dict[int, Operator] = {}  # by the id of the OpOverload, which the Operator keeps alive: to hash one takes a frame of Python
 _NO_OPERATOR: Any = None
 
 
 def operator(func: Any) -> Operator:
     """What is known of this OpOverload."""
-    found = _operators.get(func)
+    found = _operators.get(id(func))
     if found is None:
-        found = _operators[func] = Operator(func)
+        found = _operators[id(func)] = Operator(func)
     return found
 
 
