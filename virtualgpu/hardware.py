@@ -187,7 +187,8 @@ class Gpu:
         share = 1.0  # whom should a program with one stream make room for?
         if len(self.streams) > 1:
             share = costs.share(profile, bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs)
-        machine.clock.launch(self.stream, seconds, overhead, name, share)
+        stream = self.stream if machine.several_streams else self.default_stream
+        machine.clock.launch(stream, seconds, overhead, name, share)
 
     def copy(self, kind: costs.CopyKind, nbytes: int, pinned: bool = False, blocking: bool = True) -> None:
         """Queue a copy on the calling thread's current stream."""

@@ -44,6 +44,7 @@ def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
     pure = getattr(aten, name.removesuffix("_")) if writes_first else packet
     stay = STAY_FLOAT32.get(packet, ())
     convolves = packet is aten.convolution
+    plain = getattr(func, "_op", func)
 
     def rounded(result: Any, dtype: torch.dtype, index: int = -1) -> Any:
         if isinstance(result, (tuple, list)):
@@ -56,7 +57,7 @@ def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
         if convolves:
             require_floating_convolution(dtype)
         if dtype not in HALF:
-            return func(*args, **kwargs)
+            return plain(*args, **kwargs)
         out = kwargs.pop("out", None)
         result = pure(*map(widened, args), **{key: widened(x) for key, x in kwargs.items()})
         if writes_first:
