@@ -233,7 +233,7 @@ class Operator:
 
     __slots__ = (
         "arguments", "assertion", "defaults", "device_time", "func", "handler", "kernel", "marks_written", "model_only", "name",
-        "only_writes", "outs", "overwrites", "positions", "returns_views", "temporaries", "touches_values", "written",
+        "only_writes", "outs", "overwrites", "own_kernel", "positions", "returns_views", "temporaries", "touches_values", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
@@ -248,7 +248,8 @@ class Operator:
         self.only_writes = all(result.alias_info is not None for result in schema.returns)
         views = schema.returns and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         self.returns_views = bool(views) or self.name in UNDECLARED_VIEWS
-        self.kernel: Callable[..., Any] = KERNELS.get(func) or getattr(func, "_op", func)  # past OpOverload.__call__, a frame
+        self.own_kernel: Callable[..., Any] = getattr(func, "_op", func)  # PyTorch's, without the frame of OpOverload.__call__
+        self.kernel = KERNELS.get(func, self.own_kernel)
         self.temporaries = TEMPORARIES.get(self.name)
         self.device_time = DEVICE_TIMES.get(self.name)
         self.overwrites = self.name in OVERWRITES
