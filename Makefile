@@ -4,7 +4,7 @@
 #   make test           lint, the fast unit tests, and every notebook against its stored outputs, on virtual GPUs: some minutes
 #   make test-all       the same with all unit tests: slow ones, and large sets whole
 #   make test-gpu       unit tests and notebooks on this machine's own CUDA GPUs
-#   make test-versions  the unit tests on the oldest torch that the kit admits, the pinned one and the newest, in .venv-versions
+#   make test-versions  the unit tests and lessons on the oldest torch that the kit admits, the pinned one and the newest, in .venv-versions
 #   make test-browser   the lessons and widgets in a real browser (needs Chromium); pictures of them stay in build/screenshots
 #   make test-nbgrader  what is released for nbgrader, with nbgrader's own commands; installs it into .venv-nbgrader
 #   make test-classic   every lesson on what stands in for Colab, and the widgets in the classic notebook 6.5 with Colab's ipywidgets 7.7.1;

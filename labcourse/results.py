@@ -61,7 +61,12 @@ def write(
     pages.filters["number"] = lambda value: f"{value:g}"
     keys = [(item.lab, item.student) for item in submissions]
     questions = {lab.name: release.questions(course, lab) for lab in course.labs}
-    for item, record in zip(submissions, _records(store, keys), strict=True):
+    for item in submissions:
+        record = store.record(item.lab, item.student)
+        if record is None:  # it could not be written
+            keys.remove((item.lab, item.student))
+            problems = [*problems, Problem(item.student, item.lab, "failed", "its record could not be written: grade it again")]
+            continue
         corrected = said.get((item.student, item.lab)) or said.get((item.student, item.lab[:2]))
         record["received"], record["known_from"] = (corrected, marks.INSTRUCTOR) if corrected else (item.received, item.known_from)
         record |= {"late": item.late, "file_time": item.file_time}

@@ -93,7 +93,7 @@ def gather() -> Facts:
         torch=ask_torch(),
         answers=nvidia.ask_all(),
         packages={name: installed(name) for name in (*LESSONS_NEED, *OTHER_FRONT_ENDS, "ipykernel", *TESTS_NEED)},
-        pins=pinned_versions(Path(__file__).parents[1] / "constraints.txt"),
+        pins=pinned_versions(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         virtual=os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0"),
     )
@@ -106,11 +106,11 @@ def installed(package: str) -> str | None:
         return None
 
 
-def pinned_versions(constraints: Path) -> dict[str, str]:
-    """The versions that the tests ran with; none where the kit was installed without its repository."""
-    if not constraints.exists():
-        return {}
-    return dict(re.findall(r"^([\w.-]+)==([\w.]+)", constraints.read_text(encoding="utf-8"), re.MULTILINE))
+def pinned_versions() -> dict[str, str]:
+    """The versions that the tests ran with, by lower-case name: their list lies in an installed package, or beside it in a clone."""
+    found = next(filter(Path.exists, (folder / "constraints.txt" for folder in Path(__file__).parents[:2])), None)
+    pins = re.findall(r"^([\w.-]+)==([\w.]+)", found.read_text(encoding="utf-8"), re.MULTILINE) if found else []
+    return {name.lower(): version for name, version in pins}
 
 
 def ask_torch() -> Torch | None:
@@ -295,7 +295,7 @@ def _describe(gpu: nvidia.GPUReading) -> str:
 
 def _package_rows(facts: Facts) -> list[str]:
     names = [name for name in (*LESSONS_NEED, *TESTS_NEED)]
-    return _columns([(name, facts.packages.get(name) or "missing", facts.pins.get(name, "")) for name in names])
+    return _columns([(name, facts.packages.get(name) or "missing", facts.pins.get(name.lower(), "")) for name in names])
 
 
 def _columns(rows: list[tuple[str, ...]]) -> list[str]:

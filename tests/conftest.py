@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
 def pytest_configure(config: pytest.Config) -> None:
     """Without --everything, searches at random take few examples: others with each commit, the same in each run of one."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `make test &` leaves it, to all processes that tests start, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     everything = config.getoption("everything")
     settings.load_profile("whole" if everything else "sample")
     if not everything:

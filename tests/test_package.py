@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import labkit
+from labkit import doctor
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("virtualgpu", "gputrace", "labkit", "labcourse")
@@ -35,6 +36,7 @@ print(torch.cuda.device_count(), torch.cuda.get_device_name(0), torch.ones(3, de
 """
 USE = """
 import labkit
+from labkit import doctor
 from labkit import articles
 from labkit.labs import recorded_result
 from virtualgpu import profiles
@@ -87,10 +89,10 @@ def in_wheel(wheel: Path) -> set[str]:
 
 
 def sources() -> set[str]:
-    """All files of the packages, by their paths from the root, and the lessons, which lie in one of them once it is installed."""
+    """All files of the packages, by their paths from the root, and the lessons and pins, which lie in one of them once installed."""
     files = (path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file())
     lessons = {f"labkit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "notebooks").glob("*.ipynb")}
-    return lessons | {path.as_posix() for path in files if "__pycache__" not in path.parts}
+    return lessons | {"labkit/constraints.txt"} | {path.as_posix() for path in files if "__pycache__" not in path.parts}
 
 
 @pytest.mark.slow
@@ -130,7 +132,10 @@ def test_installed_package_finds_its_data(elsewhere, installed):
 
 @pytest.mark.slow
 def test_installed_commands_work_in_another_folder(elsewhere):
-    assert "virtual GPU" in python("-m", "labkit", "doctor")
+    said = python("-m", "labkit", "doctor")
+    assert "virtual GPU" in said
+    [torch] = [line.split() for line in said.splitlines() if line.startswith("  torch ")]
+    assert torch[2] == doctor.pinned_versions()["torch"]  # what the kit was tested with
     (elsewhere / "script.py").write_text(SCRIPT)
     assert python("-m", "labkit", "run", "--gpus", "2", "--like", "H200", "script.py", "7").splitlines()[-1] == "2 NVIDIA H200 3.0 7"
     assert python("-m", "virtualgpu", "run", "--gpus", "2", "--like", "H200", "script.py", "7") == "2 NVIDIA H200 3.0 7\n"

@@ -1,10 +1,11 @@
-"""Run the unit tests on several versions of torch, each in a virtual environment of its own, which is kept for the next time.
+"""Run the unit tests and the lessons on several versions of torch, each in a virtual environment that is kept.
 
     python tools/test_versions.py [VERSION …]        (default: oldest pinned newest)
 
 A VERSION is `oldest` (the lower bound in pyproject.toml), `pinned` (constraints.txt), `newest` (of the package index), a number such as
 2.8, or `installed`, which installs nothing and takes the Python that runs this. Where torch sees a GPU, the tests run twice: with it in
-sight, and hidden. Ends with one line a version, and with status 1 if any of them failed.
+sight, and hidden. The lessons run on virtual GPUs and print what is stored; on `oldest`, which words some errors in another way, they run
+to their ends. Ends with one line a version, and with status 1 if any of them failed.
 """
 
 import json
@@ -19,7 +20,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / ".venv-versions"
 PYTHONS = [sys.executable, *(f"python3.{minor}" for minor in (14, 13, 12, 11))]  # an older torch has no wheel for the newest Python
-PYTEST = ("-m", "pytest", "-q", "--timeout", "300", "--everything", "tests")
+PYTEST = ("-m", "pytest", "-q", "--timeout", "300")
+UNIT = ("--everything", "tests")
+LESSONS = (
+    "--nbval-current-env",
+    "--nbval-cell-timeout=60",
+    "--nbval-sanitize-with=tests/notebooks/sanitize.cfg",
+    "--dist",
+    "loadfile",
+    "notebooks",
+)
+AS_STORED = {"LABKIT_VIRTUAL": "1", "LABKIT_PROGRESS": "", "OMP_NUM_THREADS": "1"}
 PARALLEL = ("-n", "auto", "--maxprocesses", "4")
 # Asked inside an environment: what torch brought with it, and what torch there is.
 BROUGHT = """
@@ -58,12 +69,16 @@ def tested(version: str, wanted: str) -> str:
     name = f"{version}: torch {torch}, Python {own}"
     if gpus:
         found = {
-            "on the GPU": ran(python, f"{name}, on the GPU", "-m", "gpu"),  # some measure: one after another, and alone
-            f"{gpus} GPU{'s' * (gpus > 1)} in sight": ran(python, f"{name}, GPU in sight", "-m", "not gpu and not browser", *PARALLEL),
-            "hidden": ran(python, f"{name}, GPU hidden", *PARALLEL, CUDA_VISIBLE_DEVICES=""),
+            "on the GPU": ran(python, f"{name}, on the GPU", "-m", "gpu", *UNIT),  # some measure: one after another, and alone
+            f"{gpus} GPU{'s' * (gpus > 1)} in sight": ran(
+                python, f"{name}, GPU in sight", "-m", "not gpu and not browser", *PARALLEL, *UNIT
+            ),
+            "hidden": ran(python, f"{name}, GPU hidden", *PARALLEL, *UNIT, CUDA_VISIBLE_DEVICES=""),
         }
     else:
-        found = {"without a GPU": ran(python, name, *PARALLEL)}
+        found = {"without a GPU": ran(python, name, *PARALLEL, *UNIT)}
+    compared = "--nbval-lax" if version == "oldest" else "--nbval"
+    found["lessons"] = ran(python, f"{name}, lessons", compared, *PARALLEL, *LESSONS, **AS_STORED)
     result = "; ".join(f"{how}: {last}" for how, (_, last) in found.items())
     if not gpus:
         result += f"; with one in sight: LEFT OUT, {'torch sees no GPU here' if has_cuda else 'this torch is built for the CPU alone'}"
@@ -71,7 +86,7 @@ def tested(version: str, wanted: str) -> str:
 
 
 def ran(python: Path, title: str, *options: str, **environment: str) -> tuple[bool, str]:
-    """Whether the unit tests passed, and the line in which pytest counts them. What pytest says is passed on."""
+    """Whether the tests passed, and the line in which pytest counts them. What pytest says is passed on."""
     print(f"\n== {title}", flush=True)
     command = [python, *PYTEST, *options]
     last = ""

@@ -1,11 +1,14 @@
 """The command `run`, of `python -m virtualgpu` and of packages that build on it."""
 
 import argparse
+import json
+import os
 import sys
 from time import process_time
 from typing import TYPE_CHECKING
 
-from virtualgpu import machines
+from virtualgpu import front_end, machines
+from virtualgpu.in_children import sitecustomize
 from virtualgpu.script import check_script, run_script
 
 if TYPE_CHECKING:
@@ -78,6 +81,7 @@ def _run(options: argparse.Namespace, name: str) -> int:
     whose = "Python's time tells the model's" if options.virtual_time else "Times in the script are this computer's, not the model's"
     tell_machine(gpus, name, f"{whose}.")
     _set_up_for_times(gpus, options)
+    _hand_down(gpus)
     run_script(options.script, options.arguments, options.module)
     return 0
 
@@ -100,6 +104,13 @@ def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
 
         for gpu in gpus.machine.gpus:
             gpu.allocator.listen(tell_once)
+
+
+def _hand_down(gpus: "VirtualGPUs") -> None:
+    """Python programs that the script starts have its GPUs too."""
+    request = {name: getattr(gpus.request, name) for name in ("gpus", "like", "memory", "values")}
+    os.environ[sitecustomize.REQUEST] = json.dumps(request | {"front": front_end.name()})
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(sitecustomize.HERE.parent), os.environ.get("PYTHONPATH")]))
 
 
 def _set_up_for_times(gpus: "VirtualGPUs", options: argparse.Namespace) -> None:

@@ -126,6 +126,8 @@ class Gpu:
         try:
             return self.allocator.malloc(nbytes, self.stream.stream_id if machine.several_streams else 0)
         except OutOfMemory as error:
+            for observer in self.machine.oom_observers:
+                observer(self.index, nbytes, self.machine.total_memory, self.allocator.free_bytes())
             raise torch.OutOfMemoryError(error.message) from None
 
     def scratch(self, sizes: Iterable[int]) -> None:
@@ -270,6 +272,7 @@ class Machine:
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
         self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
+        self.oom_observers: list[Callable[[int, int, int, int], object]] = []  # device, bytes asked for, all of its bytes, free ones
         self.leaf_streams: weakref.WeakKeyDictionary[Any, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory
         self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see `streams.backward`
 

@@ -74,6 +74,8 @@ def to_device(
 ) -> torch.Tensor:
     if isinstance(tensor, UninitializedTensorMixin):
         tensor._destination = "cpu" if gpu is None else gpu.device
+        if dtype is not None:
+            tensor.data = torch.empty(0, dtype=dtype, device="cpu")
         return tensor
     if gpu is gpu_of(tensor):
         if gpu is not None:

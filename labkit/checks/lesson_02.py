@@ -78,13 +78,12 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
             for count in cycles:
                 torch.cuda._sleep(count)
 
-        due = _gpu_seconds(work)
         torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
-        with during(f"work of {due * 1e3:.1f} ms"):
+        with during(f"work of {sum(case['pieces']):.1f} ms"):
             said = seconds_of(work)
         torch.cuda.synchronize()
         seconds = number(said)
-        observations.append([type(said).__name__ if seconds is None else seconds, due])
+        observations.append([type(said).__name__ if seconds is None else seconds, _gpu_seconds(work)])
     return observations
 
 
@@ -241,7 +240,7 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
 
 def draw_values(generator: random.Random) -> Plain:
     """Once on the caller's default stream, once on another."""
-    return [{"rows": [generator.randint(1, 99) for _ in range(generator.randint(2, 5))], "aside": aside} for aside in (False, True)]
+    return [{"rows": [generator.randint(1, 99) for _ in range(generator.randint(4, 6))], "aside": aside} for aside in (False, True)]
 
 
 def observe_values(fetch: Any, cases: Plain) -> Plain:
@@ -253,10 +252,12 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
         with _told_by_values(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
             x = torch.zeros(len(case["rows"]), SIZE, device="cuda")
             target = torch.tensor([float(value) for value in case["rows"]], device="cuda")[:, None]
-            fetch(x)
-            torch.cuda.synchronize()
-            torch.cuda._sleep(nap)
-            x.copy_(target.expand_as(x))
+            for cycles in (1, nap):
+                x.zero_()
+                fetch(x)
+                torch.cuda.synchronize()
+                torch.cuda._sleep(cycles)
+                x.copy_(target.expand_as(x))
             earlier = here.record_event()
             get = fetch(x)
             observed: dict[str, Plain] = {"waited": earlier.query(), "type": type(get).__name__}
@@ -292,7 +293,7 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
 
 # 02.5: a loader that copies ahead
 
-COPY = 16 << 20  # bytes of a batch
+COPY = 0.7e-3  # seconds that the copy of a batch takes about
 BATCHES = 8
 REACHED = 0.6  # of what can be hidden; one copy in eight never can
 AHEAD = 2  # batches that may be drawn beyond the one in use
@@ -307,8 +308,9 @@ def draw_batches(generator: random.Random) -> Plain:
 def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
     """What each batch's work read, how far ahead the source was drawn, the seconds of copies, of work, of both, and those that the loader
     keeps the host for a batch; and whether it waited for what had been launched before."""
-    hosts = [torch.zeros(COPY // 4).pin_memory() for _ in inputs["values"]]
-    scratch = torch.empty(COPY // 4, device="cuda")
+    host, scratch = torch.zeros(SIZE).pin_memory(), torch.empty(SIZE, device="cuda")
+    size = round(SIZE * COPY / min(_gpu_seconds(lambda: scratch.copy_(host, non_blocking=True)) for _ in range(5)))
+    hosts, scratch = [torch.zeros(size).pin_memory() for _ in inputs["values"]], torch.empty(size, device="cuda")
     copying = BATCHES * min(_gpu_seconds(lambda: scratch.copy_(hosts[0], non_blocking=True)) for _ in range(5))
     cycles = _cycles(inputs["longer"] * copying / BATCHES)
     busy, waited = _cycles(LONG), False
@@ -356,15 +358,13 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     due = [float(value) for value in inputs["values"]]
-    if len(observed["means"]) != len(due):
-        count = len(observed["means"])
+    if (count := len(observed["means"])) != len(due):
         given = f"{count} or more. Does it end" if count > len(due) else f"{count}. Does the last one come"
         return not_yet(f"of {len(due)} batches your loader gave {given}?")
     if any(not device.startswith("cuda") for device in observed["devices"]):
         return not_yet("a batch was not on the GPU.")
     read = enumerate(zip(observed["means"], due, strict=True))
-    wrong = [index for index, (mean, value) in read if not abs(mean - value) <= 1e-3 * value]
-    if wrong:
+    if wrong := [index for index, (mean, value) in read if not abs(mean - value) <= 1e-3 * value]:
         index = wrong[0]
         other = "another batch's" if any(abs(observed["means"][index] - value) <= 1e-3 * value for value in due) else "no batch's"
         return not_yet(

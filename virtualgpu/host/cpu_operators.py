@@ -82,7 +82,7 @@ class HostOperators(TorchDispatchMode):
     def _on_host(self, func: Any, types: Any, args: tuple, kwargs: dict, call: tuple) -> Any:
         """An operator without device tensors: on the CPU, or a factory."""
         selected = self.machine.selected
-        waits = selected.waiting == call
+        waits = selected.waiting == call and "pin_memory" not in kwargs
         if "device" in kwargs and not types and "pin_memory" not in kwargs and kwargs["device"].type == "cpu":
             gpu = selected.gpu if selected.call == call else self._only_place(call)
             if gpu is not None:

@@ -27,8 +27,9 @@ from virtualgpu.ops.work import UNVECTORIZED
 Tensor = torch.Tensor
 CONVOLUTION, CONVOLUTION_BACKWARD = 0.85, 0.5  # of a product's rate
 CHANNEL_TILE, CHANNEL_VECTOR = 128, 8  # output channels are computed so many at a time, input channels read so many at a time
-POOLED, POOLED_BACKWARD = 0.3, 2.3  # clocks an element of the larger image (ATen/native/cuda/DilatedMaxPool2d.cu)
 OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
+FEW = 8  # channels on either side, up to which the table has no entries
+VECTOR = 4  # channels, from which on cuDNN copies so few into whole vectors
 
 
 NO_SLOPE = -1  # of a line that is a single point
@@ -121,8 +122,37 @@ def _layer(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, 
 def figures(x: Tensor, y: int, weight: Tensor, *settings: Any) -> tuple[int, ...]:
     if x.dtype is torch.float64 and x.dim() == 4:
         return 0, 0, 0  # cuDNN's kernels for float64 asked for none
+    if max(_channels(weight, *settings[-2:])) <= FEW:
+        return few_channels(x, y, weight, *settings[-2:])
     layer, last = _layer(x, weight, *settings)
     return workspaces(layer, (x.shape[0], *x.shape[2:]), bytes_of(x), y, bytes_of(weight), last)
+
+
+def _channels(weight: Tensor, transposed: bool, groups: int) -> tuple[int, int]:
+    """Channels of the input and of the output."""
+    first, second = weight.shape[0], weight.shape[1] * groups
+    return (first, second) if transposed else (second, first)
+
+
+def few_channels(x: Tensor, y: int, weight: Tensor, transposed: bool, groups: int) -> tuple[int, ...]:
+    """The workspaces where so few channels are convolved that they do not fill the vectors which tensor cores want.
+
+    What cuDNN takes is either nothing, or copies with channels last, filled up to whole vectors of 16 bytes; an estimate after 150
+    convolutions of three to eight channels.
+    """
+    if groups > 1:
+        return 0, 0, 0
+    item = x.itemsize
+    into, out = _channels(weight, transposed, groups)
+    wide_into, wide_out = (-(-channels * item // 16) * 16 for channels in (into, out))  # bytes of a position
+    copies = x.numel() // into * wide_into + y // (item * out) * wide_out + prod(weight.shape[2:]) * wide_into * wide_out // item
+    filled, plain = copies + 16, bytes_of(x) + y + bytes_of(weight) + 16
+    half = item == 2
+    if min(into, out) < VECTOR:
+        return (filled, 0, 0) if half and x.dim() == 5 else (0, 0, filled if x.dim() == 5 else 0)
+    if x.dim() == 5:
+        return filled if transposed or x.dtype is torch.bfloat16 else plain, filled, filled
+    return filled if transposed and half else 0, filled if half and not transposed else 0, 0
 
 
 def _takes(x: Tensor) -> bool:
@@ -161,23 +191,21 @@ def convolution(call: Call) -> Any:
 
 @handles("convolution_backward")
 def convolution_backward(call: Call) -> Any:
-    """The input's gradient, the weight's, then the bias's as a sum; a gradient that does not lie dense is copied first."""
+    """The input's gradient, the weight's, then the bias's as a sum; each copies a gradient that does not lie dense."""
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = call.args
     if call.kwargs or not _takes(x):
         return operators.compute(call)
     spaces = figures(x, bytes_of(grad), weight, stride, padding, dilation, transposed, groups)
     own_kernels = groups == x.shape[1] > 1 and not any(spaces)  # PyTorch's for depthwise convolutions: the weight's gradient comes first
     copy = 0 if grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last) else bytes_of(grad)
-    steps: list[Any] = [copy]
-    gradients = [(Out(0), spaces[INPUT_GRADIENT], mask[0]), (Out(1), spaces[WEIGHT_GRADIENT], mask[1])]
-    for out, space, wanted in reversed(gradients) if own_kernels else gradients:
-        if wanted:
-            steps += [out, space, -space]
+    both, each = (copy, 0) if transposed else (0, copy)
+    of_input: Plan = (Out(0), each, spaces[INPUT_GRADIENT], -spaces[INPUT_GRADIENT], -each) if mask[0] else ()
+    of_weight: Plan = (each, Out(1), spaces[WEIGHT_GRADIENT], -spaces[WEIGHT_GRADIENT], -each) if mask[1] else ()
+    steps: list[Any] = [both, *of_weight, *of_input, -both] if own_kernels else [both, *of_input, *of_weight, -both]
     if mask[2]:
         dims = [d for d in range(grad.dim()) if d != 1]
         sums = reductions.staging(grad, dims, reductions.sum_bytes(grad.dtype))
         steps += [Out(2), *sums, *(-size for size in reversed(sums))]
-    steps.append(-copy)
     return perform(call, lambda outputs: tuple(steps))
 
 
@@ -235,13 +263,3 @@ def _reordered(x: Tensor, weight: Tensor, out: Tensor) -> int:
 def _flops(x: Tensor, weight: Tensor, transposed: bool, extent: Sequence[int]) -> int:
     """Floating-point operations: every output position has all weights, or every input position, of a transposed convolution."""
     return 2 * x.shape[0] * prod(x.shape[2:] if transposed else extent) * weight.numel()
-
-
-@device_time("max_pool2d_with_indices", "max_pool3d_with_indices")
-def max_pool_time(call: Call, results: list[Tensor], moved: int) -> Work:
-    return Work(moved, clocks=POOLED * call.args[0].numel())
-
-
-@device_time("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
-def max_pool_backward_time(call: Call, results: list[Tensor], moved: int) -> Work:
-    return Work(moved, clocks=POOLED_BACKWARD * call.args[1].numel())

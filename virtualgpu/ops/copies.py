@@ -14,8 +14,11 @@ from virtualgpu import hardware
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu
 from virtualgpu.host.pinned import is_pinned, pinned
+from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, bytes_of, handles, overwrites
+from virtualgpu.ops.elementwise import contiguous_copies
 from virtualgpu.ops.operators import compute, refuse_waiting
+from virtualgpu.ops.sequence import OUT, perform
 from virtualgpu.ops.without_values import forget
 from virtualgpu.ops.work import laid_out
 from virtualgpu.tensor import VirtualTensor, empty, mark_written, memory_of, require_values, span_bytes, wrap
@@ -172,6 +175,23 @@ def clone(call: Call) -> Any:
         return x
     indices, values = x._indices().clone(), x._values().clone()
     return torch.sparse_coo_tensor(indices, values, x.size(), is_coalesced=x.is_coalesced(), check_invariants=False)
+
+
+@handles("roll")
+def roll(call: Call) -> Any:
+    """One dimension after the other; the kernel reads contiguous memory (aten/src/ATen/native/cuda/TensorTransformations.cu)."""
+    x, shifts = call.args[:2]
+    dims = call.argument("dims")
+    if call.op.outs or not x.numel():
+        return operators.compute_or_into_given(call)
+    if len(shifts) == 1 and not dims:
+        return x.contiguous().view(-1).roll(shifts, 0).view(x.shape)
+    if len(shifts) > 1 and len(shifts) == len(dims):
+        for shift, dim in zip(shifts, dims, strict=True):
+            x = x.roll(shift, dim)
+        return x
+    copies = contiguous_copies(x)
+    return perform(call, (*copies, OUT, *(-size for size in copies)))
 
 
 @handles("_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe")

@@ -20,7 +20,6 @@ LIKE = {
 NAMED: dict[str, Handler] = {
     "_local_scalar_dense": operators.read_scalar,
     "item": operators.read_scalar,
-    "equal": operators.compare,
     "set_": operators.set_storage,
     "resize_": operators.resize,
 }

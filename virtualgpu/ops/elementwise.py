@@ -1,11 +1,11 @@
-"""What pointwise operators, softmax and losses do where CUDA computes them otherwise than the CPU.
+"""What pointwise operators and softmax do where CUDA computes them otherwise than the CPU.
 
 Most pointwise operators ask for their output alone, and take the time of `work.pointwise`. The others follow PyTorch's sources, named at
 each. Held against recordings from an H200 (torch 2.11, CUDA 13.0).
 """
 
 from collections.abc import Callable
-from math import inf, prod
+from math import inf, log, pi
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from virtualgpu.ops import operators
 from virtualgpu.ops.call import (
     Call,
     Work,
-    asserts,
     bytes_of,
     composes,
     cuda_kernel,
@@ -25,17 +24,12 @@ from virtualgpu.ops.call import (
     overwrites,
     temporaries,
 )
-from virtualgpu.ops.reductions import contiguous_staging, staging, sum_bytes
-from virtualgpu.ops.sequence import OUT, Out, Plan, perform
+from virtualgpu.ops.reductions import staging, sum_bytes
+from virtualgpu.ops.sequence import OUT, perform
 
 aten = torch.ops.aten
 LONG_ROW = 1024  # elements; a longer row does not stay in the registers between two looks at it (ATen/native/cuda/PersistentSoftmax.cuh)
-NONE, MEAN = 0, 1  # reductions of a loss (aten/src/ATen/core/Reduction.h)
-LOSS_ROW = 2  # clocks a row: one block adds up the loss of them all (ATen/native/cuda/Loss.cu)
 
-asserts("t >= 0 && t < n_classes", "nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward")
-asserts("target_k < dim", "multi_margin_loss")
-asserts("input_val >= zero && input_val <= one", "binary_cross_entropy")
 overwrites("fill_", "zero_", "_foreach_zero_")
 cuda_kernel("host_softmax", "_softmax", "_log_softmax")
 
@@ -79,13 +73,22 @@ def _kind_of(number: Any) -> torch.dtype:
     return {bool: torch.bool, int: torch.int64, float: torch.float64}.get(type(number), torch.complex128)
 
 
-@handles("dist")
-def dist(call: Call) -> torch.Tensor:
-    """The norm of the difference (aten/src/ATen/native/Distance.cpp)."""
+@handles("ldexp")
+def ldexp(call: Call) -> torch.Tensor:
+    """A product with a power of 2 (aten/src/ATen/native/BinaryOps.cpp)."""
+    return operators.into_given(call) if call.op.outs else call.args[0] * torch.pow(2.0, call.args[1])
+
+
+@handles("mvlgamma")
+def mvlgamma(call: Call) -> torch.Tensor:
+    """The logarithm of gamma at p places for each element, and their sum (aten/src/ATen/native/UnaryOps.cpp)."""
+    x, p = call.args
     if call.op.outs:
         return operators.into_given(call)
-    x, y, p = *call.args[:2], call.argument("p")
-    return torch.linalg.vector_norm(x - y, p)
+    if not x.dtype.is_floating_point or p < 1:
+        return operators.compute(call)
+    places = torch.arange((1 - p) / 2, 0.5, 0.5, dtype=x.dtype, device=x.device) + x.unsqueeze(-1)
+    return places.lgamma_().sum(-1).add_(p * (p - 1) * log(pi) / 4)
 
 
 @handles("log_sigmoid_forward")
@@ -128,6 +131,18 @@ def allclose(call: Call) -> bool:
     """The operators of `isclose`, and whether all are (aten/src/ATen/native/TensorCompare.cpp)."""
     close = made_of(aten.isclose.default, *call.args, **call.kwargs)
     return bool(close.all().item())
+
+
+@handles("equal")
+def equal(call: Call) -> bool:
+    """Whether all elements are equal; of one and the same memory nothing is read (aten/src/ATen/native/cuda/Equal.cpp)."""
+    x, y = call.args
+    call.common_gpu()
+    if x.shape != y.shape or not x.numel():
+        return bool(x.shape == y.shape)
+    same = x.data_ptr() == y.data_ptr() and x.dtype is y.dtype and x.stride() == y.stride()
+    alike = same or x == y
+    return bool(same or alike.all().item())
 
 
 @handles("isfinite")
@@ -247,125 +262,3 @@ def renorm(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     accumulator = sum_bytes(x.dtype)
     norms = x.shape[dim] * accumulator
     return norms, *staging(x, others, accumulator)
-
-
-# Losses, which are reduced after all elements or rows have theirs
-
-
-def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
-    return loss if reduction == NONE else loss.mean() if reduction == MEAN else loss.sum()
-
-
-@handles("huber_loss")
-def huber_loss(call: Call) -> torch.Tensor:
-    """The losses of all elements, then their reduction (aten/src/ATen/native/Loss.cpp)."""
-    if call.op.outs:
-        return operators.into_given(call)
-    x, y = call.args[:2]
-    losses = operators.compute(call.with_arguments(x, y, NONE, call.argument("delta")))
-    return _reduced(losses, call.argument("reduction"))
-
-
-@handles("binary_cross_entropy_with_logits")
-def cross_entropy_with_logits(call: Call) -> torch.Tensor:
-    """By the operators of aten/src/ATen/native/Loss.cpp."""
-    if call.op.outs:
-        return operators.into_given(call)
-    x, y = call.args[:2]
-    weight, pos_weight = call.argument("weight"), call.argument("pos_weight")
-    log_sigmoid = torch.nn.functional.logsigmoid(x)
-    if pos_weight is not None:
-        log_sigmoid.mul_((pos_weight - 1).mul(y).add_(1))
-    loss = (1 - y).mul_(x).sub_(log_sigmoid)
-    if weight is not None:
-        loss.mul_(weight)
-    return _reduced(loss, call.argument("reduction"))
-
-
-@temporaries("binary_cross_entropy")
-def cross_entropy(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """The losses of all elements fill the output, which then shrinks to their mean or sum (aten/src/ATen/native/cuda/Loss.cu)."""
-    x = call.args[0]
-    if call.argument("reduction") == NONE:
-        return ()
-    return x.itemsize, *contiguous_staging(x._gpu, x.numel(), sum_bytes(x.dtype))
-
-
-@temporaries("multi_margin_loss")
-def multi_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """A loss a row, then their sum (aten/src/ATen/native/cuda/MultiMarginLoss.cu)."""
-    x = call.args[0]
-    reduction = call.argument("reduction")
-    if x.dim() < 2 or reduction == NONE:
-        return ()
-    return x.shape[0] * x.itemsize, *contiguous_staging(x._gpu, x.shape[0], sum_bytes(x.dtype))
-
-
-@temporaries("mse_loss", "smooth_l1_loss")
-def pointwise_losses(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    """The losses of all elements, then their sum or mean (aten/src/ATen/native/Loss.cpp)."""
-    x, y = call.args[:2]
-    reduction = call.argument("reduction")
-    if reduction == NONE:
-        return ()
-    shape = x.shape if x.shape == y.shape else torch.broadcast_shapes(x.shape, y.shape)
-    numel = prod(shape)
-    return numel * x.itemsize, *contiguous_staging(x._gpu, numel, sum_bytes(x.dtype))
-
-
-@device_time("nll_loss_forward")
-def nll_loss_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    x, target = call.args[:2]
-    rows = target.numel()
-    reduced = results and results[0].dim() == 0
-    return Work(moved - bytes_of(x) + 32 * rows, serial=LOSS_ROW * rows if reduced else 0.0)
-
-
-# Connectionist temporal classification (native/LossCTC.cpp, native/cuda/LossCTC.cu): lengths may lie on the host
-
-
-def _integers(lengths: Any) -> list[int]:
-    return [int(n) for n in (lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths)]
-
-
-@composes("ctc_loss.Tensor", "ctc_loss.IntList")
-def ctc_loss(
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: int = 0,
-    reduction: int = 1,
-    zero_infinity: bool = False,
-) -> torch.Tensor:
-    single = log_probs.dim() == 2
-    wide = log_probs.unsqueeze(1) if single else log_probs
-    lengths = _integers(target_lengths)
-    loss = aten._ctc_loss.default(wide, targets, _integers(input_lengths), lengths, blank, zero_infinity)[0]
-    if zero_infinity:
-        loss = torch.where(loss == torch.inf, torch.zeros((), dtype=loss.dtype, device=loss.device), loss)
-    if reduction == 1:
-        divisors = torch.tensor(lengths, dtype=loss.dtype, device=loss.device).clamp_min(1)
-        return (loss / divisors).mean()
-    if reduction == 2:
-        return loss.sum()
-    return loss.squeeze(0) if single else loss
-
-
-@handles("_ctc_loss")
-def ctc_loss_forward(call: Call) -> Any:
-    """Offsets of the targets and both lengths lie on the GPU meanwhile."""
-    lengths = 8 * call.args[0].shape[1]
-    return perform(call, (lengths, lengths, lengths, Out(1), Out(0), -lengths, -lengths, -lengths))
-
-
-@handles("_ctc_loss_backward")
-def ctc_loss_backward(call: Call) -> Any:
-    """The mirror of the forward's table, too."""
-    log_probs, log_alpha = call.args[1], call.args[6]
-    lengths, table = 8 * log_probs.shape[1], log_alpha.numel() * log_alpha.itemsize
-
-    def plan(outputs: list[Any]) -> Plan:
-        return lengths, lengths, lengths, table, Out(0), -table, -lengths, -lengths, -lengths
-
-    return perform(call, plan)

@@ -1,7 +1,7 @@
-"""Indexing, gathering, embeddings, and masks.
+"""Indexing, gathering, and masks.
 
 Sources: PyTorch's native/TensorAdvancedIndexing.cpp and native/cuda/Indexing.cu (index_put with accumulation sorts the positions),
-IndexingUtils, Nonzero.cu, Embedding.cu with EmbeddingBackwardKernel.cu, EmbeddingBag.cu.
+IndexingUtils, Nonzero.cu.
 Checked against an H200 (PyTorch 2.11, CUDA 13.0) for 1 to 10,000,000 elements.
 """
 
@@ -20,15 +20,15 @@ from virtualgpu.ops.call import (
     Work,
     asserts,
     bytes_of,
-    composes,
     cuda_operator,
     device_error,
     device_time,
     different_devices,
     handles,
+    temporaries,
 )
 from virtualgpu.ops.reductions import of_all
-from virtualgpu.ops.sequence import OUT, Out, Plan, every_output, perform, play
+from virtualgpu.ops.sequence import OUT, Out, Plan, perform, play
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import VirtualTensor
 
@@ -130,6 +130,8 @@ def nonzero_plan(n: int, dims: int, found: int, multiprocessors: int, out: "int 
     size, temp = 8 * dims * found, cub.count(n, multiprocessors)
     if n == 0:
         return (out or size,)
+    if not found:
+        return 4, temp, -temp, out or size, -4
     return 4, temp, -temp, out or size, cub.select(n, 8), -cub.select(n, 8), -4
 
 
@@ -182,6 +184,15 @@ def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
     return tuple(steps), counts, tuple(-size for size in reversed(kept))
 
 
+def restrided(indices: Any) -> tuple[int, ...]:
+    """Bytes of the copies of positions that the kernel wants to lie alike (AdvancedIndex, native/TensorAdvancedIndexing.cpp)."""
+    given = [index for index in indices if index is not None and not is_mask(index)]
+    if len(given) < 2:
+        return ()
+    spread = torch.broadcast_tensors(*(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in given))
+    return () if all(x.stride() == spread[0].stride() for x in spread) else tuple(8 * x.numel() for x in spread if not x.is_contiguous())
+
+
 @handles("index", "_unsafe_index")
 def index(call: Call) -> Any:
     x, indices = call.args[0], call.args[1]
@@ -191,7 +202,8 @@ def index(call: Call) -> Any:
     if call.op.outs or not all_known(indices):
         return operators.mixed(call)
     before, _, behind = places(x, indices)
-    return perform(call, (*before, OUT, *behind))
+    copies = restrided(indices)
+    return perform(call, (*before, *copies, OUT, *(-size for size in copies), *behind))
 
 
 @handles("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
@@ -215,7 +227,8 @@ def index_put(call: Call) -> Any:
         if accumulate:
             plan = (*before, *_accumulate(x, indices, counts, check=not own and not unsafe, behind=behind))
         else:
-            plan = (*before, *behind)
+            copies = restrided(indices)
+            plan = (*before, *copies, *(-size for size in copies), *behind)
     result = in_place(call) if own else operators.mixed(call)
     play(x._gpu, plan)
     return result
@@ -264,8 +277,8 @@ def nonzero(call: Call) -> Any:
     x = call.args[0]
     gpu = call.common_gpu()
     gpu.read(8)
-    sms = gpu.profile.multiprocessors
-    return perform(call, lambda outputs: nonzero_plan(x.numel(), x.dim(), outputs[0].shape[0], sms, OUT))
+    copy, sms = 0 if x.is_contiguous() else bytes_of(x), gpu.profile.multiprocessors
+    return perform(call, lambda outputs: (copy, *nonzero_plan(x.numel(), x.dim(), outputs[0].shape[0], sms, OUT), -copy))
 
 
 @handles("masked_select")
@@ -278,10 +291,11 @@ def masked_select(call: Call) -> Any:
     gpu.read(8)
     shape = torch.broadcast_shapes(x.shape, mask.shape)
     n, dims, sms = shape.numel(), max(len(shape), 1), gpu.profile.multiprocessors
+    copy = 0 if mask.shape == shape and mask.is_contiguous() else n  # of the mask, spread out
 
     def plan(outputs: list[Any]) -> Plan:
         found = outputs[0].numel()
-        return *nonzero_plan(n, dims, found, sms), OUT, -8 * dims * found
+        return copy, *nonzero_plan(n, dims, found, sms), -copy, OUT, -8 * dims * found
 
     return perform(call, plan)
 
@@ -291,9 +305,11 @@ def masked_scatter(call: Call) -> Any:
     """Where each masked element takes its value from is a scan of the mask, in 64-bit numbers."""
     own = call.func is aten.masked_scatter.default and own_zeros(call)
     result = in_place(call) if own else operators.compute(call)
-    n = result.numel()
+    n, mask, source = result.numel(), call.args[1], call.args[2]
     if n:
-        play(result._gpu, (8 * n, cub.scan(n, 8), -cub.scan(n, 8), -8 * n))
+        spread = 0 if mask.shape == result.shape and mask.is_contiguous() else n
+        copy, scan = 0 if source.is_contiguous() else bytes_of(source), cub.scan(n, 8)
+        play(result._gpu, (8 * n, spread, scan, -scan, -spread, copy, -copy, -8 * n))
     return result
 
 
@@ -306,89 +322,60 @@ def masked_scatter_backward(call: Call) -> Any:
     return (torch.cat([taken, taken.new_zeros(rest)]) if rest > 0 else taken).view(sizes)
 
 
-# Embeddings
-
-ATOMIC_UP_TO = 3072  # indices whose gradients are added by atomic operations; more are sorted
-ROWS_A_THREAD = 10
+# Composites of indexing, which C++ makes below autograd
 
 
-@lru_cache(maxsize=4096)
-def sorted_gradient(n: int, rows: int, columns: int, item: int, grad: int, by_frequency: bool) -> Plan:
-    """`embedding_backward_cuda_kernel`: sorted indices, their segments, partial sums of segments in float32."""
-    size = n * item
-    temp, segments = cub.radix_sort(n, item, item), min(n, rows)
-    partial = n // ROWS_A_THREAD + segments
-    unique, starts = cub.unique_by_key(n, item), cub.scan(segments, item)
-    sums = partial * columns * max(grad, 4)
-    frequency = (size, 1279, -1279, 1279, -1279) if by_frequency else ()  # an estimate above 50,000 indices
-    return (
-        size, size, size, temp, -temp, -size, *frequency,
-        OUT, size, 8, size, unique, -unique, -size, segments * item, segments * item, starts, -starts, 8,
-        partial * item, sums, -sums, -partial * item, -8, -segments * item, -segments * item, -8, -size,
-        *((-size,) if by_frequency else ()), -size, -size,
-    )  # fmt: skip
+def _within(x: torch.Tensor, indices: Any) -> list[Any]:
+    return [None if index is None else index.clamp(-x.shape[d], x.shape[d] - 1) for d, index in enumerate(indices)]
 
 
-@handles("embedding_dense_backward")
-def embedding_dense_backward(call: Call) -> Any:
-    if call.kwargs:
-        return operators.into_given(call)
-    grad, indices, rows, _, by_frequency = call.args
-    n = indices.numel()
-    if (n <= ATOMIC_UP_TO and not by_frequency) or n == 0:
-        return perform(call, every_output)
-    plan = sorted_gradient(n, rows, grad.shape[-1], indices.itemsize, grad.itemsize, bool(by_frequency))
-    return perform(call, plan)
+@handles("_unsafe_masked_index")
+def unsafe_masked_index(call: Call) -> torch.Tensor:
+    x, mask, indices, fill = call.args
+    if not x.numel() or any(is_mask(index) for index in indices):
+        return operators.mixed(call)
+    within = _within(x, indices)  # which lives to the end
+    return aten._unsafe_index.Tensor(x, within).masked_fill(mask.logical_not(), fill)
 
 
-MAXIMUM = 2  # the mode of an embedding bag
+@handles("_unsafe_masked_index_put_accumulate")
+def unsafe_masked_index_put(call: Call) -> torch.Tensor:
+    x, mask, indices, values = call.args
+    if not x.numel() or any(is_mask(index) for index in indices):
+        return operators.mixed(call)
+    within = _within(x, indices)
+    return aten._unsafe_index_put.default(x, within, values.masked_fill(mask.logical_not(), 0), True)
 
 
-@handles("_embedding_bag", "_embedding_bag_forward_only")
-def embedding_bag(call: Call) -> Any:
-    """The bag of each index is noted at its own length, bags' sizes at theirs; the CPU's kernel notes them otherwise."""
-    indices, offsets, mode = (call.argument(name) for name in ("indices", "offsets", "mode"))
-    bags = offsets.numel() - bool(call.argument("include_last_offset"))
-    size = max(indices.itemsize, offsets.itemsize)
-
-    def plan(outputs: list[Any]) -> Plan:
-        return Out(2), Out(1), Out(0), Out(3)
-
-    def kernel(*args: Any, **kwargs: Any) -> tuple:
-        output, _, _, maxima = call.func(*args, **kwargs)
-        kind = torch.int64 if size == 8 else torch.int32
-        starts = offsets[:bags].to(torch.int64)
-        ends = torch.cat([starts[1:], starts.new_full((1,), indices.numel())]) if bags else starts
-        bag_size = (ends - starts).to(kind)
-        bag_of = torch.repeat_interleave(torch.arange(bags, device="cpu"), bag_size.to(torch.int64)).to(kind)
-        return output, bag_of, bag_size, maxima if mode == MAXIMUM else torch.empty(0, dtype=kind, device="cpu")
-
-    return perform(call, plan, kernel=kernel)
+@temporaries("index_reduce", "index_reduce_", "scatter_reduce", "scatter_reduce_")
+def of_means(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """A mean counts what is added up at each place (native/TensorAdvancedIndexing.cpp)."""
+    if call.argument("reduce") != "mean":
+        return ()
+    x, source = call.args[0], call.argument("source" if "index" in call.op.name else "src")
+    return bytes_of(source), bytes_of(x), x.numel() if "scatter" in call.op.name else 0
 
 
-@handles("_embedding_bag_backward", "_embedding_bag_dense_backward")
-def embedding_bag_backward(call: Call) -> Any:
-    """The gradients of an embedding's rows, always sorted. The largest of a bag has one place each, and is added there."""
-    names = ("grad", "indices", "num_weights", "scale_grad_by_freq", "mode")
-    grad, indices, rows, by_frequency, mode = (call.argument(name) for name in names)
-    if call.argument("sparse"):
-        return operators.compute(call)
-    if mode == MAXIMUM or indices.numel() == 0:
-        return perform(call, every_output)
-    plan = sorted_gradient(indices.numel(), rows, grad.shape[-1], indices.itemsize, grad.itemsize, bool(by_frequency))
-    return perform(call, plan)
-
-
-@composes("one_hot")
-def one_hot(indices: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """CUDA checks no index beforehand, and scatters ones."""
-    if indices.dtype is not torch.int64:
-        raise RuntimeError(f"one_hot is only applicable to index tensor of type LongTensor, but got {indices.type()}")
-    if indices.numel() == 0:
-        if num_classes <= 0:
-            raise RuntimeError("Can not infer total number of classes from empty tensor.")
-        return indices.new_empty((*indices.shape, num_classes))
-    if num_classes == -1:
-        num_classes = int(indices.max().item()) + 1
-    result = indices.new_zeros((*indices.shape, num_classes))
-    return result.scatter_(-1, indices.unsqueeze(-1), 1)
+@handles("isin")
+def isin(call: Call) -> torch.Tensor:
+    """Few numbers are compared with all; many are sorted together, and duplicates kept (native/TensorCompare.cpp)."""
+    elements, tests = call.args[:2]
+    unique, invert = call.argument("assume_unique"), call.argument("invert")
+    if call.op.outs or not all(isinstance(x, torch.Tensor) for x in (elements, tests)) or not elements.numel():
+        return operators.compute_or_into_given(call)
+    result = elements.new_empty(elements.shape, dtype=torch.bool)
+    if tests.numel() < int(10 * elements.numel() ** 0.145):
+        alike = elements.unsqueeze(-1) == tests.reshape(-1)
+        return result.copy_(alike.any(-1).logical_not_() if invert else alike.any(-1))
+    order = None
+    if unique:
+        first, second = elements.reshape(-1), tests.reshape(-1)
+    else:
+        first, order = aten._unique.default(elements, False, True)
+        second = aten._unique.default(tests, False)[0]
+    values, places = torch.cat([first, second]).sort(stable=True)
+    twice = torch.empty_like(values, dtype=torch.bool)
+    twice[:-1].copy_(values[1:] != values[:-1] if invert else values[1:] == values[:-1])
+    twice[-1:].fill_(invert)
+    mask = torch.empty_like(twice).index_copy_(0, places, twice)
+    return result.copy_((mask[: elements.numel()] if order is None else mask[order]).view(elements.shape))

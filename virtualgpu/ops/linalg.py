@@ -1,4 +1,4 @@
-"""Linear algebra by cuSOLVER, cuBLAS and cuFFT, and distances.
+"""Linear algebra by cuSOLVER and cuBLAS.
 
 Order of allocations: PyTorch's native/BatchLinearAlgebra.cpp and native/cuda/linalg/BatchLinearAlgebra*.cpp. The workspaces of cuSOLVER
 are estimates, measured on an H200 (CUDA 13.0) for matrices of 1 to 1024 rows; so are those of batches.
@@ -41,9 +41,16 @@ GESVD = {
     1024: 8675456,
 }  # fmt: skip
 GEQRF = {256: 3145856, 300: 3326080, 500: 4145280, 512: 4194432, 1024: 6291584}
+SYTRF, XGEEV = 98432, 132608  # of matrices of 5 rows; an estimate for others
 TALL_SVD = 3 << 20  # of a matrix that is not square, and a little by its columns
 
 cuda_kernel("cholesky_cusolver", "linalg_cholesky_ex", "cholesky")
+
+
+def between(table: dict[int, int], n: int) -> int:
+    """On the line between the table's next smaller and next larger matrix. An estimate."""
+    below, above = max((r for r in table if r <= n), default=1), min((r for r in table if r >= n), default=max(table))
+    return table[above] if above <= below else table[below] + (table[above] - table[below]) * (n - below) // (above - below)
 
 
 def workspace(table: dict[int, int], n: int, scale: int = 1) -> int:
@@ -56,11 +63,11 @@ def workspace(table: dict[int, int], n: int, scale: int = 1) -> int:
 
 
 def _covered(x: Tensor) -> bool:
-    return x.dim() >= 2 and x.dtype in (torch.float32, torch.float64) and x.numel() > 0
+    return x.dim() >= 2 and x.dtype in (torch.float32, torch.float64, torch.complex64) and x.numel() > 0
 
 
 def _matrices(*names: str, batches: bool = True) -> Any:
-    """Register a rule for matrices of real numbers: (x, n, bytes of an element, operator's arguments) -> plan; for single ones alone?"""
+    """Register a rule for matrices: (x, n, bytes of an element, operator's arguments) -> plan; for single ones alone?"""
 
     def register(rule: Any) -> Any:
         def run(call: Call) -> Any:
@@ -87,9 +94,11 @@ def _pointers(b: int, tables: int = 2) -> Plan:
 
 
 def _factored(x: Tensor, n: int) -> Plan:
-    """An LU decomposition: a single one with a workspace."""
+    """An LU decomposition: that of a single square matrix has a workspace."""
     if x.dim() > 2:
         return _pointers(_batch(x), 1)
+    if x.shape[-2] != n:
+        return ()
     work = workspace(GETRF, n)
     return work, -work
 
@@ -122,6 +131,25 @@ def cholesky(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 @_matrices("linalg_lu_factor_ex")
 def lu_factor(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     return Out(0), Out(1), Out(2), *_factored(x, n)
+
+
+@_matrices("lu_unpack")
+def unpack(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """The pivots become a permutation of 64-bit numbers first."""
+    order = 0 if args[3:] == (False,) else 8 * _batch(x) * x.shape[-2]
+    return Out(0), Out(1), Out(2), order, -order
+
+
+@_matrices("linalg_lu")
+def factors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    b, m, size = _batch(x), x.shape[-2], x.numel() * item
+    pivots, order = 4 * b * min(m, n), 8 * b * m
+    return Out(0), Out(1), Out(2), size, pivots, 4 * b, *_factored(x, n), -size, order, -order, -4 * b, -pivots
+
+
+@_matrices("linalg_lu_solve")
+def solve_factored(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    return Out(0), *_substitution(x, _batch(x), n, args[2].shape[-1], item)
 
 
 @_matrices("linalg_inv_ex")
@@ -164,6 +192,58 @@ def triangular(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     return Out(0), *_triangular(x, _batch(x), n)
 
 
+@_matrices("triangular_solve")
+def triangular_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    return Out(0), Out(1), *_triangular(args[1], _batch(args[1]), args[1].shape[-1])
+
+
+@_matrices("linalg_ldl_factor_ex")
+def symmetric_factor(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    return Out(0), Out(1), Out(2), SYTRF, -SYTRF
+
+
+@_matrices("linalg_ldl_solve")
+def solve_symmetric(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    pivots = 8 * _batch(x) * n
+    return Out(0), pivots, 4, -4, -pivots
+
+
+@_matrices("cholesky")
+def cholesky_checked(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    work = workspace(POTRF, n, item // 4)
+    return Out(0), 4 * _batch(x), *(_pointers(_batch(x), 1) if x.dim() > 2 else (work, -work)), *_check(x), -4 * _batch(x)
+
+
+@handles("cholesky_inverse")
+def cholesky_inverse(call: Call) -> Any:
+    return operators.into_given(call) if call.op.outs else perform(call, (4, Out(0), -4))
+
+
+@_matrices("linalg_householder_product", "orgqr")
+def reflections(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    return Out(0), *_in_turn(_batch(x), orgqr_bytes(x.shape[-2], args[1].shape[-1], n, item))
+
+
+@_matrices("ormqr")
+def reflected(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    return Out(0), *_in_turn(_batch(x), ormqr_bytes(x.shape[-2], args[1].shape[-1], args[2].shape[-1], item))
+
+
+@_matrices("geqrf")
+def factored_orthogonally(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    return Out(0), Out(1), *_factored_orthogonally(x, min(x.shape[-2:]), item)
+
+
+@_matrices("linalg_eig")
+def eigenvectors(x: Tensor, n: int, item: int, args: tuple) -> Plan:
+    """After a look for numbers that are not finite: with real numbers, pairs of columns become complex ones (`linalg_eig`)."""
+    b, size, numbers = _batch(x), x.numel() * item, x.numel()
+    finite = size, numbers, numbers, numbers, -numbers, -numbers, -size, 1, -1, -numbers
+    values = 2 * b * n * item
+    real = values, -values, values, -values, size, size, XGEEV, -XGEEV, -size, b * n, 1, -1, -b * n, -size
+    return *finite, 4 * b, Out(1), Out(0), *real, *_check(x), -4 * b
+
+
 @_matrices("_cholesky_solve_helper", "cholesky_solve")
 def cholesky_solve(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     factor = args[1].numel() * item
@@ -182,10 +262,10 @@ def singular_values(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     less, more = min(m, n), max(m, n)
     end = *_check(x), -4 * b
     full: Plan = ()
-    if m == n or x.dim() > 2:
+    if m != n and more <= 32:  # the solver of small ones writes all columns of the larger side
+        work, full = workspace(GESVD, more, item // 4), () if args[1:2] == (True,) else (b * more * more * item,)
+    elif m == n or x.dim() > 2:
         work = workspace(GESVD, more, item // 4)
-    elif m > n and more <= 32:  # the solver of small ones writes all columns of U
-        work, full = workspace(GESVD, more, item // 4), () if args[1:2] == (True,) else (m * m * item,)
     else:  # a wide one is transposed
         work = TALL_SVD * item // 4 + 128 + -(-item * less // 128) * 128 + (size if m < n else 0)
     if len(args) > 2 and not args[2] and m == n:  # without vectors: the library writes them all the same
@@ -196,7 +276,7 @@ def singular_values(x: Tensor, n: int, item: int, args: tuple) -> Plan:
 @_matrices("_linalg_eigh")
 def eigenvalues(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     """Without vectors they are computed over a copy of the matrix. Small ones of a batch go together (`syevj_batched`), others in turn."""
-    b, work = _batch(x), workspace(SYEVD_DOUBLE if item == 8 else SYEVD, n)
+    b, work = _batch(x), between(SYEVD_DOUBLE if item == 8 else SYEVD, n)
     copy = 0 if len(args) < 3 or args[2] else x.numel() * item
     if x.dim() > 2 and n <= 32:  # an estimate
         work = b * (workspace(SYEVD, min(n, 31), item // 4))
@@ -318,55 +398,3 @@ def check_errors(call: Call) -> Any:
     result = operators.compute(call)
     play(call.args[0]._gpu, (1, 1, -1, -1) if call.args[0].dim() == 0 else (1, -1))
     return result
-
-
-@handles("_fft_c2r")
-def complex_to_real(call: Call) -> Any:
-    """cuFFT overwrites its input here, so a copy is transformed."""
-    if call.kwargs:
-        return operators.into_given(call)
-    size = call.args[0].numel() * call.args[0].itemsize
-    return perform(call, (Out(0), size, -size))
-
-
-@handles("_euclidean_dist")
-def euclidean_distance(call: Call) -> Tensor:
-    """One matrix product of rows that carry their own norms (native/Distance.cpp)."""
-    x, y = call.args
-    sides = []
-    for tensor in (x, y):
-        norm = tensor.pow(2).sum(-1, keepdim=True)
-        sides.append([norm, torch.ones_like(norm)])
-    (norm_x, one_x), (norm_y, one_y) = sides
-    del norm, tensor
-    sides.clear()
-    scaled = x.mul(-2)
-    left = torch.cat([scaled, norm_x, one_x], -1)
-    del norm_x, one_x, scaled
-    right = torch.cat([y, one_y, norm_y], -1)
-    del one_y, norm_y
-    result = left @ right.mT
-    del right, left
-    return result.clamp_min_(0).sqrt_()
-
-
-@handles("_cdist_backward")
-def cdist_backward(call: Call) -> Any:
-    """A row of partial gradients for each pair, then their sum (native/cuda/DistanceKernel.cu)."""
-    if call.kwargs:
-        return operators.into_given(call)
-    size = call.args[4].numel() * call.args[1].shape[-1] * call.args[1].itemsize
-    return perform(call, (Out(0), size, -size))
-
-
-@handles("_pdist_backward")
-def pdist_backward(call: Call) -> Any:
-    if call.kwargs:
-        return operators.into_given(call)
-    n, m = call.args[1].shape
-    size = max(n - 1, 0) * n * m * call.args[1].itemsize
-
-    def plan(outputs: list[Any]) -> Plan:
-        return Out(0), size, -size
-
-    return perform(call, plan)

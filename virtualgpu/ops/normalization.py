@@ -261,10 +261,11 @@ def batch_norm(call: Call) -> Any:
         _refuse_narrow_weight(x.dtype, weight.dtype, cudnn)
     if cudnn:
         return operators.compute(call)
-    narrow = x.dtype in _LOW and weight is not None and weight.dtype is x.dtype
+    given = weight if weight is not None else mean
+    narrow = x.dtype in _LOW and given is not None and given.dtype is x.dtype
 
     def values() -> Any:
-        results = _widened_training(call.func, call.args) if narrow and training else call.func(*call.args)
+        results = _in_float32(call.func, call.args) if narrow else call.func(*call.args)
         if training:
             return results
         kind = torch.float32 if x.dtype in _LOW else x.dtype
@@ -283,10 +284,10 @@ def _refuse_narrow_weight(kind: torch.dtype, narrow: torch.dtype, cudnn: bool) -
     raise RuntimeError(f"Expected weight to have type {scalar_name(kind)} but got {scalar_name(narrow)}")
 
 
-def _widened_training(func: Any, args: tuple) -> Any:
+def _in_float32(func: Any, args: tuple) -> Any:
     x, weight, bias, mean, variance, training, momentum, epsilon = args
     running = [_widened(mean), _widened(variance)]
-    results = func(x, weight.float(), _widened(bias), *running, training, momentum, epsilon)
+    results = func(x, _widened(weight), _widened(bias), *running, training, momentum, epsilon)
     for kept, new in zip((mean, variance), running, strict=True):
         if kept is not None:
             kept.copy_(new)
@@ -295,29 +296,38 @@ def _widened_training(func: Any, args: tuple) -> Any:
 
 @handles("native_batch_norm_backward")
 def batch_norm_backward(call: Call) -> Any:
-    """Where a channel's values do not lie together (two dimensions, channels last), sums come first and the input's gradient last."""
-    _, x, weight, mean, _, _, _, training, _, mask = call.args
+    """Where a channel's values do not lie together (two dimensions, channels last), sums come first and the input's gradient last.
+
+    cuDNN reads a gradient that lies as the image does: another is copied first.
+    """
+    gradient, x, weight, mean, _, _, _, training, _, mask = call.args
     narrow = x.dtype in _LOW and weight is not None and weight.dtype is x.dtype
     if call.kwargs:
         return operators.into_given(call)
-    separate = not uses_cudnn(x, weight, weight, mean, training) and x.stride(1) == 1 and x.shape[1] > 1
+    cudnn = uses_cudnn(x, weight, weight, mean, training)
+    separate = not cudnn and x.stride(1) == 1 and x.shape[1] > 1
     gpu = call.common_gpu()
     channels = x.shape[1]
     size = channels * sum_bytes(x.dtype)
     sums = [gpu.allocate(size), gpu.allocate(size)] if separate and (training or mask[1] or mask[2]) else []
     if not narrow and not separate:
-        return operators.compute(call)
+        copies = [gpu.allocate(size) for size in contiguous_copies(gradient)] if cudnn and gradient.stride() != x.stride() else []
+        results = operators.compute(call)
+        _free(gpu, copies)
+        return results
 
     def values() -> Any:
         results = call.func(*(v.float() if isinstance(v, torch.Tensor) else v for v in call.args)) if narrow else call.func(*call.args)
         into_x, into_weight, into_bias = (None if v is None else v.to(x.dtype) if narrow else v for v in results)
-        return into_weight, into_bias, into_x
+        return (into_weight, into_bias, into_x) if separate else (into_x, into_weight, into_bias)
 
     if loses_values(call):
         results = operators.compute(call)
     else:
-        into_weight, into_bias, into_x = operators.compute(call, values)
-        results = into_x, into_weight, into_bias
+        results = operators.compute(call, values)
+        if separate:
+            into_weight, into_bias, into_x = results
+            results = into_x, into_weight, into_bias
     gpu.scratch(backward_staging(x.numel() // channels, channels) if sums else ())
     _free(gpu, sums)
     return results

@@ -213,16 +213,6 @@ def read_scalar(call: Call) -> Any:
     return nan if blank else call.on_cpu()
 
 
-def compare(call: Call) -> Any:
-    """An operator that answers the host with a truth value, which has to be read."""
-    gpu = call.common_gpu()
-    for x in tensors(call.args):
-        require_values(memory_of(x))
-    gpu.launch(call.moved, name=call.op.name)
-    gpu.read(1)
-    return call.on_cpu()
-
-
 def shape_from_values(call: Call) -> Any:
     """An operator whose output's shape depends on values: the host waits for it, unless the caller gives it."""
     result = mixed(call)

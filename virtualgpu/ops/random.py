@@ -12,15 +12,14 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu.generators import chosen
 from virtualgpu.hardware import Gpu
-from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, device_time, handles, operator, overwrites
-from virtualgpu.ops.cub import radix_sort
+from virtualgpu.ops import cub, operators
+from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, device_time, handles, operator, overwrites, temporaries
 from virtualgpu.ops.reductions import of_all
 from virtualgpu.ops.sequence import OUT, Plan, perform, play
 from virtualgpu.ops.sorting import topk_plan
 from virtualgpu.ops.without_values import infer, loses_values
 from virtualgpu.ops.work import RANDOM, work
-from virtualgpu.tensor import wrap_all
+from virtualgpu.tensor import VirtualTensor, wrap_all
 
 aten = torch.ops.aten
 # Each overwrites its first argument: `bernoulli_` reads the probabilities, where these are a tensor, and not what was there before.
@@ -85,7 +84,8 @@ def multinomial(call: Call) -> Any:
     rows, n = (1, x.shape[0]) if x.dim() == 1 else x.shape
     size = x.numel() * x.itemsize
     if replacement and draws > 1:
-        plan: Plan = (OUT, size, size, size, -size, -size, -size)
+        scan = cub.scan(n, x.itemsize) if rows == 1 else 0
+        plan: Plan = (OUT, size, size, size, scan, -scan, -size, -size, -size)
     else:
         plan = _without_replacement(gpu, x, rows, n, draws)
     return perform(call.with_arguments(x, draws, replacement, generator=generator), plan)
@@ -101,6 +101,27 @@ def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: in
     return (OUT, *check, *sums, 1, -1, size, *pick, -size, -1, -1)
 
 
+@handles("normal")
+def normal(call: Call) -> Any:
+    """Deviations are looked at before anything is drawn, by the host (aten/src/ATen/native/DistributionTemplates.h)."""
+    mean, deviation = (call.args[i] if len(call.args) > i else None for i in range(2))
+    if isinstance(deviation, VirtualTensor) and deviation.numel() and not call.op.outs:
+        for _ in range(2):
+            play(call.common_gpu(), (deviation.itemsize, *of_all("min", deviation), 1, -1, -deviation.itemsize))
+            call.gpu.read(1)
+    result = operators.draw(call)
+    if isinstance(mean, VirtualTensor) and not call.op.outs and not isinstance(deviation, VirtualTensor):
+        call.gpu.scratch((bytes_of(mean),))
+    return result
+
+
+@temporaries("bernoulli")
+def bernoulli(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """Probabilities in half precision are widened."""
+    x = call.args[0]
+    return (4 * x.numel(),) if x.itemsize == 2 and len(call.args) == 1 else ()
+
+
 @handles("randperm")
 def randperm(call: Call) -> Any:
     """Sorts the numbers by random keys, of just so many bits that they hardly collide (`randperm_out_cuda`)."""
@@ -109,6 +130,6 @@ def randperm(call: Call) -> Any:
     if n:
         bits = min(64, ceil(log2(n - (6 * n * n + 1) / (12 * log(0.9)))))
         key = 4 if bits <= 32 else 8
-        temp = radix_sort(n, key, item, bits)
+        temp = cub.radix_sort(n, key, item, bits)
         play(result._gpu, (item, -item, n * item, n * key, n * key, temp, -temp, -n * key, -n * key, -n * item))
     return result

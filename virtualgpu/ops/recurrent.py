@@ -135,13 +135,13 @@ class Recurrent(torch.autograd.Function):
         needs = any(ctx.needs_input_grad)
         if setup.dropout > 0 and setup.train:
             _dropout_state(gpu)
-        buffer = None if one_chunk(weights) else scratch_tensor(gpu, sum(w.numel() * w.itemsize for w in weights))
         turned = _turned(gpu, x, setup)
         hidden, item = hx.shape[2] if cx is None else cx.shape[2], x.itemsize
         directions = 2 if setup.bidirectional else 1
         shape = (*x.shape[:-1], hx.shape[2] * directions)
         out = _time_first(gpu, shape, x.dtype, setup)
         states = [empty(gpu, y.shape, _strides(y.shape), x.dtype) for y in (hx, cx) if y is not None]
+        buffer = None if one_chunk(weights) else scratch_tensor(gpu, sum(w.numel() * w.itemsize for w in weights))
         training = (str(x.dtype)[6:], setup.train)
         rows = x.numel() // x.shape[-1]
         space = workspace(setup.kind, rows, _batch(x, setup), x.shape[-1], hidden, setup.layers, directions, *training)
@@ -173,6 +173,7 @@ class Recurrent(torch.autograd.Function):
         zeros = [scratch_tensor(gpu, y.numel() * y.itemsize) for g, y in zip(grads, models, strict=True) if g is None]
         dx = _time_first(gpu, x.shape, x.dtype, setup)
         turned = [_turned(gpu, y, setup) for y in (x, grads[0]) if y is not None]
+        turned += [scratch_tensor(gpu, bytes_of(g)) for g in grads[1:] if g is not None and not g.is_contiguous()]
         states = [empty(gpu, y.shape, _strides(y.shape), y.dtype) for y in (hx, cx) if y is not None]
         play(gpu, (space, -space))
         turned.clear()

@@ -178,9 +178,17 @@ def _reduces(accumulator: Callable[[torch.dtype], int], *names: str) -> None:
 
 _reduces(sum_bytes, "amax", "amin")
 _reduces(index_bytes, "argmax", "argmin")
-_reduces(truth_bytes, "any", "all")
 _reduces(pair_bytes, "aminmax", "_aminmax")
 _reduces(moments_bytes, "var", "std", "var_mean", "std_mean")
+
+
+@temporaries("any", "all")
+def truths(call: Call, result: torch.Tensor) -> Shape:
+    """A single number is converted and copied (aten/src/ATen/native/ReduceOps.cpp)."""
+    x = call.args[0]
+    if x.numel() == 1:
+        return NONE if x.dtype is torch.bool else (1,)
+    return staging(x, _dims(call), truth_bytes(x.dtype))
 
 
 @temporaries("sum", "nansum", "prod", "mean", "linalg_vector_norm", "norm")

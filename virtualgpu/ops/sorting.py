@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import cub, operators
-from virtualgpu.ops.call import Call, Work, bytes_of, device_time, handles
+from virtualgpu.ops.call import Call, Work, bytes_of, device_time, handles, temporaries
 from virtualgpu.ops.reductions import of_all
 from virtualgpu.ops.sequence import OUT, Out, Plan, every_output, perform
 from virtualgpu.tensor import VirtualTensor
@@ -149,7 +149,8 @@ def scan(call: Call) -> Any:
         cast = result.numel() * result.itemsize if result.dtype is not x.dtype else 0
         whole = x.dim() and x.numel() == x.shape[call.args[1]] and x.numel()
         temp = cub.scan(x.numel(), result.itemsize) if whole else 0
-        return OUT, cast, temp, -temp, -cast
+        copy = 0 if cast or x.is_contiguous() else bytes_of(x)
+        return OUT, cast, copy, temp, -temp, -copy, -cast
 
     return perform(call, plan)
 
@@ -198,6 +199,28 @@ def histc(call: Call) -> Any:
     return perform(call, plan)
 
 
+@temporaries("mode")
+def mode(call: Call, result: Any) -> tuple[int, ...]:
+    """The slices, copied to lie one after the other (aten/src/ATen/native/cuda/TensorModeKernel.cpp)."""
+    x = call.args[0]
+    return (bytes_of(x),) if x.dim() > 1 and call.argument("dim") % x.dim() != x.dim() - 1 else ()
+
+
+@handles("repeat_interleave")
+def repeat_interleave(call: Call) -> Any:
+    """Where each number ends is a sum over those before; unless it is given, the host reads how many there are in all."""
+    repeats = call.args[0]
+    if call.op.outs or repeats.dim() != 1 or not repeats.numel():
+        return operators.shape_from_values(call)
+    sums, scan, n = 8 * repeats.numel(), cub.scan(repeats.numel(), 8), repeats.numel()
+    checks: Plan = (n, 1, -1, -n)
+    if call.argument("output_size") is not None:
+        checks = ()
+    else:
+        call.common_gpu().read(8)
+    return perform(call, (sums, scan, -scan, *checks, OUT, -sums))
+
+
 @handles("_unique2")
 def unique(call: Call) -> Any:
     """Sorted, with the places if the inverse is asked for; then neighbours that differ are kept."""
@@ -217,6 +240,12 @@ def unique(call: Call) -> Any:
         begin = (keys, temp, -temp)
     plan = (*begin, *_compaction(n, item, bool(counts)), *((-places,) if inverse else ()), -keys)
     return perform(call, plan)
+
+
+@handles("_unique")
+def unique_unordered(call: Call) -> Any:
+    x, in_order, inverse = (call.argument(name) for name in ("self", "sorted", "return_inverse"))
+    return aten._unique2.default(x, in_order, inverse)[:2]
 
 
 def _compaction(n: int, item: int, counts: bool) -> Plan:

@@ -1,0 +1,173 @@
+"""Losses, which are reduced after all elements or rows have theirs.
+
+Rules from PyTorch's sources, named at each. Held against recordings from an H200 (torch 2.11, CUDA 13.0).
+"""
+
+from math import prod
+from typing import Any
+
+import torch
+
+from virtualgpu.ops import operators
+from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, device_time, handles, temporaries
+from virtualgpu.ops.elementwise import contiguous_copies
+from virtualgpu.ops.reductions import contiguous_staging, sum_bytes
+from virtualgpu.ops.sequence import OUT, Out, Plan, perform
+
+aten = torch.ops.aten
+NONE, MEAN = 0, 1  # reductions of a loss (aten/src/ATen/core/Reduction.h)
+LOSS_ROW = 2  # clocks a row: one block adds up the loss of them all (ATen/native/cuda/Loss.cu)
+
+asserts("t >= 0 && t < n_classes", "nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward")
+asserts("target_k < dim", "multi_margin_loss")
+asserts("input_val >= zero && input_val <= one", "binary_cross_entropy")
+
+
+def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
+    return loss if reduction == NONE else loss.mean() if reduction == MEAN else loss.sum()
+
+
+@handles("huber_loss")
+def huber_loss(call: Call) -> torch.Tensor:
+    """The losses of all elements, then their reduction (aten/src/ATen/native/Loss.cpp)."""
+    if call.op.outs:
+        return operators.into_given(call)
+    x, y = call.args[:2]
+    losses = operators.compute(call.with_arguments(x, y, NONE, call.argument("delta")))
+    return _reduced(losses, call.argument("reduction"))
+
+
+@handles("binary_cross_entropy_with_logits")
+def cross_entropy_with_logits(call: Call) -> torch.Tensor:
+    """By the operators of aten/src/ATen/native/Loss.cpp."""
+    if call.op.outs:
+        return operators.into_given(call)
+    x, y = call.args[:2]
+    weight, pos_weight = call.argument("weight"), call.argument("pos_weight")
+    log_sigmoid = torch.nn.functional.logsigmoid(x)
+    if pos_weight is not None:
+        log_sigmoid.mul_((pos_weight - 1).mul(y).add_(1))
+    loss = (1 - y).mul_(x).sub_(log_sigmoid)
+    if weight is not None:
+        loss.mul_(weight)
+    return _reduced(loss, call.argument("reduction"))
+
+
+@temporaries("binary_cross_entropy")
+def cross_entropy(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """The losses of all elements fill the output, which then shrinks to their mean or sum (aten/src/ATen/native/cuda/Loss.cu)."""
+    x = call.args[0]
+    if call.argument("reduction") == NONE:
+        return ()
+    return x.itemsize, *contiguous_staging(x._gpu, x.numel(), sum_bytes(x.dtype))
+
+
+@temporaries("multi_margin_loss")
+def multi_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """A loss a row, then their sum (aten/src/ATen/native/cuda/MultiMarginLoss.cu)."""
+    x = call.args[0]
+    reduction = call.argument("reduction")
+    if x.dim() < 2 or reduction == NONE:
+        return ()
+    return x.shape[0] * x.itemsize, *contiguous_staging(x._gpu, x.shape[0], sum_bytes(x.dtype))
+
+
+@temporaries("soft_margin_loss")
+def soft_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """The losses of all elements fill the output, which then takes their mean or sum (aten/src/ATen/native/Loss.cpp)."""
+    x = call.args[0]
+    return () if call.argument("reduction") == NONE else (x.itemsize, *contiguous_staging(x._gpu, x.numel(), sum_bytes(x.dtype)))
+
+
+@handles("soft_margin_loss_backward")
+def soft_margin_loss_backward(call: Call) -> Any:
+    """The exponential of a product comes before the gradient (aten/src/ATen/native/Loss.cpp)."""
+    if call.op.outs:
+        return operators.into_given(call)
+    size = bytes_of(call.args[1])
+    return perform(call, (size, size, size, -size, -size, OUT, -size))
+
+
+@temporaries("nll_loss_backward", "nll_loss2d_backward", "multi_margin_loss_backward", "multilabel_margin_loss_backward")
+def contiguous_gradient(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    return contiguous_copies(call.args[0])
+
+
+@handles("multilabel_margin_loss_forward")
+def multilabel_margin_loss(call: Call) -> Any:
+    """A loss a row, then their sum (aten/src/ATen/native/cuda/MultiLabelMarginCriterion.cu)."""
+    x = call.args[0]
+    if call.op.outs:
+        return operators.into_given(call)
+    rows = bytes_of(x) // x.shape[1] if x.dim() == 2 and call.argument("reduction") != NONE else 0
+    return perform(call, (Out(1), rows, Out(0), -rows))
+
+
+@temporaries("mse_loss", "smooth_l1_loss")
+def pointwise_losses(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """The losses of all elements, then their sum or mean (aten/src/ATen/native/Loss.cpp)."""
+    x, y = call.args[:2]
+    reduction = call.argument("reduction")
+    if reduction == NONE:
+        return ()
+    shape = x.shape if x.shape == y.shape else torch.broadcast_shapes(x.shape, y.shape)
+    numel = prod(shape)
+    return numel * x.itemsize, *contiguous_staging(x._gpu, numel, sum_bytes(x.dtype))
+
+
+@device_time("nll_loss_forward")
+def nll_loss_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    x, target = call.args[:2]
+    rows = target.numel()
+    reduced = results and results[0].dim() == 0
+    return Work(moved - bytes_of(x) + 32 * rows, serial=LOSS_ROW * rows if reduced else 0.0)
+
+
+# Connectionist temporal classification (native/LossCTC.cpp, native/cuda/LossCTC.cu): lengths may lie on the host
+
+
+def _integers(lengths: Any) -> list[int]:
+    return [int(n) for n in (lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths)]
+
+
+@composes("ctc_loss.Tensor", "ctc_loss.IntList")
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    single = log_probs.dim() == 2
+    wide = log_probs.unsqueeze(1) if single else log_probs
+    lengths = _integers(target_lengths)
+    loss = aten._ctc_loss.default(wide, targets, _integers(input_lengths), lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        loss = torch.where(loss == torch.inf, torch.zeros((), dtype=loss.dtype, device=loss.device), loss)
+    if reduction == 1:
+        divisors = torch.tensor(lengths, dtype=loss.dtype, device=loss.device).clamp_min(1)
+        return (loss / divisors).mean()
+    if reduction == 2:
+        return loss.sum()
+    return loss.squeeze(0) if single else loss
+
+
+@handles("_ctc_loss")
+def ctc_loss_forward(call: Call) -> Any:
+    """Offsets of the targets and both lengths lie on the GPU meanwhile."""
+    lengths = 8 * call.args[0].shape[1]
+    return perform(call, (lengths, lengths, lengths, Out(1), Out(0), -lengths, -lengths, -lengths))
+
+
+@handles("_ctc_loss_backward")
+def ctc_loss_backward(call: Call) -> Any:
+    """The mirror of the forward's table, too."""
+    log_probs, log_alpha = call.args[1], call.args[6]
+    lengths, table = 8 * log_probs.shape[1], log_alpha.numel() * log_alpha.itemsize
+
+    def plan(outputs: list[Any]) -> Plan:
+        return lengths, lengths, lengths, table, Out(0), -table, -lengths, -lengths, -lengths
+
+    return perform(call, plan)

@@ -1,0 +1,75 @@
+"""Pooling, resampling and padding.
+
+Their kernels write one output, and read a gradient that lies as the image does: another is copied first (aten/src/ATen/native/cuda/
+AdaptiveAveragePooling.cu, AveragePool2d.cu, DilatedMaxPool2d.cu, FractionalMaxPool2d.cu, UpSample*.cu, ReflectionPad.cu and others).
+Held against what PyTorch's operator and module databases asked an H200 for (torch 2.11).
+"""
+
+from typing import Any
+
+import torch
+
+from virtualgpu.ops import operators
+from virtualgpu.ops.call import Call, Work, device_time, handles, temporaries
+from virtualgpu.ops.elementwise import contiguous_copies
+from virtualgpu.ops.sequence import OUT, perform
+
+POOLED, POOLED_BACKWARD = 0.3, 2.3  # clocks an element of the larger image (ATen/native/cuda/DilatedMaxPool2d.cu)
+
+RESAMPLED = tuple(
+    f"{prefix}upsample_{mode}_backward"
+    for prefix, modes in (
+        ("", ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")),
+        ("_", ("nearest_exact1d", "nearest_exact2d", "nearest_exact3d", "bilinear2d_aa", "bicubic2d_aa")),
+    )
+    for mode in modes
+)
+
+
+@temporaries("avg_pool2d_backward", "max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward")
+def in_the_images_order(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """A gradient lies as the image does, with its channels last or not."""
+    gradient, image = call.args[:2]
+    last = image.dim() == 4 and not image.is_contiguous() and image.is_contiguous(memory_format=torch.channels_last)
+    return () if last and gradient.is_contiguous(memory_format=torch.channels_last) else contiguous_copies(gradient)
+
+
+@temporaries("_adaptive_avg_pool2d_backward")
+def averages(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """With channels last the kernel reads any gradient."""
+    gradient, image = call.args[:2]
+    return contiguous_copies(gradient) if image.is_contiguous() or image.dim() != 4 else ()
+
+
+@temporaries(
+    "avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward",
+    "reflection_pad1d_backward", "reflection_pad2d_backward", *RESAMPLED,
+)  # fmt: skip
+def contiguous(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    return contiguous_copies(call.args[0])
+
+
+@handles("fractional_max_pool2d_backward")
+def copied_first(call: Call) -> Any:
+    """The gradient is copied before there is room for the result."""
+    if call.op.outs:
+        return operators.into_given(call)
+    copies = contiguous_copies(call.args[0])
+    return perform(call, (*copies, OUT, *(-size for size in copies)))
+
+
+@temporaries("unfold_backward")
+def positions(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """The places along the dimension, as 64-bit numbers (aten/src/ATen/native/UnfoldBackward.h)."""
+    sizes, dim = call.argument("input_sizes"), call.argument("dim")
+    return (8 * sizes[dim],) if sizes else ()
+
+
+@device_time("max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    return Work(moved, clocks=POOLED * call.args[0].numel())
+
+
+@device_time("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def max_pool_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    return Work(moved, clocks=POOLED_BACKWARD * call.args[1].numel())
