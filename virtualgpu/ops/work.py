@@ -18,7 +18,8 @@ import torch
 from virtualgpu.ops.call import Call, DeviceTime, Operator, Work, bytes_of
 from virtualgpu.tensor import VirtualTensor, tensors
 
-Tensor, _STRIDED = torch.Tensor, torch.strided
+Tensor = torch.Tensor
+_STRIDED = torch.strided
 
 # Pointwise kernels that cannot take a vector of elements at a time: clocks an element (ATen/native/cuda/CUDALoops.cuh).
 UNVECTORIZED = 0.31
