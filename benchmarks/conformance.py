@@ -59,8 +59,8 @@ def main() -> None:
         )
         listed += [f"{outcome:8s} {path.name} {name}\n{text}\n" for name, outcome, text in outcomes]
     print(f"{'':32s}" + "".join(f"{column:>9s}" for column in COLUMNS))
-    for name, *counts in rows:
-        print(f"{name:32s}" + "".join(f"{count:9d}" for count in counts))
+    for name, *numbers in rows:
+        print(f"{name:32s}" + "".join(f"{count:9d}" for count in numbers))
     for name, kinds in reasons.items():
         for (outcome, kind), count in kinds.most_common():
             print(f"{name}: {count:4d} {outcome}: {kind}")
@@ -137,29 +137,30 @@ class Told(unittest.TestResult):
     def __init__(self, to: int) -> None:
         super().__init__()
         self.to = os.fdopen(to, "w", buffering=1)
-        self.told = ""
+        self.told: tuple[str, str] = ("passed", "")
 
     def tell(self, test: Any, outcome: str, text: str = "") -> None:
         self.to.write(json.dumps([test.id(), outcome, text[-6000:]]) + "\n")
 
     def startTest(self, test: Any) -> None:
         super().startTest(test)
-        self.told = ""
+        self.told = ("passed", "")
         self.tell(test, "starts")
 
     def stopTest(self, test: Any) -> None:
         super().stopTest(test)
-        self.tell(test, *(self.told or ("passed", "")))
+        self.tell(test, *self.told)
 
     def addSkip(self, test: Any, reason: str) -> None:
-        self.told = self.told or ("skipped", reason)
+        self.told = ("skipped", reason)
 
     def addError(self, test: Any, error: Any) -> None:
         text = "".join(traceback.format_exception(*error))
         needs = next((need for need, words in APART.items() if re.search(words, text.splitlines()[-1])), None)
         self.told = ("apart", f"needs {needs}") if needs else ("refused" if REFUSED in text else "failed", text)
 
-    addFailure = addError
+    def addFailure(self, test: Any, error: Any) -> None:
+        self.addError(test, error)
 
     def addSubTest(self, test: Any, subtest: Any, error: Any) -> None:
         if error is not None:
@@ -181,11 +182,11 @@ def run_tests(path: Path, words: str, known: Path) -> None:
     os.set_inheritable(told["to"], False)
 
     cases = [x for x in vars(module).values() if isinstance(x, type) and issubclass(x, unittest.TestCase) and x.__module__ == path.stem]
-    load = unittest.defaultTestLoader.loadTestsFromTestCase  # not the module's own protocol, which wants to be the running script
+    load: Any = unittest.defaultTestLoader.loadTestsFromTestCase  # not the module's own protocol, which wants to be the running script
     chosen = [
         test
         for case in cases
-        for test in load(case)
+        for test in iter(load(case))
         if test.id() not in told["done"] and any(word in test.id() for word in words.split(","))
     ]
     unittest.TestSuite(chosen).run(result)

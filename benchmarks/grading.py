@@ -1,148 +1,131 @@
-"""Seconds a submission takes: the kit's grader in its sandbox, and nbgrader's autograde, side by side on the same notebooks.
+"""How long grading takes a submission, and whether its memory stays flat: a class of mixed submissions, honest and not, with two workers.
 
-    python benchmarks/grading.py [--count 40] [--workers 2] [--lesson 00] [--nbgrader PATH] [--memory 1000]
+    python benchmarks/grading.py [--count 200] [--workers 2] [--nbgrader PATH]
 
-The lab imports torch, matplotlib and ipywidgets. nbgrader runs in as many processes, each with its share of the students and a gradebook
-of its own. Without nbgrader its half is left out. `--memory N` grades N submissions more and prints the grader's own memory on the way.
+With nbgrader's program it grades the honest ones with that too, and prints the ratio of the times.
 """
 
 import argparse
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import psutil
 
-from labcourse import assignment, collect, grading, release, wall
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "labcourse"))
 
-ROOT = Path(__file__).resolve().parents[1]
-IMPORTS = "import matplotlib.pyplot as plt\nimport ipywidgets\n"
-SOLVED = re.compile(r"```python\n(.*?)```", re.DOTALL)
-MOST_OF_NBGRADER = 0.6
+from handed_in import NOTEBOOKS, notebook, solution  # noqa: E402
 
+from labcourse import assignment, collect, grading, release, results  # noqa: E402
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--lesson", default="00")
-    parser.add_argument("--nbgrader", default=shutil.which("nbgrader"))
-    parser.add_argument("--memory", type=int, default=0, metavar="N")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="labkit-grading-") as folder:
-        place = Path(folder)
-        (place / "course.toml").write_text(f'notebooks = "{ROOT / "notebooks"}"\n[labs."{options.lesson}"]\n')
-        course = assignment.read(place / "course.toml")
-        print(f"{options.count} submissions of {course.labs[0].name}, {options.workers} workers, {os.cpu_count()} cores")
-        ours = kit_seconds(course, place, options.count, options.workers)
-        print(f"labkit    {ours:6.2f} s a submission, sandbox: {wall.best(course.limits.scratch).name}")
-        if options.memory:
-            print_memory(course, place, options.memory, options.workers)
-        if not options.nbgrader:
-            print("nbgrader  is not installed: --nbgrader names it")
-            return 0
-        theirs = nbgrader_seconds(options.nbgrader, course, place, options.count, options.workers)
-        print(f"nbgrader  {theirs:6.2f} s a submission")
-        print(f"ratio     {ours / theirs:6.2f} (at most {MOST_OF_NBGRADER})")
-        return int(ours > MOST_OF_NBGRADER * theirs)
+LAB, NUMBERS = "01_device_basics", ("01.1", "01.2", "01.3", "01.4", "01.5")
+ODD = {  # every tenth submission does one of these
+    "hangs": "while True: pass",
+    "fills the memory": "held = []\nwhile True: held.append(bytes(256 << 20))",
+    "prints without end": "while True: print('x' * 100000)",
+    "ends": "import os; os._exit(0)",
+    "reaches for its parent": "import resource; resource.prlimit(1, resource.RLIMIT_FSIZE, (0, 0))",
+    "replaces a measurement": "torch.cuda.memory_allocated = lambda *a: 0",
+    "draws": "import matplotlib.pyplot as plt\nfor i in range(5):\n    plt.figure(); plt.plot(range(i + 2)); plt.show()",
+    "leaves errors": "1 / 0",
+    "starts processes": "import subprocess\nfor _ in range(5): subprocess.Popen(['sleep', '100'])",
+    "is odd": "print('\\ud800')",
+}
 
 
-def solved(course: assignment.Course, released: dict) -> dict:
-    """The released notebook with every other solution in it."""
-    notebook = json.loads(json.dumps(released))
-    cells = release.instructor_copy(course, course.labs[0]).cells
-    solutions = [SOLVED.search(cell.source)[1] for cell in cells if "solution" in cell.metadata.get("tags", [])]
-    tasks = [cell for cell in notebook["cells"] if "exercise" in cell["metadata"].get("tags", [])]
-    for task, solution in list(zip(tasks, solutions, strict=True))[::2]:
-        task["source"] = solution
-    first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
-    first["source"] = IMPORTS + "".join(first["source"])
-    return notebook
+def course_in(folder: Path) -> assignment.Course:
+    path = folder / "course.toml"
+    limits = "[limits]\ncell_seconds = 5\ntrial_seconds = 5\nseconds = 20\nmemory = '1GiB'\n"
+    path.write_text(f'course = "x"\nseed = "{"5" * 32}"\nnotebooks = "{NOTEBOOKS}"\n[labs."01"]\n{limits}')
+    return assignment.read(path)
 
 
-def hand_in(notebook: dict, folder: Path, lab: str, count: int) -> None:
-    for number in range(count):
-        path = folder / f"s{number:04d}" / lab / f"{lab}.ipynb"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(notebook))
+def submission(number: int, answers: list[str]) -> bytes:
+    odd = list(ODD.values())[number // 10 % len(ODD)] if number % 10 == 9 else f"# {number}"
+    return notebook(odd, *answers[:-1], f"{answers[-1]}\n# {number}", number=NUMBERS[-1], name="copy_while")
 
 
-def kit_seconds(course: assignment.Course, place: Path, count: int, workers: int) -> float:
-    lab = course.labs[0]
-    hand_in(solved(course, release.student_copy(course, lab)), place / "in", lab.name, count)
+def memory_of_all() -> int:
+    """Bytes of this process alone: what the sandboxes use ends with them."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def graded(course: assignment.Course, source: Path, out: Path, workers: int) -> tuple[float, list[int]]:
+    """Seconds for all, and this process's memory after each."""
+    submissions, problems = collect.collect(source, course)
+    store, used = grading.Store(out), []
     began = time.monotonic()
-    command = [sys.executable, "-m", "labkit", "course", "grade", place / "in", "--out", place / "out", "--workers", str(workers)]
-    done = subprocess.run([*command, "--course", place / "course.toml"], capture_output=True, text=True)
-    if done.returncode or f"{count} graded" not in done.stdout:
-        sys.exit(done.stderr[-2000:])
+    grading.grade_all(course, submissions, store, workers, sandbox="bubblewrap", progress=lambda *line: used.append(memory_of_all()))
+    results.write(course, submissions, problems, store)
+    return time.monotonic() - began, used
+
+
+def with_nbgrader(program: str, course: assignment.Course, folder: Path, answers: list[str], count: int) -> float:
+    """Seconds a submission that nbgrader's autograde takes for honest notebooks, one after the other, as it does."""
+    release.write(release.files(course, list(course.labs), "nbgrader"), folder)
+    kernel = folder / "jupyter" / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
+    paths = {"JUPYTER_PATH": str(folder / "jupyter"), "HOME": str(folder), "LABKIT_VIRTUAL": "1", "PYTHONPATH": str(ROOT)}
+    paths["PATH"] = os.pathsep.join([os.path.dirname(program), os.environ["PATH"]])
+
+    def run(*words: str) -> None:
+        subprocess.run([program, *words], cwd=folder, env=os.environ | paths, check=True, capture_output=True)
+
+    run("generate_assignment", LAB)
+    released = json.loads((folder / "release" / LAB / f"{LAB}.ipynb").read_text())
+    for number in range(count):
+        remaining = iter(answers)
+        for cell in released["cells"]:
+            if "exercise" in cell["metadata"].get("tags", []):
+                cell["source"] = next(remaining)
+        target = folder / "submitted" / f"s{number:03d}" / LAB
+        target.mkdir(parents=True)
+        (target / f"{LAB}.ipynb").write_text(json.dumps(released))
+    began = time.monotonic()
+    run("autograde", LAB, "--create", "--ExecutePreprocessor.timeout=300")
     return (time.monotonic() - began) / count
 
 
-def print_memory(course: assignment.Course, place: Path, count: int, workers: int) -> None:
-    """Of the process that grades; the sandboxes' own come and go."""
-    lab = course.labs[0]
-    hand_in(solved(course, release.student_copy(course, lab)), place / "many", lab.name, count)
-    submissions, _ = collect.collect(place / "many", course)
-    seen = []
-
-    def look(line: str, done: float | None = None) -> None:
-        if done is not None:
-            seen.append(psutil.Process().memory_info().rss)
-            if len(seen) % max(1, count // 10) == 0:
-                print(f"memory    {seen[-1] / (1 << 20):6.0f} MiB after {len(seen)} submissions")
-
-    grading.grade_all(course, submissions, grading.Store(place / "many-out"), workers, progress=look)
-    print(f"memory    {(seen[-1] - seen[len(seen) // 10]) / (1 << 20):+6.1f} MiB from the first tenth to the last")
-
-
-def nbgrader_seconds(nbgrader: str, course: assignment.Course, place: Path, count: int, workers: int) -> float:
-    lab, room = course.labs[0], place / "nbgrader"
-    release.write(release.files(course, [lab], "nbgrader"), room)
-    kernel = room / "jupyter" / "kernels" / "python3"
-    kernel.mkdir(parents=True)
-    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    (kernel / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python"}))
-    paths = {"JUPYTER_PATH": str(room / "jupyter"), "LABKIT_VIRTUAL": "1", "PYTHONPATH": str(ROOT), "HOME": str(room)}
-    environment = os.environ | paths | {"PATH": os.pathsep.join([os.path.dirname(nbgrader), os.environ["PATH"]])}
-
-    def run(*words: str) -> subprocess.Popen:
-        return subprocess.Popen([nbgrader, *words], cwd=room, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-    wait(run("generate_assignment", lab.name))
-    released = json.loads((room / "release" / lab.name / f"{lab.name}.ipynb").read_text())
-    hand_in(solved(course, released), room / "submitted", lab.name, count)
-    students = [f"s{number:04d}" for number in range(count)]
-    shares = [[name for name in students if int(name[1:]) % workers != share] for share in range(workers)]
-    for share in range(workers):
-        shutil.copy(room / "gradebook.db", room / f"gradebook{share}.db")
-    began = time.monotonic()
-    started = [
-        run(
-            "autograde", lab.name, "--create", f"--CourseDirectory.student_id_exclude={','.join(others)}",
-            f"--CourseDirectory.db_url=sqlite:///{room}/gradebook{share}.db", "--ExecutePreprocessor.timeout=300",
-        )
-        for share, others in enumerate(shares)
-    ]  # fmt: skip
-    for process in started:
-        wait(process)
-    seconds = (time.monotonic() - began) / count
-    graded = len(list((room / "autograded").glob(f"*/{lab.name}/{lab.name}.ipynb")))
-    if graded != count:
-        sys.exit(f"nbgrader graded {graded} of {count}")
-    return seconds
-
-
-def wait(process: subprocess.Popen) -> None:
-    _, said = process.communicate()
-    if process.returncode:
-        sys.exit(said[-2000:])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--nbgrader", metavar="PATH")
+    options = parser.parse_args()
+    answers = [solution(number) for number in NUMBERS]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        course = course_in(folder)
+        for number in range(options.count):
+            path = folder / "in" / f"s{number:03d}" / f"{LAB}.ipynb"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(submission(number, answers))
+        seconds, used = graded(course, folder / "in", folder / "out", options.workers)
+        table = (folder / "out" / "grades.csv").read_text().splitlines()
+        marked = sum(",5,5," in line for line in table)
+        each = f"{seconds / options.count:.2f} s each"
+        print(f"{options.count} submissions, {options.workers} workers: {seconds:.0f} s, {each}; {marked} full marks")
+        quarter = len(used) // 4
+        print(f"the grader's memory: {max(used[:quarter]) >> 20} MiB in the first quarter, {max(used[-quarter:]) >> 20} MiB in the last")
+        if options.nbgrader:
+            honest, few = folder / "honest", 8
+            for number in range(few):
+                path = honest / f"s{number:03d}" / f"{LAB}.ipynb"
+                path.parent.mkdir(parents=True)
+                path.write_bytes(submission(10 * number, answers))
+            ours = graded(course, honest, folder / "honest_out", 1)[0] / few
+            theirs = with_nbgrader(options.nbgrader, course, folder / "nbgrader", answers, few)
+            print(f"an honest submission, one worker: {ours:.2f} s; with nbgrader {theirs:.2f} s; ratio {ours / theirs:.2f}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    assert threading.active_count() == 1
+    main()

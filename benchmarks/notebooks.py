@@ -17,8 +17,15 @@ import nbformat
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 INTRODUCTION = "00"  # it is shorter, and has one exercise
-BOUNDS = {"words": (700, 1500), "cells": (7, 25), "median lines": (3, 12), "most lines": (1, 22), "exercises": (5, 12)}
-INTRODUCTION_BOUNDS = BOUNDS | {"words": (400, 700), "cells": (1, 25), "exercises": (1, 12)}
+BOUNDS = {
+    "words": (1200, 1350),
+    "predictions": (6, 10),
+    "cells": (8, 15),
+    "median lines": (3, 10),
+    "most lines": (1, 17),
+    "exercises": (5, 6),
+}
+INTRODUCTION_BOUNDS = BOUNDS | {"words": (400, 700), "predictions": (1, 3), "cells": (1, 6), "exercises": (1, 1)}
 MEMORY_LIMIT = 1 << 30  # bytes of a kernel and of the processes that it starts: with a server, well within what Binder gives
 SECONDS_LIMIT = 180  # of all lessons, one after the other
 
@@ -46,6 +53,11 @@ def words(path: Path) -> int:
     return len(re.findall(r"\w[\w'’.:_/-]*", prose(path)))
 
 
+def predictions(path: Path) -> int:
+    """How often a learner is asked to predict, in whatever words the sentence goes on."""
+    return prose(path).count("*Predict")
+
+
 def teaching_cells(path: Path) -> list[nbformat.NotebookNode]:
     """The code cells besides those of exercises, their checks and what is open."""
     code = [cell for cell in cells(path) if cell.cell_type == "code"]
@@ -61,11 +73,13 @@ def lines(cell: nbformat.NotebookNode) -> int:
 
 
 def style(path: Path) -> dict[str, float]:
-    """The figures of one lesson, named as in BOUNDS; lines are the non-empty ones of its teaching cells."""
-    sizes = [lines(cell) for cell in teaching_cells(path)]
+    """The figures of one lesson, named as in BOUNDS; lines are the non-empty ones of its teaching cells but those that are a whole file."""
+    teaching = teaching_cells(path)
+    sizes = [lines(cell) for cell in teaching if not cell.source.startswith("%%")]
     return {
         "words": words(path),
-        "cells": len(sizes),
+        "predictions": predictions(path),
+        "cells": len(teaching),
         "median lines": median(sizes),
         "most lines": max(sizes),
         "exercises": exercises(path),

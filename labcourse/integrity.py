@@ -136,12 +136,12 @@ def _said(event: str, arguments: tuple[Any, ...], names: dict[str, Any]) -> list
         return [("suspect", told)] if told else []
     if event in ("open", "import"):
         return [("suspect", text) for text in (_of_file(first) if event == "open" else _of_module(str(first)))]
-    return [("suspect", f"it used {event}, which no exercise needs")]
+    return [("suspect", f"it used {event}")]
 
 
 def _of_attribute(event: str, owner: Any, attribute: str, names: dict[str, Any]) -> list[tuple[str, str]]:
-    if event == "object.__setattr__" and attribute == "__code__" and getattr(owner, "__globals__", None) is not names:
-        return [("changed", f"{owner.__module__}.{owner.__qualname__}.__code__")]
+    if event == "object.__setattr__" and attribute in INSIDES and getattr(owner, "__globals__", None) is not names:
+        return [("changed", f"{owner.__module__}.{owner.__qualname__}.{attribute}")]
     file = owner.__code__.co_filename if isinstance(owner, types.FunctionType) else ""
     of_kit = any(package in file for package in KIT)
     if attribute in ("__code__", "__defaults__", "__kwdefaults__") and not of_kit:

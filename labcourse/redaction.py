@@ -1,7 +1,6 @@
 """The lessons' checks with the judges left out, as submissions may see them: only what observes an answer stays."""
 
 import ast
-import threading
 import types
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
@@ -9,20 +8,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from labcourse.scan import PARSING
 from labkit import checks
 
 FOLDER = Path(checks.__file__).parent
 LEFT_OUT = "raise NotImplementedError('left out of what submissions see')"
-_one_at_a_time = threading.Lock()
 
 
 def sources() -> dict[str, str]:
     """The texts of the files in `labkit/checks`, by name.
 
     Graders in several threads ask for them. Python 3.11 fails with "AST constructor recursion depth mismatch" when two threads parse at
-    once and one of them loses the interpreter's lock in the middle (its depth is counted once for all threads), so one parses for all.
+    once and one of them loses the interpreter's lock in the middle (its depth is counted once for all threads), so one parses at a time.
     """
-    with _one_at_a_time:
+    with PARSING:
         return _sources()
 
 
@@ -45,7 +44,34 @@ def _cut(text: str, module: types.ModuleType | None, needed: set[int]) -> str:
         if id(_plain(vars(module)[name])) not in needed and name not in kept:
             node.args = ast.arguments([], [], ast.arg("arguments"), [], [], ast.arg("keywords"), [])
             node.body, node.decorator_list, node.returns = ast.parse(LEFT_OUT).body, [], None
+    _leave_out_unused(tree)
     return ast.unparse(tree) + "\n"
+
+
+def _leave_out_unused(tree: ast.Module) -> None:
+    """Remove what only the functions left out needed: tables of what is due, and functions of the kit that work it out."""
+    while True:
+        used = [name.id for name in ast.walk(tree) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)]
+        used += [
+            word for text in ast.walk(tree) if isinstance(text, ast.Constant) and isinstance(text.value, str) for word in text.value.split()
+        ]
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                node.names = [item for item in node.names if (item.asname or item.name) in used] or node.names[:1]
+        kept = [node for node in tree.body if not (names := _bound(node)) or names & set(used)]
+        if len(kept) == len(tree.body):
+            return
+        tree.body = kept
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that an import or an assignment makes; none of any other statement, which stays."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(item.asname or item.name).partition(".")[0] for item in node.names}
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)} - {"CHECKS"}
+    return set()
 
 
 def _called_by_importing(tree: ast.Module, functions: dict[str, ast.FunctionDef]) -> set[str]:

@@ -6,6 +6,7 @@ None of it is forbidden, and a person decides: a notebook may have a reason.
 
 import ast
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 
@@ -49,15 +50,22 @@ COSMETIC = {"print", "__repr__", "__str__", "__format__", "load", "save", "set_p
 PRIVATE = {"torch._assert", "torch.cuda._sleep", "torch._foreach_add_", "torch._foreach_mul_"}  # underscored, and ordinary all the same
 
 
+LONGEST = 1 << 20  # characters of all that is read
+PARSING = threading.Lock()  # Python 3.11 fails where two threads parse at once, and one is interrupted by the other
+
+
 def remarks(sources: Iterator[str] | list[str]) -> list[str]:
     """What these cells or programs hold of that, each once, in order."""
     found: dict[str, None] = {}
+    sources = list(sources)
+    if sum(map(len, sources)) > LONGEST:
+        return ["its code is too long to be read"]
     for source in sources:
-        with warnings.catch_warnings():
+        with PARSING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the submission's own text
             try:
                 tree = ast.parse(source)
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
+            except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
                 continue  # it does not run either
         reader = _Reader(tree)
         try:
@@ -131,6 +139,9 @@ class _Reader(ast.NodeVisitor):
         """What a dotted name stands for, from a module on; "" for what begins with something else."""
         if isinstance(node, ast.Name):
             return self._stands_for.get(node.id, "")
+        if isinstance(node, ast.Call):  # what a function of the kit returns
+            made = self._path(node.func)
+            return made if made.partition(".")[0] in KIT else ""
         above = self._path(node.value) if isinstance(node, ast.Attribute) else ""
         return f"{above}.{node.attr}" if above and isinstance(node, ast.Attribute) else ""
 
@@ -148,7 +159,7 @@ class _Reader(ast.NodeVisitor):
         self._note(of_name(node.attr))
         if path := self._path(node):
             self._note(of_path(path, writes=not isinstance(node.ctx, ast.Load)))
-        else:
+        if not path or isinstance(node.value, ast.Call):
             self.visit(node.value)
 
     def visit_Name(self, node: ast.Name) -> None:

@@ -263,6 +263,19 @@ def test_a_started_child_has_the_same_machine(script, method):
     assert result.stdout.splitlines() == [f"(('NVIDIA H200', 2), 16, 512, {total})" for total in (2.0, 4.0)]
 
 
+@pytest.mark.slow
+def test_python_that_the_script_starts_has_the_same_machine(script):
+    path = script("""
+        import os, subprocess, sys
+        code = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_name(), torch.ones(2, device='cuda').sum().item())"
+        for environment in (os.environ, os.environ | {"CUDA_VISIBLE_DEVICES": "1"}):
+            print(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True), end="")
+        print(subprocess.check_output([sys.executable, "-c", "import sys; print('torch' in sys.modules)"], text=True), end="")
+    """)
+    result = run("--gpus", 2, "--like", "H200", "--memory", "16GiB", path)
+    assert (result.stdout, result.stderr) == ("2 NVIDIA H200 2.0\n1 NVIDIA H200 2.0\nFalse\n", TWO)
+
+
 def trace(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "labkit", "trace", *map(str, arguments)],

@@ -1,6 +1,6 @@
 """Copies and sums over several virtual GPUs: what torch.nn.parallel asks of C++ (torch/csrc/cuda/comm.cpp)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +17,31 @@ BUFFER_BYTES = 10 << 20  # broadcast_coalesced: tensors are sent together until 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change; the driver's names are in `ANSWERS`."""
-    yield torch.nn.parallel._functions, {"_streams": None}  # DataParallel remembers a stream of each GPU
+    functions = torch.nn.parallel._functions
+    yield functions, {"_streams": None}  # DataParallel remembers a stream of each GPU
+    for function in (functions.Broadcast, functions.Scatter):
+        forward, backward = placed(function.forward, function.backward)
+        yield function, {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+
+
+def placed(forward: Callable[..., Any], backward: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A function to several GPUs, whose backward gets zeros where no gradient comes back: C++ cannot know on which GPU they belong."""
+
+    def remember(ctx: Any, target_gpus: Sequence[Any], *args: Any) -> Any:
+        outputs = forward(ctx, target_gpus, *args)
+        ctx.places = [gpu_of(output) for output in outputs]
+        return outputs
+
+    def fill(ctx: Any, *gradients: Any) -> Any:
+        return backward(ctx, *map(_at_home, gradients, ctx.places))
+
+    return remember, fill
+
+
+def _at_home(gradient: torch.Tensor | None, gpu: hardware.Gpu | None) -> torch.Tensor | None:
+    if gradient is None or gpu is None or gpu_of(gradient) is gpu:
+        return gradient
+    return torch.zeros_like(gradient, device=gpu.device)
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:

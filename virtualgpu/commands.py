@@ -1,11 +1,14 @@
 """The command `run`, of `python -m virtualgpu` and of packages that build on it."""
 
 import argparse
+import json
+import os
 import sys
 from time import process_time
 from typing import TYPE_CHECKING
 
-from virtualgpu import machines
+from virtualgpu import front_end, machines
+from virtualgpu.in_children import sitecustomize
 from virtualgpu.script import check_script, run_script
 
 if TYPE_CHECKING:
@@ -77,7 +80,8 @@ def _run(options: argparse.Namespace, name: str) -> int:
         return REFUSED
     whose = "Python's time tells the model's" if options.virtual_time else "Times in the script are this computer's, not the model's"
     tell_machine(gpus, name, f"{whose}.")
-    _set_up_for_times(gpus, options)
+    set_up_for_times(gpus, options.virtual_time)
+    _hand_down(gpus)
     run_script(options.script, options.arguments, options.module)
     return 0
 
@@ -102,11 +106,18 @@ def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
             gpu.allocator.listen(tell_once)
 
 
-def _set_up_for_times(gpus: "VirtualGPUs", options: argparse.Namespace) -> None:
+def _hand_down(gpus: "VirtualGPUs") -> None:
+    """Python programs that the script starts have its GPUs too."""
+    request = {name: getattr(gpus.request, name) for name in ("gpus", "like", "memory", "values")}
+    os.environ[sitecustomize.REQUEST] = json.dumps(request | {"front": front_end.name()})
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(sitecustomize.HERE.parent), os.environ.get("PYTHONPATH")]))
+
+
+def set_up_for_times(gpus: "VirtualGPUs", virtual_time: bool) -> None:
     """What a script that measures needs."""
     from virtualgpu.host import time_module
 
     machine = gpus.machine
-    machine.blanks_host = options.no_values  # a script times copies to the host too
-    if options.virtual_time:
+    machine.blanks_host = not gpus.request.values  # a script times copies to the host too
+    if virtual_time:
         time_module.put_in_place(machine.clock, lambda seconds: machine.scheduler.sleep(seconds, machine.clock))

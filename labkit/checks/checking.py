@@ -80,6 +80,8 @@ class Check:
         draw: makes the inputs of one try.
         observe: gives the answer those inputs and returns what it did. An exception in it is the answer's.
         judge: says what to make of it. Pure.
+        expect: makes of the inputs what the judge compares with, its last argument. It runs where answers are judged: no answer finds it
+            there. It needs no GPU.
         gpus: how many the check needs.
         script: what the exercise cell holds where the exercise is to mend a function.
         section: the heading of the lesson's section that explains what the exercise needs. Those who fail three times are sent there.
@@ -88,10 +90,11 @@ class Check:
     number: str
     draw: Callable[[random.Random], Plain]
     observe: Callable[[Any, Plain], Plain]
-    judge: Callable[[Plain, Plain], Verdict]
+    judge: Callable[..., Verdict]
     gpus: int = 1
     script: Callable[..., Any] | None = None
     section: str = ""
+    expect: Callable[[Plain], Plain] | None = None
 
 
 def run(check: Check, answer: Any, seed: int | None = None) -> Verdict:
@@ -124,7 +127,8 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
 def judge(check: Check, observation: Plain, inputs: Plain) -> Verdict:
     """The verdict on what `observe` returned. Runs none of the learner's code."""
     if "observed" in observation:
-        verdict = check.judge(observation["observed"], inputs)
+        due = [check.expect(inputs)] if check.expect else []
+        verdict = check.judge(observation["observed"], inputs, *due)
     elif "raised" in observation:
         verdict = not_yet(f"your answer raised {observation['raised']}")
     else:
@@ -234,8 +238,9 @@ def _memory() -> tuple[int, int]:
 
 def describe(value: Any) -> Plain:
     """A tensor as plain data: device, dtype, shape and values in one list. Of anything else, the name of its type."""
-    if not isinstance(value, torch.Tensor):
-        return {"type": type(value).__name__}
+    name = type(value).__name__
+    if not isinstance(value, torch.Tensor) or type(value).__module__ == "__main__":  # a notebook's own class may say anything of itself
+        return {"type": f"a {name} of its own" if name == "Tensor" else name}
     flat = value.detach().cpu().flatten().tolist()
     return {"type": "Tensor", "device": str(value.device), "dtype": str(value.dtype), "shape": list(value.shape), "values": flat}
 

@@ -78,13 +78,12 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
             for count in cycles:
                 torch.cuda._sleep(count)
 
-        due = _gpu_seconds(work)
         torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
-        with during(f"work of {due * 1e3:.1f} ms"):
+        with during(f"work of {sum(case['pieces']):.1f} ms"):
             said = seconds_of(work)
         torch.cuda.synchronize()
         seconds = number(said)
-        observations.append([type(said).__name__ if seconds is None else seconds, due])
+        observations.append([type(said).__name__ if seconds is None else seconds, _gpu_seconds(work)])
     return observations
 
 

@@ -1,7 +1,8 @@
 """Checks of lesson 04, model parallelism."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -169,12 +170,18 @@ TOLERANCE = 1.05  # of a best cut, for times are measured
 
 
 def draw_layers(generator: random.Random) -> Plain:
-    """Layers' times such that neither the middle layer nor the first cut beyond or before half of the time is always best."""
+    """Layers' times such that no number, nor the middle layer, nor the first cut beyond or before half of the time is always best."""
     while True:
         cases = [[generator.randint(1, 9) for _ in range(generator.randint(4, 8))] for _ in range(6)]
         for case in cases[:3]:
             case[generator.randrange(len(case))] = generator.randint(12, 30)
-        if all(any(_share(case, rule(case)) > TOLERANCE for case in cases) for rule in (_middle, _beyond_half, _before_half)):
+        rules: list[Callable[[Sequence[float]], int]] = [
+            _middle,
+            _beyond_half,
+            _before_half,
+            *(partial(_always, cut) for cut in range(1, 8)),
+        ]
+        if all(any(_share(case, rule(case)) > TOLERANCE for case in cases) for rule in rules):
             return cases
 
 
@@ -189,6 +196,10 @@ def _best(layers: Sequence[float]) -> float:
 
 def _share(layers: Sequence[float], cut: int) -> float:
     return _slower(layers, cut) / _best(layers)
+
+
+def _always(cut: int, layers: Sequence[float]) -> int:
+    return min(cut, len(layers) - 1)
 
 
 def _middle(layers: Sequence[float]) -> int:
@@ -209,7 +220,7 @@ def observe_best_cuts(best_cut: Any, cases: Plain) -> Plain:
     with torch.cuda.device("cuda:0"):
         x = torch.ones(4, device="cuda:0")
         for case in cases:
-            layers = nn.Sequential(*[Scale(1, index, Log(), units * CYCLES) for index, units in enumerate(case)]).cuda()
+            layers = nn.Sequential(*[Scale(1, index, Log(), 5 * units * CYCLES) for index, units in enumerate(case)]).cuda()
             layers(x)  # once before, as kernels are loaded at their first use
             torch.cuda.synchronize()
             with during(f"{len(case)} layers"):

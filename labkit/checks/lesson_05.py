@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from gputrace.units import byte_text
-from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, quote, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right
 from labkit.labs.allocator_by_hand import unused_stream
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -49,25 +48,33 @@ def draw_requests(generator: random.Random) -> Plain:
 
 
 def observe_requests(reserved_for: Any, sizes: Plain) -> Plain:
-    """For each size, what the answer says and what the allocator did."""
+    """For each size, what the answer says, what the allocator did, and how often the answer itself asked it for memory."""
     observed = []
     for size in sizes:
+        asked = _requests()
         with during(f"{size} bytes"):
             answer = reserved_for(size)
+        asked = _requests() - asked
         with _tidy():
             before = torch.cuda.memory_reserved()
             tensor = _empty(size)
-            observed.append([answer if isinstance(answer, int | float) else type(answer).__name__, torch.cuda.memory_reserved() - before])
+            observed.append([_number(answer), torch.cuda.memory_reserved() - before, asked])
             del tensor
     return observed
 
 
+def _requests() -> int:
+    return torch.cuda.memory_stats().get("allocation.all.allocated", 0)
+
+
 def judge_requests(observed: Plain, sizes: Plain) -> Verdict:
-    for (answer, measured), size in zip(observed, sizes, strict=True):
+    for (answer, measured, asked), size in zip(observed, sizes, strict=True):
         if isinstance(answer, str):
             return not_yet(f"your function returned {answer}, not a number of bytes.")
+        if asked:
+            return not_yet("your function allocated memory on the GPU and looked. Compute what PyTorch will do.")
         if answer != measured:
-            said = byte_text(answer) if answer >= 0 else f"{answer} bytes"
+            said = byte_text(answer) if answer >= 0 and float(answer).is_integer() else f"{answer} bytes"
             return not_yet(f"for {size} bytes ({byte_text(size)}) PyTorch reserved {byte_text(measured)}; you said {said}.")
     return right(f"{len(sizes)} requests were tried.")
 
@@ -86,28 +93,37 @@ def draw_batches(generator: random.Random) -> Plain:
 def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
     """What the answer returns, and the bytes that stay allocated for it when the batches are gone."""
     columns, count = inputs["columns"], inputs["count"]
-    before = torch.cuda.memory_allocated()
-    batches = [
-        torch.arange(rows, device="cuda", dtype=torch.float32).repeat_interleave(columns).view(rows, columns) for rows in inputs["rows"]
-    ]
+    before = _requested()
+    due = [torch.arange(rows * columns, dtype=torch.float32).view(rows, columns) + rows for rows in inputs["rows"]]
+    batches = [batch.cuda() for batch in due]
     with during(f"{len(batches)} batches and {count} rows"):
         kept = first_rows(batches, count)
     del batches
-    held = torch.cuda.memory_allocated() - before
-    if not isinstance(kept, list):
+    held = _requested() - before
+    if not isinstance(kept, list | tuple):
         return {"type": type(kept).__name__}
-    parts = [describe(part[:, 0] if isinstance(part, torch.Tensor) and part.dim() == 2 else part) for part in kept]
-    return {"type": "list", "held": held, "parts": parts}
+    same = len(kept) == len(due) and all(_equal(part, batch[:count]) for part, batch in zip(kept, due, strict=True))
+    return {"type": "list", "held": held, "same": same, "devices": [part.device.type for part in kept if isinstance(part, torch.Tensor)]}
+
+
+def _requested() -> int:
+    """Bytes that tensors asked for: a block may be larger."""
+    return torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
+
+
+def _equal(part: Any, due: torch.Tensor) -> bool:
+    return isinstance(part, torch.Tensor) and part.dtype == due.dtype and torch.equal(part.cpu(), due)
 
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     if observed["type"] != "list":
         return not_yet(f"your function returned {observed['type']}, not a list of tensors.")
     count = inputs["count"]
-    wanted = [float(row) for row in range(count)]
-    if len(observed["parts"]) != len(inputs["rows"]) or any(part.get("values") != wanted for part in observed["parts"]):
-        return not_yet(f"the first {count} rows of each of {len(inputs['rows'])} batches were due; yours are others.")
-    if not all(part["device"].startswith("cuda") for part in observed["parts"]):
+    if not observed["same"]:
+        return not_yet(
+            f"the first {count} rows of each of {len(inputs['rows'])} batches were due, with all their columns; yours are others."
+        )
+    if "cpu" in observed["devices"]:
         return not_yet("the rows were to stay on the GPU; yours are on the CPU.")
     needed = len(inputs["rows"]) * 4 * count * inputs["columns"]
     if observed["held"] > needed + 512 * len(inputs["rows"]):
@@ -119,39 +135,69 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
 
 # 05.3: the largest free block
 
+CYCLES = 100_000_000  # for which a stream stays busy: longer than the answer needs
+
 
 def draw_holes(generator: random.Random) -> Plain:
-    return {"sizes": [generator.randint(10, 18) * 256 * KIB for _ in range(12)], "larger": generator.randint(30, 40) * MIB}
+    """Sizes of the blocks of some layouts: in one alone, the largest may well be the first that is free, or the last."""
+    sizes = [[generator.randint(10, 18) * 256 * KIB for _ in range(12)] for _ in range(4)]
+    return {"sizes": sizes, "larger": generator.randint(30, 40) * MIB}
 
 
 def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
-    """What the answer says, and the free blocks of the current GPU; a larger one lies on another GPU, where there is another."""
-    here = torch.cuda.current_device()
+    """What the answer says of streams without blocks and with some, and the stream's free blocks each time."""
+    with _tidy(), during("a stream that has no blocks yet"):
+        observed = [{"answer": _number(largest_free_block()), "free": []}]
+    return observed + [_with_holes(largest_free_block, sizes, inputs["larger"]) for sizes in inputs["sizes"]]
+
+
+def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain:
+    """Blocks larger than the free ones are in use, wait for another stream that still uses them, or belong to another stream."""
     with _tidy():
-        tensors = [_empty(size) for size in inputs["sizes"]]
-        del tensors[1::2]
-        tensors.append(_empty(inputs["larger"]))  # larger than any free block, and in use
-        others = [index for index in range(machine.in_use().count) if index != here]
-        if others:
-            with torch.cuda.device(others[0]):
-                _empty(inputs["larger"])
-        answer = largest_free_block()
-        blocks = [block for segment in torch.cuda.memory_snapshot() if segment["device"] == here for block in segment["blocks"]]
-        free = [block["size"] for block in blocks if block["state"] == "inactive"]
+        here = torch.cuda.current_stream()
+        tensors = [_empty(size) for size in sizes]
+        tensors += [_empty(size) for size in _free(here) if size > MIB]  # the rests of the segments
+        del tensors[1 : len(sizes) : 2]
+        tensors.append(_empty(larger))
+        other = unused_stream()
+        pending = _empty(larger)
+        pending.record_stream(other)
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(CYCLES)
+            _empty(larger)
+        del pending
+        free = _free(here)
+        answer = _number(largest_free_block())
+        other.synchronize()
         tensors.clear()
-    return {"answer": answer if isinstance(answer, int) else type(answer).__name__, "free": free}
+    return {"answer": answer, "free": free}
+
+
+def _free(stream: torch.cuda.Stream) -> list[int]:
+    """Sizes of a stream's free blocks."""
+    segments = [segment for segment in torch.cuda.memory_snapshot() if segment["stream"] == stream.cuda_stream]
+    return [block["size"] for segment in segments for block in segment["blocks"] if block["state"] == "inactive"]
+
+
+def _number(value: Any) -> Plain:
+    return type(value).__name__ if number(value) is None else number(value)
 
 
 def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
-    answer, free = observed["answer"], observed["free"]
-    if isinstance(answer, str):
-        return not_yet(f"your function returned {answer}, not a whole number of bytes.")
-    largest = f"the largest free block here has {byte_text(max(free))}"
-    if answer == sum(free) != max(free):
-        return not_yet(f"{largest}; {byte_text(answer)} are all free blocks together, and no request gets them as one.")
-    if answer != max(free):
-        return not_yet(f"{largest}; you found {byte_text(answer)}. Which blocks are free, and on which GPU?")
-    return right(f"{len(free)} blocks are free, {byte_text(sum(free))} in all, and {largest}.")
+    for found in observed:
+        answer, free = found["answer"], found["free"]
+        due = max(free, default=0)
+        if isinstance(answer, str):
+            return not_yet(f"your function returned {answer}, not a number of bytes.")
+        if answer == due:
+            continue
+        if not due:
+            return not_yet(f"the current stream had no free block, so 0 was due; you said {byte_text(answer)}. Whose blocks are yours?")
+        largest = f"the largest free block of the current stream has {byte_text(due)}"
+        if answer == sum(free):
+            return not_yet(f"{largest}; {byte_text(answer)} are all its free blocks together, and no request gets them as one.")
+        return not_yet(f"{largest}; you found {answer} bytes. Which blocks are free, and of which stream?")
+    return right(f"{len(free)} blocks are free, {byte_text(sum(free))} in all, and the largest has {byte_text(max(free))}.")
 
 
 # 05.4: a batch in as few pieces as fit
@@ -161,7 +207,7 @@ MOST_TRIES = 200
 
 
 def draw_work(generator: random.Random) -> Plain:
-    cases = [{"rows": generator.randint(20, 60), "fits": generator.randint(4, 12), "fails": False} for _ in range(2)]
+    cases = [{"rows": 2 * generator.randint(10, 29) + 1, "fits": generator.randint(4, 12), "fails": False} for _ in range(2)]
     cases.append({"rows": generator.randint(3, 9), "fits": 0, "fails": False})
     cases.append({"rows": generator.randint(3, 9), "fits": 1, "fails": True})
     return cases
@@ -218,11 +264,15 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
             if raised is None or not raised.startswith("UnrelatedError") or len(sizes) > 1:
                 return not_yet("work raised an error that was not about memory: let it go up to the caller at once.")
             continue
+        if len(sizes) == 1:
+            return not_yet(f"{rows} rows did not fit, and no fewer were tried; there was {raised or 'a result'}.")
         if max(held for _, held in observed["tries"]) > SCRATCH // 2:
             return not_yet(
                 f"as a piece was tried again, {byte_text(max(held for _, held in observed['tries']))} of the try that failed were still "
                 "allocated: inside `except`, the error holds its traceback, and that holds the variables of the work."
             )
+        if sizes[1] not in (rows // 2, -(-rows // 2)):
+            return not_yet(f"{rows} rows did not fit: halve them. Your second try had {sizes[1]} rows.")
         if case["fits"] == 0:
             if raised is None or not raised.startswith("OutOfMemoryError"):
                 return not_yet(f"not even one row fitted: the OutOfMemoryError was due; there was {raised or 'a result'}.")
@@ -257,30 +307,41 @@ def observe_scattered(compact: Any, inputs: Plain) -> Plain:
         with during(f"{len(kept)} tensors of {byte_text(size)}"):
             compact(kept)
         after = torch.cuda.memory_reserved() - base
-        whole = [isinstance(t, torch.Tensor) and t.numel() == size and int(t.min()) == int(t.max()) for t in kept]
-        found = [[str(t.device), int(t[0])] if fine else None for t, fine in zip(kept, whole, strict=True)]
+        torch.cuda.empty_cache()
+        least = torch.cuda.memory_reserved() - base
+        found = [[t.device.type, int(t[0])] if _whole(t, size) else None for t in kept]
         kept.clear()
-    return {"before": before, "after": after, "found": found}
+    return {"before": before, "after": after, "least": least, "found": found}
+
+
+def _whole(tensor: Any, size: int) -> bool:
+    """Whether it has the shape and dtype that it had, and one value."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or list(tensor.shape) != [size]:
+        return False
+    return int(tensor.min()) == int(tensor.max())
 
 
 def judge_scattered(observed: Plain, inputs: Plain) -> Verdict:
     found = observed["found"]
     if None in found or [value for _, value in found] != inputs["values"]:
         return not_yet("the list was to hold the same values afterwards, in the same order.")
-    if not all(device.startswith("cuda") for device, _ in found):
+    if not all(device == "cuda" for device, _ in found):
         return not_yet("the tensors were to be on the GPU again; some are on the CPU.")
     if observed["after"] > SEGMENT:
+        told = f"{byte_text(observed['before'])} were reserved before and {byte_text(observed['after'])} afterwards"
+        if observed["least"] <= SEGMENT:
+            return not_yet(f"{told}; segments that are wholly free are still PyTorch's. Who gives them back, and when?")
         return not_yet(
-            f"{byte_text(observed['before'])} were reserved before and {byte_text(observed['after'])} afterwards; {byte_text(SEGMENT)} are "
-            "enough. A copy made on the GPU lands in the free blocks of the very segments that you want to give back."
+            f"{told}; {byte_text(SEGMENT)} are enough. When new tensors were made, old ones, or blocks beside them, were still in "
+            "use: a list, a loop's variable or a copy on the GPU keeps a segment."
         )
     return right(f"{byte_text(observed['before'])} were reserved before, {byte_text(observed['after'])} afterwards.")
 
 
 CHECKS = [
-    Check("05.1", draw_requests, observe_requests, judge_requests),
-    Check("05.2", draw_batches, observe_batches, judge_batches),
-    Check("05.3", draw_holes, observe_holes, judge_holes),
-    Check("05.4", draw_work, observe_work, judge_work),
-    Check("05.5", draw_scattered, observe_scattered, judge_scattered),
+    Check("05.1", draw_requests, observe_requests, judge_requests, section="Blocks and segments"),
+    Check("05.2", draw_batches, observe_batches, judge_batches, section="What you did not allocate"),
+    Check("05.3", draw_holes, observe_holes, judge_holes, section="Blocks and segments"),
+    Check("05.4", draw_work, observe_work, judge_work, section="Fragmentation"),
+    Check("05.5", draw_scattered, observe_scattered, judge_scattered, section="Freed is not given back"),
 ]

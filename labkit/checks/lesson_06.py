@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from functools import partial
 from math import isclose
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from gputrace import units
 from labkit.checks import leaky_scripts as scripts
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
 
 STEPS = 12
 MAY_BE_BAD = range(4, 9)  # batches, so that memory before and after them can be compared
@@ -39,9 +41,9 @@ def draw(generator: random.Random, bad: int = 0) -> Plain:
 def observe(answer: Any, inputs: Plain, script: Callable[..., Any]) -> Plain:
     """What script and answer return, what became of their models, and what they held on the GPU."""
     with _without_collector():
-        expected = _run(script, inputs)
         with during(f"a model of width {inputs['width']} and {STEPS} batches"):
-            return {"expected": expected, "answer": _run(answer, inputs)}
+            observed = _run(answer, inputs)
+        return {"expected": _run(script, inputs), "answer": observed}  # last: while the answer runs there is nothing to find
 
 
 @contextmanager
@@ -66,10 +68,14 @@ def _run(train: Any, inputs: Plain) -> Plain:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     model(torch.ones(inputs["rows"], inputs["width"], device="cuda")).mean().backward()  # gradients are there, and workspaces
     held: list[int] = []
+    graphs = Graphs()
     before = torch.cuda.memory_allocated()
-    returned = train(model, optimizer, _batches(inputs, generator, held))
+    with graphs.followed(model):
+        returned = train(model, optimizer, graphs.looked_at(_batches(inputs, generator, held)))
     return {
         "returned": _plain(returned),
+        "graphs": graphs.alive,
+        "retained": graphs.retained,
         "model": [describe(parameter)["values"] for parameter in model.parameters()],
         "held": held,
         "left": torch.cuda.memory_allocated() - before,
@@ -77,11 +83,65 @@ def _run(train: Any, inputs: Plain) -> Plain:
     }
 
 
+class Mark:
+    """Lives as long as what it was given to."""
+
+    def __init__(self, tensor: Any = None) -> None:
+        self.tensor, self.used = tensor, False
+
+    def use(self) -> Any:
+        self.used = True
+        return self.tensor
+
+
+class Graphs:
+    """How many of a model's graphs live when a batch is asked for, and how many tensors a backward pass has used and not let go."""
+
+    def __init__(self) -> None:
+        self.alive: list[int] = []
+        self.retained = 0
+        self._graphs: WeakSet[Mark] = WeakSet()
+        self._saved: WeakSet[Mark] = WeakSet()
+
+    @contextmanager
+    def followed(self, model: nn.Module) -> Iterator[None]:
+        modules = set(model.modules())
+
+        def mark_graph(module: nn.Module, given: Any, output: torch.Tensor) -> None:
+            if module in modules and output.grad_fn is not None:
+                mark = Mark()
+                metadata: Any = output.grad_fn.metadata  # a dict, whatever its annotation says
+                metadata["mark"] = mark
+                self._graphs.add(mark)
+
+        def save(tensor: torch.Tensor) -> Mark:
+            mark = Mark(tensor.detach())  # or an output that its own node saves would keep that node
+            self._saved.add(mark)
+            return mark
+
+        handle = register_module_forward_hook(mark_graph)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(save, Mark.use):
+                yield
+        finally:
+            handle.remove()
+
+    def looked_at(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            self.alive.append(len(self._graphs))
+            self.retained = max(self.retained, sum(mark.used for mark in self._saved))
+            batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+            del batch
+
+
 def _batches(inputs: Plain, generator: torch.Generator, held: list[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Fresh batches; `held` gets the bytes allocated whenever one is asked for."""
-    for number in range(STEPS):
+    for step in range(STEPS):
         held.append(torch.cuda.memory_allocated())
-        yield _batch(inputs, generator, number in inputs["bad"])  # kept by nobody here
+        yield _batch(inputs, generator, step in inputs["bad"])  # kept by nobody here
     held.append(torch.cuda.memory_allocated())
 
 
@@ -94,7 +154,11 @@ def _batch(inputs: Plain, generator: torch.Generator, bad: bool) -> tuple[torch.
 def _plain(value: Any) -> Plain:
     if isinstance(value, list | tuple):
         return [_plain(element) for element in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else describe(value)
+    if isinstance(value, torch.Tensor):
+        return describe(value) | {"graph": value.requires_grad}
+    if value is None or isinstance(value, bool | str):
+        return value
+    return describe(value) if number(value) is None else number(value)
 
 
 def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
@@ -111,6 +175,10 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)
         leaked = f"{units.byte_text(grown)} more after {steps} more steps; the script, {units.byte_text(_grown(expected['held']))}"
         return not_yet(f"the GPU still held {leaked}. {hint}")
+    if answer["retained"]:
+        return not_yet("a backward pass did not let go of what it had used when the next batch came. Which argument asks for that?")
+    if _grown(answer["graphs"]) > 0:
+        return not_yet(f"the graphs of earlier steps were still there at the end, in the computer's memory. {hint}")
     if answer["left"] > 0:
         return not_yet(f"{units.byte_text(answer['left'])} were still held when your function had returned. {hint}")
     if answer["hooks"]:
@@ -136,23 +204,26 @@ def _same(answer: Plain, expected: Plain) -> bool:
 def _short(value: Plain) -> str:
     """A returned value in a few words."""
     if isinstance(value, dict):
-        return f"a tensor of shape {value['shape']} on {value['device']}" if "shape" in value else value["type"]
+        graph = ", with a graph" if value.get("graph") else ""
+        return f"a tensor of shape {value['shape']} on {value['device']}{graph}" if "shape" in value else value["type"]
     if isinstance(value, list):
         more = ", …" if len(value) > 2 else ""
         return f"[{', '.join(map(_short, value[:2]))}{more}] ({len(value)} entries)"
     return f"{value:.5g}" if isinstance(value, float) else repr(value)
 
 
-def _mend(number: str, script: Callable[..., Any], hint: str, bad: int = 0) -> Check:
+def _mend(exercise: str, script: Callable[..., Any], hint: str, section: str, bad: int = 0) -> Check:
     """The check of an exercise that hands out `script`."""
     draws: Callable[[random.Random], Plain] = partial(draw, bad=bad)
-    return Check(number, draws, partial(observe, script=script), partial(judge, hint=hint), script=script)
+    return Check(exercise, draws, partial(observe, script=script), partial(judge, hint=hint), script=script, section=section)
 
+
+LOOP, REMEMBER = "A loop that keeps nothing", "Functions and errors that remember"
 
 CHECKS = [
-    _mend("06.1", scripts.train_and_validate, "Who holds the graphs that nobody calls backward on?"),
-    _mend("06.2", scripts.train_and_collect, "Where are the tensors in your list?"),
-    _mend("06.3", scripts.train_smoothed, "What does the average remember besides its value?"),
-    _mend("06.4", scripts.train_watched, "What does the hook keep, and how many hooks are there?"),
-    _mend("06.5", scripts.train_robustly, "What does an exception know besides its message?", bad=3),
+    _mend("06.1", scripts.train_and_validate, "Who holds the graphs that nobody calls backward on?", LOOP),
+    _mend("06.2", scripts.train_and_collect, "Where are the tensors in your list?", LOOP),
+    _mend("06.3", scripts.train_smoothed, "What does the average remember besides its value?", LOOP),
+    _mend("06.4", scripts.train_watched, "What does the hook keep, and how many hooks are there?", REMEMBER),
+    _mend("06.5", scripts.train_robustly, "What does an exception know besides its message?", REMEMBER, bad=3),
 ]

@@ -1,5 +1,6 @@
 """Checks of lesson 09, fitting in memory."""
 
+import copy
 import random
 from typing import Any
 
@@ -26,47 +27,51 @@ def draw_models(generator: random.Random) -> Plain:
 def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
     found = []
     for item in models:
-        model = _mixed_model(item["sizes"])
+        model = _mixed_model(item["sizes"], DEVICE)
         with during(f"a model and {item['optimizer']!r}"):
             answer = training_bytes(model, item["optimizer"])
         said = number(answer)
         if said is None:
             return {"type": type(answer).__name__}
-        found.append({"answer": float(said), "due": _bytes_of_training(model, item["optimizer"])})
+        found.append(float(said))
     return {"found": found}
 
 
-def _mixed_model(sizes: list[int]) -> nn.Sequential:
+def expect_bytes(models: Plain) -> Plain:
+    return [_bytes_of_training(_mixed_model(item["sizes"], "cpu"), item["optimizer"]) for item in models]
+
+
+def _mixed_model(sizes: list[int], device: str) -> nn.Sequential:
     first, second, third, fourth = sizes
     layers = [nn.Linear(first, second), nn.BatchNorm1d(second), nn.Linear(second, third), nn.Linear(third, fourth).half()]
-    model = nn.Sequential(*layers).to(DEVICE)
+    model = nn.Sequential(*layers).to(device)
     model[2].requires_grad_(False)
     return model
 
 
 def _bytes_of_training(model: nn.Sequential, optimizer: str) -> dict[str, int]:
-    """What is really there after a step: bytes of parameters and buffers, of gradients, of the state on the GPU."""
+    """What is really there after a step: bytes of parameters and buffers, of gradients, of the state; not the counters of Adam."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     make: Any = torch.optim.Adam if optimizer == "Adam" else torch.optim.SGD
     chosen = make(trained, lr=0.1, **OPTIMIZERS[optimizer])
     chosen.step()
-    slots = [value for slot in chosen.state.values() for value in slot.values() if isinstance(value, torch.Tensor) and value.is_cuda]
+    slots = [value for slot in chosen.state.values() for value in slot.values() if isinstance(value, torch.Tensor) and value.dim()]
     kept = [*model.parameters(), *model.buffers()]
     parts: dict[str, list[Any]] = {"parameters and buffers": kept, "gradients": [p.grad for p in trained], "optimizer state": slots}
     return {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in parts.items()}
 
 
-def judge_bytes(observed: Plain, models: Plain) -> Verdict:
+def judge_bytes(observed: Plain, models: Plain, expected: Plain) -> Verdict:
     if "type" in observed:
         return not_yet(f"your function returned {observed['type']}, not a number.")
-    for found, item in zip(observed["found"], models, strict=True):
-        due = sum(found["due"].values())
-        if found["answer"] != due:
-            parts = ", ".join(f"{name} {nbytes} B" for name, nbytes in found["due"].items())
+    for answer, each, item in zip(observed["found"], expected, models, strict=True):
+        due = sum(each.values())
+        if answer != due:
+            parts = ", ".join(f"{name} {nbytes} B" for name, nbytes in each.items())
             hint = "One layer is frozen, one is in half precision, and BatchNorm has buffers."
-            return not_yet(f"with {item['optimizer']} there are {due} B: {parts}. You said {found['answer']:.0f} B. {hint}")
+            return not_yet(f"with {item['optimizer']} there are {due} B: {parts}. You said {answer:.0f} B. {hint}")
     return right("What is left to know is the activations.")
 
 
@@ -86,16 +91,26 @@ def draw_batch(generator: random.Random) -> Plain:
     }
 
 
-def observe_accumulate(accumulate: Any, inputs: Plain) -> Plain:
+def expect_accumulate(inputs: Plain) -> Plain:
+    """The gradients of the whole batch at once."""
+    model, x, y = _batch_and_model(inputs, "cpu")
+    F.cross_entropy(model(x), y).backward()
+    return [_values(parameter.grad) for parameter in model.parameters()]
+
+
+def _batch_and_model(inputs: Plain, device: str) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
     draws = torch.Generator().manual_seed(inputs["seed"])
     x = torch.randn(inputs["batch"], FEATURES, generator=draws)
     y = (x[:, 0] + torch.linspace(-2, 2, inputs["batch"]) > 0).long()
-    x, y = x.to(DEVICE), y.to(DEVICE)
-    model = _small_model(draws)
-    _fill_gradients(model, inputs["old"])
-    F.cross_entropy(model(x), y).backward()
-    due = [_values(parameter.grad) for parameter in model.parameters()]
-    _fill_gradients(model, inputs["old"])
+    model = _small_model(draws).to(device)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, inputs["old"])
+    return model, x.to(device), y.to(device)
+
+
+def observe_accumulate(accumulate: Any, inputs: Plain) -> Plain:
+    model, x, y = _batch_and_model(inputs, DEVICE)
+    model(x[:1])  # cuBLAS has its workspace
     before = [_values(parameter) for parameter in model.parameters()]
     seen: list[int] = []
     held: list[int] = []  # bytes, when each forward began
@@ -111,18 +126,22 @@ def observe_accumulate(accumulate: Any, inputs: Plain) -> Plain:
         handle.remove()
     got = [_values(parameter.grad) for parameter in model.parameters()]
     unchanged = before == [_values(parameter) for parameter in model.parameters()]
-    return {"due": due, "got": got, "seen": seen, "kept": max(held, default=0) - min(held, default=0), "unchanged": unchanged}
+    return {"got": got, "seen": seen, "kept": max(held, default=0) - min(held, default=0), "unchanged": unchanged}
 
 
-def judge_accumulate(observed: Plain, inputs: Plain) -> Verdict:
+def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
     seen, rows = observed["seen"], inputs["rows"]
     if not seen or max(seen) > rows:
         return not_yet(f"the model met {max(seen, default=0)} rows at once; at most {rows} were allowed.")
     if sum(seen) < inputs["batch"]:
         return not_yet(f"the model met {sum(seen)} of {inputs['batch']} rows.")
-    if not _close(observed["got"], observed["due"]):
+    if not _close(observed["got"], due):
         hint = f"The parts have {seen[0]} rows, and the last {seen[-1]}. What was in .grad before stays in the sum."
         return not_yet(f"these are not the gradients of the whole batch. {hint}")
+    if len(seen) > 2 * -(-inputs["batch"] // rows):
+        return not_yet(
+            f"{len(seen)} micro-batches, where {-(-inputs['batch'] // rows)} of {rows} rows would do. Is {rows} a size, or a number?"
+        )
     if observed["kept"] > rows * HIDDEN * 4 / 2:  # half of what one layer keeps of a full part
         kept = units.byte_text(observed["kept"])
         return not_yet(f"when a forward began, {kept} of earlier micro-batches were still there. What keeps their graphs?")
@@ -136,12 +155,7 @@ def _small_model(draws: torch.Generator) -> nn.Sequential:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draws) / 4)
-    return model.to(DEVICE)
-
-
-def _fill_gradients(model: nn.Module, value: float) -> None:
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, value)
+    return model
 
 
 def _values(tensor: Any) -> Plain:
@@ -176,8 +190,8 @@ def _prediction(predict: Any, inputs: Plain) -> Plain:
     x = torch.randn(inputs["batch"], 32, generator=draws).to(DEVICE)
     statistics = _values(model[1].running_mean)
     model.eval()
+    twin = copy.deepcopy(model)  # which predicts when the answer has
     with torch.no_grad():
-        due = model(x)
         model(x[: inputs["rows"]])
     model.train(inputs["mode"] != "evaluation")
     model[1].train(inputs["mode"] == "training")
@@ -193,13 +207,16 @@ def _prediction(predict: Any, inputs: Plain) -> Plain:
         handle.remove()
     if not isinstance(result, torch.Tensor):
         return {"type": type(result).__name__}
+    peak = torch.cuda.max_memory_allocated(DEVICE) - held
+    with torch.no_grad():
+        due = twin(x)
     return {
         "type": "Tensor",
         "got": _values(result),
         "due": _values(due),
         "shape": list(result.shape),
         "device": result.device.type,
-        "peak": torch.cuda.max_memory_allocated(DEVICE) - held,
+        "peak": peak,
         "allowed": 3 * due.nbytes + 3 * inputs["rows"] * 256 * 4,
         "most": max((rows for rows, _ in forwards), default=0),
         "graph": result.requires_grad or any(graph for _, graph in forwards),
@@ -274,8 +291,8 @@ def observe_checkpoints(run: Any, inputs: Plain) -> Plain:
         nn.init.normal_(block[0].get_parameter("weight"), std=2 / WIDTH**0.5)  # so that many blocks leave something of x
     x = torch.randn(ROWS, WIDTH)
     model, x = nn.ModuleList(blocks).to(DEVICE), x.to(DEVICE).requires_grad_()
-    expected = _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), model, x, inputs)
-    return {"expected": expected, "answer": _pass(run, model, x, inputs)}
+    answer = _pass(run, model, x, inputs)
+    return {"expected": _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), model, x, inputs), "answer": answer}
 
 
 def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Plain:
@@ -383,8 +400,8 @@ def judge_largest(found: Plain, cases: Plain) -> Verdict:
 
 
 CHECKS = [
-    Check("09.1", draw_models, observe_bytes, judge_bytes, section="Where a step's memory goes"),
-    Check("09.2", draw_batch, observe_accumulate, judge_accumulate, section="Smaller parts of a batch"),
+    Check("09.1", draw_models, observe_bytes, judge_bytes, section="Where a step's memory goes", expect=expect_bytes),
+    Check("09.2", draw_batch, observe_accumulate, judge_accumulate, section="Smaller parts of a batch", expect=expect_accumulate),
     Check("09.3", draw_prediction, observe_predict, judge_predict, section="What you need not keep"),
     Check("09.4", draw_blocks, observe_checkpoints, judge_checkpoints, section="Memory for time"),
     Check("09.5", draw_steps, observe_largest, judge_largest, section="Will it fit?"),

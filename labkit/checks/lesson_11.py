@@ -166,20 +166,34 @@ def draw_training(generator: random.Random) -> Plain:
     return {"seed": generator.randrange(1 << 30), "batches": generator.randint(4, 8), "features": generator.randint(3, 8)}
 
 
-def observe_training(answer: Any, inputs: Plain) -> Plain:
-    """The mean loss and the parameters that the answer came to, and those that are due."""
+def _to_train(inputs: Plain) -> tuple[nn.Linear, list[tuple[torch.Tensor, torch.Tensor]]]:
     maker = torch.Generator().manual_seed(inputs["seed"])
-    features = inputs["features"]
-    weight, bias = torch.randn(1, features, generator=maker), torch.randn(1, generator=maker)
+    model = nn.Linear(inputs["features"], 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(model.weight.shape, generator=maker))
+        model.bias.copy_(torch.randn(1, generator=maker))
     # The targets grow, so that no single loss is near the mean of all.
     scales = range(1, 1 + inputs["batches"])
-    batches = [(torch.randn(16, features, generator=maker), scale * torch.randn(16, 1, generator=maker)) for scale in scales]
-    due_model, model = nn.Linear(features, 1), nn.Linear(features, 1)
-    for linear in (due_model, model):
-        with torch.no_grad():
-            linear.weight.copy_(weight)
-            linear.bias.copy_(bias)
-    due = _trained(due_model, batches)
+    rows = [(torch.randn(16, inputs["features"], generator=maker), scale * torch.randn(16, 1, generator=maker)) for scale in scales]
+    return model, rows
+
+
+def expect_training(inputs: Plain) -> Plain:
+    """The mean loss and the parameters that are due: the same training on the CPU."""
+    model, batches = _to_train(inputs)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
+    for x, y in batches:
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {"loss": sum(losses) / len(losses), "parameters": _numbers(model)}
+
+
+def observe_training(answer: Any, inputs: Plain) -> Plain:
+    """The mean loss and the parameters that the answer came to."""
+    model, batches = _to_train(inputs)
     forwards: list[str] = []
     graphs: list[weakref.ref[_Token]] = []
     kept = 0
@@ -204,9 +218,7 @@ def observe_training(answer: Any, inputs: Plain) -> Plain:
         "loss": type(loss).__name__ if said is None else float(said),
         "kept": kept,
         "forwards": forwards,
-        "due": due,
         "parameters": _numbers(model),
-        "due_parameters": _numbers(due_model),
         "device": str(model.weight.device),
     }
 
@@ -215,34 +227,22 @@ class _Token:
     """Of one graph."""
 
 
-def _trained(model: nn.Module, batches: list) -> float:
-    """The same training on the CPU."""
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
-    for x, y in batches:
-        loss = nn.functional.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return sum(losses) / len(losses)
-
-
 def _numbers(model: nn.Module) -> list[float]:
     return [value for parameter in model.parameters() for value in parameter.detach().cpu().flatten().tolist()]
 
 
-def judge_training(observed: Plain, inputs: Plain) -> Verdict:
+def judge_training(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
     if isinstance(observed["loss"], str):
         return not_yet(f"a number was due; your function returned {observed['loss']}.")
     if not observed["device"].startswith("cuda"):
         return not_yet("the model that you were given is still on the CPU.")
     if "cpu" in observed["forwards"]:
         return not_yet("the model computed on the CPU. It was to train on the GPU.")
-    off = max(abs(a - b) for a, b in zip(observed["parameters"], observed["due_parameters"], strict=True))
+    off = max(abs(a - b) for a, b in zip(observed["parameters"], due["parameters"], strict=True))
     if not off < 1e-3:
         return not_yet(f"the model's parameters are off by up to {off:.3g}. What do gradients do from one step to the next?")
-    if not abs(observed["loss"] - observed["due"]) < 1e-3 * observed["due"]:
-        return not_yet(f"the mean loss is {observed['due']:.5g}; you said {observed['loss']:.5g}.")
+    if not abs(observed["loss"] - due["loss"]) < 1e-3 * due["loss"]:
+        return not_yet(f"the mean loss is {due['loss']:.5g}; you said {observed['loss']:.5g}.")
     if observed["kept"] > 1:  # that of the step before goes with the next loss
         return not_yet(f"when a forward began, the graphs of {observed['kept']} earlier steps were there still. What keeps them?")
     return right("The model first, then its optimizer; and a number for a loss.")
@@ -368,7 +368,9 @@ def _close(some: list[float], due: list[float]) -> bool:
 CHECKS = [
     Check("11.1", draw_tensors, observe_zeros, judge_zeros, gpus=2, section="Code that nobody ran"),
     Check("11.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report, section="What held once"),
-    Check("11.3", draw_training, observe_training, judge_training, script=train, section="Names that never existed"),
+    Check(
+        "11.3", draw_training, observe_training, judge_training, script=train, expect=expect_training, section="Names that never existed"
+    ),
     Check("11.4", draw_snippets, observe_outcomes, judge_outcomes, section="A claim, its code, its verdict"),
     Check("11.5", draw_halves, observe_halves, judge_halves, gpus=2, section="What holds, with surprises"),
 ]

@@ -13,7 +13,7 @@ MOST_LINES = 40  # of an answer's output that are shown,
 MOST_CHARACTERS = 8000  # and as long as they may be
 PATIENCE = 10.0  # seconds until it is said what runs
 LIMIT = 30.0  # seconds; grading gives as many (labcourse.sandbox)
-AGAIN = 1.0  # seconds: an answer that catches everything is told again
+AGAIN = 5.0  # seconds: an answer that catches everything is told again, and one that ends processes has time to
 
 
 class TookTooLongError(BaseException):

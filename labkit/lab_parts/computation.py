@@ -2,6 +2,7 @@
 
 import ast
 import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ def _value(node: ast.expr, text: str, rounded: Rounding) -> float:
             return rounded(_FUNCTIONS[name](_value(argument, text, rounded)))
         case ast.Call(func=ast.Name(id="sum")):
             raise ValueError(f"“{ast.get_source_segment(text, node)}”: write sum(number, times), times a whole number up to {MOST_TERMS}.")
+        case ast.Tuple():
+            pointed = re.sub(r"(\d),(?=\d)", r"\1.", text)
+            raise ValueError(f"“{text}” has a comma: type a point, {pointed}.")
     raise ValueError(f"I cannot compute “{ast.get_source_segment(text, node)}”: {ALLOWED}.")
 
 

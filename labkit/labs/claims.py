@@ -6,6 +6,7 @@ import io
 import os
 import re
 import signal
+import textwrap
 import traceback
 import warnings
 from collections import Counter
@@ -22,7 +23,7 @@ from matplotlib.figure import Figure as Canvas
 from torch import nn
 
 from gputrace import Table
-from gputrace.figures.figure import BLACK, BLUE, ORANGE, SIZE, TEXT_POINTS, VERMILLION, Figure, add_title, darker, shortened
+from gputrace.figures.figure import BLACK, BLUE, ORANGE, SIZE, TEXT_POINTS, VERMILLION, Figure, add_title, darker
 from labkit import articles, machine
 from labkit.articles import VERDICTS, Claim, Expected
 from labkit.lab_parts.experiment import Result, Row, Run, badge
@@ -105,11 +106,8 @@ def claims_table(article: str | None = None, verdict: str | None = None) -> Tabl
     """
     chosen = articles.claims(article, verdict)
     rows = tuple((claim.name, claim.says, claim.verdict, claim.changed, claim.why) for claim in chosen)
-    return Table(
-        ("claim", "says", "verdict", "changed in", "why"),
-        rows,
-        f"{len(chosen)} claims" + (f" of “{chosen[0].article.title}”" if article and chosen else ""),
-    )
+    told = f"{len(chosen)} claims" + (f" of “{chosen[0].article.title}”" if article and chosen else "")
+    return Table(("claim", "says", "verdict", "changed in", "why"), rows, told)
 
 
 def articles_on_trial(names: Sequence[str] | None = None) -> Run:
@@ -227,7 +225,7 @@ def _put_back() -> Iterator[None]:
 
 
 LOOKS = {"holds": (BLUE, "white", ""), "held once": (ORANGE, BLACK, "...."), "never held": (VERMILLION, BLACK, "")}  # fill, digits, hatch
-NAMES = 188  # points that an article's title may take
+NAMES = 34  # characters in a line of an article's title
 
 
 @in_style
@@ -240,7 +238,7 @@ def plot_articles_on_trial(result: Result, recorded: Result | None = None) -> Fi
     add_title(canvas, _finding(result))
     for row, article in enumerate(there):
         _bar(axes, row, counts[article.name], first=row == 0)
-    titles = [f"{shortened(article.title, NAMES)}\n{article.date[:4] or 'no date'}" for article in there]
+    titles = ["\n".join([*textwrap.wrap(article.title, NAMES), article.date[:4] or "no date"]) for article in there]
     axes.set_yticks(range(len(there)), titles, fontsize=TEXT_POINTS)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)

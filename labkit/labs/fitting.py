@@ -160,8 +160,10 @@ def _answer(result: Result) -> str:
     if not result.rows:
         return f"Not worked out yet: {result.parameters['gpu']}"
     first, gpu = result.rows[0], result.parameters["gpu"]
-    sizes = f"{units.byte_text(first['peak'])} of {units.byte_text(first['room'])} on {gpu}"
-    changes = result.parameters["changes"]
+    sizes = f"Needs {units.byte_text(first['peak'])}, {gpu} has {units.byte_text(first['room'])}"
+    changes, last = result.parameters["changes"], result.rows[-1]
+    if len(changes) == 2 and last["change"] == changes[1] and last["peak"] <= last["room"]:
+        return f"{sizes}: enough with {changes[1]}"
     return f"{sizes}: {f'first change {changes[1]}' if len(changes) > 1 else result.parameters['answer'].split(',')[0].rstrip('.').lower()}"
 
 

@@ -186,7 +186,8 @@ def _finding(result: Result, settings: list[str]) -> str:
     worst = min(rows, key=lambda row: row["largest"] / row["free"])
     if worst["largest"] / worst["free"] >= ENOUGH:
         return f"All {units.byte_text(worst['free'])} that are free serve one request"
-    return f"{units.byte_text(worst['free'])} are free, and a request for more than {units.byte_text(worst['largest'])} fails"
+    block, largest, free = (units.byte_text(worst[name]) for name in ("block", "largest", "free"))
+    return f"Between blocks of {block}, a request gets at most {largest} of {free} free"
 
 
 def _line(axes: Axes, source: Result, setting: str, colour: str, marker: str, dashes: str, named: bool) -> list[tuple]:

@@ -117,7 +117,7 @@ def _finding(result: Result) -> str:
     if not others:
         return "Not measured yet: memory for time"
     told: list[str] = [way for way in ("checkpoints", "offload") if way in others] or [min(others, key=lambda way: others[way][0])]
-    return "Times the time of the step as it is: " + ", ".join(f"{way} {others[way][1]:.1f}" for way in told)
+    return "Slower than the step as it is: " + ", ".join(f"{way} {others[way][1]:.1f} times" for way in told)
 
 
 def _proof(result: Result) -> str:
@@ -130,7 +130,9 @@ def _draw(axes: Axes, result: Result, recorded: Result | None) -> None:
     for row in recorded.rows if recorded else ():
         plain = row["way"] == AS_IT_IS
         look = hollow(VERMILLION if plain else BLUE, 9)
-        axes.plot(row["seconds"] / period, row["peak"], "s" if plain else "o", clip_on=False, **look)
+        x, y = row["seconds"] / period, row["peak"]
+        axes.plot(x, y, "s" if plain else "o", clip_on=False, **look)
+        axes.annotate(row["way"], (x, y), **(BESIDE | {"xytext": (9, 0)}), color=BLACK)
     for row in result.rows:
         x, y = row["seconds"] / period, row["peak"]
         plain = row["way"] == AS_IT_IS

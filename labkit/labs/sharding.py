@@ -97,16 +97,17 @@ WIDEST, BAR = 0.8, 0.92  # of a way's bars together, and of each of them its own
 
 @in_style
 def plot_held_by_ranks(result: Result) -> Figure:
-    """The bytes that each rank holds under each way, one bar a rank, in the colours of their kinds; a hollow marker for the formula's."""
-    ways, ranks = list(dict.fromkeys(result.column("way"))), result.parameters["ranks"]
+    """The bytes that each rank holds under each way, one bar a rank, in the colours of their kinds; hollow, what the formula says."""
+    ranks = result.parameters["ranks"]
+    ways = [way for way in CUT_BY_WAY if result.rows and (way not in MEASURED or way in result.column("way"))]
     canvas, axes = new_canvas(_finding(result))
     top = max((_held(result, way, rank, "formula") for way in ways for rank in range(ranks)), default=1)
     for place, way in enumerate(ways):
         for rank in range(ranks):
             _draw(axes, result, way, rank, place - WIDEST / 2 + WIDEST * (rank + 0.5) / ranks, WIDEST / ranks)
     byte_ticks(axes, 1.12 * top, most=5)
-    axes.set(xticks=range(len(ways)), ylabel="held by a rank")
-    axes.set_xticklabels([f"{way}\n{'  '.join(f'rank {rank}' for rank in range(ranks))}" for way in ways])
+    axes.set_xticks(range(len(ways)), ways)
+    axes.set(ylabel="held by a rank", xlabel=f"one bar for each of {ranks} ranks")
     axes.grid(axis="x", visible=False)
     patches = [Patch(facecolor=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white", label=kind) for kind in KINDS]
     axes.legend(handles=patches[::-1], frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.6), fontsize=TEXT_POINTS)
@@ -116,6 +117,8 @@ def plot_held_by_ranks(result: Result) -> Figure:
 
 def _draw(axes: Axes, result: Result, way: str, rank: int, x: float, width: float) -> None:
     bottom = 0
+    if not result.column("way", way=way):  # torch.distributed cannot do it: the formula alone
+        axes.bar(x, _by_formula(result, way).total, BAR * width, fill=False, edgecolor=BLACK, linestyle="--", linewidth=1)
     for kind in KINDS:
         for nbytes in result.column("bytes", way=way, rank=rank, kind=kind):
             look: dict[str, Any] = {"color": CATEGORY_COLOURS[kind], "hatch": CATEGORY_HATCHES.get(kind), "edgecolor": "white"}
@@ -123,6 +126,10 @@ def _draw(axes: Axes, result: Result, way: str, rank: int, x: float, width: floa
             bottom += nbytes
     if bottom:
         axes.plot([x], [_held(result, way, rank, "formula")], "D", markerfacecolor="white", markeredgecolor=BLACK, markersize=6)
+
+
+def _by_formula(result: Result, way: str) -> RankMemory:
+    return rank_memory(way, result.parameters["layers"] * result.parameters["width"] ** 2, result.parameters["ranks"])
 
 
 def _held(result: Result, way: str, rank: int, column: str) -> int:
@@ -142,6 +149,8 @@ def _round_down(nbytes: int) -> int:
 
 
 def _told(result: Result, way: str) -> str:
+    if not result.column("way", way=way):
+        return f"{way}, by the formula alone: each rank {units.byte_text(_by_formula(result, way).total)}."
     parts = []
     for rank in range(result.parameters["ranks"]):
         kinds = ", ".join(

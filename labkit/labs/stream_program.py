@@ -181,7 +181,7 @@ class StreamsLab(Panel):
         self.action = widgets.Dropdown(options=list(ACTIONS.items()), value=WAIT, description="New line:", style=WIDE)
         self.stream = widgets.Dropdown(options=STREAMS, value="b", description="stream:", style=WIDE, layout=narrow)
         self.other = widgets.Dropdown(options=STREAMS, description="waits for:", style=WIDE, layout=narrow)
-        self.program = widgets.Select(description="Program:", rows=ROWS, layout=widgets.Layout(width="44em"))
+        self.program = widgets.Select(description="Program:", rows=ROWS, layout=widgets.Layout(width="54em", max_width="100%"))
         self.program.add_class(PROGRAM)
         self.add_button = widgets.Button(description="Insert", icon="plus", tooltip="Put the new line before the line that is selected")
         self.remove_button = widgets.Button(description="Remove", icon="minus", tooltip="Take the selected line out")

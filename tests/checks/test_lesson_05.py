@@ -20,24 +20,26 @@ def test_requests_lie_on_both_sides_of_each_limit():
 
 
 def test_requests_are_judged_against_what_was_measured():
-    assert judge_requests([[2 * MIB, 2 * MIB]], [5]).passed
-    assert "for 5 bytes (5 B) PyTorch reserved 2 MiB; you said 5 B." in judge_requests([[5, 2 * MIB]], [5]).message
-    assert "you said -1 bytes" in judge_requests([[-1, 2 * MIB]], [5]).message
+    assert judge_requests([[2 * MIB, 2 * MIB, 0]], [5]).passed
+    assert "Compute what PyTorch will do" in judge_requests([[2 * MIB, 2 * MIB, 1]], [5]).message
+    assert "for 5 bytes (5 B) PyTorch reserved 2 MiB; you said 5 B." in judge_requests([[5, 2 * MIB, 0]], [5]).message
+    assert "you said -1 bytes" in judge_requests([[-1, 2 * MIB, 0]], [5]).message
 
 
 def test_rows_are_judged_by_values_place_and_what_they_keep():
     inputs = {"rows": [40], "columns": 8192, "count": 2}
-    part = {"type": "Tensor", "device": "cuda:0", "values": [0.0, 1.0]}
-    good = {"type": "list", "held": 2 * 4 * 8192, "parts": [part]}
+    good = {"type": "list", "held": 2 * 4 * 8192, "same": True, "devices": ["cuda"]}
     assert judge_batches(good, inputs).passed
-    for change in ({"held": 40 * 4 * 8192}, {"parts": [part, part]}, {"parts": [{"type": "int"}]}, {"parts": [part | {"device": "cpu"}]}):
+    for change in ({"held": 40 * 4 * 8192}, {"same": False}, {"devices": ["cpu"]}, {"type": "Tensor"}):
         assert not judge_batches(good | change, inputs).passed
 
 
 def test_the_largest_hole_is_neither_all_nor_another():
-    assert judge_holes({"answer": 3, "free": [1, 3, 2]}, {}).passed
-    assert "no request gets them as one" in judge_holes({"answer": 6, "free": [1, 3, 2]}, {}).message
-    assert "Which blocks are free" in judge_holes({"answer": 2, "free": [1, 3, 2]}, {}).message
+    none = {"answer": 0, "free": []}
+    assert judge_holes([none, {"answer": 3, "free": [1, 3, 2]}], {}).passed
+    assert "0 was due" in judge_holes([none | {"answer": 2}], {}).message
+    assert "no request gets them as one" in judge_holes([none, {"answer": 6, "free": [1, 3, 2]}], {}).message
+    assert "Which blocks are free" in judge_holes([none, {"answer": 2, "free": [1, 3, 2]}], {}).message
 
 
 def test_work_in_pieces():
@@ -48,7 +50,9 @@ def test_work_in_pieces():
         "whole batch": {"tries": [[1, 0]] * 4},
         "still allocated": {"tries": [[4, 0], [2, SCRATCH], [2, SCRATCH]]},
         "joined in order": {"result": {"values": [4.0, 6.0, 0.0, 2.0]}},
-        "halve, and no more": {"tries": [[4, 0], *[[1, 0]] * 5]},
+        "halve them": {"tries": [[4, 0], *[[1, 0]] * 5]},
+        "halve, and no more": {"tries": [[4, 0], [2, 0], *[[1, 0]] * 4]},
+        "no fewer were tried": {"tries": [[4, 0]]},
         "your function raised": {"raised": "OutOfMemoryError: no"},
     }
     for hint, change in changes.items():
@@ -66,9 +70,9 @@ def test_a_row_that_does_not_fit_and_another_error_are_raised():
 
 def test_tensors_moved_together():
     inputs = {"size": 4 * MIB, "values": [7, 9]}
-    good = {"before": 40 * MIB, "after": 20 * MIB, "found": [["cuda:0", 7], ["cuda:0", 9]]}
+    good = {"before": 40 * MIB, "after": 20 * MIB, "least": 20 * MIB, "found": [["cuda", 7], ["cuda", 9]]}
     assert judge_scattered(good, inputs).passed
-    for change in ({"after": 40 * MIB}, {"found": [["cuda:0", 9], ["cuda:0", 7]]}, {"found": [["cpu", 7], ["cpu", 9]]}, {"found": [None]}):
+    for change in ({"after": 40 * MIB}, {"found": [["cuda", 9], ["cuda", 7]]}, {"found": [["cpu", 7], ["cpu", 9]]}, {"found": [None]}):
         assert not judge_scattered(good | change, inputs).passed
 
 

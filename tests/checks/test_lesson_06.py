@@ -22,6 +22,7 @@ def gpu():
 def verdict(answer=(), expected=()) -> str:
     """What is said when the answer did as well as it can, but for `answer`, beside a script that kept 1 KiB a step."""
     script = {"returned": [0.5, "text"], "model": [[1.0]], "held": [1024 * step for step in range(STEPS + 1)], "left": 0, "hooks": 0}
+    script |= {"graphs": [0] * (STEPS + 1), "retained": 0}
     good = {**deepcopy(script), "held": [512] * (STEPS + 1)}
     return judge({"answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}, {}, "Who?").message
 
@@ -41,6 +42,8 @@ def test_a_mended_script_keeps_nothing():
         ({"returned": [0.5, "text", 1]}, "(3 entries)"),
         ({"model": [[2.0]]}, "the model has not learned what it learns from the script"),
         ({"left": 2048}, "2 KiB were still held when your function had returned. Who?"),
+        ({"retained": 3}, "Which argument asks for that?"),
+        ({"graphs": list(range(STEPS + 1))}, "in the computer's memory. Who?"),
         ({"hooks": 2}, "left 2 hook(s) on the model"),
     ],
 )

@@ -114,9 +114,9 @@ def result_of(*peaks: float, room: float = 4, measured: tuple[float, ...] = ()) 
 @pytest.mark.parametrize(
     ("result", "title"),
     [
-        (result_of(1), "1 GiB of 4 GiB on some GPU: it fits"),
-        (result_of(6, 3), "6 GiB of 4 GiB on some GPU: first change checkpointing"),
-        (result_of(6, 5, 3), "6 GiB of 4 GiB on some GPU: first change checkpointing"),
+        (result_of(1), "Needs 1 GiB, some GPU has 4 GiB: it fits"),
+        (result_of(6, 3), "Needs 6 GiB, some GPU has 4 GiB: enough with checkpointing"),
+        (result_of(6, 5, 3), "Needs 6 GiB, some GPU has 4 GiB: first change checkpointing"),
         (result_of(), "Not worked out yet: some GPU"),
     ],
 )

@@ -135,6 +135,7 @@ def run(lab, computation: str, prediction: str) -> str:
         ("inf - inf", "nan", "float16 makes not a number of inf - inf; you predicted nan. A good prediction!"),
         ("1e-8", "0", "float16 makes 0 of 1e-8; you predicted 0. A good prediction!"),
         ("1 < 2", "1", "I cannot compute “1 &lt; 2”: type numbers"),
+        ("0,1 + 0,2", "1", "“0,1 + 0,2” has a comma: type a point, 0.1 + 0.2."),
         ("sum(1, 1e9)", "1", "write sum(number, times)"),
         ("", "1", "There is nothing to compute"),
         ("1/3", "a third", "“a third” is not a prediction: type a number such as 0.3, or inf, or nan"),

@@ -100,7 +100,7 @@ def fragmented(kept="every second", **largest):
 
 def test_the_worst_case_is_the_finding(drawn):
     figure = plot_fragmentation(fragmented(default=(4, 32), expandable=(4, 120)))
-    assert figure.title == "160 MiB are free, and a request for more than 4 MiB fails"
+    assert figure.title == "Between blocks of 4 MiB, a request gets at most 4 MiB of 160 MiB free"
     assert "Between blocks of 32 MiB the largest request that succeeds is 32 MiB with default (20% of what is free), 120 MiB" in figure.alt
     assert drawn[0].axes[0].get_xlabel() == "size of the blocks, of which every second one stays"
     assert {text.get_text() for text in drawn[0].axes[0].texts} >= {"default", "expandable", "free"}
@@ -122,5 +122,7 @@ def test_a_run_that_was_stopped_is_drawn(rows):
     result = fragmented(default=(4, 32), other=(4, 32))
     figure = plot_fragmentation(replace(result, rows=result.rows[:rows]))
     assert figure.title == (
-        "160 MiB are free, and a request for more than 4 MiB fails" if rows else "Not measured yet: the largest request that succeeds"
+        "Between blocks of 4 MiB, a request gets at most 4 MiB of 160 MiB free"
+        if rows
+        else "Not measured yet: the largest request that succeeds"
     )

@@ -22,7 +22,7 @@ def test_every_way_saves_memory_and_costs_time(like):
     assert price["checkpoints"][1] < 1.5 < price["offload"][1]
     assert price["offload"][1] < price["offload, not pinned"][1]
     figure = plot_memory_for_time(result, result)
-    assert ": checkpoints 1.3, offload " in figure.title and "4 micro-batches" in figure.alt
+    assert ": checkpoints 1.3 times, offload " in figure.title and "4 micro-batches" in figure.alt
 
 
 def test_one_way_alone_has_no_price():

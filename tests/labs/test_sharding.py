@@ -59,7 +59,7 @@ def holding(**ways) -> Result:
         for rank in range(2)
         for kind, nbytes in zip(KINDS, sizes, strict=True)
     ]
-    return Result("held_by_ranks", {"ranks": 2}, COLUMNS, rows, BADGE)
+    return Result("held_by_ranks", {"ranks": 2, "width": 256, "layers": 4}, COLUMNS, rows, BADGE)
 
 
 def test_bars_stand_on_one_another_and_the_formula_is_hollow(drawn):
@@ -69,5 +69,7 @@ def test_bars_stand_on_one_another_and_the_formula_is_hollow(drawn):
     [axes] = drawn[-1].axes
     assert [round(bar.get_y()) for bar in axes.patches[:3]] == [0, (1 << 20) + 8, (2 << 20) + 16]
     assert [line.get_ydata()[0] for line in axes.lines] == [4 << 20, 4 << 20, 2 << 20, 2 << 20]
+    assert [bar.get_height() for bar in axes.patches if not bar.get_fill()] == [5 << 19] * 2  # ZeRO-2, which nobody can measure
+    assert "ZeRO-2, by the formula alone: each rank 2.5 MiB." in figure.alt
     assert all(line.get_markerfacecolor() == "white" for line in axes.lines)
     assert plot_held_by_ranks(holding(DDP=[1, 1, 2])).title == "Not measured yet: what a rank holds"

@@ -11,7 +11,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-OF_ONE_MACHINE = re.compile(r"object at 0x[0-9a-f]+|/home/\w+|/Users/\w+|/root/|[A-Z]:\\Users")
+OF_ONE_MACHINE = re.compile(r"object at 0x[0-9a-f]+|/home/\w+|/Users/\w+|/root/|[A-Z]:\\Users|ipykernel_")
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -47,6 +47,14 @@ def test_errors_are_stored_only_where_a_cell_is_meant_to_raise(path):
     for cell in read(path).cells:
         if any(output.output_type == "error" for output in cell.get("outputs", [])):
             assert "raises-exception" in cell.metadata.get("tags", []), cell.source
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_race_is_warned_of(path):
+    """A lesson says itself where a program races, with `labkit.races()`; a warning is of a race that nobody planned."""
+    for cell in read(path).cells:
+        for output in cell.get("outputs", []):
+            assert output.get("name") != "stderr" or "RaceWarning" not in output.text, cell.source
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

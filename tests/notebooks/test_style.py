@@ -41,7 +41,7 @@ def test_first_code_cell_says_what_the_lesson_runs_on(path):
 @lessons
 @pytest.mark.parametrize("name", figures.BOUNDS)
 def test_the_figures_of_a_lesson_are_within_their_bounds(path, name):
-    """Words, code cells, their lines, exercises."""
+    """Words, predictions, code cells, their lines, exercises."""
     low, high = figures.bounds(path)[name]
     assert low <= figures.style(path)[name] <= high
 

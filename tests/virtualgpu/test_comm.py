@@ -113,6 +113,20 @@ def test_gradients_through_scatter_and_gather():
     assert x.grad.cpu()[:, 0].tolist() == [2, 2, 3, 3]
 
 
+@pytest.mark.filterwarnings("ignore:Using -1 to represent CPU tensor is deprecated")
+def test_parts_without_a_gradient_count_as_zeros():
+    x = torch.ones(4, 2, device="cuda", requires_grad=True)
+    nn.parallel.scatter(x, [0, 1])[1].sum().backward()
+    assert x.grad[:, 0].tolist() == [0, 0, 1, 1]
+    x = torch.ones(4, 2, requires_grad=True)
+    nn.parallel.scatter(x, [0, 1])[1].sum().backward()
+    assert x.grad.is_cpu and x.grad[:, 0].tolist() == [0, 0, 1, 1]
+    layer = nn.Linear(2, 2).cuda()
+    replicas = nn.parallel.replicate(layer, [0, 1, 2])
+    replicas[2](torch.ones(3, 2, device="cuda:2")).sum().backward()
+    assert layer.weight.grad.tolist() == [[3, 3], [3, 3]] and layer.weight.grad.device == torch.device("cuda:0")
+
+
 class Pair(nn.Module):
     def forward(self, batch: dict, scale: float = 1.0) -> dict:
         return {"y": batch["x"] * scale, "device": torch.full((1,), float(batch["x"].get_device()), device=batch["x"].device)}

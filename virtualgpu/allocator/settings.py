@@ -27,9 +27,11 @@ _SERVED = (
 )  # fmt: skip
 _NOT_SERVED = (
     "garbage_collection_threshold", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse",
-    "throw_on_cudamalloc_oom", "pinned_use_cuda_host_register", "pinned_use_hip_host_register", "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb", "pinned_use_background_threads", "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb",
-    "pinned_free_catch_all",
+    "throw_on_cudamalloc_oom",
+)  # fmt: skip
+_OF_THE_HOST = (  # how its memory is locked: heeded without effect, for no GPU's memory depends on it
+    "pinned_use_cuda_host_register", "pinned_use_hip_host_register", "pinned_num_register_threads", "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads", "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb", "pinned_free_catch_all",
 )  # fmt: skip
 
 
@@ -52,7 +54,7 @@ class Settings:
         does not serve.
         """
         values: dict[str, Any] = dict(_read(key, value) for key, value in _pairs(text))
-        values.pop("backend", None)
+        values = {key: value for key, value in values.items() if key not in ("backend", "pinned")}
         large = values.get("large_segment_size", LARGE_SEGMENT)
         values.setdefault("max_non_split_rounding", large)
         for name in ("max_split_size", "max_non_split_rounding"):
@@ -93,6 +95,8 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 def _read(key: str, value: str) -> tuple[str, object]:
     """The field of Settings that a key sets, and its value."""
+    if key in _OF_THE_HOST:
+        return "pinned", value
     if key in _NOT_SERVED:
         raise NotImplementedError(f"{key} is a setting of PyTorch's allocator that the virtual GPU does not serve")
     match key:

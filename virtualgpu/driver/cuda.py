@@ -23,7 +23,9 @@ from virtualgpu.allocator import Settings
 from virtualgpu.clock import costs
 from virtualgpu.driver import memory_history
 from virtualgpu.driver.properties import CUDA_VERSION, CUDNN_VERSION, properties
+from virtualgpu.driver.runtime import external_stream, free_and_total, runtime
 from virtualgpu.hardware import Machine
+from virtualgpu.ops import blas
 from virtualgpu.refusals import refuse
 from virtualgpu.streams import backward
 from virtualgpu.streams.cuda_streams import CUDA, Stream
@@ -54,6 +56,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "_get_nvml_device_index": machine.nvml_index,
             "_get_device_properties": lambda index: properties(machine.profile, machine.total_memory, index),
             "is_current_stream_capturing": lambda: False,
+            "ExternalStream": external_stream(machine),
         },
     )
     yield torch.cuda.graphs, {"is_current_stream_capturing": lambda: False}
@@ -79,6 +82,8 @@ def names_in_torch() -> frozenset[str]:
     sources = [file for part in ("accelerator", "backends", "cuda") for file in (folder / part).rglob("*.py")]
     sources.append(folder / "_dynamo/trace_rules.py")  # lists C functions that any other part calls
     used = {found[0] for file in sources for found in USES.findall(file.read_text("utf-8"))}
+    trees = folder / "_inductor/cudagraph_trees.py"  # imports some by name
+    used.update(found[0] for found in re.finditer(rf"\b{NAME.pattern}", trees.read_text("utf-8")) if trees.is_file())
     return frozenset(used.union(filter(NAME.fullmatch, dir(torch._C))))
 
 
@@ -249,7 +254,13 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         gpu, block = raw.pop(address)
         gpu.allocator.free(block)
 
+    def clear_workspaces() -> None:
+        for gpu in gpus:
+            blas.clear_workspaces(gpu)
+
     return {
+        "_cuda_attach_out_of_memory_observer": lambda observer: machine.oom_observers.append(observer),
+        "_cuda_clearCublasWorkspaces": clear_workspaces,
         "_cuda_memoryStats": of_one("stats"),
         "_cuda_resetPeakMemoryStats": of_one("reset_peak_stats"),
         "_cuda_resetAccumulatedMemoryStats": of_one("reset_accumulated_stats"),
@@ -271,12 +282,6 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
     }
 
 
-def free_and_total(gpu: hardware.Gpu) -> tuple[int, int]:
-    """Bytes that no process holds on this GPU, and all of its bytes."""
-    gpu.open_context()
-    return gpu.allocator.free_bytes(), gpu.machine.total_memory
-
-
 def nvtx() -> SimpleNamespace:
     """`torch._C._nvtx`: names for a timeline, which a real GPU's profiler would show. Ranges count their depth, and that is all."""
     open_ranges = threading.local()
@@ -294,21 +299,3 @@ def nvtx() -> SimpleNamespace:
 
     others = ("rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
     return SimpleNamespace(rangePushA=push, rangePop=pop, **dict.fromkeys(others, nothing))
-
-
-def runtime(machine: Machine) -> SimpleNamespace:
-    """`torch.cuda.cudart()`: the few functions of the CUDA runtime that torch's own Python calls."""
-    success = 0
-
-    def memory_info(device: Any) -> tuple[int, int]:
-        gpu = machine.gpu(device)
-        assert gpu is not None
-        return free_and_total(gpu)
-
-    return SimpleNamespace(
-        cudaError=SimpleNamespace(success=success),
-        cudaGetErrorString=lambda error: f"CUDA error {error}",
-        cudaMemGetInfo=memory_info,
-        cudaProfilerStart=lambda: success,
-        cudaProfilerStop=lambda: success,
-    )

@@ -9,6 +9,8 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu import hardware
 from virtualgpu.clock import costs
 
+registered: dict[int, int] = {}  # by address, the bytes that `cudaHostRegister` has locked
+
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change."""
@@ -34,4 +36,10 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and getattr(tensor.untyped_storage(), "pinned", False)
+    if tensor.layout is not torch.strided:
+        return False
+    return getattr(tensor.untyped_storage(), "pinned", False) or (bool(registered) and _is_registered(tensor.data_ptr()))
+
+
+def _is_registered(address: int) -> bool:
+    return any(start <= address < start + nbytes for start, nbytes in registered.items())

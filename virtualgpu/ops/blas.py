@@ -110,6 +110,11 @@ class Handles:
                 self._workspaces[key] = self._gpu.allocate(self._bytes[library])
             held.ready.add(key[1])
 
+    def give_back(self) -> None:
+        for block in self._workspaces.values():
+            if block is not None:
+                self._gpu.allocator.free(block)
+
     def _take(self) -> Held:
         held = self._threads.held = Held(self)
         return held
@@ -121,6 +126,12 @@ def handles(gpu: Gpu) -> Handles:
     if found is None:
         found = gpu.libraries["cublas"] = Handles(gpu)
     return found
+
+
+def clear_workspaces(gpu: Gpu) -> None:
+    """`torch._C._cuda_clearCublasWorkspaces`: each handle asks anew at its next use."""
+    if (found := gpu.libraries.pop("cublas", None)) is not None:
+        found.give_back()
 
 
 def copied_bytes(matrix: torch.Tensor) -> int:

@@ -33,7 +33,8 @@ class Stream:
             machine.take_turn()
         self._gpu: Gpu = gpu
         self._time: StreamTime = gpu.pool_stream(priority) if stream_id is None else gpu.streams[stream_id]
-        self.priority = -max(0, (self._time.stream_id >> 1 & 15) - 1)  # see Gpu.pool_stream
+        # See Gpu.pool_stream; the streams that a program makes itself have even numbers.
+        self.priority = -max(0, (self._time.stream_id >> 1 & 15) - 1) if self._time.stream_id & 1 else 0
         self.stream_id = self.cuda_stream = self._time.stream_id
         self.device_index = gpu.index
         self.device_type = CUDA

@@ -81,7 +81,7 @@ class RaceDetector:
         assert handler is not None
         if self.machine.selected.in_operator or not op.touches_values or _copies_elsewhere(call):
             return handler(call)
-        if op.model_only and "empty" in op.name:
+        if op.model_only and ("empty" in op.name or _is_elsewhere(call)):
             return handler(call)
         if not call.is_on_one_gpu():  # most operators refuse several devices
             return handler(call)
@@ -345,6 +345,12 @@ def _copies_elsewhere(call: Call) -> bool:
     """Races of copies are found where they are queued (virtualgpu.ops.copies), for they have an order of their own."""
     name, device = call.op.name, call.kwargs.get("device")
     return name == "copy_" or (name == "_to_copy" and device is not None and device.type != "cpu")
+
+
+def _is_elsewhere(call: Call) -> bool:
+    """Is a tensor made after the model of another, on another GPU?"""
+    device = call.kwargs.get("device")
+    return device is not None and device.type == "cuda" and device != call.gpu.device
 
 
 def is_new(tensor: torch.Tensor) -> bool:

@@ -63,6 +63,9 @@ WRONG = {
         "asked before the step": (changed(MENDED_VALIDATE, (ERROR_ITEM, ""), (STEP, ERROR_ITEM + STEP)), OTHER),
         "only the last error": (changed(MENDED_VALIDATE, ("error += nn", "error = nn"), ("error / steps", "error")), OTHER),
         "no training": (changed(MENDED_VALIDATE, (STEP, "")), OTHER),
+        "the sum detached at the end": (changed(VALIDATE, ("(error / steps).item()", "(error / steps).detach().item()")), MORE),
+        "the graph kept with backward": (changed(MENDED_VALIDATE, ("loss.backward()", "loss.backward(retain_graph=True)")), "Which argument"),  # noqa: E501
+        "a deleted loss": (changed(VALIDATE, (ERROR, ERROR + "        del loss\n")), MORE),
         "a tensor returned": (changed(MENDED_VALIDATE, ("error / steps", "torch.tensor(error / steps)")), "yours returned a tensor"),
     },
     "06.2": {
@@ -70,6 +73,18 @@ WRONG = {
         "joined each time": (changed(COLLECT, (OUTPUT, "        outputs = [torch.cat([*outputs, output.detach()])]\n")), WHERE),
         "only the last": (changed(COLLECT, ("outputs.append(output.detach())", "outputs = [output.detach()]")), OTHER),
         "back on the GPU": (changed(MENDED_COLLECT, ("torch.cat(outputs)", "torch.cat(outputs).cuda()")), "on cuda"),
+        "with its graph, on the CPU": (changed(MENDED_COLLECT, ("output.detach().cpu()", "output.cpu()")), "with a graph"),
+        "its graph dropped at the end": (
+            changed(MENDED_COLLECT, ("output.detach().cpu()", "output.cpu()"), ("cat(outputs)", "cat(outputs).detach()")),
+            "in the computer's memory",
+        ),
+        "batches kept too": (
+            changed(MENDED_COLLECT, ("outputs = []", "outputs, seen = [], []"), ("        optimizer.step()\n", "        optimizer.step()\n        seen.append(x)\n")),  # noqa: E501
+            WHERE,
+        ),
+        "rows upside down": (changed(MENDED_COLLECT, ("torch.cat(outputs)", "torch.cat(outputs[::-1])")), OTHER),
+        "the graph kept with backward": (changed(MENDED_COLLECT, (".backward()", ".backward(retain_graph=True)")), "Which argument"),
+        "a list returned": (changed(MENDED_COLLECT, ("torch.cat(outputs)", "outputs")), OTHER),
         "asked again after the step": (changed(MENDED_COLLECT, ("output.detach()", "model(x).detach()")), OTHER),
     },
     "06.3": {
@@ -78,6 +93,20 @@ WRONG = {
             "What does the average remember",
         ),
         "the average detached": (changed(SMOOTHED, ("0.1 * loss", "0.1 * loss.detach()"), ("retain_graph=True", "")), "3 KiB more"),
+        "the graph still retained": (
+            changed(SMOOTHED, ("0.1 * loss", "0.1 * loss.item()"), ("[value.item() for value in curve]", "curve")),
+            "Which argument",
+        ),
+        "only the argument gone": (changed(SMOOTHED, ("retain_graph=True", "")), "more after"),
+        "averages without gradients on the GPU": (
+            changed(SMOOTHED, ("retain_graph=True", ""), ("        average = ", "        with torch.no_grad():\n            average = ")),
+            "3 KiB more",
+        ),
+        "losses on the CPU, with their graphs": (
+            changed(SMOOTHED, ("retain_graph=True", ""), ("0.1 * loss", "0.1 * loss.cpu()")),
+            "in the computer's memory",
+        ),
+        "old and new change places": (changed(MENDED_SMOOTHED, ("0.9 * average + 0.1", "0.1 * average + 0.9")), OTHER),
         "no smoothing": (changed(MENDED_SMOOTHED, ("0.9 * average + 0.1 * loss.item()", "loss.item()")), OTHER),
         "a sum": (changed(MENDED_SMOOTHED, ("0.9 * average", "average")), OTHER),
         "no training": (changed(MENDED_SMOOTHED, ("        optimizer.step()\n", "")), OTHER),
@@ -93,6 +122,13 @@ WRONG = {
             changed(MENDED_WATCHED, ("mean().item()", "mean().detach()"), ("return means", "return [mean.item() for mean in means]")),
             "3 KiB more",
         ),
+        "the hook stays on another layer": (changed(MENDED_WATCHED, ("    handle.remove()\n", "    handle.remove()\n    model[0].register_forward_pre_hook(print)\n")), "left 1 hook"),  # noqa: E501
+        "the graph kept with backward": (changed(MENDED_WATCHED, (".backward()", ".backward(retain_graph=True)")), "Which argument"),
+        "on the CPU, with its graph": (
+            changed(MENDED_WATCHED, ("mean().item()", "mean().cpu()"), ("return means", "return [mean.item() for mean in means]")),
+            "in the computer's memory",
+        ),
+        "the input of the layer": (changed(MENDED_WATCHED, ("output.mean()", "inputs[0].mean()")), OTHER),
         "the output layer": (changed(MENDED_WATCHED, ("= model[1]", "= model[2]")), OTHER),
         "nothing watched": (changed(MENDED_WATCHED, ("return means", "return [0.0] * len(means)")), OTHER),
     },
@@ -105,6 +141,89 @@ WRONG = {
         ),
         "not caught": (changed(MENDED_ROBUSTLY, ("except ValueError", "except KeyError")), "ValueError: batch"),
         "trained on bad batches": (changed(MENDED_ROBUSTLY, ("loss.isnan()", "False")), OTHER),
+        "its arguments": (changed(MENDED_ROBUSTLY, ("str(error)", "repr(error)")), OTHER),
+        "the traceback kept": (
+            changed(ROBUSTLY, ("append(error)", "append((str(error), error.__traceback__))"), ("str(error) for error", "text for text, _")),
+            KNOWS,
+        ),
+        "numbers left out": (changed(MENDED_ROBUSTLY, ("enumerate(batches)", "enumerate(batches, start=1)")), OTHER),
         "stopped at the first": (changed(MENDED_ROBUSTLY, ("str(error))", "str(error))\n            break")), "did not ask for more"),
     },
 }  # fmt: skip
+
+NO_GRAD = "        with torch.no_grad():\n    "
+RIGHT = {
+    "06.1": {
+        "a number each time": MENDED_VALIDATE,
+        "under no_grad": changed(VALIDATE, (ERROR, NO_GRAD + ERROR)),
+        "detached": changed(VALIDATE, ("model(x), y)\n        steps", "model(x), y).detach()\n        steps")),
+        "in inference mode, to the CPU": changed(
+            VALIDATE, (ERROR, "        with torch.inference_mode():\n            error += nn.functional.l1_loss(model(x), y).cpu()\n")
+        ),
+        "an answer that is named": changed(
+            VALIDATE,
+            (ERROR, "        said = model(x)\n        error += nn.functional.l1_loss(said, y).item()\n"),
+            ("(error / steps).item()", "error / steps"),
+        ),
+    },
+    "06.2": {
+        "to the CPU": MENDED_COLLECT,
+        "the data": changed(COLLECT, ("output.detach()", "output.data.to('cpu')")),
+        "as lists": changed(COLLECT, ("output.detach()", "torch.tensor(output.tolist())")),
+        "NumPy": changed(
+            COLLECT,
+            ("output.detach()", "output.cpu().detach().numpy()"),
+            ("torch.cat(outputs).cpu()", "torch.cat([torch.from_numpy(part) for part in outputs])"),
+        ),
+        "one tensor that grows": changed(
+            COLLECT,
+            ("outputs = []", "outputs = torch.empty(0)"),
+            (OUTPUT, "        outputs = torch.cat([outputs, output.detach().cpu()]) if len(outputs) else output.detach().cpu()\n"),
+            ("torch.cat(outputs).cpu()", "outputs"),
+        ),
+    },
+    "06.3": {
+        "numbers": MENDED_SMOOTHED,
+        "detached, then to the CPU": changed(SMOOTHED, ("retain_graph=True", ""), ("0.1 * loss", "0.1 * loss.detach().cpu()")),
+        "tolist": changed(
+            SMOOTHED,
+            ("retain_graph=True", ""),
+            ("0.1 * loss", "0.1 * loss.tolist()"),
+            ("[value.item() for value in curve]", "tuple(curve)"),
+        ),
+        "smoothed at the end": changed(
+            SMOOTHED,
+            ("retain_graph=True", "retain_graph=False"),
+            ("        average = 0.9 * average + 0.1 * loss\n        curve.append(average)\n", "        curve.append(loss.item())\n"),
+            (
+                "    return [value.item() for value in curve]",
+                "    for index, value in enumerate(curve):\n        average = curve[index] = 0.9 * average + 0.1 * value\n    return curve",
+            ),
+        ),
+    },
+    "06.4": {
+        "one hook, numbers": MENDED_WATCHED,
+        "a hook each step, removed": changed(
+            WATCHED,
+            ("        model[1]", "        handle = model[1]"),
+            ("        means.append(seen[-1]", "        handle.remove()\n        means.append(seen.pop()"),
+        ),
+        "without a hook": changed(
+            WATCHED,
+            ("        " + HOOK, ""),
+            ("model(x), y)", "model[2](hidden := model[1](model[0](x))), y)"),
+            ("seen[-1].mean()", "hidden.mean()"),
+        ),
+        "only the last output": changed(
+            MENDED_WATCHED,
+            ("means.append(output.mean().item()))", "seen.__setitem__(slice(None), [output.detach()]))"),
+            ("        optimizer.step()\n", "        optimizer.step()\n        means.append(seen.pop().mean().item())\n"),
+        ),
+    },
+    "06.5": {
+        "its text": MENDED_ROBUSTLY,
+        "without its traceback": changed(ROBUSTLY, ("append(error)", "append(error.with_traceback(None))")),
+        "the first argument": changed(ROBUSTLY, ("append(error)", "append(error.args[0])"), ("[str(error) for error in errors]", "errors")),
+        "a new error": changed(ROBUSTLY, ("append(error)", "append(ValueError(*error.args))")),
+    },
+}

@@ -86,6 +86,10 @@ WRONG = {
             "def accumulate(model, x, y, rows): torch.nn.functional.cross_entropy(model(x), y).backward()",
             "rows at once; at most",
         ),
+        "rows for a number of parts": (
+            without(ACCUMULATE, "x.split(rows), y.split(rows)", "x.chunk(rows), y.chunk(rows)"),
+            "a size, or a number",
+        ),
         "so many parts": (without(ACCUMULATE, "x.split(rows), y.split(rows)", "x.chunk(5), y.chunk(5)"), "rows at once; at most"),
         "the last part left out": (without(ACCUMULATE, "    for a, b", "    x, y = x[: len(x) // rows * rows], y\n    for a, b"), "rows"),
         "with a step": (ACCUMULATE + "    torch.optim.SGD(model.parameters(), lr=0.1).step()\n", "parameters have changed"),

@@ -28,7 +28,7 @@ def test_bad_settings_are_named(text, message):
         Settings.parse(text)
 
 
-@pytest.mark.parametrize("text", ["garbage_collection_threshold:0.8", "backend:cudaMallocAsync", "pinned_num_register_threads:4"])
+@pytest.mark.parametrize("text", ["garbage_collection_threshold:0.8", "backend:cudaMallocAsync", "throw_on_cudamalloc_oom:True"])
 def test_settings_that_are_not_served_say_so(text):
     with pytest.raises(NotImplementedError, match="not serve"):
         Settings.parse(text)

@@ -1,6 +1,8 @@
 """What torch.cuda and torch.accelerator answer on a virtual machine, and how they refuse."""
 
 import contextlib
+import ctypes
+import importlib
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 import labkit
-from virtualgpu import errors
+from virtualgpu import errors, hardware
 
 
 @pytest.fixture
@@ -251,3 +253,42 @@ def test_the_profiler_sees_the_cpus_work(activities, used, capfd):
             torch.ones(2, device="cuda").exp()
     assert "aten::exp" in profile.key_averages().table()
     assert "Failed to record" not in capfd.readouterr().err
+
+
+def test_the_runtime_makes_streams_and_locks_memory_of_the_host(used):
+    runtime, handle, host = torch.cuda.cudart(), ctypes.c_ulonglong(0), torch.ones(20)
+    with torch.cuda.device(1):
+        assert runtime.cudaStreamCreate(ctypes.addressof(handle)) == 0
+    stream = torch.cuda.ExternalStream(handle.value, device=torch.device("cuda:1"))
+    assert (stream.cuda_stream, stream.device.index, stream.priority) == (handle.value, 1, 0)
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() == stream and torch.ones(2, device="cuda").sum().item() == 2
+    assert runtime.cudaStreamDestroy(handle.value) == 0 != runtime.cudaStreamDestroy(handle.value)
+    with pytest.raises(RuntimeError, match="invalid resource handle"):
+        torch.cuda.ExternalStream(handle.value, device=1)
+    assert runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0) == 0 and host[5:].is_pinned() and not torch.ones(20).is_pinned()
+    assert runtime.cudaHostUnregister(host.data_ptr()) == 0 and not host.is_pinned()
+    torch.cuda.check_error(0)
+    with pytest.raises(torch.cuda.CudaError, match="out of memory"):
+        torch.cuda.check_error(2)
+
+
+def test_who_observes_is_told_before_an_out_of_memory_error(used):
+    told = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *about: told.append(about))
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 40, device="cuda:1", dtype=torch.int8)
+    total = torch.cuda.get_device_properties(1).total_memory
+    assert [(device, asked, whole) for device, asked, whole, _ in told] == [(1, 1 << 40, total)] and 0 < told[0][3] < total
+    hardware.machine().oom_observers.clear()
+
+
+def test_workspaces_of_cublas_can_be_given_back(used, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    torch.ones(4, 4, device="cuda") @ torch.ones(4, 4, device="cuda")
+    assert torch.cuda.memory_allocated() - before > 1 << 20
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() == before
+    assert importlib.import_module("torch._inductor.cudagraph_trees")
