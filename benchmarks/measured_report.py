@@ -36,6 +36,10 @@ def lessons() -> list[Path]:
     return sorted(LESSONS.glob("[0-9][0-9]_*.ipynb"))
 
 
+def code_cells(path: Path) -> int:
+    return sum(cell["cell_type"] == "code" for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+
+
 def run_lesson(path: Path) -> Outcome:
     """Run all cells, on real GPUs where there are enough for the lesson; a cell that fails does not stop the others.
 
@@ -141,10 +145,11 @@ class Report:
             measured = self._measured(name, gpus)
             pairs.append(Pair(name, gpus, measured, "" if isinstance(measured, str) else virtually(name, function, gpus, model)))
         versions = f"{origin['date']}, torch {origin['torch']}, CUDA {origin['cuda']}, driver {origin['driver']}, {origin['cores']} cores"
-        run = {outcome.lesson for outcome in self.outcomes}
-        left = [path.stem for path in lessons() if path.stem not in run]
+        now = {path.stem: code_cells(path) for path in lessons()}
+        run = [outcome for outcome in self.outcomes if outcome.cells == now.get(outcome.lesson)]
+        left = sorted(set(now) - {outcome.lesson for outcome in run})
         file = self.file.with_suffix(".md")
-        file.write_text(page(f"Measured on {origin['machine']}", versions, pairs, self.outcomes, left), encoding="utf-8")
+        file.write_text(page(f"Measured on {origin['machine']}", versions, pairs, run, left), encoding="utf-8")
         return file
 
 
@@ -163,7 +168,7 @@ def ratios(measured: Result, virtual: Result) -> dict[str, tuple[float, float, f
 
 
 def page(title: str, versions: str, pairs: Iterable[Pair], outcomes: Iterable[Outcome], left: Iterable[str] = ()) -> str:
-    """The report as Markdown, under a title and a line that says when and with which versions; `left` are the lessons that were not run."""
+    """The report as Markdown, under a title and a line that says when and with which versions; `left` are lessons that were not run so."""
     pairs = list(pairs)
     lines = [
         f"# {title}",
@@ -184,14 +189,11 @@ def page(title: str, versions: str, pairs: Iterable[Pair], outcomes: Iterable[Ou
         "| experiment | figure | rows | median | least | most |",
         "|---|---|---|---|---|---|",
         *(line for pair in pairs for line in _figures(pair)),
-        "",
-        "## The lessons",
-        "",
-        "| lesson | cells | failed | seconds | ran on |",
-        "|---|---|---|---|---|",
-        *(_row(x.lesson, x.cells, "<br>".join(x.failed) or "none", f"{x.seconds:.0f}", "<br>".join(x.banners)) for x in outcomes),
-        *(_row(lesson, "", "*not run*", "", "") for lesson in left),
     ]
+    if outcomes := list(outcomes):
+        lines += ["", "## The lessons", "", "| lesson | cells | failed | seconds | ran on |", "|---|---|---|---|---|"]
+        lines += [_row(x.lesson, x.cells, "<br>".join(x.failed) or "none", f"{x.seconds:.0f}", "<br>".join(x.banners)) for x in outcomes]
+        lines += [_row(lesson, "", "*not run as it is now*", "", "") for lesson in left]
     return "\n".join(lines) + "\n"
 
 

@@ -66,6 +66,12 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--join-timeout", type=float, default=300, metavar="S", help="seconds to wait for the other nodes (default: 300)")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start all ranks again when one fails (default: 0 times)")
     parser.add_argument("--devices", metavar="KIND", help="cuda or cpu (default: cuda if this machine has a GPU for each rank)")
+    parser.add_argument("--like", metavar="GPU", help="give each rank a virtual GPU of this model, such as H200")
+    parser.add_argument("--memory", metavar="SIZE", help="of each virtual GPU, such as 16GiB (default: the model's)")
+    parser.add_argument("--no-values", dest="values", action="store_false", help="keep memory and time of virtual GPUs, compute nothing")
+    parser.add_argument(
+        "--virtual-time", action="store_true", help="let Python's `time` tell the model's times: the same on every computer"
+    )
     parser.add_argument("--in-order", action="store_true", help="show the ranks' output one rank after the other")
 
 
@@ -127,6 +133,7 @@ def _torchrun(options: argparse.Namespace) -> int:
     from labkit import ranks
 
     chosen = {name: getattr(options, name) for name in ("ranks", "nodes", "endpoint", "timeout", "join_timeout", "max_restarts", "devices")}
+    chosen |= {name: getattr(options, name) for name in ("like", "memory", "values", "virtual_time")}
     try:
         ranks.torchrun(options.script, *options.arguments, **chosen, live=not options.in_order)
     except ValueError as error:

@@ -156,8 +156,9 @@ def test_a_gpu_without_a_profile_has_nothing_beside_it():
 
 def test_a_conclusion_that_differs_stands_out(monkeypatch):
     pairs = [measured_report.Pair("two_streams", 1, streams(1.0), streams(0.1))]
-    text = measured_report.page("Measured", "today", pairs, [], ["01_next"])
-    assert text.endswith("| 01_next |  | *not run* |  |  |\n")
+    text = measured_report.page("Measured", "today", pairs, [measured_report.Outcome("00_here", 3, [], 2.0, [])], ["01_next"])
+    assert text.endswith("| 00_here | 3 | none | 2 |  |\n| 01_next |  | *not run as it is now* |  |  |\n")
+    assert "The lessons" not in measured_report.page("Measured", "today", pairs, [])
     assert "| two_streams | 1 | a second stream gains little for tiny kernels | yes | **no** |" in text
     assert "| two_streams | seconds | 4 | 0.55 | 0.10 | 1.00 |" in text
 

@@ -101,3 +101,13 @@ def test_the_map_names_files_that_are_there():
             assert list(folder.glob(pattern)) or list(ROOT.glob(pattern)), path
             named += 1
     assert named > 40
+
+
+def test_words_of_the_glossary_are_explained_in_the_lesson_that_it_names_and_links_to_it_arrive():
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    prose = {name: "\n".join(cell.source for cell in nbformat.read(ROOT / "notebooks" / name, 4).cells) for name in LESSONS}
+    words = re.findall(r'^\| <a id="([^"]+)"></a>(.+?) \| .+ \| \[\d+\]\(\.\./notebooks/(.+?)\) \|$', glossary, flags=re.MULTILINE)
+    assert len(words) == glossary.count("<a id=") and [anchor for anchor, _, _ in words] == [word.lower() for _, word, _ in words]
+    assert [word for _, word, lesson in words if f"*{word}*" not in prose[lesson]] == []
+    linked = {target for text in prose.values() for target in re.findall(r"\.\./docs/glossary\.md#(\w+)", text)}
+    assert linked and linked <= {anchor for anchor, _, _ in words}

@@ -80,7 +80,7 @@ def _run(options: argparse.Namespace, name: str) -> int:
         return REFUSED
     whose = "Python's time tells the model's" if options.virtual_time else "Times in the script are this computer's, not the model's"
     tell_machine(gpus, name, f"{whose}.")
-    _set_up_for_times(gpus, options)
+    set_up_for_times(gpus, options.virtual_time)
     _hand_down(gpus)
     run_script(options.script, options.arguments, options.module)
     return 0
@@ -113,11 +113,11 @@ def _hand_down(gpus: "VirtualGPUs") -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(sitecustomize.HERE.parent), os.environ.get("PYTHONPATH")]))
 
 
-def _set_up_for_times(gpus: "VirtualGPUs", options: argparse.Namespace) -> None:
+def set_up_for_times(gpus: "VirtualGPUs", virtual_time: bool) -> None:
     """What a script that measures needs."""
     from virtualgpu.host import time_module
 
     machine = gpus.machine
-    machine.blanks_host = options.no_values  # a script times copies to the host too
-    if options.virtual_time:
+    machine.blanks_host = not gpus.request.values  # a script times copies to the host too
+    if virtual_time:
         time_module.put_in_place(machine.clock, lambda seconds: machine.scheduler.sleep(seconds, machine.clock))

@@ -52,6 +52,7 @@ class Selected(threading.local):
         self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
         self.root: Gpu | None = None  # where the next backward starts
         self.untimed = False  # a thread whose work takes none of the host's time
+        self.made_on: Gpu | None = None  # where that is to be which C++ makes on the CPU, for it believes its tensors to lie there
         self.nodes = 0  # nodes of autograd that this thread has made so far
         self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return
         self.arrived: tuple | None = None  # the node of a backward whose stream has been chosen
@@ -229,6 +230,8 @@ class Gpu:
     def synchronize(self) -> None:
         if self.fault is not None:
             self.notice(waits=True)
+        while self.machine.under_way:
+            self.machine.under_way[0].land()
         self.machine.clock.synchronize_device(self.index, self.profile.synchronize_seconds)
 
     def notice(self, waits: bool = False) -> None:
@@ -271,6 +274,7 @@ class Machine:
         self.gpus = [Gpu(self, index) for index in range(count)]
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
+        self.under_way: list[Any] = []  # collectives that this rank has entered, and nobody has waited for
         self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
         self.oom_observers: list[Callable[[int, int, int, int], object]] = []  # device, bytes asked for, all of its bytes, free ones
         self.leaf_streams: weakref.WeakKeyDictionary[Any, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory

@@ -14,6 +14,7 @@ import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 
 from virtualgpu import autocast, comm, factories, generators, hardware, moves, refusals, torchscript
+from virtualgpu.collectives import reducer
 from virtualgpu.driver import cuda, nvml, smi
 from virtualgpu.hardware import Machine
 from virtualgpu.host import pinned, python_costs, time_module
@@ -26,7 +27,7 @@ from virtualgpu.threads import replacements as threads
 
 # Each has `replacements(machine)`: by owner, the names that change.
 _PARTS = (
-    generators, nvml, cuda, cuda_streams, factories, moves, pinned, sharing, autocast, backward, comm, torchscript, python_costs,
+    reducer, generators, nvml, cuda, cuda_streams, factories, moves, pinned, sharing, autocast, backward, comm, torchscript, python_costs,
     time_module, refusals,
 )  # fmt: skip
 _ABSENT = object()

@@ -22,6 +22,7 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, 
 _IN_USE = "a machine is already in use ({}). Take it away first with {}.use(None), or leave its `with` block."
 
 _current: "VirtualGPUs | None" = None
+_shared: list[Any] = []  # what keeps machines of other processes
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,15 @@ def use(
     elif _current.request != request:
         raise RuntimeError(_IN_USE.format(repr(_current)[1:-1], front_end.name()))
     return _current
+
+
+def share(gpus: int, like: str, memory: int | None) -> None:
+    """Let processes that this one starts, each of which calls `use` alike, have one machine, as long as this process lives."""
+    from virtualgpu.processes import usage_table
+
+    profile = profiles.load(like)
+    _shared.append(usage_table.UsageTable(profile.name, gpus, memory or profile.total_memory))
+    os.environ[usage_table.ADDRESS] = _shared[-1].address
 
 
 def inherit(request: Request, front: str, environment: dict[str, str]) -> None:

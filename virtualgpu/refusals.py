@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.autograd.profiler
-import torch.distributed
 from torch._subclasses.fake_tensor import FakeTensor
 
 from virtualgpu.errors import unsupported
@@ -19,9 +18,6 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
         if original := getattr(torch.cuda, name, None):
             yield torch.cuda, {name: refuse(f"torch.cuda.{name}", original)}
     yield torch, {"compile": refuse("torch.compile")}
-    if torch.distributed.is_available():
-        groups = torch.distributed.distributed_c10d
-        yield groups, {"_new_process_group_helper": without_nccl(groups._new_process_group_helper)}
     yield FakeTensor, {"__new__": fake_on_the_cpu_only(FakeTensor.__new__)}
     profile = torch.autograd.profiler.profile
     yield profile, {"__init__": profile_of_the_cpu(profile.__init__)}
@@ -42,17 +38,6 @@ def refuse(name: str, original: Any = None) -> Any:
     if wrapped := getattr(original, "__wrapped__", None):
         refused.__wrapped__ = wrapped  # type: ignore[attr-defined]
     return refused
-
-
-def without_nccl(make_group: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes torch.distributed's process groups, for all backends but NCCL, which talks to real GPUs only."""
-
-    def make(size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **kwargs: Any) -> Any:
-        if "nccl" in torch.distributed.distributed_c10d.BackendConfig(backend).device_backend_map.values():
-            raise unsupported("NCCL, torch.distributed's backend for CUDA tensors,")
-        return make_group(size, rank, ranks, backend, *args, **kwargs)
-
-    return make
 
 
 def fake_on_the_cpu_only(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 import importlib.util
 import linecache
 import os
+import sys
 import sysconfig
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -52,3 +53,13 @@ def _is_users(filename: str, tools: tuple[str, ...]) -> bool:
     roots = [_STANDARD_LIBRARY, *(os.path.realpath(folder) + os.sep for folder in tools)]
     roots += [os.path.realpath(folder) + os.sep for folder in (torch and torch.submodule_search_locations) or ()]
     return not path.startswith(tuple(roots))
+
+
+def caller_line() -> str:
+    """Where the user's own code is that calls this, such as "train.py:12"; "" where there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return SourceLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name).location
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

@@ -12,7 +12,8 @@ from typing import Any
 from labkit.ranks.job import TorchrunJob
 from labkit.ranks.printing import RankPrinter
 from labkit.ranks.result import Ranks, TorchrunError, result
-from virtualgpu.machines import MAXIMUM
+from virtualgpu import profiles
+from virtualgpu.machines import MAXIMUM, check_memory, parse_bytes
 from virtualgpu.script import check_script
 
 __all__ = ["Ranks", "TorchrunError", "torchrun"]
@@ -30,6 +31,10 @@ def torchrun(
     join_timeout: float = 60,
     max_restarts: int = 0,
     devices: str | None = None,
+    like: str | None = None,
+    memory: str | int | None = None,
+    values: bool = True,
+    virtual_time: bool = False,
     live: bool = False,
     quiet: bool = False,
 ) -> Ranks:
@@ -37,8 +42,9 @@ def torchrun(
 
     Each rank runs the script as `torchrun` would: plain PyTorch, with RANK, WORLD_SIZE and LOCAL_RANK in the environment. Plain data that a
     script leaves in its variable `result` comes back, a tensor as lists. Ranks see this computer's GPUs if there is one for each, so that
-    `init_process_group()` takes NCCL; otherwise they see none, and it takes gloo. Nor do they see one while LABKIT_VIRTUAL is set: ranks
-    have no virtual GPUs. When the call ends, however it ends, no process is left.
+    `init_process_group()` takes NCCL; otherwise they see none, and it takes gloo. Nor do they see one while LABKIT_VIRTUAL is set.
+    With `like` each rank has a virtual GPU, and `init_process_group()` takes a virtual NCCL. When the call ends, however it ends, no
+    process is left.
 
     Args:
         script: the path of a Python script.
@@ -50,6 +56,10 @@ def torchrun(
         join_timeout: seconds that a node waits for the others.
         max_restarts: how often torchrun starts all ranks again after one has failed.
         devices: "cuda" for a GPU each, or an error; "cpu" for none; None as above.
+        like: the model of virtual GPUs, such as "H200": each node is a machine that has one for each of its ranks.
+        memory: of each virtual GPU, in bytes or as "16GiB". The default is the model's.
+        values: False keeps the shapes, memory, order and time of virtual GPUs, but computes nothing.
+        virtual_time: let Python's `time` tell the model's times in ranks with virtual GPUs: the same on every computer.
         live: print lines as they come. Otherwise in the order of the ranks: the same text whatever the timing.
         quiet: print nothing.
 
@@ -62,6 +72,7 @@ def torchrun(
     path = Path(script)
     check_script(path)
     request = _request(arguments, ranks, nodes, endpoint, timeout, join_timeout, max_restarts, devices)
+    request["virtual"] = _virtual(request, like, memory, values, virtual_time)
     request |= {"script": os.path.abspath(path), "name": str(path)}
     return _run(path.read_bytes(), request, timeout, live, quiet)
 
@@ -70,7 +81,9 @@ def torchrun_cell(source: str, **options: Any) -> Ranks:
     """Run the text of a notebook's cell as a script: what `%%torchrun` does. Options and errors as of `torchrun`."""
     chosen = {"ranks": 2, "nodes": 1, "endpoint": None, "timeout": 60, "join_timeout": 60, "max_restarts": 0, "devices": None} | options
     live = chosen.pop("live", False)
+    virtual = chosen.pop("like", None), chosen.pop("memory", None), chosen.pop("values", True), chosen.pop("virtual_time", False)
     request = _request((), **chosen) | {"script": None, "name": "cell.py"}
+    request["virtual"] = _virtual(request, *virtual)
     return _run(source.encode(), request, chosen["timeout"], live, quiet=False)
 
 
@@ -91,7 +104,8 @@ def _run(source: bytes, request: dict[str, Any], timeout: float | None, live: bo
 
 def _short_folder() -> str | None:
     """The folder of temporary files, or one with a shorter name: that of a socket is limited."""
-    return None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST - len("labkit-12345678/ranks") else "/tmp"
+    longest = _LONGEST - len("labkit-12345678/labkit-smi-12345678-12345678/socket~")
+    return None if len(os.fsencode(tempfile.gettempdir())) < longest else "/tmp"
 
 
 def _request(
@@ -125,6 +139,23 @@ def _request(
         "max_restarts": max_restarts,
         "devices": "cpu" if hidden else devices,
     }
+
+
+def _virtual(request: dict[str, Any], like: Any, memory: Any, values: Any, virtual_time: bool) -> dict[str, Any] | None:
+    """The virtual machine of one node, checked; None for no virtual GPUs."""
+    if like is None:
+        if memory is not None or values is not True or virtual_time:
+            raise ValueError("memory=, values= and virtual_time= are those of virtual GPUs: name their model too, such as like='H200'")
+        return None
+    if request["devices"] == "cuda":
+        raise ValueError("devices='cuda' asks for real GPUs, and like= for virtual ones: leave one of them out")
+    limit = None if memory is None else parse_bytes(memory)
+    if limit is not None:
+        check_memory(limit)
+    if not (values is True or values is False):
+        raise ValueError(f"values={values!r}: choose one of True, False")
+    name = profiles.load(like).name
+    return {"gpus": request["ranks_here"], "like": like, "name": name, "memory": limit, "values": values, "time": virtual_time}
 
 
 def _port(endpoint: str) -> int:

@@ -15,6 +15,7 @@ if not sys.flags.safe_path:
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
 from labkit.processes import forkserver, messages
 from labkit.processes.supervision import end_with_caller, stay_until_cleared
+from virtualgpu.machines import share
 
 sys.path.pop(0)
 
@@ -42,6 +43,8 @@ def main(folder: str, fileno: str, node: str) -> None:
     try:
         endpoint = _endpoint(caller, folder)
         _choose_devices(request, int(node))
+        if virtual := request["virtual"]:
+            share(virtual["gpus"], virtual["like"], virtual["memory"])
         host, port, address = _addresses(endpoint)
         store = _meeting_place(host, port, address, request["join_timeout"])
         messages.send(caller, endpoint=f"{host}:{store.port}", devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu")
@@ -77,7 +80,7 @@ def _endpoint(caller: socket.socket, folder: str) -> str:
 
 def _choose_devices(request: dict[str, Any], node: int) -> None:
     """Let the ranks see the GPUs of this machine, a part for each node here, if there is one for each rank; otherwise none."""
-    ranks, wish = request["ranks_here"], request["devices"]
+    ranks, wish = request["ranks_here"], "cpu" if request["virtual"] else request["devices"]
     count = torch.cuda.device_count() if wish != "cpu" else 0
     needed = ranks * request["nodes_here"]
     if wish == "cuda" and count < needed:

@@ -21,6 +21,7 @@ from labkit.processes.messages import Inbox
 from labkit.processes.supervision import CHUNK, KILLING, LOOK, KeptOutput, job_environment, kill_job
 from labkit.ranks.printing import RankPrinter
 from labkit.ranks.rank_process import RankProcess
+from virtualgpu.machines import with_maker
 
 STARTING = 120.0  # seconds for torchrun to import torch and start the ranks
 ENDING = 10.0  # seconds for torchrun to end the other ranks, when one has failed for good
@@ -248,6 +249,8 @@ class TorchrunJob:
 
     def _banner(self) -> str:
         on = "one GPU each, NCCL" if self.devices == "cuda" else "CPU tensors, gloo"
+        if virtual := self.request["virtual"]:
+            on = f"one virtual GPU each, modelled on {with_maker(virtual['name'])}, virtual NCCL"
         ranks, nodes = self.request["ranks_here"] * self.request["nodes"], self.request["nodes"]
         return f"labkit: {ranks} rank{'s' * (ranks > 1)}{f' on {nodes} nodes' if nodes > 1 else ''}: {on}."
 

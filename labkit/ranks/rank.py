@@ -9,13 +9,17 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
 from labkit.processes import messages
 from labkit.processes.supervision import end_before_others, leave
+from virtualgpu.commands import set_up_for_times
+from virtualgpu.machines import use
 from virtualgpu.script import run_script
 
 sys.path.pop(0)
@@ -34,6 +38,12 @@ def main(folder: str, script: str, *arguments: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no file of gigabytes
     stacks = open(os.path.join(folder, f"stacks-{os.getpid()}"), "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, stacks)  # it stays open for the signal
+    virtual = json.loads(Path(folder, "request.json").read_text())["virtual"]
+    if virtual is not None:
+        before, tempfile.tempdir = tempfile.tempdir, folder  # its nvidia-smi goes with the job, even if this process is killed
+        gpus = use(virtual["gpus"], virtual["like"], virtual["memory"], virtual["values"])
+        tempfile.tempdir = before
+        set_up_for_times(gpus, virtual["time"])
     try:
         run_script(script, list(arguments))
     except SystemExit as error:

@@ -62,6 +62,8 @@ class HostOperators(TorchDispatchMode):
                 call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
                 if selected.task != task:
                     selected.visit(task)
+            if len(types) > 1 and any(kind is not VirtualTensor for kind in types):
+                return func(*args, **(kwargs or {}))  # of a subclass, such as a DTensor: it sees it first
             if VirtualTensor in types:
                 if self.machine.several_streams:
                     backward.follow(self.machine, node if task != -1 else None, args)
@@ -84,7 +86,7 @@ class HostOperators(TorchDispatchMode):
         selected = self.machine.selected
         waits = selected.waiting == call and "pin_memory" not in kwargs
         if "device" in kwargs and not types and "pin_memory" not in kwargs and kwargs["device"].type == "cpu":
-            gpu = selected.gpu if selected.call == call else self._only_place(call)
+            gpu = selected.made_on or (selected.gpu if selected.call == call else self._only_place(call))
             if gpu is not None:
                 return func(*args, **(kwargs | {"device": gpu.device}))
             selected.waiting = call

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from virtualgpu import ops
-from virtualgpu.errors import unsupported
 from virtualgpu.ops import composites, faults, operators
 from virtualgpu.ops.call import HANDLERS, Call, Handler, Operator, operator
 from virtualgpu.tensor import VirtualTensor, mark_written
@@ -25,6 +24,7 @@ NAMED: dict[str, Handler] = {
 }
 # Operators of these namespaces have no kernels for CUDA.
 ON_THE_CPU_ALONE = {"quantized", "_quantized", "mkldnn", "mkldnn_prepacked", "onednn", "prepacked"}
+RANKS = {"c10d", "_c10d_functional"}
 # These touch no values themselves.
 TOUCHES_NO_VALUES = (operators.view, operators.set_storage, operators.resize, composites.composite, composites.in_python)
 
@@ -54,7 +54,7 @@ def _prepare(op: Operator) -> Handler:
     """Choose what runs an operator. Raises NotImplementedError if a virtual GPU does not."""
     op.handler = handler = choose(op)
     op.model_only = handler is operators.like
-    op.touches_values = handler not in TOUCHES_NO_VALUES
+    op.touches_values = handler not in TOUCHES_NO_VALUES and op.func.namespace not in RANKS
     op.marks_written = bool(op.written) and op.touches_values and op.name != "copy_"
     return handler
 
@@ -62,8 +62,10 @@ def _prepare(op: Operator) -> Handler:
 def choose(op: Operator) -> Handler:
     """A family's own function for the operator, or the rule of its kind."""
     func, name = op.func, op.name
-    if func.namespace == "c10d":
-        raise unsupported("torch.distributed with CUDA tensors, and what stands on it (DistributedDataParallel, FSDP),")
+    if func.namespace in RANKS:
+        from virtualgpu.collectives import operators as collectives  # torch.distributed is heavy, and a torch may be without it
+
+        return collectives.run if func.namespace == "c10d" else collectives.functional
     if func.namespace in ON_THE_CPU_ALONE or (name not in HANDLERS and faults.has_cpu_kernel_alone(func)):
         raise NotImplementedError(f"Could not run '{func._schema.name}' with arguments from the 'CUDA' backend.")
     if name in HANDLERS:

@@ -56,6 +56,14 @@ WRONG = {
     "07.2": {
         "areas in float16": (without(IOU, "a, b = a.float(), b.float()", "pass"), "larger than 65504"),
         "areas in bfloat16": (without(IOU, "a.float(), b.float()", "a.bfloat16(), b.bfloat16()"), "larger than 65504"),
+        "smaller numbers, still in float16": (
+            without(IOU, "a, b = a.float(), b.float()", "a, b = a / 64, b / 64"),
+            "rounded to three digits",
+        ),
+        "all that is kept in float16": (
+            without(IOU, "a, b = a.float(), b.float()", "a, b = a / 4096, b / 4096"),
+            "rounded to three digits",
+        ),
         "no clamp": (without(IOU, ".clamp(min=0)"), "Do they touch"),
         "in float32": (without(IOU, ".half()"), "torch.float32"),
         "the shared area counted twice": (without(IOU, " - shared)", " )"), "overlap by"),
@@ -85,7 +93,7 @@ def half_but_norms(model):
                 parameter.data = parameter.data.half()
     return model
 """,
-            "all three kinds",
+            "all three kinds|only BatchNorm stays",
         ),
         "only the first level": (
             """
@@ -120,6 +128,39 @@ def half_but_norms(model):
 """,
             "in place",
         ),
+        "parameters alone": (
+            """
+def half_but_norms(model):
+    for layer in model.modules():
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            for parameter in layer.parameters(recurse=False):
+                parameter.data = parameter.data.half()
+    return model
+""",
+            "shift is torch.float32",
+        ),
+        "bfloat16": (
+            """
+def half_but_norms(model):
+    for layer in model.modules():
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+                tensor.data = tensor.data.bfloat16()
+    return model
+""",
+            "is torch.bfloat16",
+        ),
+        "every kind of norm": (
+            """
+def half_but_norms(model):
+    for layer in model.modules():
+        if "Norm" not in type(layer).__name__:
+            for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+                tensor.data = tensor.data.half()
+    return model
+""",
+            "only BatchNorm stays",
+        ),
         "no result": ("def half_but_norms(model): model.half()", "returned NoneType"),
     },
     "07.4": {
@@ -132,7 +173,7 @@ def half_but_norms(model):
     },
     "07.5": {
         "not clipped": (without(STEP, CLIP), "clipped: after unscale_"),
-        "old gradients": (without(STEP, "    optimizer.zero_grad()\n"), "moved otherwise"),
+        "old gradients": (without(STEP, "    optimizer.zero_grad()\n"), "old gradients cleared"),
         "no autocast": (without(STEP, 'torch.autocast("cuda", dtype=torch.float16)', "torch.enable_grad()"), "in torch.float32"),
         "in bfloat16": (without(STEP, "torch.float16", "torch.bfloat16"), "in torch.bfloat16"),
         "the optimizer's own step": (without(STEP, "scaler.step(optimizer)", "optimizer.step()"), "leaves out the step|AssertionError"),
@@ -145,5 +186,50 @@ def half_but_norms(model):
             "What multiplies the loss|leaves out the step",
         ),
         "the scaled loss": (without(STEP, "loss.item()", "scaler.scale(loss).item()"), "true loss"),
+    },
+}
+
+MENDED = """
+def half_but_norms(model):
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    for layer in model.modules():
+        if not isinstance(layer, norms):
+            for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+                tensor.data = tensor.data.to(torch.float16)
+    return model
+"""
+RIGHT = {
+    "07.1": {
+        "powers": DECODE,
+        "exact fractions": without(
+            DECODE, "return sign * (1 + part)", "from fractions import Fraction\n    return Fraction(sign) * (1 + Fraction(part))"
+        ).replace("2.0 ** (exponent - bias)", "Fraction(2) ** (exponent - bias)"),
+        "NumPy's numbers": "import numpy\n" + without(DECODE, "return sign * (1 + part)", "return numpy.float64(sign) * (1 + part)"),
+        "ldexp": "import math\n"
+        + without(DECODE, "sign * (1 + part) * 2.0 ** (exponent - bias)", "math.ldexp(sign * (1 + part), exponent - bias)"),
+    },
+    "07.2": {
+        "in float32": IOU,
+        "in float64": IOU.replace(".float()", ".double()"),
+        "smaller numbers, in float32": without(IOU, "a, b = a.float(), b.float()", "a, b = a.float() / 64, b.float() / 64"),
+        "sides clipped by relu": without(IOU, ".clamp(min=0)", ".relu()"),
+    },
+    "07.3": {
+        "the data": MENDED,
+        "by the base class": without(MENDED, "(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)", "nn.modules.batchnorm._BatchNorm"),
+    },
+    "07.4": {
+        "by a logarithm": SCALE,
+        "NumPy's number": "import numpy\n" + without(SCALE, "return ", "return numpy.float64(1) * "),
+    },
+    "07.5": {
+        "as in the lesson": STEP,
+        "cleared at the end": without(STEP, "    optimizer.zero_grad()\n", "    model.zero_grad(set_to_none=True)\n"),
+        "cleared first": without(STEP, "    with torch.autocast", "    optimizer.zero_grad()\n    with torch.autocast"),
+        "the loss outside": without(
+            STEP,
+            "        loss = nn.functional.mse_loss(model(x), y)\n",
+            "        output = model(x)\n    loss = (output.float() - y).square().mean()\n",
+        ),
     },
 }

@@ -1,0 +1,168 @@
+"""Ranks that have a virtual GPU each: collectives and DDP give what gloo gives on CPU tensors, with an H200's memory and times."""
+
+import re
+
+import pytest
+
+import labkit
+
+pytestmark = [pytest.mark.usefixtures("nothing_left", "on_cpus"), pytest.mark.slow]
+
+START = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    import torch.nn as nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+"""
+
+COLLECTIVES = """
+    def mine(n=4):
+        return torch.arange(float(n), device=device) + 10 * rank
+    def given(n, parts=None):
+        return torch.zeros(n, device=device) if parts is None else [torch.zeros(n, device=device) for _ in range(parts)]
+    result = []
+    def check(x):
+        result.append(x)
+    for op in ("SUM", "MAX", "PRODUCT"):
+        x = mine().long() if op == "PRODUCT" else mine().bfloat16(); dist.all_reduce(x, op=getattr(dist.ReduceOp, op)); check(x.double())
+    x = mine(); work = dist.all_reduce(x, async_op=True); work.wait(); check(x)
+    y = given(4 * size); dist.all_gather_into_tensor(y, mine()); check(y)
+    y = given(4, size); dist.all_gather(y, mine()); check(y)
+    y = given(4); dist.reduce_scatter_tensor(y, mine(4 * size)); check(y)
+    y = given(4); dist.reduce_scatter(y, list(mine(4 * size).chunk(size))); check(y)
+    x = mine(); dist.broadcast(x, 1); check(x)
+    x = mine(); dist.reduce(x, 1); check(x if rank == 1 else [])
+    y = given(4); dist.scatter(y, [mine() + k for k in range(size)] if rank == 0 else None, src=0); check(y)
+    y = given(4, size) if rank == 0 else None; dist.gather(mine(), y, dst=0); check(y)
+    y = given(4 * size); dist.all_to_all_single(y, mine(4 * size)); check(y)
+    y = given(2, size); dist.all_to_all(y, list(mine(2 * size).chunk(size))); check(y)
+    sent, got = [rank + k + 1 for k in range(size)], sum(rank + k + 1 for k in range(size))
+    y = given(got); dist.all_to_all_single(y, mine(got), sent, sent); check(y)
+    x, y = mine(), given(4)
+    for work in [dist.isend(x, (rank + 1) % size), dist.irecv(y, (rank - 1) % size)]: work.wait()
+    check(y)
+    y = given(4)
+    batch = [dist.P2POp(dist.isend, x, (rank + 1) % size), dist.P2POp(dist.irecv, y, (rank - 1) % size)]
+    for work in dist.batch_isend_irecv(batch): work.wait()
+    check(y)
+    objects = [None] * size; dist.all_gather_object(objects, {"rank": rank}); check(objects)
+    objects = [{"rank": rank}]; dist.broadcast_object_list(objects, 1); check(objects)
+    groups = [dist.new_group(list(range(size))) for _ in range(2)]  # waited for in different orders
+    x, y = mine(), mine()
+    works = [dist.all_reduce(t, group=g, async_op=True) for t, g in zip((x, y), groups)]
+    for work in (works if rank else reversed(works)): work.wait()
+    check([x, y])
+    import torch.distributed._functional_collectives as F
+    check([F.wait_tensor(y) for y in (F.all_reduce(mine(), "sum", groups[0]), F.broadcast(mine(), 1, groups[0]))])
+    def plain(x):
+        return x.tolist() if isinstance(x, torch.Tensor) else [plain(y) for y in x] if isinstance(x, list) else x
+    result = plain(result)
+    if device == "cuda":
+        xs = [mine(), mine()]
+        with dist._coalescing_manager(device=xs[0].device, async_ops=True) as manager:
+            for x in xs: dist.all_reduce(x)
+        manager.wait()
+        assert [x.tolist() for x in xs] == [result[3]] * 2
+    dist.destroy_process_group()
+"""
+
+TRAINING = """
+    result = {}
+    for name, options in {
+        "plain": {}, "view": dict(gradient_as_bucket_view=True), "unused": dict(find_unused_parameters=True),
+        "static": dict(static_graph=True),
+        "small": dict(bucket_cap_mb=0.0001),
+    }.items():
+        torch.manual_seed(0)
+        net = DDP(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).to(device), **options)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            net(torch.full((4, 8), rank + step + 1.0, device=device)).square().mean().backward()
+            optimizer.step()
+        result[name] = [p.tolist() for p in net.parameters()]
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("program, ranks", [(COLLECTIVES, 3), (TRAINING, 2)])
+def test_values_are_those_of_gloo(script, program, ranks):
+    path = script(START + program)
+    virtual = labkit.torchrun(path, ranks=ranks, like="H200", quiet=True)
+    assert virtual.results == labkit.torchrun(path, ranks=ranks, devices="cpu", quiet=True).results
+
+
+MEASURED = """
+    def figures():
+        torch.cuda.synchronize()
+        return [torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated()]
+    dist.barrier()
+    net = nn.Sequential(*[m for _ in range(8) for m in (nn.Linear(1024, 1024), nn.ReLU())]).cuda()
+    result = {"model": figures()}
+    x = torch.zeros(1 << 24, device="cuda")
+    torch.cuda.synchronize(); dist.barrier(); begin = time.perf_counter()
+    time.sleep(0.5 * rank)  # who comes first waits
+    dist.all_reduce(x); torch.cuda.synchronize()
+    result["seconds"] = time.perf_counter() - begin
+    del x; torch.cuda.empty_cache()
+    net = DDP(net)
+    result["wrapped"] = figures()
+    optimizer, x = torch.optim.AdamW(net.parameters(), 1e-4), torch.randn(512, 1024, device="cuda")
+    for step in ("first", "second"):
+        loss = net(x).square().mean(); result[step + " forward"] = figures()
+        loss.backward(); result[step + " backward"] = figures()
+        optimizer.step(); optimizer.zero_grad(); result[step + " step"] = figures()
+    dist.destroy_process_group()
+"""
+
+
+WORKSPACES = 68157440  # bytes that cuBLAS and cuBLASLt take at the first product
+EXPECTED = {
+    "second forward": 254968832 - 135332352 + WORKSPACES,
+    "second backward": 271778816 - 135332352 + WORKSPACES,
+    "second step": 238191616 - 135332352 + WORKSPACES,
+}
+
+
+def test_memory_and_times_are_an_h200s(script):
+    """As two H200s had them in all of twelve runs, from the second backward on; the sum of 64 MiB took them 249 µs."""
+    runs = [labkit.torchrun(script(START + MEASURED), like="H200", values=False, virtual_time=True, quiet=True).results for _ in range(2)]
+    assert runs[0] == runs[1]
+    for found in runs[0]:
+        assert found["seconds"] == pytest.approx(0.5 + 249e-6, abs=0.1e-3)
+        growth = {point: found[point][0] - found["wrapped"][0] for point in EXPECTED}
+        assert growth == EXPECTED
+
+
+WRONG = {
+    "never comes": (
+        "if rank: time.sleep(100)\ndist.all_reduce(x)",
+        r"all_reduce number 2 .* within 3 s: rank 1 never entered it, and was last in number 1, barrier\(\) \(\S+:11\); "
+        r"rank 0 waits in all_reduce\(4 x float32, SUM\) \(\S+:13\)",
+    ),
+    "another shape": (
+        "dist.all_reduce(x[: 2 + 2 * rank])",
+        r"do not agree on collective number 2 .*: rank 0 calls all_reduce\(2 x float32, SUM\) \(\S+:12\); "
+        r"rank 1 calls all_reduce\(4 x float32, SUM\) \(\S+:12\)",
+    ),
+    "another call": (
+        "if rank: dist.broadcast(x, 0)\nelse: dist.all_reduce(x)",
+        r"rank 0 calls all_reduce\(.*:13\); rank 1 calls broadcast\(.*:12\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_hang_and_a_mismatch_are_explained(script, case):
+    body, told = WRONG[case]
+    short = START.replace('else "gloo")', 'else "gloo", timeout=__import__("datetime").timedelta(seconds=3))')
+    lines = "".join(f"    {line}\n" for line in ["dist.barrier(); x = torch.ones(4, device=device)", *body.split("\n")])
+    with pytest.raises(labkit.TorchrunError) as caught:
+        labkit.torchrun(script(short + lines), like="H200", quiet=True)
+    assert re.search(told, "\n".join([str(caught.value), *caught.value.__notes__, *caught.value.outputs])), caught.value.outputs

@@ -1,0 +1,312 @@
+"""`ProcessGroupNCCL` of virtual GPUs, and the work that it hands out.
+
+Values travel by gloo, from private copies: its threads hold raw pointers. A collective begins on its stream when the last rank has entered
+it, which this rank learns when somebody waits for it, so until then it is under way (`Machine.under_way`).
+"""
+
+import datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+from torch.distributed import PrefixStore, Work
+from torch.distributed.distributed_c10d import ProcessGroupGloo
+
+from virtualgpu.clock.machine_clock import EventTime, StreamTime
+from virtualgpu.collectives.rendezvous import Rendezvous
+from virtualgpu.collectives.ring import collective_seconds, launch_seconds
+from virtualgpu.hardware import Gpu
+from virtualgpu.ops.without_values import all_known, forget
+
+WATCHDOG_SECONDS = 0.1  # between two looks of NCCL's watchdog at what is done (kWatchdogThreadSleepMillis, ProcessGroupNCCL.hpp)
+
+_alive: list[Any] = []  # C++ holds groups by pointer only
+
+
+@dataclass(eq=False)
+class Transfer:
+    """What one collective moves. `start` begins it with gloo; `finish`, when that is done, says which values each tensor gets.
+
+    `kind` is that of `ring`, `name` what all ranks must call alike, `nbytes` those of one rank's input, `peers` the two ranks of a send.
+    """
+
+    kind: str
+    name: str
+    nbytes: int
+    sent: list[torch.Tensor]
+    received: list[torch.Tensor]
+    start: Callable[[], list[Any]]
+    finish: Callable[[], list[tuple[torch.Tensor, torch.Tensor]]] = list
+    peers: tuple[int, int] | None = None
+
+
+class Options:
+    """`ProcessGroupNCCL.Options`."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+        self._timeout = datetime.timedelta(minutes=10)
+        self.global_ranks_in_group: list[int] = []
+        self.group_name = self.group_desc = ""
+        self.split_from: Any = None
+        self.split_color = 0
+        self.config = type("Config", (), {})()
+
+
+class ProcessGroupNCCL(ProcessGroupGloo):
+    """One group of ranks, with a communication stream on each GPU that it is used on."""
+
+    Options = Options  # type: ignore[assignment]
+    NCCL_SPLIT_NOCOLOR = -1
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
+        self._options = options or Options()
+        super().__init__(store, rank, size, timeout=self._options._timeout)
+        self.rendezvous = Rendezvous(PrefixStore("virtual nccl", store), rank, size, self._options._timeout)
+        self.coalescing: list[Underway] | None = None
+        self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
+        self._streams: dict[int, StreamTime] = {}
+        self._stashed: list[VirtualWork] = []
+        _alive.append(self)
+
+    def name(self) -> str:
+        return "nccl"
+
+    @property
+    def options(self) -> Any:
+        return self._options
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return True
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Nothing is shared between groups."""
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        """Groups are connected from the start."""
+
+    def abort(self) -> None:
+        """Nothing runs on by itself."""
+
+    def stream(self, gpu: Gpu) -> StreamTime:
+        """The group's own stream on a GPU: of those that `torch.cuda.Stream` takes too."""
+        if gpu.index not in self._streams:
+            several = gpu.machine.several_streams
+            self._streams[gpu.index] = gpu.pool_stream(-1 if self._options.is_high_priority_stream else 0)
+            gpu.machine.several_streams = several  # what the group does there is in order by itself
+        return self._streams[gpu.index]
+
+    def run(self, gpu: Gpu, transfer: Transfer, is_async: bool) -> "VirtualWork":
+        """Enter a collective; a synchronous one runs on the current stream."""
+        machine = gpu.machine
+        machine.require_alive()
+        machine.selected.gpu = gpu
+        stream = self.stream(gpu) if is_async or self.coalescing is not None else gpu.stream
+        if stream is not gpu.stream:
+            machine.clock.wait(stream, machine.clock.record(gpu.stream))
+        self._unstash(machine.clock.host)
+        machine.clock.advance_host(launch_seconds(transfer.kind))
+        underway = Underway(self, gpu, stream, transfer)
+        machine.under_way.append(underway)
+        if self.coalescing is not None:
+            self.coalescing.append(underway)
+        work = VirtualWork([underway], list(transfer.received))
+        if not is_async and self.coalescing is None:
+            work.settle()
+        elif self.coalescing is None:
+            self._stashed.append(work)
+        return work
+
+    def _unstash(self, now: float) -> None:
+        """Let go of the tensors of works that nobody has waited for: the watchdog finds out now and then that they are done, and the next
+        collective drops them (shelvesToUnstash_, ProcessGroupNCCL.cpp). Where real ranks' memory varies between runs, this is why."""
+        looked = now // WATCHDOG_SECONDS * WATCHDOG_SECONDS
+        for work in list(self._stashed):
+            if work.is_over(looked):
+                self._stashed.remove(work)
+                work.drop()
+
+
+class Underway:
+    """A collective that this rank has entered."""
+
+    def __init__(self, group: ProcessGroupNCCL, gpu: Gpu, stream: StreamTime, transfer: Transfer) -> None:
+        self.group, self.gpu, self.stream, self.transfer = group, gpu, stream, transfer
+        self.launched = gpu.machine.clock.host
+        self.known = all_known(transfer.sent, transfer.received)
+        channel = "all" if transfer.peers is None else "{}>{}".format(*transfer.peers)
+        ready = max(self.launched, stream.ready)
+        self.entry = group.rendezvous.enter(channel, transfer.name, transfer.kind, ready, self.known)
+        self.stash = [*transfer.sent, *transfer.received]
+        self.said: list[dict[str, Any]] = []
+        self.works: list[Any] | None = None
+        self.event: EventTime | None = None
+
+    def start(self) -> None:
+        """Let the values move, when all ranks are there."""
+        if self.works is None:
+            self.said = self.group.rendezvous.meet(self.entry)
+            with _DisableTorchDispatch():
+                self.works = self.transfer.start() if all(each["known"] for each in self.said) else []
+
+    def land(self) -> EventTime:
+        """Wait for it: its values are there, and it has its place on its stream."""
+        machine = self.gpu.machine
+        while self.event is None:
+            # A group's collectives start in one order on all ranks; those of others that can start must not wait for this one.
+            mine = [other for other in machine.under_way if other.group is self.group and other.entry.channel == self.entry.channel]
+            first = mine[0]
+            first.start()
+            for other in list(machine.under_way):
+                if other.works is None and other.is_next() and other.group.rendezvous.is_complete(other.entry):
+                    other.start()
+            first._finish()
+        return self.event
+
+    def is_next(self) -> bool:
+        """Have those before it in its group started?"""
+        for other in self.gpu.machine.under_way:
+            if other is self:
+                return True
+            if other.group is self.group and other.entry.channel == self.entry.channel and other.works is None:
+                return False
+        return True
+
+    def _finish(self) -> None:
+        machine, transfer = self.gpu.machine, self.transfer
+        for work in self.works or ():
+            work.wait()
+        if all(each["known"] for each in self.said):
+            with torch.no_grad(), _DisableTorchDispatch():
+                for target, value in transfer.finish():
+                    target.copy_(value.view(target.shape) if value.shape != target.shape else value)
+        else:
+            for target in transfer.received:
+                forget(target)
+        seconds = collective_seconds(self.gpu.profile, transfer.kind, transfer.nbytes, len(self.said))
+        name = f"nccl {transfer.kind}"
+        start = max(each["ready"] for each in self.said)
+        self.event = machine.clock.launch_together(self.stream, name, self.launched, start, seconds)
+        machine.under_way.remove(self)
+        self.transfer = None  # type: ignore[assignment]  # it keeps no private copies
+
+
+class VirtualWork(Work):
+    """NCCL's Work: `wait()` lets the current stream wait for the group's. It keeps its tensors until then."""
+
+    def __init__(self, parts: list[Underway], result: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._parts, self._result = parts, result
+        self._future: Any = None
+        _works.append(self)
+
+    def land(self) -> None:
+        """Its values are there."""
+        for part in self._parts:
+            part.land()
+
+    def wait(self, timeout: Any = None) -> bool:
+        self.settle()
+        self.drop()
+        return True
+
+    def is_over(self, time: float) -> bool:
+        return all(part.event is not None and part.event.time <= time for part in self._parts)
+
+    def drop(self) -> None:
+        """Nobody needs it any more, nor what it keeps."""
+        for part in self._parts:
+            part.stash = []
+        self._future, self._result = None, []
+        if self in _works:
+            _works.remove(self)
+
+    def settle(self) -> None:
+        """As `wait`, by the group itself: the caller will wait once more, and then C++ must still find this object."""
+        self.order()
+        for part in self._parts:
+            part.stash = []
+        if self._future is None:
+            self._result = []
+
+    def order(self) -> None:
+        """What the current stream does from now on comes after it."""
+        for part in self._parts:
+            part.gpu.machine.clock.wait(part.gpu.stream, part.land())
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        self.land()
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+    def get_future(self) -> Any:
+        """C++ waits for it (DDP's reducer) when nobody can see, so the values land now; the backward's stream waits at its end."""
+        if self._future is None:
+            self.land()
+            self._future = OrderedFuture(self)
+            self._future.set_result(self._result)
+            if torch._C._current_graph_task_id() != -1:
+                torch.autograd.Variable._execution_engine.queue_callback(self.order)
+        return self._future
+
+    def get_future_result(self) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(0)
+        return future
+
+
+class OrderedFuture(torch.futures.Future):
+    """A future of a collective: who waits for it, or goes on with its value, comes after it on the current stream."""
+
+    def __init__(self, work: VirtualWork) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> Any:
+        self._work.wait()
+        return super().wait()
+
+    def then(self, callback: Any) -> Any:
+        self._work.order()
+        return super().then(callback)
+
+
+_works: list[VirtualWork] = []  # C++ holds them by pointer only
+
+
+def end_coalescing(group: ProcessGroupNCCL) -> VirtualWork:
+    parts, group.coalescing = group.coalescing or [], None
+    return VirtualWork(parts, [x for part in parts if part.transfer for x in part.transfer.received])
+
+
+@contextmanager
+def made_on(gpu: Gpu) -> Iterator[None]:
+    """In the block, what C++ makes on the CPU is made on this GPU."""
+    selected = gpu.machine.selected
+    before, selected.made_on = selected.made_on, gpu
+    try:
+        yield
+    finally:
+        selected.made_on = before

@@ -1,0 +1,344 @@
+"""The operators of torch.distributed (`c10d::`) on virtual GPUs, through which C++ comes too: DDP's reducer, functional collectives.
+
+Values are exactly those of gloo. A mean is gloo's sum, divided (NCCL divides first, for floating-point dtypes, and rounds otherwise).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import _DisableTorchDispatch
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import ProcessGroup, ReduceOp
+
+from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on
+from virtualgpu.errors import unsupported
+from virtualgpu.ops.call import Call, bytes_of, different_devices
+from virtualgpu.ops.without_values import all_known
+from virtualgpu.tensor import VirtualTensor
+
+Tensor = torch.Tensor
+Gloo: Any = torch.distributed.distributed_c10d.ProcessGroupGloo  # whose methods its type stub leaves out
+Values = list[tuple[Tensor, Tensor]]
+_OPERATORS: dict[str, Callable[[Call, ProcessGroupNCCL], Transfer]] = {}
+
+
+def run(call: Call) -> Any:
+    """Any operator of the namespace. Raises NotImplementedError by name for one that is missing."""
+    name = call.op.name.removeprefix("c10d::")
+    group = _group(call)
+    if name not in _OPERATORS:
+        raise unsupported(f"torch.distributed's {name.strip('_')} between virtual GPUs")
+    if any(type(x) is not VirtualTensor for x in call.tensors()):
+        raise RuntimeError("Tensors must be CUDA and dense")
+    if not call.is_on_one_gpu():
+        raise different_devices(call.args, call.kwargs)
+    with torch.no_grad():
+        transfer = _OPERATORS[name](call, group)
+        is_async = call.argument("async_op")
+        work = group.run(call.gpu, transfer, is_async=is_async is None or bool(is_async)).boxed()
+    return (call.args[0], work) if len(call.op.func._schema.returns) == 2 else work
+
+
+def functional(call: Call) -> Any:
+    """`_c10d_functional::`: PyTorch's own C++ (Functional.cpp), which comes back by the operators above."""
+    with made_on(call.gpu), call.gpu.machine.host_operators:
+        return call.func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call.args, **call.kwargs)
+
+
+def _group(call: Call) -> ProcessGroupNCCL:
+    found = call.argument("process_group")
+    group = ProcessGroup.unbox(found) if isinstance(found, torch.ScriptObject) else found
+    backend = group._get_backend(torch.device("cuda"))
+    if not isinstance(backend, ProcessGroupNCCL):
+        raise unsupported(f"torch.distributed's backend {backend.name()} for CUDA tensors")
+    return backend
+
+
+def _operator(*names: str) -> Callable[[Any], Any]:
+    def register(function: Any) -> Any:
+        _OPERATORS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def private(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Plain copies of the values; where they are not kept, of the shape alone."""
+    with _DisableTorchDispatch():
+        return [x.clone(memory_format=torch.contiguous_format) if all_known(x) else torch.empty(x.shape, device="meta") for x in xs]
+
+
+def _said(kind: str, xs: Sequence[Tensor], *more: Any) -> str:
+    """What all ranks must call alike, as a reader sees it."""
+    shapes = ", ".join(f"{x.numel()} x {str(x.dtype).removeprefix('torch.')}" for x in xs)
+    return f"{kind}({', '.join([shapes, *map(str, more)])})"
+
+
+def _options(kind: type, **values: Any) -> Any:
+    options = kind()
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+def _reduction(call: Call, ranks: int) -> tuple[Any, str, Callable[[Tensor], Tensor]]:
+    """The reduction as gloo knows it, its name, and what is done to its result."""
+    given: Any = call.argument("reduce_op")
+    op = given.op() if hasattr(given, "op") else given
+    kind = ReduceOp.RedOpType(op) if isinstance(op, int) else op
+    name = getattr(kind, "name", str(kind)).rpartition(".")[2]
+    if name == "PREMUL_SUM":
+        raise unsupported("a reduction by PREMUL_SUM")
+    if name != "AVG":
+        return ReduceOp(kind), name, lambda x: x
+
+    def mean(x: Tensor) -> Tensor:
+        return x.div_(ranks) if x.is_floating_point() or x.is_complex() else x.div_(ranks, rounding_mode="trunc")
+
+    return ReduceOp(ReduceOp.SUM), name, mean
+
+
+def _all_reduce_values(group: ProcessGroupNCCL, values: list[Tensor], op: Any) -> list[Any]:
+    return [Gloo.allreduce(group, [value], _options(c10d.AllreduceOptions, reduceOp=op)) for value in values]
+
+
+@_operator("allreduce_", "allreduce_coalesced_")
+def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    given = call.argument("tensors")
+    op, name, after = _reduction(call, group.size())
+    values = private(given)
+    return Transfer(
+        "all_reduce",
+        _said("all_reduce", given, name),
+        sum(map(bytes_of, given)),
+        given,
+        given,
+        start=lambda: _all_reduce_values(group, values, op),
+        finish=lambda: [(x, after(value)) for x, value in zip(given, values, strict=True)],
+    )
+
+
+@_operator("reduce_")
+def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    (given,), root = call.argument("tensors"), call.argument("root_rank")
+    op, name, after = _reduction(call, group.size())
+    values = private([given])
+    here = [given] if group.rank() == root else []
+    return Transfer(
+        "reduce",
+        _said("reduce", [given], name, f"dst={root}"),
+        bytes_of(given),
+        [given],
+        here,
+        start=lambda: [Gloo.reduce(group, values, _options(c10d.ReduceOptions, reduceOp=op, rootRank=root, rootTensor=0))],
+        finish=lambda: [(x, after(values[0])) for x in here],
+    )
+
+
+@_operator("broadcast_")
+def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    given, root = call.argument("tensors"), call.argument("root_rank")
+    values = private(given)
+    return Transfer(
+        "broadcast",
+        _said("broadcast", given, f"src={root}"),
+        sum(map(bytes_of, given)),
+        given,
+        given,
+        start=lambda: [Gloo.broadcast(group, [value], _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)) for value in values],
+        finish=lambda: list(zip(given, values, strict=True)) if group.rank() != root else [],
+    )
+
+
+def _gathering(group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[Tensor]]) -> Transfer:
+    """All-gather of each source; `parts[i][r]` gets the i-th one of rank r."""
+    values = private(sources)
+    received = [[torch.empty(part.shape, dtype=part.dtype) for part in each] for each in parts]
+
+    def start() -> list[Any]:
+        if all(part.numel() == value.numel() for value, each in zip(values, received, strict=True) for part in each):
+            flat = [[part.view(value.shape) for part in each] for value, each in zip(values, received, strict=True)]
+            return [Gloo.allgather(group, [each], [value], c10d.AllgatherOptions()) for value, each in zip(values, flat, strict=True)]
+        works = []  # of several sizes: each rank sends its own to all
+        for value, each in zip(values, received, strict=True):
+            each[group.rank()].copy_(value.view(each[group.rank()].shape))
+            options = [_options(c10d.BroadcastOptions, rootRank=rank, rootTensor=0) for rank in range(group.size())]
+            works += [Gloo.broadcast(group, [part], option) for part, option in zip(each, options, strict=True)]
+        return works
+
+    outs = [x for each in parts for x in each]
+    even = len({part.numel() for each in parts[:1] for part in each}) < 2
+    return Transfer(
+        "all_gather",
+        _said("all_gather", sources if even else []),
+        sum(map(bytes_of, sources)),
+        sources,
+        outs,
+        start=start,
+        finish=lambda: list(zip(outs, (x for each in received for x in each), strict=True)),
+    )
+
+
+def _split(x: Tensor, ranks: int) -> list[Tensor]:
+    """Equal parts of a contiguous tensor, one a rank."""
+    with _DisableTorchDispatch():
+        flat = x.view(-1)
+    if flat.numel() % ranks:
+        raise ValueError("output tensor size must be equal to world_size times input tensor size")
+    return list(torch.ops.aten.split.Tensor(x.view(-1), max(flat.numel() // ranks, 1)))
+
+
+@_operator("_allgather_base_")
+def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    return _gathering(group, [call.argument("input_tensor")], [_split(call.argument("output_tensor"), group.size())])
+
+
+@_operator("allgather_into_tensor_coalesced_")
+def _all_gather_into_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    return _gathering(group, call.argument("inputs"), [_split(x, group.size()) for x in call.argument("outputs")])
+
+
+@_operator("allgather_")
+def _all_gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    return _gathering(group, call.argument("input_tensors"), call.argument("output_tensors"))
+
+
+@_operator("allgather_coalesced_")
+def _all_gather_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    rows = call.argument("output_lists")  # by rank
+    return _gathering(group, call.argument("input_list"), [list(column) for column in zip(*rows, strict=True)])
+
+
+def _scattering(call: Call, group: ProcessGroupNCCL, sources: list[list[Tensor]], outputs: list[Tensor]) -> Transfer:
+    """Reduce-scatter: `outputs[i]` gets the reduction of all ranks' `sources[i][this rank]`."""
+    op, name, after = _reduction(call, group.size())
+    values = [private(each) for each in sources]
+    mine = group.rank()
+    flat = [x for each in sources for x in each]
+    return Transfer(
+        "reduce_scatter",
+        _said("reduce_scatter", outputs if len({x.numel() for x in flat}) < 2 else [], name),
+        sum(map(bytes_of, flat)),
+        flat,
+        outputs,
+        start=lambda: [work for each in values for work in _all_reduce_values(group, each, op)],
+        finish=lambda: [(x, after(each[mine])) for x, each in zip(outputs, values, strict=True)],
+    )
+
+
+@_operator("_reduce_scatter_base_")
+def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    return _scattering(call, group, [_split(call.argument("input_tensor"), group.size())], [call.argument("output_tensor")])
+
+
+@_operator("reduce_scatter_tensor_coalesced_")
+def _reduce_scatter_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    return _scattering(call, group, [_split(x, group.size()) for x in call.argument("inputs")], call.argument("outputs"))
+
+
+@_operator("reduce_scatter_")
+def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    return _scattering(call, group, call.argument("input_tensors"), call.argument("output_tensors"))
+
+
+@_operator("scatter_")
+def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    outputs, root = call.argument("output_tensors"), call.argument("root_rank")
+    sources = [x for each in call.argument("input_tensors") for x in each] if group.rank() == root else []
+    values, received = private(sources), private(outputs)
+    options = _options(c10d.ScatterOptions, rootRank=root)
+    return Transfer(
+        "broadcast",
+        _said("scatter", outputs, f"src={root}"),
+        sum(map(bytes_of, outputs)),
+        sources,
+        outputs,
+        start=lambda: [Gloo.scatter(group, received, [values] if sources else [], options)],
+        finish=lambda: list(zip(outputs, received, strict=True)),
+    )
+
+
+@_operator("gather_")
+def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    sources, root = call.argument("input_tensors"), call.argument("root_rank")
+    outputs = [x for each in call.argument("output_tensors") for x in each] if group.rank() == root else []
+    values, received = private(sources), private(outputs)
+    options = _options(c10d.GatherOptions, rootRank=root)
+    return Transfer(
+        "reduce",
+        _said("gather", sources, f"dst={root}"),
+        sum(map(bytes_of, sources)),
+        sources,
+        outputs,
+        start=lambda: [Gloo.gather(group, [received] if outputs else [], values, options)],
+        finish=lambda: list(zip(outputs, received, strict=True)),
+    )
+
+
+@_operator("alltoall_base_")
+def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    output, source = call.argument("output"), call.argument("input")
+    splits = list(call.argument("output_split_sizes")), list(call.argument("input_split_sizes"))
+    (value,), (received,) = private([source]), private([output])
+    return Transfer(
+        "all_to_all",
+        _said("all_to_all", [] if splits[0] or splits[1] else [source]),
+        bytes_of(source),
+        [source],
+        [output],
+        start=lambda: [Gloo.alltoall_base(group, received, value, *splits, c10d.AllToAllOptions())],
+        finish=lambda: [(output, received)],
+    )
+
+
+@_operator("alltoall_")
+def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    outputs, sources = call.argument("output_tensors"), call.argument("input_tensors")
+    sizes = [x.numel() for x in outputs], [x.numel() for x in sources]
+    values = private(sources)
+    received = torch.empty(sum(sizes[0]), dtype=outputs[0].dtype)
+
+    def start() -> list[Any]:
+        flat = torch.cat([value.view(-1) for value in values])
+        return [Gloo.alltoall_base(group, received, flat, *sizes, c10d.AllToAllOptions())]
+
+    return Transfer(
+        "all_to_all",
+        "all_to_all()",
+        sum(map(bytes_of, sources)),
+        sources,
+        outputs,
+        start=start,
+        finish=lambda: list(zip(outputs, received.split(sizes[0]), strict=True)),
+    )
+
+
+@_operator("send")
+def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    given, there, tag = call.argument("tensors"), call.argument("dst"), call.argument("tag")
+    values = private(given)
+    size, peers = sum(map(bytes_of, given)), (group.rank(), there)
+    return Transfer("send", _said("send", given), size, given, [], lambda: [Gloo.send(group, values, there, tag)], peers=peers)
+
+
+@_operator("recv_")
+def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    given, there, tag = call.argument("tensors"), call.argument("src"), call.argument("tag")
+    values = private(given)
+    return Transfer(
+        "send",
+        _said("send", given),
+        sum(map(bytes_of, given)),
+        [],
+        given,
+        start=lambda: [Gloo.recv(group, values, there, tag)],
+        finish=lambda: list(zip(given, values, strict=True)),
+        peers=(there, group.rank()),
+    )
+
+
+@_operator("barrier")
+def _barrier(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    group.barrier_tensor = call.argument("tensor")
+    return Transfer("all_reduce", "barrier()", 4, [], [], start=lambda: [Gloo.barrier(group, c10d.BarrierOptions())])

@@ -1,0 +1,90 @@
+"""What ranks tell each other when they enter a collective: what they call, with what, from which line, and at which virtual time.
+
+It travels through the group's store, ahead of the values. So a rank knows when the last one enters; ranks that call different things
+are told so before any value moves; and one that waits in vain can say who is there, and where the missing rank was last.
+"""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from virtualgpu.source_lines import caller_line
+
+
+class Rendezvous:
+    """The store of one group, seen by one of its ranks."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
+        self._numbers: dict[str, int] = {}  # by channel: how many collectives this rank has entered
+        self._removed: dict[str, int] = {}
+        self._met: dict[str, int] = {}
+
+    def enter(self, channel: str, name: str, kind: str, ready: float, known: bool) -> "Entry":
+        """This rank enters the next collective of a channel, "all" or "2>3" from rank 2 to rank 3, ready at `ready` seconds.
+
+        `name` is what all must call alike; `known` says whether its values are kept.
+        """
+        number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
+        mine = {"call": name, "kind": kind, "ready": ready, "known": known, "line": caller_line(), "met": self._met.get(channel, 0)}
+        self._store.set(f"{channel}/{number}/{self._rank}", json.dumps(mine))
+        ranks = list(range(self._size)) if channel == "all" else [int(rank) for rank in channel.split(">")]
+        return Entry(channel, number, kind, ranks)
+
+    def is_complete(self, entry: "Entry") -> bool:
+        """Are all ranks there?"""
+        return bool(self._store.check(entry.keys()))
+
+    def meet(self, entry: "Entry") -> list[dict[str, Any]]:
+        """What each rank says; waits for the last. Raises torch.distributed.DistBackendError for a rank that does not come, or calls
+        something else."""
+        try:
+            self._store.wait(entry.keys(), self._timeout)
+        except torch.distributed.DistStoreError:
+            raise torch.distributed.DistBackendError(self._waited_in_vain(entry)) from None
+        said = [json.loads(text) for text in self._store.multi_get(entry.keys())]
+        if len({each["call"] for each in said}) > 1:
+            calls = "; ".join(f"rank {rank} calls {each['call']} ({each['line']})" for rank, each in zip(entry.ranks, said, strict=True))
+            raise torch.distributed.DistBackendError(f"The ranks do not agree on collective number {entry.number} of their group: {calls}.")
+        self._met[entry.channel] = entry.number
+        self._remove(entry.channel, min(each["met"] for each in said))
+        return said
+
+    def _remove(self, channel: str, met: int) -> None:
+        """Take away what this rank said of collectives that all have met for."""
+        for number in range(self._removed.get(channel, 0) + 1, met):  # the last stays: where this rank was
+            self._store.delete_key(f"{channel}/{number}/{self._rank}")
+        self._removed[channel] = max(self._removed.get(channel, 0), met - 1)
+
+    def _waited_in_vain(self, entry: "Entry") -> str:
+        """Who is in the collective and where, and where those that are not were last."""
+        there, missing = [], []
+        for rank in entry.ranks:
+            if (said := self._said(entry.channel, entry.number, rank)) is not None:
+                there.append(f"rank {rank} waits in {said['call']} ({said['line']})")
+            else:
+                missing.append(f"rank {rank} never entered it" + self._last(entry, rank))
+        waited = f"{self._timeout.total_seconds():g} s"
+        return f"{entry.kind} number {entry.number} of its group did not start within {waited}: {'; '.join(missing + there)}."
+
+    def _last(self, entry: "Entry", rank: int) -> str:
+        for number in range(entry.number - 1, max(0, entry.number - 64), -1):
+            if (said := self._said(entry.channel, number, rank)) is not None:
+                return f", and was last in number {number}, {said['call']} ({said['line']})"
+        return ""
+
+    def _said(self, channel: str, number: int, rank: int) -> Any:
+        key = f"{channel}/{number}/{rank}"
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+
+class Entry:
+    """A collective that a rank has entered: its channel, its number there, its kind, and the ranks that take part."""
+
+    def __init__(self, channel: str, number: int, kind: str, ranks: list[int]) -> None:
+        self.channel, self.number, self.kind, self.ranks = channel, number, kind, ranks
+
+    def keys(self) -> list[str]:
+        return [f"{self.channel}/{self.number}/{rank}" for rank in self.ranks]

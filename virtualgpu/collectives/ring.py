@@ -1,0 +1,50 @@
+"""How long a collective takes: a ring over the links of a node, each rank sending to the next.
+
+Each kind has a time to begin and a rate, fitted on the collectives of 16 MiB and more that two H200s with NVLink did in twelve runs
+(torch 2.11, NCCL 2.28.9; the fastest run of each size, least relative squares). Below that size a collective lasts as long as its host
+needs to launch it. More ranks: the bytes of a ring (NCCL's tests, PERFORMANCE.md), and a time to pass on for each further rank, assumed.
+Other models: the rate in proportion to `p2p_bytes_per_second` of their profiles, assumed.
+"""
+
+from collections.abc import Callable
+
+from virtualgpu import profiles
+from virtualgpu.profiles import Profile
+
+# By kind: seconds until the first byte moves, and bytes per second that one rank sends.
+_RATES = {
+    "all_reduce": (20.7e-6, 302e9),
+    "broadcast": (13.7e-6, 365e9),
+    "all_gather": (26.6e-6, 261e9),
+    "reduce_scatter": (26.5e-6, 259e9),
+    "all_to_all": (22.3e-6, 294e9),
+    "reduce": (12.5e-6, 377e9),
+    "send": (11.7e-6, 362e9),
+}
+_HOP_SECONDS = 1.5e-6
+_LAUNCH_SECONDS = 32e-6  # host time of one collective, from those of 1 KiB to 4 MiB,
+_ALL_TO_ALL_LAUNCH_SECONDS = 36e-6  # which launches a send and a receive for each rank
+
+# Bytes that each rank sends to the next, for each byte that the caller gives: of n ranks.
+_SENT: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "broadcast": lambda n: 1.0 if n > 1 else 0.0,
+    "all_gather": lambda n: n - 1.0,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "reduce": lambda n: 1.0 if n > 1 else 0.0,
+    "send": lambda n: 1.0,
+}
+
+
+def collective_seconds(profile: Profile, kind: str, nbytes: int, ranks: int) -> float:
+    """Seconds from the moment when the last rank enters. `nbytes` are those of one rank's input."""
+    begin, rate = _RATES[kind]
+    rate *= profile.p2p_bytes_per_second / profiles.load("H200").p2p_bytes_per_second
+    hops = 0 if kind == "send" else max(0, ranks - 2)
+    return begin + hops * _HOP_SECONDS + nbytes * _SENT[kind](ranks) / rate
+
+
+def launch_seconds(kind: str) -> float:
+    """Host seconds of one call."""
+    return _ALL_TO_ALL_LAUNCH_SECONDS if kind == "all_to_all" else _LAUNCH_SECONDS
