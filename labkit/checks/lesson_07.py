@@ -225,6 +225,7 @@ def draw_gradients(generator: random.Random) -> Plain:
             tensors[place][generator.randrange(3)] = largest
             cases.append(tensors)
     cases.append([[65510 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65504, once scaled
+    cases.append([[65528 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65536, which is infinite there
     generator.shuffle(cases)
     return cases
 
