@@ -63,7 +63,8 @@ class HostOperators(TorchDispatchMode):
             else:
                 node = _node()
                 call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
-                selected.visit(task)
+                if selected.task != task:
+                    selected.visit(task)
             if len(types) > 1 and any(kind is not VirtualTensor for kind in types):
                 return func(*args, **(kwargs or {}))  # of a subclass, such as a DTensor: it sees it first
             if VirtualTensor in types:
