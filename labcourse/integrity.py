@@ -136,7 +136,7 @@ def _said(event: str, arguments: tuple[Any, ...], names: dict[str, Any]) -> list
         return [("suspect", told)] if told else []
     if event in ("open", "import"):
         return [("suspect", text) for text in (_of_file(first) if event == "open" else _of_module(str(first)))]
-    return [("suspect", f"it used {event}, which no exercise needs")]
+    return [("suspect", f"it used {event}")]
 
 
 def _of_attribute(event: str, owner: Any, attribute: str, names: dict[str, Any]) -> list[tuple[str, str]]:

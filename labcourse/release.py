@@ -6,6 +6,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -92,15 +93,12 @@ def student_copy(course: Course, lab: Assignment) -> NotebookNode:
 
 
 def questions(course: Course, lab: Assignment) -> dict[str, str]:
-    """What is asked in each exercise, as the lesson says it."""
-    cells = student_copy(course, lab).cells
-    return {
-        cell.metadata["labkit"]["exercise"]: "\n\n".join(
-            before.source for before in cells[index - 1 : index] if before.cell_type == "markdown"
-        )
-        for index, cell in enumerate(cells)
-        if "exercise" in cell.metadata.get("labkit", {})
+    """What is asked in each exercise, as the lesson says it, without its marks of emphasis and code."""
+    texts = "\n\n".join(cell.source for cell in student_copy(course, lab).cells if cell.cell_type == "markdown")
+    found = {
+        item.number: re.search(rf"\*\*{re.escape(item.number)}\*\*(.*?)(?=\n\n\*\*\d|\n#|\Z)", texts, re.DOTALL) for item in lab.exercises
     }
+    return {number: re.sub(r"\*\*|`", "", text[1]).strip() for number, text in found.items() if text}
 
 
 def instructor_copy(course: Course, lab: Assignment) -> NotebookNode:
@@ -192,10 +190,15 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
     return [*opening, *source[first : last + 1], *written]
 
 
+def moment(time: datetime) -> str:
+    """A time as a person reads it."""
+    return f"{time:%d %B %Y, %H:%M} ({time.tzname()})"
+
+
 def _worth(lab: Assignment) -> str:
     """When the lab is due, and what its exercises and questions earn."""
     tasks = [*((task.number, task.points) for task in lab.exercises), *((task.id, task.points) for task in lab.written)]
-    due = f"Due {lab.due:%d %B %Y, %H:%M} ({lab.due.tzname()}). " if lab.due else ""
+    due = f"Due {moment(lab.due)}. " if lab.due else ""
     listed = ", ".join(f"{name}: {points:g}" for name, points in tasks)
     return f"{due}{lab.points:g} point{'s' * (lab.points != 1)} in all: {listed}."
 

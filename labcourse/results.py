@@ -4,6 +4,7 @@ import base64
 import statistics
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def write(
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    pages.filters["number"] = lambda value: f"{value:g}"
+    pages.filters |= {"number": lambda value: f"{value:g}", "moment": _moment}
     keys = [(item.lab, item.student) for item in submissions]
     questions = {lab.name: release.questions(course, lab) for lab in course.labs}
     for item in submissions:
@@ -100,6 +101,10 @@ def write(
         weaker=sorted({item["sandbox"] for item in essences} - {backends.STRENGTH[-1]}),
     )
     write_file(store.folder / "index.html", page.encode())
+
+
+def _moment(time: datetime | str) -> str:
+    return release.moment(datetime.fromisoformat(time) if isinstance(time, str) else time)
 
 
 def _by_student(essences: list[dict[str, Any]]) -> list[tuple[str, dict[str, dict[str, Any]]]]:

@@ -45,10 +45,10 @@ def _at_home(gradient: torch.Tensor | None, gpu: hardware.Gpu | None) -> torch.T
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
-    """The tensor on each device; on its own device the tensor itself."""
+    """The tensor on each device; on its own device the tensor itself. Autograd does not follow: NCCL writes the copies."""
     _take_time(tensors=len(devices))
     source = gpu_of(tensor)
-    with nullcontext() if source is None else source.broadcast():
+    with torch.no_grad(), nullcontext() if source is None else source.broadcast():
         return [to_device(tensor, hardware.machine().gpu(index), non_blocking=True) for index in devices]
 
 

@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any
 
@@ -26,6 +27,7 @@ NUMBER_BYTES = 8
 INTEGERS_BYTES = 1 << 20  # of one tensor of integers or truth values
 PRIORITIES = 4  # of streams, from 0 down; this one and the next are PyTorch's own limits
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
+_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
 _KIND_BITS = 5  # of a stream's handle
 
 
@@ -45,6 +47,7 @@ class Selected(threading.local):
         self.streams: dict[int, StreamTime] = {}
         self.gpu: Gpu | None = None  # where the last operator on a device tensor ran,
         self.call: tuple | None = None  # and which call it belonged to: see virtualgpu.host.cpu_operators
+        self.frames = 0  # of Python in which operators ran
         self.waiting: tuple | None = None  # the call for which C++ made tensors on the CPU
         self.task = -1  # the backward under way,
         self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
@@ -75,6 +78,7 @@ class Gpu:
         self.context = False  # has this process a CUDA context here?
         self.device = torch.device("cuda", index)
         self.profile = machine.profile
+        self._product_seconds = lru_cache(maxsize=4096)(partial(costs.kernel_seconds, machine.profile))
         self.default_stream = StreamTime(index, 0)
         self.streams = {0: self.default_stream}
         self.allocator = CachingAllocator(
@@ -113,14 +117,16 @@ class Gpu:
 
     def allocate(self, nbytes: int) -> Block | None:
         """A block for the calling thread's current stream; None for no bytes. Raises torch.OutOfMemoryError."""
-        self.machine.require_alive()
+        machine = self.machine
+        if machine.forked or not machine.alive:
+            machine.require_alive()
         if not nbytes:
             return None
         if not self.context:
             self.open_context()
-        self.machine.clock.advance_host(self.profile.allocate_seconds)
+        machine.clock.advance_host(self.profile.allocate_seconds)
         try:
-            return self.allocator.malloc(nbytes, self.stream.stream_id)
+            return self.allocator.malloc(nbytes, self.stream.stream_id if machine.several_streams else 0)
         except OutOfMemory as error:
             for observer in self.machine.oom_observers:
                 observer(self.index, nbytes, self.machine.total_memory, self.allocator.free_bytes())
@@ -172,17 +178,21 @@ class Gpu:
             self.notice()
         profile, machine = self.profile, self.machine
         overhead = profile.launch_seconds + (profile.product_seconds if flops else 0.0)
-        if torch._C._current_graph_task_id() != -1:
+        if _graph_task() != -1:
             overhead += profile.backward_seconds
         elif machine.scheduler.several:
             overhead = max(overhead, machine.handing_over())  # the lock is free while the launch is made
-        seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved, flops=flops, format=format, matmul=flops > 0, outputs=outputs)
+        if flops:
+            seconds = self._product_seconds(bytes_moved=bytes_moved, flops=flops, format=format, matmul=True, outputs=outputs)
+        else:
+            seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved)
         if clocks or serial or around:
             seconds += costs.further_seconds(profile, clocks, serial, around)
         share = 1.0  # whom should a program with one stream make room for?
         if len(self.streams) > 1:
             share = costs.share(profile, bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs)
-        machine.clock.launch(self.stream, seconds, overhead, name, share)
+        stream = self.stream if machine.several_streams else self.default_stream
+        machine.clock.launch(stream, seconds, overhead, name, share)
 
     def copy(self, kind: costs.CopyKind, nbytes: int, pinned: bool = False, blocking: bool = True) -> None:
         """Queue a copy on the calling thread's current stream."""

@@ -24,7 +24,7 @@ _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 _storage_of: Callable[[torch.Tensor], Any] = torch.Tensor.untyped_storage  # a VirtualStorage, where memory of a GPU hangs on it
 _empty_strided = torch.empty_strided
-_CPU = torch.device("cpu")
+_CPU, _STRIDED = torch.device("cpu"), torch.strided
 
 
 class Memory:
@@ -336,22 +336,17 @@ _untrack.argtypes, _untrack.restype = [ctypes.py_object], None
 
 def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
     """The virtual tensor over a plain one: on the memory of its storage if it is a view, else on new memory of the GPU."""
-    if plain.layout is torch.strided:
+    if plain.layout is _STRIDED:
         storage = _storage_of(plain)
         memory = storage.__dict__.get("memory")
         if memory is None:
-            allocate_on(gpu, storage)
+            nbytes = storage.nbytes()
+            hang(Memory(gpu, gpu.allocate(nbytes), nbytes), storage)
         else:
             gpu = memory.gpu
     tensor = _make_subclass(VirtualTensor, plain)
     tensor._gpu = gpu
     return tensor
-
-
-def stand_in(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:
-    """The virtual tensor over a plain one of whose memory the GPU's allocator knows nothing."""
-    allocate_on(gpu, _storage_of(plain), allocated=False)
-    return wrap(plain, gpu)
 
 
 def wrap_all(result: Any, gpu: Gpu) -> Any:

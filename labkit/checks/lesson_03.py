@@ -2,12 +2,16 @@
 
 import gc
 import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
 
 WIDTH = 1 << 16  # features of a row: 256 KiB, so that what lies where shows in the memory
 ROW_BYTES = 4 * WIDTH
@@ -42,9 +46,8 @@ def draw_batches(generator: random.Random) -> Plain:
     """Batches for two GPUs in either order; one has fewer rows than there are GPUs."""
     orders = [[0, 1], [1, 0]]
     generator.shuffle(orders)
-    cases: list[Plain] = [{"devices": order, "rows": generator.choice([4, 5, 6, 7])} for order in orders] + [
-        {"devices": orders[0], "rows": 1}
-    ]
+    cases: list[Plain] = [{"devices": orders[0], "rows": rows} for rows in (1, generator.choice([4, 6]))]
+    cases.append({"devices": orders[1], "rows": generator.choice([5, 7])})
     for case in cases:
         case["weight"] = generator.randint(1, 4)
         case["values"] = [generator.randint(1, 9) for _ in range(case.pop("rows"))]
@@ -59,7 +62,7 @@ def observe_batches(data_parallel: Any, cases: Plain) -> Plain:
         module = Rows(float(case["weight"]), first)
         x = torch.tensor([float(value) for value in case["values"]], device=first)[:, None].repeat(1, WIDTH)
         before = _allocated()
-        with during(f"{len(x)} rows and device_ids={case['devices']}"):
+        with _without_the_wrapper(), during(f"{len(x)} rows and device_ids={case['devices']}"):
             y = data_parallel(module, x, list(case["devices"]))
         observed = {"result": describe(y), "seen": sorted(module.seen), "gradient": None}
         gc.collect()
@@ -70,6 +73,17 @@ def observe_batches(data_parallel: Any, cases: Plain) -> Plain:
         observations.append(observed)
         del module, x, y
     return observations
+
+
+@contextmanager
+def _without_the_wrapper() -> Iterator[None]:
+    """nn.DataParallel, and the function that does the same, say that they are not to be used."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("the exercise asks for what nn.DataParallel does inside: scatter, replicate, parallel_apply, gather")
+
+    with patch.object(nn.DataParallel, "forward", refuse), patch.object(nn.parallel, "data_parallel", refuse):
+        yield
 
 
 def _allocated() -> list[int]:
@@ -96,43 +110,63 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
                 f"{given} the gradient of the module's weight is {observed['gradient']}, not {sum(values)}. "
                 "Do the gradients of all replicas come back to it?"
             )
-        second = devices[1]
-        due = ROW_BYTES * (1 + sizes[second]) if second in sizes else 0
-        if observed["held"][second] > due + SLACK:
-            put = observed["held"][second]
-            return not_yet(f"{given} cuda:{second} needs {due >> 10} KiB, for weights and rows; you put {put >> 10} KiB there.")
+        for device in devices:
+            due = ROW_BYTES * (1 + sizes[device]) if device in sizes and device != devices[0] else 0
+            if (put := observed["held"][device]) > due + SLACK:
+                what = f"{due >> 10} KiB, for weights and rows" if due else "nothing new, but for the results"
+                return not_yet(f"{given} cuda:{device} needs {what}; you put {put >> 10} KiB there.")
     return right("Values, gradients and memory are those of nn.DataParallel.")
 
 
-# 03.2: the rows that each GPU gets
+# 03.2: what each GPU takes at the peak of a step
 
 
-def draw_rows(generator: random.Random) -> Plain:
-    """Sizes that divide evenly, that do not, that leave GPUs without work, and that are fewer than the GPUs."""
-    gpus = generator.randint(3, 8)
-    cases = [[gpus * generator.randint(2, 9), gpus], [gpus * generator.randint(2, 9) + 1, gpus], [gpus + 1, gpus], [gpus - 1, gpus]]
-    cases += [[generator.randint(1, 100), generator.randint(1, 8)] for _ in range(4)]
-    generator.shuffle(cases)
-    return cases
+UNIT = 4 << 20  # bytes
+CLOSE = 2 << 20  # a block of the allocator may be a little larger than what was asked for
 
 
-def observe_rows(chunk_sizes: Any, cases: Plain) -> Plain:
-    answers = []
-    for rows, gpus in cases:
-        with during(f"{rows} rows and {gpus} GPUs"):
-            answer = chunk_sizes(rows, gpus)
-        answers.append([int(size) for size in answer] if isinstance(answer, list | tuple) else type(answer).__name__)
-    return answers
+def draw_peaks(generator: random.Random) -> Plain:
+    """In units, what each GPU holds before the step, the tensors that the step makes there in turn, and the one that it keeps."""
+    highest = generator.sample(range(4, 9), k=2)
+    gpus = [
+        {"before": generator.randint(1, 8), "brief": [most, generator.randint(1, 3)], "kept": generator.randint(1, 3)} for most in highest
+    ]
+    return {"gpus": gpus, "current": generator.randint(0, 1)}
 
 
-def judge_rows(answers: Plain, cases: Plain) -> Verdict:
-    for answer, (rows, gpus) in zip(answers, cases, strict=True):
-        if isinstance(answer, str):
-            return not_yet(f"your function returned {answer}, not a list.")
-        due = chunks(rows, gpus)
-        if answer != due:
-            return not_yet(f"scatter cuts {rows} rows for {gpus} GPUs into {due}; you say {answer}.")
-    return right("A GPU too many gets nothing at all.")
+def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
+    """What the answer says, and how often it ran the step. Each GPU held more once, so that an older peak is higher."""
+    held = [_take(index, units) for index, gpu in enumerate(inputs["gpus"]) for units in (32, gpu["before"])][1::2]
+    kept: list[torch.Tensor] = []
+
+    def step() -> None:
+        for index, gpu in enumerate(inputs["gpus"]):
+            for units in gpu["brief"]:
+                _take(index, units)
+            kept.append(_take(index, gpu["kept"]))
+
+    with torch.cuda.device(inputs["current"]):
+        said = peaks(step, [0, 1])
+    told = [number(value) for value in said] if isinstance(said, list | tuple) else type(said).__name__
+    return {"said": told, "calls": len(kept) // len(held)}
+
+
+def _take(index: int, units: int) -> torch.Tensor:
+    return torch.empty(units * UNIT, dtype=torch.uint8, device=f"cuda:{index}")
+
+
+def judge_peaks(observed: Plain, inputs: Plain) -> Verdict:
+    if not isinstance(observed["said"], list):
+        return not_yet(f"your function returned {observed['said']}, not a list of bytes.")
+    if observed["calls"] != 1:
+        return not_yet(f"step was to run once; it ran {observed['calls']} times.")
+    due, said = [max(gpu["brief"]) * UNIT for gpu in inputs["gpus"]], observed["said"]
+    if len(said) != len(due) or not all(told is not None and abs(told - most) <= CLOSE for told, most in zip(said, due, strict=True)):
+        return not_yet(
+            f"at the step's peak the GPUs held {due} bytes more than before it; you say {observed['said']}. "
+            "Since when is a peak counted, and what was there already?"
+        )
+    return right("What a GPU holds at its peak must fit, however briefly.")
 
 
 # 03.3: copies of a weight whose gradients come back
@@ -160,9 +194,8 @@ def observe_weights(copies: Any, cases: Plain) -> Plain:
             continue
         observed = {"copies": [describe(copy) for copy in made], "gradient": None}
         if all(isinstance(copy, torch.Tensor) for copy in made):
-            for copy, factor in zip(made, case["factors"], strict=True):
-                if copy.requires_grad:
-                    (factor * copy).sum().backward()
+            used = [(factor * copy).sum() for copy, factor in zip(made, case["factors"], strict=True) if copy.requires_grad]
+            torch.autograd.backward(used)
             observed["gradient"] = None if weight.grad is None else weight.grad.tolist()
         observations.append(observed)
     return observations
@@ -186,58 +219,60 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
     return right("The backward of a broadcast is a sum.")
 
 
-# 03.4: a state saved from a model or from DataParallel around it
+# 03.4: parts of chosen sizes
 
 
-class Outer(nn.Module):
-    """A model with a child that has the name that DataParallel gives to what it wraps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = nn.Linear(2, 1)
-
-
-MODELS = {"plain": lambda: nn.Sequential(nn.Linear(2, 1)), "with a child named module": Outer}
-
-
-def draw_states(generator: random.Random) -> Plain:
-    cases = [
-        {"model": name, "saved": saved, "loads": loads, "value": generator.randint(2, 99)}
-        for name in MODELS
-        for saved in ("bare", "wrapped")
-        for loads in ("bare", "wrapped")
-    ]
+def draw_parts(generator: random.Random) -> Plain:
+    """Rows for the GPUs in either order, fewer for the first; once the first gets none. Once the batch comes from the host."""
+    cases = []
+    for devices, source, least in (([0, 1], "cuda:0", 1), ([1, 0], "cuda:1", 0), ([1, 0], "cpu", 1)):
+        first = least and generator.randint(1, 3)
+        cases.append({"devices": devices, "source": source, "rows": [first, first + generator.randint(1, 4)]})
     generator.shuffle(cases)
     return cases
 
 
-def observe_states(load: Any, cases: Plain) -> Plain:
-    """The values of all parameters of each model after the load."""
+def observe_parts(scatter_rows: Any, cases: Plain) -> Plain:
+    """For each case the parts by device and rows, the bytes that they added to each GPU, and the gradient that comes back to the batch."""
     observations = []
     for case in cases:
-        saved, model = (_wrapped(MODELS[case["model"]](), case[role]) for role in ("saved", "loads"))
-        with torch.no_grad():
-            for parameter in saved.parameters():
-                parameter.fill_(case["value"])
-            for parameter in model.parameters():
-                parameter.zero_()
-        state = {name: tensor.clone() for name, tensor in saved.state_dict().items()}
-        with during(f"a {case['loads']} model and a state saved from a {case['saved']} one; the model: {case['model']}"):
-            load(model, state)
-        observations.append([value for parameter in model.parameters() for value in parameter.flatten().tolist()])
+        count = sum(case["rows"])
+        x = torch.arange(float(count), device=case["source"])[:, None].repeat(1, WIDTH).requires_grad_()
+        before = _allocated()
+        with during(f"a batch on {case['source']}, device_ids={case['devices']} and rows={case['rows']}"):
+            parts = scatter_rows(x, list(case["devices"]), list(case["rows"]))
+        observed: dict[str, Plain] = {"type": type(parts).__name__, "held": [now - b for now, b in zip(_allocated(), before, strict=True)]}
+        if isinstance(parts, list | tuple) and all(isinstance(part, torch.Tensor) for part in parts):
+            observed["parts"] = [[str(part.device), list(part.shape), part.detach()[:, -1].tolist()] for part in parts if part.dim() == 2]
+            if len(parts) == len(observed["parts"]) and any(part.requires_grad for part in parts):
+                torch.autograd.backward([(index + 1) * part.sum() for index, part in enumerate(parts) if part.requires_grad])
+            observed["gradient"] = None if x.grad is None else x.grad[:, 0].tolist()
+        observations.append(observed)
+        del x, parts
     return observations
 
 
-def _wrapped(model: nn.Module, how: str) -> nn.Module:
-    return model.cuda(0) if how == "bare" else nn.DataParallel(model.cuda(0), device_ids=[0, 1])
-
-
-def judge_states(observations: Plain, cases: Plain) -> Verdict:
-    for values, case in zip(observations, cases, strict=True):
-        if values != [case["value"]] * 3:
-            what = f"a state saved from a {case['saved']} model, loaded into a {case['loads']} one ({case['model']})"
-            return not_yet(f"{what}: the parameters are not those that were saved.")
-    return right("Every combination loads.")
+def judge_parts(observations: Plain, cases: Plain) -> Verdict:
+    for observed, case in zip(observations, cases, strict=True):
+        devices, rows = case["devices"], case["rows"]
+        given = f"of a batch on {case['source']}, with device_ids={devices} and rows={rows},"
+        if "parts" not in observed:
+            return not_yet(f"your function returned {observed['type']}, not a list of tensors.")
+        due, start = [], 0
+        for device, count in zip(devices, rows, strict=True):
+            due.append([f"cuda:{device}", [count, WIDTH], [float(row) for row in range(start, start + count)]])
+            start += count
+        if observed["parts"] != due:
+            found, asked = (", ".join(f"{shape[0]} on {device}" for device, shape, _ in told) for told in (observed["parts"], due))
+            other = "; the rows are others, or in another order" if found == asked else f"; yours are {found}"
+            return not_yet(f"{given} the parts are due with these rows: {asked}{other}.")
+        if observed["gradient"] != [float(index + 1) for index, count in enumerate(rows) for _ in range(count)]:
+            return not_yet(f"{given} the gradients of the parts do not come back to it.")
+        for device, count in zip(devices, rows, strict=True):
+            need = 0 if case["source"] == f"cuda:{device}" else count * ROW_BYTES
+            if (put := observed["held"][device]) > need + SLACK:
+                return not_yet(f"{given} cuda:{device} has to take {need >> 10} KiB; you put {put >> 10} KiB there. What does a view keep?")
+    return right("Each GPU holds its own rows, and no others.")
 
 
 # 03.5: the loss is computed where the outputs are
@@ -249,11 +284,6 @@ def draw_losses(generator: random.Random) -> Plain:
     """A batch that two GPUs cannot share evenly; `targets` are classes, `shift` makes the logits of this try."""
     rows = generator.choice([9, 11, 13])
     return {"targets": [generator.randrange(CLASSES) for _ in range(rows)], "shift": generator.randint(1, 9)}
-
-
-def mean_of_squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The criterion: the mean over the rows of (a row's mean output - its target)²."""
-    return (output.mean(1) - target).square().mean()
 
 
 class Wide(nn.Module):
@@ -269,36 +299,46 @@ class Wide(nn.Module):
 
 def observe_losses(with_loss: Any, inputs: Plain) -> Plain:
     """What DataParallel around the answer gathers, and the gradient of the loss that follows."""
-    model = Wide(float(inputs["shift"])).cuda(0)
+    model, where = Wide(float(inputs["shift"])).cuda(0), []
+
+    def criterion(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The mean over the rows of (a row's mean output - its target)²."""
+        where.append(str(output.device))
+        return (output.mean(1) - target).square().mean()
+
     targets = torch.tensor([float(target % 7) for target in inputs["targets"]], device="cuda:0")
     x = torch.ones(len(targets), device="cuda:0")
-    module = with_loss(model, mean_of_squares)
+    module = with_loss(model, criterion)
     if not isinstance(module, nn.Module):
         return {"type": type(module).__name__}
-    gathered = nn.DataParallel(module, device_ids=[0, 1])(x, targets)
-    if not isinstance(gathered, list | tuple) or len(gathered) != 2 or not all(isinstance(part, torch.Tensor) for part in gathered):
-        shape = list(gathered.shape) if isinstance(gathered, torch.Tensor) else None
-        return {"type": "other", "gathered": shape}
-    losses, rows = gathered
-    shapes = [list(losses.shape), list(rows.shape)]
-    if shapes != [[2], [2]]:
-        return {"type": "shapes", "shapes": shapes}
+    with during("a batch on cuda:0, without DataParallel around your module"):
+        alone = module(x, targets)
+    shapes = [_shape(value) for value in alone] if isinstance(alone, list | tuple) else [_shape(alone)]
+    if len(shapes) != 2 or any(shape not in ([], [1]) for shape in shapes):
+        return {"type": "other", "shapes": shapes}
+    where.clear()
+    with warnings.catch_warnings(), during("a batch, with DataParallel around your module"):
+        warnings.simplefilter("ignore", UserWarning)  # tensors without a dimension are gathered, with a warning
+        losses, rows = nn.DataParallel(module, device_ids=[0, 1])(x, targets)
     (losses.sum() / rows.sum()).backward()
     gradient = None if model.weight.grad is None else model.weight.grad.sum().item()
-    return {"type": "losses", "losses": losses.tolist(), "rows": rows.tolist(), "gradient": gradient}
+    return {"type": "losses", "losses": losses.tolist(), "rows": rows.tolist(), "gradient": gradient, "where": sorted(set(where))}
+
+
+def _shape(value: Any) -> list[int] | str:
+    return list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
-    if observed["type"] not in ("other", "shapes", "losses"):
+    if observed["type"] not in ("other", "losses"):
         return not_yet(f"your function returned {observed['type']}, not an nn.Module.")
     if observed["type"] == "other":
-        got = f"one tensor of shape {observed['gathered']}" if observed["gathered"] is not None else "something else"
-        return not_yet(f"DataParallel was to gather two tensors, the losses and the rows; it gathered {got}.")
-    if observed["type"] == "shapes":
-        losses, rows = observed["shapes"]
-        return not_yet(f"from two GPUs two losses and two numbers of rows were due; the shapes are {losses} and {rows}.")
+        got = ", ".join(f"a tensor of shape {shape}" if isinstance(shape, list) else shape for shape in observed["shapes"])
+        return not_yet(f"forward is to return two tensors of one element each, the sum of the losses and the rows; it returned {got}.")
     targets, shift = [target % 7 for target in inputs["targets"]], inputs["shift"]
     sizes = chunks(len(targets), 2)
+    if observed["where"] != ["cuda:0", "cuda:1"]:
+        return not_yet(f"each GPU was to compute the loss of its own rows; the criterion ran on {', '.join(observed['where']) or 'none'}.")
     parts = [targets[: sizes[0]], targets[sizes[0] :]]
     if observed["rows"] != sizes:
         return not_yet(f"the two GPUs have {sizes} rows; your module says {observed['rows']}.")
@@ -318,9 +358,9 @@ def _close(found: list[float], due: list[float]) -> bool:
 
 
 CHECKS = [
-    Check("03.1", draw_batches, observe_batches, judge_batches, gpus=2),
-    Check("03.2", draw_rows, observe_rows, judge_rows),
-    Check("03.3", draw_weights, observe_weights, judge_weights, gpus=2),
-    Check("03.4", draw_states, observe_states, judge_states, gpus=2),
-    Check("03.5", draw_losses, observe_losses, judge_losses, gpus=2),
+    Check("03.1", draw_batches, observe_batches, judge_batches, gpus=2, section="Four functions"),
+    Check("03.2", draw_peaks, observe_peaks, judge_peaks, gpus=2, section="GPU 0 works harder"),
+    Check("03.3", draw_weights, observe_weights, judge_weights, gpus=2, section="Four functions"),
+    Check("03.4", draw_parts, observe_parts, judge_parts, gpus=2, section="GPU 0 works harder"),
+    Check("03.5", draw_losses, observe_losses, judge_losses, gpus=2, section="GPU 0 works harder"),
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
 
 DEVICE = "cuda:0"
 
@@ -35,8 +35,12 @@ def observe_bits(decode: Any, cases: Plain) -> Plain:
     for case in cases:
         with during(f'"{case["bits"]}" with {case["exponent_bits"]} bits of exponent'):
             answer = decode(case["bits"], case["exponent_bits"])
-            answers.append(float(answer) if isinstance(answer, int | float) else type(answer).__name__)
+            answers.append(_number(answer))
     return answers
+
+
+def _number(answer: Any) -> Plain:
+    return type(answer).__name__ if number(answer) is None else float(answer)
 
 
 def meaning(bits: str, exponent_bits: int) -> float:
@@ -74,8 +78,8 @@ def _kind(parts: str) -> str:
 
 # 07.2: the overlap of boxes whose areas no float16 holds
 
-PAIRS = 12
-NEAR = 1e-3
+PAIRS = 40
+NEAR = 2.6e-4  # half of the last digit that float16 has between a half and 1, and a little
 
 
 def draw_boxes(generator: random.Random) -> Plain:
@@ -118,7 +122,9 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
         expected = overlap(a, b)
         if not abs(value - expected) <= NEAR:  # so that nan fails
             hint = (
-                "Do they touch at all?" if expected == 0 else "Which of your numbers are larger than 65504, or have more than three digits?"
+                "Do they touch at all?"
+                if expected == 0
+                else "Which of your numbers are larger than 65504, or are rounded to three digits on the way?"
             )
             return not_yet(f"boxes {a} and {b} overlap by {expected:.4f}; you said {value:.4f}. {hint}")
     return right("The boxes and the overlaps fit float16; the areas do not.")
@@ -128,12 +134,13 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
 
 
 class Scaled(nn.Module):
-    """A module that has a parameter of its own beside a child."""
+    """A module that has a parameter and a buffer of its own beside a child."""
 
     def __init__(self, child: nn.Module) -> None:
         super().__init__()
         self.child = child
         self.scale = nn.Parameter(torch.ones(3))
+        self.register_buffer("shift", torch.zeros(3))
 
 
 NORMS = {"1d": nn.BatchNorm1d, "2d": nn.BatchNorm2d, "3d": nn.BatchNorm3d}
@@ -218,6 +225,7 @@ def draw_gradients(generator: random.Random) -> Plain:
             tensors[place][generator.randrange(3)] = largest
             cases.append(tensors)
     cases.append([[65510 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65504, once scaled
+    cases.append([[65528 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65536, which is infinite there
     generator.shuffle(cases)
     return cases
 
@@ -225,8 +233,9 @@ def draw_gradients(generator: random.Random) -> Plain:
 def observe_gradients(best_scale: Any, cases: Plain) -> Plain:
     answers = []
     for case in cases:
-        answer = best_scale([torch.tensor(values, device=DEVICE) for values in case])
-        answers.append(float(answer) if isinstance(answer, int | float) else type(answer).__name__)
+        with during(f"{len(case)} tensors"):
+            answer = best_scale([torch.tensor(values, device=DEVICE) for values in case])
+        answers.append(_number(answer))
     return answers
 
 
@@ -269,7 +278,6 @@ def draw_step(generator: random.Random) -> Plain:
         inputs = [numbers(features) for _ in range(ROWS)]
         rate = generator.choice((0.25, 0.5)) * (1e3 if small else 1)
         cases.append({"kind": kind, "weight": weight, "inputs": inputs, "targets": targets, "rate": rate, "scale": scale})
-    generator.shuffle(cases)
     return cases
 
 
@@ -283,7 +291,7 @@ def observe_step(training_step: Any, cases: Plain) -> Plain:
             model.weight.copy_(torch.tensor([case["weight"]]))
             model.bias.zero_()
         for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)  # of an earlier step
+            parameter.grad = torch.full_like(parameter, 1e5)  # of an earlier step
         model.register_forward_hook(lambda module, inputs, output, dtypes=dtypes: dtypes.append(str(output.dtype)))
         optimizer = torch.optim.SGD(model.parameters(), lr=case["rate"])
         scaler = torch.amp.GradScaler("cuda", init_scale=case["scale"])
@@ -291,8 +299,7 @@ def observe_step(training_step: Any, cases: Plain) -> Plain:
         with torch.cuda.device(DEVICE), during(f"{case['kind']} gradients"):
             loss = training_step(model, optimizer, scaler, x, y)
         after = [*model.weight.detach().cpu().flatten().tolist(), model.bias.item()]
-        loss = loss if isinstance(loss, float) else type(loss).__name__
-        found.append({"after": after, "scale": scaler.get_scale(), "loss": loss, "dtypes": dtypes})
+        found.append({"after": after, "scale": scaler.get_scale(), "loss": _number(loss), "dtypes": dtypes})
     return found
 
 
@@ -335,9 +342,9 @@ _STEP_HINTS = {
 
 
 CHECKS = [
-    Check("07.1", draw_bits, observe_bits, judge_bits),
-    Check("07.2", draw_boxes, observe_boxes, judge_boxes),
-    Check("07.3", draw_model, observe_model, judge_model),
-    Check("07.4", draw_gradients, observe_gradients, judge_gradients),
-    Check("07.5", draw_step, observe_step, judge_step),
+    Check("07.1", draw_bits, observe_bits, judge_bits, section="Formats bit by bit"),
+    Check("07.2", draw_boxes, observe_boxes, judge_boxes, section="Too large, too small, too many"),
+    Check("07.3", draw_model, observe_model, judge_model, section="A model in half"),
+    Check("07.4", draw_gradients, observe_gradients, judge_gradients, section="Too large, too small, too many"),
+    Check("07.5", draw_step, observe_step, judge_step, section="Mixed precision"),
 ]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from labkit.checks import lesson_03
-from labkit.checks.lesson_03 import ROW_BYTES, WIDTH, chunks, judge_batches, judge_losses, judge_rows, judge_states, judge_weights
+from labkit.checks.lesson_03 import ROW_BYTES, UNIT, WIDTH, chunks, judge_batches, judge_losses, judge_parts, judge_peaks, judge_weights
 
 
 @pytest.mark.parametrize(("rows", "gpus"), [(64, 4), (6, 4), (5, 4), (3, 4), (1, 2), (100, 7)])
@@ -45,15 +45,12 @@ def test_a_batch_is_judged_by_values_places_gradient_and_memory(change, hint):
     assert hint is None or hint in verdict.message
 
 
-def test_rows_are_judged_by_what_scatter_does():
-    assert judge_rows([[2, 2, 1]], [[5, 4]]).passed
-    assert "into [2, 2, 1]; you say [2, 1, 1, 1]" in judge_rows([[2, 1, 1, 1]], [[5, 4]]).message
-    assert "returned int" in judge_rows(["int"], [[5, 4]]).message
-
-
-def test_drawn_rows_leave_a_gpu_without_work():
-    for seed in range(10):
-        assert any(len(chunks(rows, gpus)) < gpus for rows, gpus in lesson_03.draw_rows(random.Random(seed)))
+def test_peaks_are_those_above_what_was_there():
+    inputs = {"gpus": [{"before": 3, "brief": [5, 2], "kept": 1}, {"before": 1, "brief": [7, 3], "kept": 2}]}
+    assert judge_peaks({"said": [5 * UNIT, 7 * UNIT + 512], "calls": 1}, inputs).passed
+    for said in ([8 * UNIT, 8 * UNIT], [5 * UNIT], [None, 7 * UNIT], [7 * UNIT, 5 * UNIT]):
+        assert "Since when is a peak counted" in judge_peaks({"said": said, "calls": 1}, inputs).message
+    assert "it ran 2 times" in judge_peaks({"said": [5 * UNIT, 7 * UNIT], "calls": 2}, inputs).message
 
 
 def test_copies_are_judged_by_device_values_and_gradient():
@@ -66,15 +63,14 @@ def test_copies_are_judged_by_device_values_and_gradient():
     assert "yours: cuda:0, int" in judge_weights([good | {"copies": [made[0], {"type": "int"}]}], [case]).message
 
 
-def test_a_state_is_judged_by_the_parameters_after_it():
-    case = {"model": "plain", "saved": "bare", "loads": "wrapped", "value": 5}
-    assert judge_states([[5.0, 5.0, 5.0]], [case]).passed
-    assert "saved from a bare model, loaded into a wrapped one (plain)" in judge_states([[0.0, 5.0, 5.0]], [case]).message
-
-
-def test_every_pair_of_wrapped_and_bare_is_tried():
-    cases = lesson_03.draw_states(random.Random(0))
-    assert len({(case["model"], case["saved"], case["loads"]) for case in cases}) == 8
+def test_parts_are_judged_by_rows_gradient_and_memory():
+    case = {"devices": [1, 0], "source": "cuda:1", "rows": [1, 2]}
+    parts = [["cuda:1", [1, WIDTH], [0.0]], ["cuda:0", [2, WIDTH], [1.0, 2.0]]]
+    good = {"type": "list", "parts": parts, "gradient": [1.0, 2.0, 2.0], "held": [2 * ROW_BYTES, 0]}
+    assert judge_parts([good], [case]).passed
+    assert "1 on cuda:1, 2 on cuda:0; yours are 2 on cuda:0" in judge_parts([good | {"parts": parts[1:]}], [case]).message
+    assert "do not come back" in judge_parts([good | {"gradient": None}], [case]).message
+    assert "cuda:0 has to take 512 KiB; you put 768" in judge_parts([good | {"held": [3 * ROW_BYTES, 0]}], [case]).message
 
 
 @pytest.mark.parametrize(
@@ -83,6 +79,7 @@ def test_every_pair_of_wrapped_and_bare_is_tried():
         ({}, None),
         ({"losses": [2.5, 9.0]}, "criterion gives their mean"),
         ({"rows": [3, 0]}, "two GPUs have [2, 1] rows"),
+        ({"where": ["cuda:0"]}, "ran on cuda:0."),
         ({"gradient": None}, "adds up to None"),
         ({"gradient": 1.0}, "not to 4."),
     ],
@@ -90,7 +87,7 @@ def test_every_pair_of_wrapped_and_bare_is_tried():
 def test_losses_are_judged_by_sums_rows_and_gradient(change, hint):
     """Outputs 4, targets 3, 2 and 8 % 7 = 1: squares 1 + 4 on the first GPU, 9 on the second; slope 2 × (1 + 2 + 3) / 3 = 4."""
     inputs = {"targets": [3, 2, 8], "shift": 4}
-    observed = {"type": "losses", "losses": [5.0, 9.0], "rows": [2, 1], "gradient": 4.0} | change
+    observed = {"type": "losses", "losses": [5.0, 9.0], "rows": [2, 1], "gradient": 4.0, "where": ["cuda:0", "cuda:1"]} | change
     verdict = judge_losses(observed, inputs)
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message

@@ -177,6 +177,23 @@ def test_nothing_is_graded_twice_and_a_changed_submission_is(one_lab, bubblewrap
     assert [row["points"] for row in rows(tmp_path / "out" / "grades.csv")] == ["1", "1"]
 
 
+def test_one_submission_that_cannot_be_graded_stops_no_other(one_lab, bubblewrap, tmp_path, monkeypatch):
+    source = hand_in(tmp_path / "in", {"ada": CLASS["ada"], "bob": CLASS["bob"]})
+    examine = grading.examine
+    monkeypatch.setattr(grading, "examine", lambda data, student, *more: 1 / 0 if student == "ada" else examine(data, student, *more))
+    assert grade(one_lab, source, tmp_path / "out") == 2
+    assert [(row["status"], row["points"]) for row in rows(tmp_path / "out" / "grades.csv")] == [("grading it failed", ""), ("graded", "0")]
+    assert "ZeroDivisionError" in (tmp_path / "out" / "index.html").read_text()
+    monkeypatch.undo()
+    assert grade(one_lab, source, tmp_path / "out") == 1  # it is tried again
+    assert grade(one_lab, source, tmp_path / "out", again=["00/bob"]) == 1
+    with pytest.raises(ValueError, match=f"there is no such submission. Name it as LAB/STUDENT, such as {LAB}/ada"):
+        grade(one_lab, source, tmp_path / "out", again=["bob"])
+    path = tmp_path / "out" / "records" / LAB / "ada.json"
+    path.write_text(path.read_text().replace('"sandbox": "bubblewrap"', '"sandbox": "unshare"'))
+    assert grade(one_lab, source, tmp_path / "out") == 1  # by a stronger sandbox
+
+
 def test_killed_half_way_it_goes_on(graded, tmp_path):
     """The command itself, killed after its first result; no process of its is left, and what it finds is not graded again."""
     course = tmp_path / "course.toml"

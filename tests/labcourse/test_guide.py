@@ -117,7 +117,12 @@ def test_a_download_a_week_late_by_its_zip_costs_nothing_in_silence(names, tmp_p
     assert (given["11"]["points"], given["12"]["points"], given["12"]["late_days"]) == (1, 0.5, 1)
     assert "points taken off" in (tmp_path / "out" / "index.html").read_text()
     feedback = (tmp_path / "out" / "feedback" / "00_start_here" / "12.html").read_text()
-    assert "late day" in feedback and "return torch.tensor" in feedback and "Due 2026-11-01" in feedback
+    assert (
+        "late day" in feedback
+        and "return torch.tensor" in feedback
+        and "Due 01 November 2026, 23:59 (UTC)" in feedback
+        and "Write on_gpu(numbers)" in feedback
+    )
 
 
 def test_without_bubblewrap_grading_refuses_and_says_how_to_get_it(monkeypatch):

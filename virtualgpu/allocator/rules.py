@@ -240,8 +240,10 @@ class AllocatorRules:
         if block.previous is not None or block.next is not None:
             blocks += 1
             nbytes += block.size
-        pool.split_blocks += max(blocks, 0)
-        pool.unsplit_blocks += max(-blocks, 0)
+        if blocks > 0:
+            pool.split_blocks += blocks
+        else:
+            pool.unsplit_blocks -= blocks
         if nbytes > 0:
             pool.split_bytes += nbytes
             self._stats.note_split()

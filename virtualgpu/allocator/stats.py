@@ -48,7 +48,8 @@ class Stats:
         self._large = large
         self._peaks = {key: [0, 0, 0] for key in _SUMS}  # all, large, small
         self._forgotten = {key: ((0, 0), (0, 0)) for key in _SUMS}  # the sums when they were last reset: large, small
-        self._deferred = False  # while no free was ever deferred, what is allocated is what is active
+        self._deferred = False
+        self._join()
         self.oversize_allocations = Stat()
         self.oversize_segments = Stat()
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = self.num_device_alloc = self.num_device_free = 0
@@ -71,6 +72,10 @@ class Stats:
 
     # Peaks
 
+    def _join(self) -> None:
+        """While no free waits for another stream, what is allocated is what is active."""
+        self._peaks["allocation"], self._peaks["allocated_bytes"] = self._peaks["active"], self._peaks["active_bytes"]
+
     def note_use(self) -> None:
         """Notes the peaks of what a malloc raises. To be called before any of it falls."""
         small, large, peaks = self._small, self._large, self._peaks
@@ -86,14 +91,13 @@ class Stats:
         if self._deferred:
             _note(peaks["allocation"], few - small.pending, many - large.pending)
             _note(peaks["allocated_bytes"], little - small.pending_bytes, much - large.pending_bytes)
-        else:
-            peaks["allocation"][:] = peaks["active"]
-            peaks["allocated_bytes"][:] = peaks["active_bytes"]
 
     def note_deferred(self) -> None:
         """From the first deferred free on, allocated and active are apart. To be called before it counts."""
         self.note_use()
-        self._deferred = True
+        if not self._deferred:
+            self._deferred = True
+            self._peaks |= {key: list(self._peaks[key]) for key in ("allocation", "allocated_bytes")}
 
     def note_split(self) -> None:
         """Notes the peaks of inactive split blocks, after they rose."""
@@ -115,7 +119,9 @@ class Stats:
         for key, sums in _SUMS.items():
             few, many = (rose - fell for rose, fell in (sums(self._small), sums(self._large)))
             self._peaks[key][:] = few + many, many, few
-        self._deferred = bool(self._small.pending or self._large.pending)
+        if not (self._small.pending or self._large.pending):
+            self._deferred = False
+            self._join()
         for stat in (self.oversize_allocations, self.oversize_segments):
             stat.peak = stat.current
 

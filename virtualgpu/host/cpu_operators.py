@@ -56,11 +56,15 @@ class HostOperators(TorchDispatchMode):
                 frame: Any = sys._getframe(1)
                 while frame.f_code.co_name in _OF_MODES:
                     frame = frame.f_back
-                call: tuple = (id(frame), frame.f_lasti)
+                if not frame.f_trace_opcodes:  # a mark that nobody else sets: Python gives the next frame the same place in memory
+                    frame.f_trace_opcodes = True
+                    selected.frames += 1
+                call: tuple = ((selected.frames, id(frame)), frame.f_lasti)
             else:
                 node = _node()
                 call = (task, node._sequence_nr(), node.name()) if node is not None else (task,)  # None where a callback ends the backward
-                selected.visit(task)
+                if selected.task != task:
+                    selected.visit(task)
             if len(types) > 1 and any(kind is not VirtualTensor for kind in types):
                 return func(*args, **(kwargs or {}))  # of a subclass, such as a DTensor: it sees it first
             if VirtualTensor in types:

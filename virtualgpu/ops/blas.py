@@ -39,6 +39,7 @@ FORMATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: 
 # The names that CUDA gives the kernels it does not have for integers.
 INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "dot": "dot", "vdot": "vdot"}
 INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
+_allow_tf32 = torch._C._get_cublas_allow_tf32  # what torch.backends.cuda.matmul says, without the way there
 _current_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
 
 
@@ -167,14 +168,16 @@ def product(call: Call) -> Any:
     dtype = call.args[0].dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         raise not_implemented(INTEGER_PRODUCT.get(call.op.name, "addmm_cuda"), dtype)
-    _require_one_dtype(call)
+    for x in call.args[1:3]:
+        if isinstance(x, torch.Tensor) and x.dtype is not dtype:
+            _require_one_dtype(call)
     return operators.run(call)
 
 
 def _require_one_dtype(call: Call) -> None:
     """Raises RuntimeError for operands of two dtypes where CUDA's words are not the CPU's (benchmarks/fidelity/h200/mixed_dtypes.json)."""
     name, kinds = call.op.name.removesuffix("_"), [x.dtype for x in call.args[:3] if isinstance(x, torch.Tensor)]
-    if len(set(kinds)) < 2 or call.func._overloadname.startswith("dtype"):
+    if call.func._overloadname.startswith("dtype"):
         return
     words = [scalar_name(kind) for kind in kinds]
     if name in ("addmm", "addbmm", "_addmm_activation"):
@@ -189,7 +192,7 @@ def _require_one_dtype(call: Call) -> None:
 
 def product_format(dtype: torch.dtype) -> str:
     """The format in which cuBLAS multiplies."""
-    return FORMATS.get(dtype, "tf32" if torch.backends.cuda.matmul.allow_tf32 else "float32")
+    return FORMATS.get(dtype, "tf32" if _allow_tf32() else "float32")
 
 
 def cudnn_format(dtype: torch.dtype) -> str:

@@ -98,8 +98,10 @@ class Call:
         if self._several or (self._on_host and not host):
             raise different_devices(self.args, self.kwargs)
         self._on_host = False  # they are admitted
-        gpu.machine.require_alive()
-        gpu.machine.selected.gpu = gpu
+        machine = gpu.machine
+        if machine.forked or not machine.alive:
+            machine.require_alive()
+        machine.selected.gpu = gpu
         return gpu
 
     def is_on_one_gpu(self) -> bool:
@@ -231,7 +233,7 @@ class Operator:
 
     __slots__ = (
         "arguments", "assertion", "defaults", "device_time", "func", "handler", "kernel", "marks_written", "model_only", "name",
-        "only_writes", "outs", "overwrites", "positions", "returns_views", "temporaries", "touches_values", "written",
+        "only_writes", "outs", "overwrites", "own_kernel", "positions", "returns_views", "temporaries", "touches_values", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
@@ -246,7 +248,8 @@ class Operator:
         self.only_writes = all(result.alias_info is not None for result in schema.returns)
         views = schema.returns and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         self.returns_views = bool(views) or self.name in UNDECLARED_VIEWS
-        self.kernel: Callable[..., Any] = KERNELS.get(func, func)
+        self.own_kernel: Callable[..., Any] = getattr(func, "_op", func)  # PyTorch's, without the frame of OpOverload.__call__
+        self.kernel = KERNELS.get(func, self.own_kernel)
         self.temporaries = TEMPORARIES.get(self.name)
         self.device_time = DEVICE_TIMES.get(self.name)
         self.overwrites = self.name in OVERWRITES
@@ -261,15 +264,15 @@ class Operator:
         return getattr(getattr(torch.ops.aten, self.name + "_"), self.func._overloadname)
 
 
-_operators: dict[Any, Operator] = {}
+_operators: dict[int, Operator] = {}  # by the id of the OpOverload, which the Operator keeps alive: to hash one takes a frame of Python
 _NO_OPERATOR: Any = None
 
 
 def operator(func: Any) -> Operator:
     """What is known of this OpOverload."""
-    found = _operators.get(func)
+    found = _operators.get(id(func))
     if found is None:
-        found = _operators[func] = Operator(func)
+        found = _operators[id(func)] = Operator(func)
     return found
 
 

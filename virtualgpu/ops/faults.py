@@ -66,7 +66,7 @@ def _lacks_half(call: Call, error: Exception) -> bool:
     """Has the CPU, unlike CUDA, no kernel for half precision? The operator has done nothing then."""
     if not _WITHOUT_HALF.search(str(error)) or call.op.name.startswith(NOT_ON_CUDA):
         return False
-    return call.op.kernel is call.func and not any(x.dtype.is_complex for x in call.tensors())
+    return call.op.kernel is call.op.own_kernel and not any(x.dtype.is_complex for x in call.tensors())
 
 
 def _result_without_values(call: Call, error: Exception) -> Any:

@@ -19,7 +19,7 @@ def _gathered(x: Tensor, dims: Any) -> int:
     dims = [d % x.dim() for d in dims]
     if any(x.stride(d) == 0 and x.shape[d] > 1 for d in range(x.dim())):
         return bytes_of(x)
-    rest = sorted((d for d in range(x.dim()) if d not in dims), key=lambda d: -x.stride(d))
+    rest = sorted((d for d in range(x.dim()) if d not in dims), key=lambda d: x.stride()[d], reverse=True)
     ordered = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta").permute(*rest, *dims)
     try:
         ordered.view(-1, *(x.shape[d] for d in dims))

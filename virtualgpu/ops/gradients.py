@@ -18,6 +18,7 @@ from virtualgpu.profiles import load
 from virtualgpu.tensor import VirtualTensor, allocate_on, memory_of, wrap
 
 aten = torch.ops.aten
+_ADD = aten.add.Tensor
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
 # References to a gradient that only the engine holds, and to its storage, as `count_references` has found them in this version of torch.
 _ALONE: list[tuple[int, int]] = []
@@ -56,7 +57,7 @@ def add(call: Call) -> Any:
 
     `linear` adds its bias to a product that it has just made (aten/src/ATen/native/Linear.cpp).
     """
-    if call.func is aten.add.Tensor and not call.kwargs:
+    if call.op.func is _ADD and not call.kwargs:
         if _graph_task() != -1:
             if _accumulates(*call.args):
                 return operators.compute(call.of(aten.add_.Tensor))
@@ -118,10 +119,13 @@ def _count(host_operators: Callable[[Machine], Any], done: _thread.LockType) -> 
 
 def _is_bias(x: Any, bias: Any) -> bool:
     """Was the first a product, made in this same call of C++, and is the second a vector of its rows' length?"""
-    if type(bias) is not VirtualTensor or bias.dim() != 1 or type(x) is not VirtualTensor or x.shape[-1:] != bias.shape:
+    if type(x) is not VirtualTensor or type(bias) is not VirtualTensor:
         return False
-    memory, selected = memory_of(x), x._gpu.machine.selected
-    return memory.born == selected.call and selected.product is not None and selected.product() is memory and x.dtype is bias.dtype
+    selected = x._gpu.machine.selected
+    memory = None if selected.product is None else selected.product()
+    if memory is None or memory.born != selected.call or memory_of(x) is not memory:
+        return False
+    return bias.dim() == 1 and x.shape[-1:] == bias.shape and x.dtype is bias.dtype
 
 
 @handles("logical_and", "logical_or", "masked_fill", "index_fill", "mul", "sub")

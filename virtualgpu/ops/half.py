@@ -43,6 +43,8 @@ def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
     writes_first = name.endswith("_")
     pure = getattr(aten, name.removesuffix("_")) if writes_first else packet
     stay = STAY_FLOAT32.get(packet, ())
+    convolves = packet is aten.convolution
+    plain = getattr(func, "_op", func)
 
     def rounded(result: Any, dtype: torch.dtype, index: int = -1) -> Any:
         if isinstance(result, (tuple, list)):
@@ -51,11 +53,11 @@ def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
         return result if fits else result.to(dtype)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        dtype = next((x.dtype for x in args if isinstance(x, torch.Tensor)), None)
-        if packet is aten.convolution:
-            require_floating_convolution(args[0].dtype)
+        dtype = args[0].dtype
+        if convolves:
+            require_floating_convolution(dtype)
         if dtype not in HALF:
-            return func(*args, **kwargs)
+            return plain(*args, **kwargs)
         out = kwargs.pop("out", None)
         result = pure(*map(widened, args), **{key: widened(x) for key, x in kwargs.items()})
         if writes_first:

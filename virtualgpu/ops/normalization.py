@@ -261,8 +261,7 @@ def batch_norm(call: Call) -> Any:
         _refuse_narrow_weight(x.dtype, weight.dtype, cudnn)
     if cudnn:
         return operators.compute(call)
-    given = weight if weight is not None else mean
-    narrow = x.dtype in _LOW and given is not None and given.dtype is x.dtype
+    narrow = _is_narrow(x, weight, mean)
 
     def values() -> Any:
         results = _in_float32(call.func, call.args) if narrow else call.func(*call.args)
@@ -272,6 +271,12 @@ def batch_norm(call: Call) -> Any:
         return results[0], mean.to(kind, copy=True), torch.rsqrt(variance.to(kind) + epsilon)
 
     return operators.compute(call, values)
+
+
+def _is_narrow(x: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor | None) -> bool:
+    """Are the parameters in half precision too, or, where there are none, the running statistics? The CPU does not take all of these."""
+    given = weight if weight is not None else mean
+    return x.dtype in _LOW and given is not None and given.dtype is x.dtype
 
 
 def _refuse_narrow_weight(kind: torch.dtype, narrow: torch.dtype, cudnn: bool) -> None:
@@ -301,7 +306,7 @@ def batch_norm_backward(call: Call) -> Any:
     cuDNN reads a gradient that lies as the image does: another is copied first.
     """
     gradient, x, weight, mean, _, _, _, training, _, mask = call.args
-    narrow = x.dtype in _LOW and weight is not None and weight.dtype is x.dtype
+    narrow = _is_narrow(x, weight, mean)
     if call.kwargs:
         return operators.into_given(call)
     cudnn = uses_cudnn(x, weight, weight, mean, training)

@@ -55,7 +55,7 @@ def run(call: Call, values: Callable[[], Any] | None = None) -> Any:
     else:
         with _DisableTorchDispatch():
             result = op.kernel(*call.args, **call.kwargs) if values is None else values()
-        result = wrap_all(result, gpu)
+        result = wrap(result, gpu) if type(result) is torch.Tensor else wrap_all(result, gpu)
     if op.temporaries is not None and values is None:
         gpu.scratch(op.temporaries(call, result))
     gpu.launch(*work(call, result), name=op.name)
@@ -71,8 +71,8 @@ def view(call: Call) -> Any:
     machine.selected.gpu = gpu
     machine.clock.advance_host(gpu.profile.view_seconds)
     with _DisableTorchDispatch():
-        result = call.func(*call.args, **call.kwargs)
-    return wrap_all(result, gpu)
+        result = call.op.kernel(*call.args, **call.kwargs)
+    return wrap(result, gpu) if type(result) is torch.Tensor else wrap_all(result, gpu)
 
 
 # Operators with rules of their own

@@ -19,6 +19,7 @@ from virtualgpu.ops.call import Call, DeviceTime, Operator, Work, bytes_of
 from virtualgpu.tensor import VirtualTensor, tensors
 
 Tensor = torch.Tensor
+_STRIDED = torch.strided
 
 # Pointwise kernels that cannot take a vector of elements at a time: clocks an element (ATen/native/cuda/CUDALoops.cuh).
 UNVECTORIZED = 0.31
@@ -57,7 +58,7 @@ def default_rule(op: Operator) -> DeviceTime:
 
 def bound_by_memory(call: Call, results: list[Tensor], moved: int) -> Work:
     """Operands are read once, results written once. What is given for results was counted among the arguments already."""
-    return Work(moved - sum(map(bytes_of, call.given_outputs())))
+    return Work(moved - sum(map(bytes_of, call.given_outputs())) if call.kwargs else moved)
 
 
 def drawing(call: Call, results: list[Tensor], moved: int) -> Work:
@@ -69,7 +70,7 @@ def pointwise(call: Call, results: list[Tensor], moved: int) -> Work:
     operands: list[Tensor] = []
     for x in call.args:
         if type(x) is VirtualTensor:
-            if x.layout is not torch.strided:
+            if x.layout is not _STRIDED:
                 return Work(moved)
             if operands and (x is operands[0] or x is operands[-1]):
                 moved -= bytes_of(x)  # read once
@@ -77,7 +78,7 @@ def pointwise(call: Call, results: list[Tensor], moved: int) -> Work:
                 operands.append(x)
     if call.kwargs:
         moved -= sum(map(bytes_of, call.given_outputs()))
-    if not operands or not results or results[0].layout is not torch.strided:
+    if not operands or not results or results[0].layout is not _STRIDED:
         return Work(moved)
     output, kind = results[0], operands[0].dtype
     size, strides = output.shape, output.stride()
@@ -105,6 +106,8 @@ def laid_out(output: Tensor, operands: Iterable[Tensor], moved: int, one_type: b
 
 def fastest(x: Tensor) -> int:
     """The dimension along which neighbours lie closest in memory, of a tensor with more than one element."""
+    if x.shape[-1] > 1 and x.is_contiguous():
+        return x.dim() - 1
     return min((stride, d) for d, (length, stride) in enumerate(zip(x.shape, x.stride(), strict=True)) if length > 1)[1]
 
 

@@ -24,7 +24,7 @@ from virtualgpu.streams import race_reports
 from virtualgpu.streams.accesses import Access, Place, Region, as_before, at, has_region, mapped, overlaid, snapshot, whole
 from virtualgpu.streams.launches import Arrival, Launch, UserLine, outputs_of, reference, user_line
 from virtualgpu.streams.race_reports import Race, Side
-from virtualgpu.tensor import Memory, VirtualTensor, stand_in, tensors
+from virtualgpu.tensor import Memory, VirtualTensor, allocate_on, tensors, wrap
 
 SHARE = 0.25  # of the host's budget for values: what launches that may have to run again may hold
 
@@ -161,7 +161,8 @@ class RaceDetector:
                 return use.tensor
             if type(use.tensor) is not VirtualTensor:
                 return old
-            return stand_in(old, use.tensor._gpu)
+            allocate_on(use.tensor._gpu, old.untyped_storage(), allocated=False)
+            return wrap(old, use.tensor._gpu)
 
     def _keep(self, launch: Launch, call: Call) -> None:
         """Remember the arguments as they are, and forget those of the oldest launches beyond the host's means."""

@@ -50,12 +50,28 @@ WRONG = {
         "no subnormal numbers": (without(DECODE, "if exponent == 0:", "if exponent == 0 and not part:"), "exponent of zeros"),
         "subnormal numbers one power too low": (without(DECODE, "(1 - bias)", "-bias"), "exponent of zeros"),
         "no infinity": (without(DECODE, "if exponent == 2 ** exponent_bits - 1:", "if False:"), "exponent of ones"),
+        "nan for infinity": (without(DECODE, 'if part else sign * float("inf")', ""), "exponent of ones"),
+        "infinity without a sign": (without(DECODE, 'else sign * float("inf")', 'else float("inf")'), "exponent of ones"),
+        "no leading one": (without(DECODE, "(1 + part)", "part"), "leading 1 is not stored"),
+        "a bias one too large": (without(DECODE, "2 ** (exponent_bits - 1) - 1\n    if", "2 ** (exponent_bits - 1)\n    if"), "stands for"),
+        "as text": (
+            without(DECODE, "return sign * (1 + part)", "return str(sign) * (1 + int(part))").replace("* 2.0 ** (exponent - bias)", ""),
+            "returned str",
+        ),
         "no sign": (without(DECODE, '-1.0 if bits[0] == "1" else 1.0', "1.0"), "stands for"),
         "one fixed bias": (without(DECODE, "2 ** (exponent_bits - 1) - 1\n    if", "15\n    if"), "stands for"),
     },
     "07.2": {
         "areas in float16": (without(IOU, "a, b = a.float(), b.float()", "pass"), "larger than 65504"),
         "areas in bfloat16": (without(IOU, "a.float(), b.float()", "a.bfloat16(), b.bfloat16()"), "larger than 65504"),
+        "smaller numbers, still in float16": (
+            without(IOU, "a, b = a.float(), b.float()", "a, b = a / 64, b / 64"),
+            "rounded to three digits",
+        ),
+        "all that is kept in float16": (
+            without(IOU, "a, b = a.float(), b.float()", "a, b = a / 4096, b / 4096"),
+            "rounded to three digits",
+        ),
         "no clamp": (without(IOU, ".clamp(min=0)"), "Do they touch"),
         "in float32": (without(IOU, ".half()"), "torch.float32"),
         "the shared area counted twice": (without(IOU, " - shared)", " )"), "overlap by"),
@@ -85,7 +101,7 @@ def half_but_norms(model):
                 parameter.data = parameter.data.half()
     return model
 """,
-            "all three kinds",
+            "all three kinds|only BatchNorm stays",
         ),
         "only the first level": (
             """
@@ -120,10 +136,47 @@ def half_but_norms(model):
 """,
             "in place",
         ),
+        "parameters alone": (
+            """
+def half_but_norms(model):
+    for layer in model.modules():
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            for parameter in layer.parameters(recurse=False):
+                parameter.data = parameter.data.half()
+    return model
+""",
+            "shift is torch.float32",
+        ),
+        "bfloat16": (
+            """
+def half_but_norms(model):
+    for layer in model.modules():
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+                tensor.data = tensor.data.bfloat16()
+    return model
+""",
+            "is torch.bfloat16",
+        ),
+        "every kind of norm": (
+            """
+def half_but_norms(model):
+    for layer in model.modules():
+        if "Norm" not in type(layer).__name__:
+            for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+                tensor.data = tensor.data.half()
+    return model
+""",
+            "only BatchNorm stays",
+        ),
         "no result": ("def half_but_norms(model): model.half()", "returned NoneType"),
     },
     "07.4": {
         "no sign": (without(SCALE, ".abs()"), "ValueError|infinite in float16"),
+        "the mean": (without(SCALE, "gradient.abs().max()", "gradient.abs().mean()"), "infinite in float16"),
+        "the smallest": (without(SCALE, "max(gradient.abs().max()", "min(gradient.abs().max()"), "infinite in float16"),
+        "up to 65536": (without(SCALE, "65519", "65536"), "infinite in float16"),
+        "the exponent": (without(SCALE, "return 2.0 **", "return"), "no power of two|not the largest|infinite"),
         "one tensor": (without(SCALE, "for gradient in gradients", "for gradient in gradients[:1]"), "infinite in float16"),
         "no power of two": (without(SCALE, "2.0 ** math.floor(math.log2(65519 / largest))", "65504 / largest"), "no power of two"),
         "never below 1": (without(SCALE, "return ", "return max(1.0, ").rstrip() + ")", "infinite in float16"),
@@ -131,8 +184,10 @@ def half_but_norms(model):
         "one power too few": (without(SCALE, "65519", "32000"), "not the largest"),
     },
     "07.5": {
+        "clipped by value": (without(STEP, "clip_grad_norm_", "clip_grad_value_"), "clipped: after unscale_"),
+        "never unscaled for the clip": (without(STEP, UNSCALE), "clipped: after unscale_"),
         "not clipped": (without(STEP, CLIP), "clipped: after unscale_"),
-        "old gradients": (without(STEP, "    optimizer.zero_grad()\n"), "moved otherwise"),
+        "old gradients": (without(STEP, "    optimizer.zero_grad()\n"), "old gradients cleared"),
         "no autocast": (without(STEP, 'torch.autocast("cuda", dtype=torch.float16)', "torch.enable_grad()"), "in torch.float32"),
         "in bfloat16": (without(STEP, "torch.float16", "torch.bfloat16"), "in torch.bfloat16"),
         "the optimizer's own step": (without(STEP, "scaler.step(optimizer)", "optimizer.step()"), "leaves out the step|AssertionError"),
@@ -145,5 +200,50 @@ def half_but_norms(model):
             "What multiplies the loss|leaves out the step",
         ),
         "the scaled loss": (without(STEP, "loss.item()", "scaler.scale(loss).item()"), "true loss"),
+    },
+}
+
+MENDED = """
+def half_but_norms(model):
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    for layer in model.modules():
+        if not isinstance(layer, norms):
+            for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+                tensor.data = tensor.data.to(torch.float16)
+    return model
+"""
+RIGHT = {
+    "07.1": {
+        "powers": DECODE,
+        "exact fractions": without(
+            DECODE, "return sign * (1 + part)", "from fractions import Fraction\n    return Fraction(sign) * (1 + Fraction(part))"
+        ).replace("2.0 ** (exponent - bias)", "Fraction(2) ** (exponent - bias)"),
+        "NumPy's numbers": "import numpy\n" + without(DECODE, "return sign * (1 + part)", "return numpy.float64(sign) * (1 + part)"),
+        "ldexp": "import math\n"
+        + without(DECODE, "sign * (1 + part) * 2.0 ** (exponent - bias)", "math.ldexp(sign * (1 + part), exponent - bias)"),
+    },
+    "07.2": {
+        "in float32": IOU,
+        "in float64": IOU.replace(".float()", ".double()"),
+        "smaller numbers, in float32": without(IOU, "a, b = a.float(), b.float()", "a, b = a.float() / 64, b.float() / 64"),
+        "sides clipped by relu": without(IOU, ".clamp(min=0)", ".relu()"),
+    },
+    "07.3": {
+        "the data": MENDED,
+        "by the base class": without(MENDED, "(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)", "nn.modules.batchnorm._BatchNorm"),
+    },
+    "07.4": {
+        "by a logarithm": SCALE,
+        "NumPy's number": "import numpy\n" + without(SCALE, "return ", "return numpy.float64(1) * "),
+    },
+    "07.5": {
+        "as in the lesson": STEP,
+        "cleared at the end": without(STEP, "    optimizer.zero_grad()\n", "    model.zero_grad(set_to_none=True)\n"),
+        "cleared first": without(STEP, "    with torch.autocast", "    optimizer.zero_grad()\n    with torch.autocast"),
+        "the loss outside": without(
+            STEP,
+            "        loss = nn.functional.mse_loss(model(x), y)\n",
+            "        output = model(x)\n    loss = (output.float() - y).square().mean()\n",
+        ),
     },
 }

@@ -116,3 +116,10 @@ def test_what_the_engine_calls_when_a_backward_is_done_is_in_no_node(device):
     )
     (weight * 3).sum().backward()
     assert seen == [[4.0, 4.0]]
+
+
+def test_a_layer_on_the_host_stays_there_after_the_same_layer_on_a_gpu(machine):
+    """Both run the same instruction, in a frame of Python that has the same place in memory."""
+    layer = torch.nn.CircularPad1d(1)
+    places = [layer(x).device.type for x in (torch.ones(1, 1, 3, device="cuda"), torch.ones(1, 1, 3))]
+    assert places == ["cuda", "cpu"]

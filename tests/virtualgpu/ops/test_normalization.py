@@ -1,5 +1,7 @@
 """Normalizations, forward and backward. Sequences recorded on an H200."""
 
+import copy
+
 import pytest
 import torch
 from asked import asked
@@ -65,3 +67,20 @@ def test_values_agree_with_the_cpu(name, dtype):
         assert_close(got.detach().cpu().float(), expected.detach(), **tolerance)
         assert_close(here.grad.cpu(), gradient, rtol=0.1, atol=0.1)
         assert_close(module.weight.grad.cpu().float(), weight_gradient, rtol=0.05, atol=0.5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_batch_norm_without_parameters_takes_half_precision(machine, dtype, training):
+    norm, x = torch.nn.BatchNorm1d(3, affine=False).to(dtype).train(training), torch.randn(8, 3).to(dtype)
+    there = copy.deepcopy(norm).cuda()
+    given = x.cuda().requires_grad_()
+    y = there(given)
+    y.square().sum().backward()
+    reference = torch.nn.BatchNorm1d(3, affine=False).train(training)
+    whole = x.float().requires_grad_()
+    expected = reference(whole)
+    expected.square().sum().backward()
+    torch.testing.assert_close(y.detach().cpu().float(), expected.detach(), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(given.grad.cpu().float(), whole.grad, rtol=3e-2, atol=5e-2)
+    torch.testing.assert_close(there.running_var.cpu().float(), reference.running_var, rtol=1e-2, atol=1e-2)
