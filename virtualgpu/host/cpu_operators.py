@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from virtualgpu import errors
@@ -120,8 +121,8 @@ class HostOperators(TorchDispatchMode):
         moved = 0
         for x in (*args, result):
             if isinstance(x, torch.Tensor):
-                if x.is_meta:
-                    return  # shapes alone
+                if x.is_meta or isinstance(x, FakeTensor) or hasattr(x, "__tensor_flatten__"):
+                    return  # shapes alone; a DTensor's own operators take their time
                 moved += x.numel() * x.itemsize
         work = matrix_work(op.name, args)
         self.machine.clock.advance_host(costs.cpu_seconds(self.machine.profile, moved, 0 if work is None else work[0]))
