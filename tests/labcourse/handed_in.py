@@ -10,7 +10,7 @@ from labcourse.sandbox import Limits
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SETUP = "import torch, labkit\nfrom torch import nn\nlabkit.use(gpus=2)"
-LIMITS = Limits(cell_seconds=4, trial_seconds=4, seconds=10, memory=1 << 30, output=4 << 20, grace=4)
+LIMITS = Limits(cell_seconds=4, trial_seconds=4, seconds=20, memory=1 << 30, output=4 << 20, grace=4)
 
 COURSE = f"""
 course = "GPUs, a trial"
