@@ -14,7 +14,7 @@ import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 
 from virtualgpu import autocast, comm, factories, generators, hardware, moves, refusals, torchscript
-from virtualgpu.collectives import reducer
+from virtualgpu.collectives import reducer, wrappers
 from virtualgpu.driver import cuda, nvml, smi
 from virtualgpu.hardware import Machine
 from virtualgpu.host import pinned, python_costs, time_module
@@ -27,7 +27,8 @@ from virtualgpu.threads import replacements as threads
 
 # Each has `replacements(machine)`: by owner, the names that change.
 _PARTS = (
-    reducer, generators, nvml, cuda, cuda_streams, factories, moves, pinned, sharing, autocast, backward, comm, torchscript, python_costs,
+    reducer, wrappers,
+    generators, nvml, cuda, cuda_streams, factories, moves, pinned, sharing, autocast, backward, comm, torchscript, python_costs,
     time_module, refusals,
 )  # fmt: skip
 _ABSENT = object()

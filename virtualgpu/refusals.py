@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.autograd.profiler
-from torch._subclasses.fake_tensor import FakeTensor
 
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
@@ -18,7 +17,6 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
         if original := getattr(torch.cuda, name, None):
             yield torch.cuda, {name: refuse(f"torch.cuda.{name}", original)}
     yield torch, {"compile": refuse("torch.compile")}
-    yield FakeTensor, {"__new__": fake_on_the_cpu_only(FakeTensor.__new__)}
     profile = torch.autograd.profiler.profile
     yield profile, {"__init__": profile_of_the_cpu(profile.__init__)}
     yield torch.autograd, {"_supported_activities": lambda: {torch.profiler.ProfilerActivity.CPU}}
@@ -38,18 +36,6 @@ def refuse(name: str, original: Any = None) -> Any:
     if wrapped := getattr(original, "__wrapped__", None):
         refused.__wrapped__ = wrapped  # type: ignore[attr-defined]
     return refused
-
-
-def fake_on_the_cpu_only(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Fake tensors, as torch.export makes them, except on CUDA: with those, autograd aborts a process without CUDA."""
-
-    def make_fake(*args: Any, **kwargs: Any) -> Any:
-        fake = make(*args, **kwargs)
-        if fake.fake_device.type == "cuda":
-            raise unsupported("a FakeTensor on a CUDA device, as torch.export, torch.onnx.export and DTensors (fully_shard) make them,")
-        return fake
-
-    return make_fake
 
 
 def profile_of_the_cpu(prepare: Callable[..., None]) -> Callable[..., None]:

@@ -91,7 +91,39 @@ TRAINING = """
 """
 
 
-@pytest.mark.parametrize("program, ranks", [(COLLECTIVES, 3), (TRAINING, 2)])
+SHARDED = """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    mesh, result = init_device_mesh(device, (2,)), {}
+    def train(net, forward):
+        optimizer = torch.optim.AdamW(net.parameters(), 0.1)
+        for step in range(3):
+            optimizer.zero_grad(); forward(step + 1.0); optimizer.step()
+        return [p.full_tensor().tolist() if hasattr(p, "full_tensor") else p.tolist() for p in net.parameters()]
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).to(device)
+    for keep in (True, False):
+        model = net()
+        for part in (model[0], model[2], model):
+            fully_shard(part, mesh=mesh, reshard_after_forward=not keep)
+        result[f"fsdp {keep}"] = train(model, lambda x: model(torch.full((4, 8), x + rank, device=device)).square().mean().backward())
+    model = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    result["tensor parallel"] = train(model, lambda x: model(torch.full((4, 8), x, device=device)).square().mean().backward())
+    for kind in (ScheduleGPipe, Schedule1F1B):
+        part = net()[2 * rank]
+        stage = PipelineStage(part, rank, 2, torch.device(device, rank) if device == "cuda" else torch.device(device))
+        schedule = kind(stage, 4, loss_fn=lambda y, t: (y - t).square().mean())
+        def forward(x):
+            schedule.step(target=torch.zeros(8, 8, device=device)) if rank else schedule.step(torch.full((8, 8), x, device=device))
+        result[kind.__name__] = train(part, forward)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("program, ranks", [(COLLECTIVES, 3), (TRAINING, 2), (SHARDED, 2)])
 def test_values_are_those_of_gloo(script, program, ranks):
     path = script(START + program)
     virtual = labkit.torchrun(path, ranks=ranks, like="H200", quiet=True)

@@ -31,6 +31,8 @@ TOUCHES_NO_VALUES = (operators.view, operators.set_storage, operators.resize, co
 
 def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
     """`VirtualTensor.__torch_dispatch__`."""
+    if len(types) > 1:
+        return NotImplemented  # another subclass, such as a DTensor, sees it first
     op = operator(func)
     handler = op.handler or _prepare(op)
     call = Call(op, args, kwargs or {})
