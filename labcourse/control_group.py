@@ -27,6 +27,10 @@ class ControlGroup:
             group = cls(Path(tree, f"labkit-{os.getpid()}-{pid}"), version)
             if not Path(tree, "cgroup.procs").exists() and not Path(tree, "tasks").exists():
                 continue
+            for abandoned in Path(tree).glob("labkit-*-*"):  # of graders that were killed
+                if not psutil.pid_exists(int(abandoned.name.split("-")[1])):
+                    with contextlib.suppress(OSError):
+                        abandoned.rmdir()
             try:
                 group._folder.mkdir()
                 if not (group._folder / group._limit).exists():  # nobody counts memory there
