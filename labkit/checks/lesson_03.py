@@ -62,10 +62,13 @@ def observe_batches(data_parallel: Any, cases: Plain) -> Plain:
         module = Rows(float(case["weight"]), first)
         x = torch.tensor([float(value) for value in case["values"]], device=first)[:, None].repeat(1, WIDTH)
         before = _allocated()
+        for index in range(2):
+            torch.cuda.reset_peak_memory_stats(index)
         with _without_the_wrapper(), during(f"{len(x)} rows and device_ids={case['devices']}"):
             y = data_parallel(module, x, list(case["devices"]))
         observed = {"result": describe(y), "seen": sorted(module.seen), "gradient": None}
         gc.collect()
+        observed["peak"] = [torch.cuda.max_memory_allocated(index) - earlier for index, earlier in enumerate(before)]
         observed["held"] = [now - earlier for now, earlier in zip(_allocated(), before, strict=True)]
         if isinstance(y, torch.Tensor) and y.requires_grad:
             y.sum().backward()
@@ -112,7 +115,7 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
             )
         for device in devices:
             due = ROW_BYTES * (1 + sizes[device]) if device in sizes and device != devices[0] else 0
-            if (put := observed["held"][device]) > due + SLACK:
+            if (put := observed["held" if device in sizes else "peak"][device]) > due + SLACK:
                 what = f"{due >> 10} KiB, for weights and rows" if due else "nothing new, but for the results"
                 return not_yet(f"{given} cuda:{device} needs {what}; you put {put >> 10} KiB there.")
     return right("Values, gradients and memory are those of nn.DataParallel.")
@@ -131,7 +134,7 @@ def draw_peaks(generator: random.Random) -> Plain:
     gpus = [
         {"before": generator.randint(1, 8), "brief": [most, generator.randint(1, 3)], "kept": generator.randint(1, 3)} for most in highest
     ]
-    return {"gpus": gpus, "current": generator.randint(0, 1)}
+    return {"gpus": gpus, "current": generator.randint(0, 1), "devices": [1, 0]}
 
 
 def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
@@ -146,7 +149,7 @@ def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
             kept.append(_take(index, gpu["kept"]))
 
     with torch.cuda.device(inputs["current"]):
-        said = peaks(step, [0, 1])
+        said = peaks(step, list(inputs["devices"]))
     told = [number(value) for value in said] if isinstance(said, list | tuple) else type(said).__name__
     return {"said": told, "calls": len(kept) // len(held)}
 
@@ -160,10 +163,10 @@ def judge_peaks(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(f"your function returned {observed['said']}, not a list of bytes.")
     if observed["calls"] != 1:
         return not_yet(f"step was to run once; it ran {observed['calls']} times.")
-    due, said = [max(gpu["brief"]) * UNIT for gpu in inputs["gpus"]], observed["said"]
+    due, said = [max(inputs["gpus"][device]["brief"]) * UNIT for device in inputs["devices"]], observed["said"]
     if len(said) != len(due) or not all(told is not None and abs(told - most) <= CLOSE for told, most in zip(said, due, strict=True)):
         return not_yet(
-            f"at the step's peak the GPUs held {due} bytes more than before it; you say {observed['said']}. "
+            f"at the step's peak the GPUs {inputs['devices']} held {due} bytes more than before it; you say {observed['said']}. "
             "Since when is a peak counted, and what was there already?"
         )
     return right("What a GPU holds at its peak must fit, however briefly.")
