@@ -275,12 +275,10 @@ KEPT = ROWS * WIDTH * 4  # bytes of one block's input
 
 
 def draw_blocks(generator: random.Random) -> Plain:
+    """Blocks with a rest, of which so many parts as a part was to have blocks would be of another size."""
     every = generator.randint(2, 4)
-    return {
-        "seed": generator.randrange(1 << 30),
-        "every": every,
-        "blocks": every * generator.randint(2, 4) + generator.randint(1, every - 1),
-    }
+    counts = [blocks for blocks in range(2 * every + 1, 5 * every) if blocks % every and -(-blocks // every) != every]
+    return {"seed": generator.randrange(1 << 30), "every": every, "blocks": generator.choice(counts)}
 
 
 def observe_checkpoints(run: Any, inputs: Plain) -> Plain:
@@ -298,6 +296,7 @@ def observe_checkpoints(run: Any, inputs: Plain) -> Plain:
 def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Plain:
     """What a forward returns and keeps, which blocks its backward runs again, and the gradients that come of it."""
     calls: list[int] = []
+    model.train()  # whatever the answer has made of it before
     handles = [block.register_forward_pre_hook(lambda *_, index=index: calls.append(index)) for index, block in enumerate(model)]
     torch.cuda.manual_seed_all(inputs["seed"])
     before = torch.cuda.memory_allocated(DEVICE)
