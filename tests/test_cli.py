@@ -130,11 +130,10 @@ def test_no_values_reaches_the_machine(script):
         import torch
         x = torch.ones(1000, 1000, device="cuda")
         print(x.shape, torch.cuda.memory_allocated() >= 4_000_000)
-        x.sum().item()
+        print(x.sum().item())
     """)
     result = run("--no-values", path)
-    assert result.returncode == 1 and "torch.Size([1000, 1000]) True" in result.stdout
-    assert "values" in result.stderr.splitlines()[-1]
+    assert (result.returncode, result.stdout) == (0, "torch.Size([1000, 1000]) True\nnan\n")
 
 
 @pytest.mark.slow

@@ -57,6 +57,11 @@ class Memory:
             else:
                 self.gpu.allocator.free(self.block)
 
+    @property
+    def shared(self) -> bool:
+        """May another process see the values?"""
+        return self.export is not None
+
     def forget(self) -> None:
         """The values are known no longer."""
         if self.kept is not None:

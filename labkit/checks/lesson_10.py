@@ -262,14 +262,16 @@ WHOLE = 8  # of a parameter of the largest layer, in its backward: weight and gr
 
 
 def draw_budgets(generator: random.Random) -> Plain:
-    """Models whose largest layer matters: one that fits one GPU, some that need several, one of which leaves not a byte."""
+    """Models whose largest layer matters: one that fits one GPU, some that need several, one of which leaves not a byte.
+
+    The second needs a little more than a whole number of GPUs, so that who rounds is told.
+    """
     cases = []
-    for ranks, spare in ((1, True), (generator.randint(2, 4), True), (generator.randint(5, 9), False), (generator.randint(20, 60), True)):
+    for ranks, rest in ((1, 0.5), (generator.randint(2, 4), 0.4), (generator.randint(5, 9), 0), (generator.randint(20, 60), 1)):
         parameters = generator.randint(50, 900) * ranks * 10**6
         layer = parameters // generator.randint(8, 30)
-        share = HELD * parameters // ranks
-        fewer = HELD * parameters // (ranks - 1) if ranks > 1 else 2 * share
-        cases.append([parameters, layer, WHOLE * layer + (generator.randint(share + 16, fewer - 16) if spare else share)])
+        needed = ranks - 1 + generator.uniform(rest / 8, rest) if rest else ranks  # of such GPUs, before it is rounded up
+        cases.append([parameters, layer, WHOLE * layer + round(HELD * parameters / needed)])
     generator.shuffle(cases)
     return cases
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -218,7 +219,8 @@ def test_measurements_that_lie_for_every_answer(course, sandbox):
     data = notebook(FROZEN_MEMORY, answer, number="06.2", name="train_and_collect")
     examined = examination.examine(data, "ada", lab, course, frozenset(), sandbox)
     assert_nothing_gained(examined)
-    assert (examined.status, examined.detail) == ("tampered", "an answer to 06.1 that is known to be wrong looked right")
+    assert examined.status == "tampered"
+    assert re.fullmatch(r"an answer to 06\.\d that is known to be wrong looked right", examined.detail)
 
 
 FROZEN_MEMORY = """

@@ -22,7 +22,11 @@ from labkit.checks import checking
 from labkit.checks.controls import control, wrong_answers
 
 # On real GPUs, of a model and its copy on another: PyTorch says it once in a process.
-pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Using -1 to represent CPU tensor is deprecated:FutureWarning"),
+]
 FOLDER = Path(__file__).parents[2] / "notebooks"
 TRIES = int(os.environ.get("LABKIT_TRIES", 2))  # inputs are drawn afresh each time; 60 show a leak of one in fifty
 SLOW = ("09.4", "10.")  # they train, or start processes: once is enough for each wrong answer

@@ -55,11 +55,11 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _make_wrapper(make: Any) -> Any:
-    def make_wrapper(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-        wanted = None if device is None else torch.device(device)
+    def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = None if kwargs.get("device") is None else torch.device(kwargs["device"])
         if wanted is None or wanted.type != "cuda":
-            return make(cls, *args, device=device, **kwargs)
-        wrapper = make(cls, *args, device=torch.device("cpu"), **kwargs)
+            return make(cls, *args, **kwargs)
+        wrapper = make(cls, *args, **kwargs | {"device": torch.device("cpu")})
         wrapper._virtual_device = wanted if wanted.index is not None else torch.device("cuda", torch.cuda.current_device())
         if "device" not in cls.__dict__:
             cls.device = property(_device_of)

@@ -125,7 +125,7 @@ def shapes_of(call: Call) -> Any:
 def forget(x: torch.Tensor) -> None:
     """Something unknown was written into this tensor: its storage has no values any more."""
     memory = memory_of(x)
-    if memory.export is not None and memory.kept is not None:
+    if memory.shared and memory.kept is not None:
         raise unsupported("writing values that were not kept into a tensor that another process sees")
     memory.forget()
 

@@ -160,10 +160,7 @@ WITHOUT_VALUES = """
         x.add_(1)
         said = []
         for unknown in (x, number):
-            try:
-                unknown.sum().item()
-            except RuntimeError as error:
-                said.append(str(error).split(",")[0])
+            said.append(repr(unknown.sum().item()))
         end.send([x.shape, x.stride(), x.data_ptr() != 0, torch.cuda.memory_allocated(), said])
         end.recv()
         end.send(x.new_zeros(2, 2))
@@ -188,9 +185,8 @@ WITHOUT_VALUES = """
 def test_without_values_shapes_and_memory_are_sent(tmp_path):
     with labkit_run(tmp_path, WITHOUT_VALUES, "--no-values") as process:
         output, complaints = process.communicate(timeout=280)
-    unknown = "the values of this tensor on cuda:0 were not kept"
     assert output.splitlines() == [
-        f"{[torch.Size([3, 1 << 20]), (1, 3), True, 0, [unknown, unknown]]}",
+        f"{[torch.Size([3, 1 << 20]), (1, 3), True, 0, ['nan', 'nan']]}",
         f"torch.Size([2, 2]) {(12 << 20) + 512}",
     ], complaints
 
