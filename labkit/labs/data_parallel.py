@@ -179,7 +179,8 @@ def plot_data_parallel_work(result: Result, recorded: Result | None = None) -> F
     panels[-1].set_xlabel("share of the step for which it computes")
     if recorded is not None:
         panels[0].legend(frameon=False, loc="center right")
-    return finished(canvas, result, recorded, _work_proof)
+    shown = None if recorded is None else f"{result.badge}  ·  diamonds: {recorded.badge}"
+    return finished(canvas, result, recorded, _work_proof, shown=shown)
 
 
 def _work_finding(result: Result, models: list[str]) -> str:

@@ -167,11 +167,12 @@ def work(shares, badge="measured on paper", **more) -> Result:
     return Result("data_parallel_work", {"gpus": 2, "models": {"small": [8, 4], "large": [8, 4]}}, WORK_COLUMNS, rows, badge, **more)
 
 
-def test_the_share_of_a_step_at_work_beside_the_recorded_one():
+def test_the_share_of_a_step_at_work_beside_the_recorded_one(drawn):
     recorded = work({"small": [0.1, 0.2], "large": [0.9, 0.8]}, "recorded on 2× NVIDIA H200", origin={"machine": "2x NVIDIA H200"})
     figure = plot_data_parallel_work(work({"small": [0.2, 0.1], "large": [0.75, 0.65]}), recorded)
     assert figure.title == "Share of a step for which the GPUs compute: small model 15%, large model 70%"
     assert "Small model, GPU 0 20%, GPU 1 10%; large model, GPU 0 75%, GPU 1 65%." in figure.alt
+    assert drawn[-1].texts[-1].get_text() == "measured on paper  ·  diamonds: recorded on 2× NVIDIA H200"
     assert "GPU 0 90%" in figure.alt and figure.alt.endswith("Measured on paper.")
 
 
