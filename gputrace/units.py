@@ -32,8 +32,9 @@ def time_text(seconds: float) -> str:
 
 
 def rate_text(bytes_per_second: float) -> str:
-    """0.227 GB/s, 11.9 GB/s."""
-    return f"{bytes_per_second / 1e9:.3g} GB/s"
+    """0.227 GB/s, 11.9 GB/s, 4.14 TB/s."""
+    size, unit = (1e12, "TB/s") if bytes_per_second >= 999.5e9 else (1e9, "GB/s")
+    return f"{bytes_per_second / size:.3g} {unit}"
 
 
 _TEXTS = {"bytes": byte_text, "seconds": time_text, "bytes per second": rate_text}

@@ -208,7 +208,7 @@ def _finding(hand: AllocatorByHand, segments: list[HandSegment]) -> str:
 
 def _caption(segments: list[HandSegment], shown: list[HandSegment]) -> str:
     hidden = len(segments) - len(shown)
-    return f"bytes of a segment; and {hidden} more segment{'s' * (hidden != 1)}" if hidden else "bytes of a segment"
+    return f"memory of a segment; and {hidden} more segment{'s' * (hidden != 1)}" if hidden else "memory of a segment"
 
 
 def _told(segment: HandSegment) -> str:

@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 from torch import nn
 
 from gputrace import Trace, record, units
-from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
+from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, binary_scale, darker, label_ends, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import SAME, add_line, finished, hollow, in_style, sources
@@ -138,20 +138,24 @@ COLOURS = (BLUE, VERMILLION)
 
 @in_style
 def plot_data_parallel_step(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
-    """Seconds of one training step by the number of GPUs, a line for each model (two at most).
+    """How many times as fast as on one GPU a training step is, by the number of GPUs, a line for each model (two at most).
 
     `prediction` says how many times faster than on one GPU the last model's step is on the most GPUs.
     """
     models = list(result.parameters["models"])
     canvas, axes = new_canvas(_finding(result, models))
-    labels = []
+    most = max(result.parameters["gpus"])
+    axes.hlines(1, 1, most, color=BLACK, linewidth=1)
+    labels: list[tuple] = [(most, 1, "one GPU", BLACK)]
     for source, dashes in sources(result, recorded):
         for model, colour in zip(models, COLOURS, strict=False):
-            gpus, seconds = source.column("gpus", model=model), source.column("seconds", model=model)
-            labels += add_line(axes, gpus, seconds, colour, dashes, model if source is result else f"{model}, recorded")
+            if gain := parallel_gain(source, model):
+                label = model if source is result else f"{model}, recorded"
+                labels += add_line(axes, [1, *gain], [1, *gain.values()], colour, dashes, label)
     sentence = _predicted(axes, result, models[-1], prediction)
     binary_scale(axes, "GPUs that share a batch", lambda gpus: f"{gpus:g}", most=5)
-    decimal_scale(axes, "time of one training step", units.time_text)
+    axes.set_ylim(0, None)
+    axes.set_ylabel("times as fast as on one GPU")
     label_ends(axes, labels)
     return finished(canvas, result, recorded, _proof, sentence)
 
@@ -175,15 +179,20 @@ def plot_data_parallel_work(result: Result, recorded: Result | None = None) -> F
     panels[-1].set_xlabel("share of the step for which it computes")
     if recorded is not None:
         panels[0].legend(frameon=False, loc="center right")
-    return finished(canvas, result, recorded, _work_proof)
+    shown = None if recorded is None else f"{result.badge}  ·  diamonds: {recorded.badge}"
+    return finished(canvas, result, recorded, _work_proof, shown=shown)
 
 
 def _work_finding(result: Result, models: list[str]) -> str:
     parts = []
     for model in models:
         if shares := computing_shares(result, model):
-            parts.append(f"{mean(shares.values()):.0%} of the {model} model's step")
-    return f"GPUs compute for {', '.join(parts)}" if parts else "Not measured yet: for how much of a step each GPU computes"
+            parts.append(f"{model} model {mean(shares.values()):.0%}")
+    return (
+        f"Share of a step for which the GPUs compute: {', '.join(parts)}"
+        if parts
+        else "Not measured yet: for how much of a step each GPU computes"
+    )
 
 
 def _work_proof(result: Result) -> str:
@@ -210,14 +219,12 @@ def _compared(gain: float) -> str:
 
 
 def _predicted(axes: Axes, result: Result, model: str, prediction: float | None) -> str:
-    """Draw the predicted time of the model on the most GPUs as a hollow marker, and say it."""
+    """Draw the predicted speed-up of the model on the most GPUs as a hollow marker, and say it."""
     most = max(result.parameters["gpus"])
-    alone = result.column("seconds", model=model, gpus=1)
-    if prediction is None or not alone:
+    if prediction is None or not result.column("seconds", model=model, gpus=1):
         return ""
-    seconds = alone[0] / prediction
-    axes.plot([most], [seconds], marker="s", **hollow(VERMILLION))
-    axes.annotate(f"predicted: {prediction:g} times", (most, seconds), (-11, 0), **BESIDE, ha="right", color=darker(VERMILLION))
+    axes.plot([most], [prediction], marker="s", **hollow(VERMILLION))
+    axes.annotate(f"predicted: {prediction:g} times", (most, prediction), (-11, 0), **BESIDE, ha="right", color=darker(VERMILLION))
     return f"Predicted for the {model} model on {most} GPUs: {prediction:g} times faster."
 
 

@@ -129,7 +129,7 @@ def _finding(result: Result, recorded: Result | None) -> str:
         most = max(source.column("gpus"), default=0)
         if gains := ddp_gain(source, most):
             parts = ", ".join(f"{model} model {gain:.1f}×" for model, gain in gains.items())
-            return f"DDP on {most} GPUs: {parts} as fast"
+            return f"DDP on {most} GPUs: {parts} as fast as DataParallel"
     return "Not measured yet: both ways on the same GPUs"
 
 

@@ -8,7 +8,7 @@ import torch
 from matplotlib.axes import Axes
 
 from gputrace import units
-from gputrace.figures.figure import BLACK, BLUE, GREEN, VERMILLION, Figure, binary_scale, label_ends, new_canvas
+from gputrace.figures.figure import BLACK, BLUE, GREEN, VERMILLION, Figure, binary_scale, darker, label_ends, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_sizes
 from labkit.lab_parts.figures import finished, in_style, sources
@@ -149,8 +149,10 @@ def _configure(settings: str) -> None:
 # The figure
 
 
-LOOKS = ((VERMILLION, "s"), (BLUE, "o"), (GREEN, "^"))  # a colour and a marker for each setting
+# Colour, marker and width for each setting: the widest lies under the others, where they are equal.
+LOOKS = ((VERMILLION, "s", 6.0), (BLUE, "o", 3.6), (GREEN, "^", 1.8))
 ENOUGH = 0.95  # a request of this share of what is free counts as served whole
+HELPS = 2.0  # times the largest request of the first setting
 
 
 @in_style
@@ -159,10 +161,10 @@ def plot_fragmentation(result: Result, recorded: Result | None = None) -> Figure
     settings = list(result.parameters["settings"])
     canvas, axes = new_canvas(_finding(result, settings))
     labels = []
-    for source, dashes in sources(result, recorded):
-        for setting, (colour, marker) in zip(settings, LOOKS, strict=False):
-            labels += _line(axes, source, setting, colour, marker, dashes, named=source is result)
-    labels += _free(axes, result, settings[0])
+    for source, dashes in reversed(sources(result, recorded)):  # the dashes on top
+        for setting, look in zip(settings, LOOKS, strict=False):
+            labels += _line(axes, source, setting, look, dashes)
+    _free(axes, result, settings[0])
     binary_scale(axes, f"size of the blocks, of which {_kept(result)} stays", units.byte_text, most=8)
     axes.set_yscale("log", base=2)
     low, high = axes.get_ylim()
@@ -186,25 +188,41 @@ def _finding(result: Result, settings: list[str]) -> str:
     worst = min(rows, key=lambda row: row["largest"] / row["free"])
     if worst["largest"] / worst["free"] >= ENOUGH:
         return f"All {units.byte_text(worst['free'])} that are free serve one request"
+    if helped := _helped(result, settings):
+        return f"What helps: {', '.join(f'{_short(setting)} from {units.byte_text(block)}' for setting, block in helped.items())}"
     block, largest, free = (units.byte_text(worst[name]) for name in ("block", "largest", "free"))
     return f"Between blocks of {block}, a request gets at most {largest} of {free} free"
 
 
-def _line(axes: Axes, source: Result, setting: str, colour: str, marker: str, dashes: str, named: bool) -> list[tuple]:
+def _helped(result: Result, settings: list[str]) -> dict[str, int]:
+    """The smallest blocks between which a setting serves a much larger request than the first setting."""
+    plain = result.by("block", "largest", setting=settings[0])
+    rows = sorted(result.rows, key=lambda row: -row["block"])
+    return {row["setting"]: row["block"] for row in rows if row["block"] in plain and row["largest"] > HELPS * plain[row["block"]]}
+
+
+def _short(setting: str) -> str:
+    return setting.partition(":")[0]
+
+
+def _line(axes: Axes, source: Result, setting: str, look: tuple[str, str, float], dashes: str) -> list[tuple]:
     blocks, largest = source.column("block", setting=setting), source.column("largest", setting=setting)
+    colour, marker, width = look
     if not blocks:
         return []
-    axes.plot(blocks, largest, dashes, color=colour, marker=marker, linewidth=2 if dashes == "-" else 1.4)
-    return [(blocks[-1], largest[-1], setting.partition(":")[0], colour)] if named else []
+    if dashes != "-":
+        axes.plot(blocks, largest, dashes, color=darker(colour), linewidth=1.2)
+        return []
+    axes.plot(blocks, largest, dashes, color=colour, marker=marker, linewidth=width, markersize=5 + width / 2)
+    return [(blocks[-1], largest[-1], _short(setting), colour)]
 
 
-def _free(axes: Axes, result: Result, setting: str) -> list[tuple]:
+def _free(axes: Axes, result: Result, setting: str) -> None:
     """What is free in all, a dotted line above the others."""
     blocks, free = result.column("block", setting=setting), result.column("free", setting=setting)
-    if not blocks:
-        return []
-    axes.plot(blocks, free, ":", color=BLACK, linewidth=1.2)
-    return [(blocks[-1], free[-1], "free", BLACK)]
+    if blocks:
+        axes.plot(blocks, free, ":", color=BLACK, linewidth=1.2)
+        axes.annotate(f"free: {units.byte_text(free[0])}", (blocks[0], free[0]), (0, -6), textcoords="offset points", va="top")
 
 
 def _proof(result: Result) -> str:

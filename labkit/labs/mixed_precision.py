@@ -9,7 +9,7 @@ import torch
 from matplotlib.ticker import MaxNLocator
 from torch import nn
 
-from gputrace.figures.figure import BLACK, BLUE, GREY, ORANGE, VERMILLION, Figure, decimal_scale, label_ends, new_canvas
+from gputrace.figures.figure import BLACK, BLUE, GREY, ORANGE, VERMILLION, Figure, darker, decimal_scale, label_ends, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
 from labkit.lab_parts.figures import finished, in_style, sources
@@ -103,13 +103,13 @@ def plot_four_ways(result: Result, recorded: Result | None = None) -> Figure:
     """Loss by step of each training. A training that has come to "not a number" is drawn as far as it had a number."""
     canvas, axes = new_canvas(_finding(result))
     labels = []
-    for source, dashes in sources(result, recorded):
+    for source, dashes in reversed(sources(result, recorded)):  # the dashes on top
         for way, (colour, marker, width) in LINES.items():
             points = _finite(source, way)
             if not points:
                 continue
             steps, losses = zip(*points, strict=True)
-            thin = {"linewidth": 1, "color": BLACK if colour == GREY else colour}
+            thin = {"linewidth": 1.2, "color": BLACK if colour == GREY else darker(colour)}
             bold = {"linewidth": width, "color": colour, "marker": marker, "markevery": 6}
             axes.plot(steps, losses, dashes, **(bold if source is result else thin))
             if source is result:

@@ -8,7 +8,7 @@ import torch
 from matplotlib.axes import Axes
 
 from gputrace import units
-from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, SKY_BLUE, Figure, binary_scale, label_ends, new_canvas
+from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, TEXT_POINTS, Figure, binary_scale, darker, label_ends, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import SAME, add_line, finished, in_style, sources
@@ -158,14 +158,16 @@ def _seconds(matrices: list[torch.Tensor], streams: list[torch.cuda.Stream], ker
 # The figures
 
 
-COLOURS = dict(zip((*ALONE, *TOGETHER), (ORANGE, SKY_BLUE, GREY, GREY, BLUE), strict=True))
+COLOURS = dict.fromkeys(ALONE, GREY) | dict.fromkeys(TOGETHER, BLUE)
 LINES = {TOGETHER[-1]: "pinned, on a\nstream of its own"}  # as they are written beside the bars
+TOLD = 1.1  # a gain from which on its number stands beside its point
+BEHIND = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 FILLED, THIN = 0.62, 0.2  # of a bar's place: this machine's bar, and the recorded one below it
 
 
 @in_style
 def plot_copy_overlap(result: Result, recorded: Result | None = None) -> Figure:
-    """Seconds of copies and kernels alone, and of both together in each way, a bar each; recorded ones are thin and dashed."""
+    """Seconds of copies and of kernels alone (grey), and of both together (blue), a bar each; recorded ones are thin and dashed."""
     canvas, axes = new_canvas(_overlap_finding(result))
     axes.set_position((0.22, 0.19, 0.64, 0.70))
     ways = [way for way in COLOURS if way in result.column("way")]
@@ -193,6 +195,7 @@ def _thin_bars(axes: Axes, recorded: Result, ways: list[str]) -> None:
     for row, way in enumerate(ways):
         for seconds in recorded.column("seconds", way=way):
             axes.barh(row + (FILLED + THIN) / 2, seconds, THIN, facecolor="none", edgecolor=BLACK, linestyle="--")
+            axes.annotate(units.time_text(seconds), (seconds, row + (FILLED + THIN) / 2), (6, 0), **BESIDE, fontsize=TEXT_POINTS)
 
 
 def _overlap_finding(result: Result) -> str:
@@ -211,33 +214,34 @@ def _overlap_proof(result: Result) -> str:
 
 @in_style
 def plot_two_streams(result: Result, recorded: Result | None = None) -> Figure:
-    """How many times faster two chains of kernels are on two streams than on one, by the width of the matrices."""
-    canvas, axes = new_canvas(_gain_finding(stream_gain(result)))
-    labels = []
+    """How many times as fast two chains of kernels are on two streams as on one, by the width of the matrices."""
+    canvas, axes = new_canvas(_gain_finding(stream_gain(result), {} if recorded is None else stream_gain(recorded)))
+    widths = result.parameters["widths"]
+    labels: list[tuple] = [(widths[-1], 1, "one stream", BLACK)]
     for source, dashes in sources(result, recorded):
         gain = stream_gain(source)
-        labels += add_line(axes, list(gain), list(gain.values()), BLUE, dashes, "two streams" if source is result else "recorded")
-    widths = result.parameters["widths"]
+        label = "two streams" if source is result else "two streams, recorded"
+        labels += add_line(axes, list(gain), list(gain.values()), BLUE, dashes, label)
+        for width, times in gain.items():
+            if times >= TOLD:
+                axes.annotate(f"{times:.2f}", (width, times), (0, 10), **BESIDE, ha="center", color=darker(BLUE), bbox=BEHIND)
     axes.hlines(1, widths[0], widths[-1], color=BLACK, linewidth=1)
     axes.set_ylim(min(0.8, axes.get_ylim()[0]), max(2.1, axes.get_ylim()[1]))
-    axes.set_ylabel("times faster than on one stream")
+    axes.set_ylabel("times as fast as on one stream")
     binary_scale(axes, "width of the matrices that a kernel multiplies", lambda width: f"{width:g}", most=10)
     label_ends(axes, labels)
     return finished(canvas, result, recorded, _gain_proof)
 
 
-def _gain_finding(gain: dict[int, float]) -> str:
+def _gain_finding(gain: dict[int, float], recorded: dict[int, float]) -> str:
+    """The width at which the second stream helps most."""
     if not gain:
         return "Not measured yet: one stream and two at one width"
-    best = max(gain, key=lambda width: gain[width])
+    best, there = (max(gains, key=lambda width: gains[width], default=0) for gains in (gain, recorded))
+    told = f" (recorded: {recorded[there]:.1f} at {there})" if recorded else ""
     if gain[best] < SAME:
-        return "Two streams are no faster than one at any width"
-    same = [width for width in sorted(gain) if gain[width] < SAME]
-    helps = f"Two streams are {gain[best]:.1f} times faster at width {best}"
-    if not same:
-        return helps
-    ends = f"{same[0]} and {same[-1]}" if len(same) > 1 else f"{same[0]}"
-    return f"{helps}, no faster at {ends}"
+        return f"Two streams are no faster than one at any width{told}"
+    return f"Two streams help most at width {best}: {gain[best]:.1f} times faster{told}"
 
 
 def _gain_proof(result: Result) -> str:

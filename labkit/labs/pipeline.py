@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import nn
 
@@ -222,8 +224,9 @@ def plot_pipeline_step(result: Result, recorded: Result | None = None, predictio
         _draw_memory(axes, result, schedule)
     panels[0].set_title(" most memory", loc="right", fontsize=TEXT_POINTS, ha="left")
     sentence = _predicted_end(panels[-1], result, prediction)
-    entries = [Patch(color=COLOURS[work], label=work) for work in (FORWARD, BACKWARD)]
-    canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=(0, 0.945), ncols=2, frameon=False, fontsize=TEXT_POINTS)
+    entries: list[Artist] = [Patch(color=COLOURS[work], label=work) for work in (FORWARD, BACKWARD)]
+    entries.append(Line2D([], [], linestyle="", marker="$1$", color=BLACK, label="number of the micro-batch"))
+    canvas.legend(handles=entries, loc="upper left", bbox_to_anchor=(0, 0.945), ncols=3, frameon=False, fontsize=TEXT_POINTS)
     shown = result.badge if recorded is None else f"{result.badge}  ·  {recorded.badge}"
     waits = "" if recorded is None else f"{recorded.badge}: the GPUs wait {_waits(recorded)}."
     return badged(canvas, result.badge, _told_memory(result, schedules), sentence, waits, shown=shown)

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
 
 from gputrace import units
-from gputrace.figures.figure import BLUE, GREEN, GREY, ORANGE, VERMILLION, Figure, binary_scale, decimal_scale, label_ends, new_canvas
+from gputrace.figures.figure import BLUE, GREEN, GREY, ORANGE, VERMILLION, Figure, binary_scale, decimal_scale, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
-from labkit.lab_parts.figures import finished, in_style, sources
+from labkit.lab_parts.figures import finished, in_style
 from labkit.lab_parts.timing import event_seconds
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
@@ -83,35 +84,31 @@ def _seconds(operation: str, size: int, dtype: torch.dtype, repeats: int) -> flo
 # The figure
 
 
-COLOURS = {"float32": VERMILLION, "tf32": ORANGE, "bfloat16": GREEN, "float16": BLUE}
-MARKERS = {"float32": "s", "tf32": "D", "bfloat16": "^", "float16": "o"}
+# Colour, marker and width of each format's line: the widest lies under the others, for formats that are equally fast.
+LINES = {"float32": (VERMILLION, "s", 5.0), "tf32": (ORANGE, "D", 3.5), "bfloat16": (GREEN, "^", 2.8), "float16": (BLUE, "o", 1.4)}
 ASKED = "float16"
 
 
 @in_style
-def plot_format_speed(result: Result, recorded: Result | None = None) -> Figure:
-    """Operations a second by operations a byte: products as lines with a point a size, additions as the lone points on the left.
+def plot_format_speed(result: Result) -> Figure:
+    """Operations a second by operations a byte on one GPU: the sizes of the products on the right, those of the sums on the left.
 
-    The grey roof is what the memory can feed, the bytes a second of the largest addition, up to the fastest product.
+    The roofs are what the memory can feed, the bytes a second of the largest sum, and for each format its fastest product.
     """
     canvas, axes = new_canvas(_finding(result))
-    labels = []
-    for source, dashes in sources(result, recorded):
-        for name, colour in COLOURS.items():
-            speeds = source.column("flops_per_second", operation="product", format=name)
+    for operation in FORMATS:
+        for name, (colour, marker, width) in LINES.items():
+            speeds = result.column("flops_per_second", operation=operation, format=name)
             if speeds:
-                style = {"color": colour, "marker": MARKERS[name], "linewidth": 2 if dashes == "-" else 1.4}
-                axes.plot(_intensities(source, "product", name), speeds, dashes, **style)
-                label = name if source is result else f"{name}, recorded"
-                labels.append((speeds[-1], label, colour))
-            if source is result and source.column("size", operation="addition", format=name):
-                _additions(axes, source, name, colour)
-    _roof(axes, result)
+                style = {"color": colour, "marker": marker, "linewidth": width, "markersize": 4 + width}
+                label = f"{name}: {_short(max(speeds))}" if operation == "product" else None
+                axes.plot(_intensities(result, operation, name), speeds, label=label, **style)
+    if result.rows:
+        _roofs(axes, result)
+        axes.legend(title="fastest product", handlelength=1.2, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, alignment="left")
     binary_scale(axes, "operations for each byte moved", lambda x: f"{x:g}" if x >= 1 else f"1/{1 / x:g}", most=9)
     decimal_scale(axes, "operations a second (1 T = 10¹²)", _short)
-    right = axes.get_xlim()[1]
-    label_ends(axes, [(right, *label) for label in labels])
-    return finished(canvas, result, recorded, _proof)
+    return finished(canvas, result, None, _proof)
 
 
 def flops_text(flops: float) -> str:
@@ -134,27 +131,23 @@ def _intensities(result: Result, operation: str, name: str) -> list[float]:
     return [a / b for a, b in zip(flops, moved, strict=True)]
 
 
-def _additions(axes: Axes, result: Result, name: str, colour: str) -> None:
-    speeds = result.column("flops_per_second", operation="addition", format=name)
-    axes.plot(
-        _intensities(result, "addition", name), speeds, linestyle=":", linewidth=0.8, color=colour, marker=MARKERS[name], markersize=4
-    )
-
-
-def _roof(axes: Axes, result: Result) -> None:
-    """The roof: what memory can feed, from the additions on the left to the fastest product, and that from there on."""
-    largest = max(result.column("size"), default=0)
-    rates = result.column("bytes_per_second", size=largest, operation="addition")
+def _roofs(axes: Axes, result: Result) -> None:
+    """What memory can feed, up to the fastest product; each format's fastest product, from where memory can feed it."""
+    rates = result.column("bytes_per_second", size=max(result.column("size")), operation="addition")
     products = result.column("flops_per_second", operation="product")
     if not rates or not products:
         return
-    rate, top = max(rates), max(products)
-    low = 1 / 16
+    rate, top, low = max(rates), max(products), 1 / 16
     right = max(axes.get_xlim()[1], top / rate)
-    axes.plot([low, top / rate, right], [low * rate, top, top], color=GREY, linewidth=4, zorder=0)
-    middle = (low * top / rate) ** 0.5
-    text = f"memory: {units.rate_text(rate)}"
-    axes.annotate(text, (middle, middle * rate), (-6, 4), textcoords="offset points", ha="right", va="bottom", color="#444444")
+    axes.plot([low, top / rate], [low * rate, top], color=GREY, linewidth=4, zorder=0)
+    for name, (colour, _, _) in LINES.items():
+        if speeds := result.column("flops_per_second", operation="product", format=name):
+            axes.plot([max(speeds) / rate, right], [max(speeds)] * 2, color=colour, alpha=0.35, linewidth=4, zorder=0)
+    beside: dict[str, Any] = {"textcoords": "offset points", "color": "#444444"}
+    axes.annotate(f"memory: {units.rate_text(rate)}", (0.5, 0.5 * rate), (8, -3), va="top", **beside)
+    axes.annotate("sums", (1 / 6, min(result.column("flops_per_second", operation="addition"))), (10, 0), va="center", **beside)
+    left = min(x for name in LINES for x in _intensities(result, "product", name))
+    axes.annotate("products", (left, min(products)), (0, -10), ha="center", va="top", **beside)
 
 
 def _finding(result: Result) -> str:
@@ -162,7 +155,7 @@ def _finding(result: Result) -> str:
     if not products or not additions:
         return "Not measured yet: products and additions in float32 and float16"
     size = max(products)
-    return f"In {ASKED}, products of {size}² matrices are {_times(products[size])}, sums {_times(additions.get(size, 1.0))}"
+    return f"In {ASKED}, {size}² products are {_times(products[size])}, sums {_times(additions.get(size, 1.0))}"
 
 
 def _times(gain: float) -> str:
@@ -172,7 +165,7 @@ def _times(gain: float) -> str:
 def _proof(result: Result) -> str:
     size = max(result.column("size"))
     parts = []
-    for name in COLOURS:
+    for name in LINES:
         speeds = result.column("flops_per_second", size=size, operation="product", format=name)
         parts += [f"{flops_text(speeds[0])} in {name}"] if speeds else []
     return f"products of {size}² matrices: {', '.join(parts)}." if parts else ""

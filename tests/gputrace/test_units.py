@@ -20,6 +20,7 @@ from gputrace import units
         (31.25, "seconds", "31.2 s"),
         (1.19e10, "bytes per second", "11.9 GB/s"),
         (2.27e8, "bytes per second", "0.227 GB/s"),
+        (4.14e12, "bytes per second", "4.14 TB/s"),
         ("pinned", "", "pinned"),
         (64, "neurons", "64"),
     ],

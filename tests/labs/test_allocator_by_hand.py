@@ -135,7 +135,7 @@ def test_blocks_are_named_where_there_is_room(drawn):
 def test_nothing_and_too_much(drawn):
     assert plot_allocator_by_hand(Hand()).title == "Nothing is reserved"
     plot_allocator_by_hand(Hand(*[segment(0, ("A", size)) for size in range(10, 50)]))
-    assert drawn[1].axes[0].get_xlabel() == "bytes of a segment; and 8 more segments"
+    assert drawn[1].axes[0].get_xlabel() == "memory of a segment; and 8 more segments"
 
 
 @pytest.fixture

@@ -149,8 +149,9 @@ def test_solid_is_measured_dashed_is_recorded_hollow_is_predicted(drawn):
     lines = drawn[-1].axes[0].lines
     assert [line.get_linestyle() for line in lines] == ["--", "--", "-", "-", "None"]
     assert lines[-1].get_markerfacecolor() == "none"
-    assert list(lines[-1].get_ydata()) == [0.06]
-    assert "predicted: 2 times" in [text.get_text() for text in drawn[-1].axes[0].texts]
+    assert list(lines[-1].get_ydata()) == [2]
+    assert list(lines[-2].get_ydata()) == [1, 0.12 / 0.07, 0.12 / 0.04]  # speed-up
+    assert {"predicted: 2 times", "one GPU"} <= {text.get_text() for text in drawn[-1].axes[0].texts}
     assert [label.get_text() for label in drawn[-1].axes[0].get_xticklabels()] == ["1", "2", "4"]
 
 
@@ -166,11 +167,12 @@ def work(shares, badge="measured on paper", **more) -> Result:
     return Result("data_parallel_work", {"gpus": 2, "models": {"small": [8, 4], "large": [8, 4]}}, WORK_COLUMNS, rows, badge, **more)
 
 
-def test_the_share_of_a_step_at_work_beside_the_recorded_one():
+def test_the_share_of_a_step_at_work_beside_the_recorded_one(drawn):
     recorded = work({"small": [0.1, 0.2], "large": [0.9, 0.8]}, "recorded on 2× NVIDIA H200", origin={"machine": "2x NVIDIA H200"})
     figure = plot_data_parallel_work(work({"small": [0.2, 0.1], "large": [0.75, 0.65]}), recorded)
-    assert figure.title == "GPUs compute for 15% of the small model's step, 70% of the large model's step"
+    assert figure.title == "Share of a step for which the GPUs compute: small model 15%, large model 70%"
     assert "Small model, GPU 0 20%, GPU 1 10%; large model, GPU 0 75%, GPU 1 65%." in figure.alt
+    assert drawn[-1].texts[-1].get_text() == "measured on paper  ·  diamonds: recorded on 2× NVIDIA H200"
     assert "GPU 0 90%" in figure.alt and figure.alt.endswith("Measured on paper.")
 
 

@@ -76,7 +76,7 @@ THERE = steps(
 
 def test_times_of_two_clocks_are_not_compared_and_the_recorded_ones_are(drawn):
     figure = plot_ddp_beside_data_parallel(HERE, THERE)
-    assert figure.title == "DDP on 4 GPUs: small model 4.0× as fast"
+    assert figure.title == "DDP on 4 GPUs: small model 4.0× as fast as DataParallel"
     assert "Tiny model, DataParallel: 1 ms on 1, 2 ms on 2; tiny model, DistributedDataParallel: 4 ms on 1, 3 ms on 2." in figure.alt
     assert "Recorded on 4× NVIDIA H200: small model, DataParallel: 2 ms on 1, 12 ms on 4" in figure.alt
     assert [[line.get_linestyle() for line in axes.lines] for axes in drawn[-1].axes] == [["--", "--", "-", "-"]] * 2
@@ -89,5 +89,5 @@ def test_times_of_two_clocks_are_not_compared_and_the_recorded_ones_are(drawn):
 
 def test_what_was_measured_here_comes_before_what_was_recorded():
     measured = steps({("small", DATA_PARALLEL, "GPU"): {1: 0.002, 2: 0.006}, ("small", DDP, "GPU"): {1: 0.002, 2: 0.003}})
-    assert plot_ddp_beside_data_parallel(measured, THERE).title == "DDP on 2 GPUs: small model 2.0× as fast"
+    assert plot_ddp_beside_data_parallel(measured, THERE).title == "DDP on 2 GPUs: small model 2.0× as fast as DataParallel"
     assert plot_ddp_beside_data_parallel(HERE).title == "Not measured yet: both ways on the same GPUs"

@@ -98,12 +98,12 @@ def fragmented(kept="every second", **largest):
     return Result("fragmentation", parameters, COLUMNS, rows, "measured on paper")
 
 
-def test_the_worst_case_is_the_finding(drawn):
+def test_what_helps_is_the_finding(drawn):
     figure = plot_fragmentation(fragmented(default=(4, 32), expandable=(4, 120)))
-    assert figure.title == "Between blocks of 4 MiB, a request gets at most 4 MiB of 160 MiB free"
+    assert figure.title == "What helps: expandable from 32 MiB"
     assert "Between blocks of 32 MiB the largest request that succeeds is 32 MiB with default (20% of what is free), 120 MiB" in figure.alt
     assert drawn[0].axes[0].get_xlabel() == "size of the blocks, of which every second one stays"
-    assert {text.get_text() for text in drawn[0].axes[0].texts} >= {"default", "expandable", "free"}
+    assert {text.get_text() for text in drawn[0].axes[0].texts} >= {"default", "expandable", "free: 160 MiB"}
 
 
 def test_no_fragmentation_is_a_finding_too():
@@ -113,7 +113,7 @@ def test_no_fragmentation_is_a_finding_too():
 def test_a_recording_is_dashed(drawn):
     result = fragmented(default=(4, 32))
     figure = plot_fragmentation(result, replace(result, badge="recorded on a GPU", origin={"machine": "a GPU"}))
-    assert [line.get_linestyle() for line in drawn[0].axes[0].lines] == ["--", "-", ":"]
+    assert [line.get_linestyle() for line in drawn[0].axes[0].lines] == ["-", "--", ":"]
     assert "Recorded on a GPU: between blocks of 32 MiB" in figure.alt
 
 

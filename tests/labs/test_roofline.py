@@ -76,24 +76,16 @@ def speeds(**seconds) -> Result:
 @pytest.mark.parametrize(
     ("seconds", "title"),
     [
-        ({"float32": 8e-6, "float16": 2e-6}, "In float16, products of 64² matrices are 4 times faster, sums 4 times faster"),
-        ({"float32": 2e-6, "float16": 4e-6}, "In float16, products of 64² matrices are 2 times slower, sums 2 times slower"),
+        ({"float32": 8e-6, "float16": 2e-6}, "In float16, 64² products are 4 times faster, sums 4 times faster"),
+        ({"float32": 2e-6, "float16": 4e-6}, "In float16, 64² products are 2 times slower, sums 2 times slower"),
         ({"float32": 2e-6}, "Not measured yet: products and additions in float32 and float16"),
         ({}, "Not measured yet: products and additions in float32 and float16"),
     ],
 )
-def test_the_roofline_says_what_is_gained(seconds, title):
+def test_the_roofline_says_what_is_gained(drawn, seconds, title):
     figure = plot_format_speed(speeds(**seconds))
     assert figure.title == title
     if seconds:
         assert f"{2 * 64**3 / seconds['float32'] / 1e9:.3g} GFLOP/s in float32" in figure.alt
-
-
-def test_a_recording_is_drawn_dashed_and_told():
-    alt = plot_format_speed(speeds(float32=8e-6, float16=2e-6), labkit.labs.Result.from_json(_recorded())).alt
-    assert "Recorded on NVIDIA H200, torch 2.11: products of 8192² matrices" in alt
-
-
-def _recorded() -> str:
-
-    return recorded_result("format_speed").to_json()
+        shown = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
+        assert shown == [f"{name}: {2 * 64**3 / time / 1e9:.3g} G" for name, time in seconds.items()]

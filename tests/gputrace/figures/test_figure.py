@@ -61,14 +61,21 @@ def test_a_figure_is_saved_as_png(tmp_path):
             drawn.save(name)
 
 
-@pytest.mark.parametrize("times", [1, 4, 40])
-def test_a_title_fits_and_can_be_read(times):
-    title = " ".join(["Parameters on cuda:0"] * times)
+@pytest.mark.parametrize(
+    ("title", "whole"),
+    [
+        ("Parameters on cuda:0", True),
+        ("GPUs compute for 9% of the small model's step, 44% of the large model's step", True),  # wider as it is drawn
+        ("Share of a step for which the GPUs compute: small model 15%, large model 70%", True),  # made exactly as small as fits
+        ("Parameters on cuda:0 " * 40, False),
+    ],
+)
+def test_a_title_fits_and_can_be_read(title, whole):
     canvas, _ = figure.new_canvas(title)
     canvas.draw_without_rendering()
     (drawn,) = canvas.texts
     assert drawn.get_window_extent().x1 <= canvas.bbox.x1 and 9 <= drawn.get_fontsize() <= 11
-    assert (drawn.get_text() == title) == (times < 40)
+    assert (drawn.get_text() == title) == whole
 
 
 def test_a_name_that_was_moved_is_led_to():
