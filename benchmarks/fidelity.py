@@ -1,6 +1,6 @@
 """How close the virtual GPU comes to real H200s: every figure of recorded programs and operators, compared to the byte.
 
-    python benchmarks/fidelity.py [--programs] [--operators]      both when neither is named
+    python benchmarks/fidelity.py [--programs] [--operators] [--databases]      programs and operators when none is named
 
 Programs: what memory_allocated, memory_reserved and max_memory_allocated said at each checkpoint of each device. Operators: the
 sequence of allocations and frees of one operator, forward and backward, first call and second. The programs, the operators and the
@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent / "fidelity"
@@ -57,9 +58,23 @@ def operators() -> list[str]:
     return summaries
 
 
+def databases() -> list[str]:
+    """Run PyTorch's databases of operators and modules, and print the operators that differ; needs the package expecttest."""
+    recording = "h200/databases.json.gz"
+    print(f"\n{recording}: 1 × NVIDIA H200")
+    with tempfile.TemporaryDirectory() as folder:
+        mine = str(Path(folder, "mine.json"))
+        runner = [sys.executable, "-m", "labkit", "run", "--gpus", "1", "--like", "H200"]
+        subprocess.run([*runner, "databases.py", mine], check=True, stderr=subprocess.DEVNULL)
+        done = subprocess.run([sys.executable, "databases.py", "--compare", recording, mine], capture_output=True, text=True, check=True)
+    *rows, last = done.stdout.splitlines()
+    print("\n".join(rows))
+    return [f"databases: {last}"]
+
+
 def main() -> None:
     chosen = set(sys.argv[1:])
-    if chosen - {"--programs", "--operators"}:
+    if chosen - {"--programs", "--operators", "--databases"}:
         sys.exit(__doc__)
     os.chdir(HERE)  # the programs are found, and run, beside their recordings
     sys.path.insert(0, str(HERE))
@@ -68,6 +83,8 @@ def main() -> None:
         summaries += programs()
     if not chosen or "--operators" in chosen:
         summaries += operators()
+    if "--databases" in chosen:
+        summaries += databases()
     print("\nEqual to the byte:")
     print("\n".join(summaries))
 

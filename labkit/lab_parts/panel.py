@@ -106,8 +106,10 @@ class Panel(widgets.VBox):
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.question} Run this cell to bring it up."
 
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        return super()._repr_mimebundle_(**options) | {"text/plain": repr(self)}  # ipywidgets 8 cuts it after 110 characters
+    if hasattr(widgets.Widget, "_repr_mimebundle_"):  # ipywidgets 8, which cuts the text after 110 characters
+
+        def _repr_mimebundle_(self, **options: Any) -> Any:
+            return super()._repr_mimebundle_(**options) | {"text/plain": repr(self)}
 
     def _used_before(self) -> Any:
         """The panel of this class and these arguments that was used last, if there is one. From now on it is this one."""
