@@ -46,10 +46,11 @@ def test_a_batch_is_judged_by_values_places_gradient_and_memory(change, hint):
 
 
 def test_peaks_are_those_above_what_was_there():
-    inputs = {"gpus": [{"before": 3, "brief": [5, 2], "kept": 1}, {"before": 1, "brief": [7, 3], "kept": 2}]}
+    inputs = {"gpus": [{"before": 3, "brief": [5, 2], "kept": 1}, {"before": 1, "brief": [7, 3], "kept": 2}], "devices": [0, 1]}
     assert judge_peaks({"said": [5 * UNIT, 7 * UNIT + 512], "calls": 1}, inputs).passed
     for said in ([8 * UNIT, 8 * UNIT], [5 * UNIT], [None, 7 * UNIT], [7 * UNIT, 5 * UNIT]):
         assert "Since when is a peak counted" in judge_peaks({"said": said, "calls": 1}, inputs).message
+    assert judge_peaks({"said": [7 * UNIT, 5 * UNIT], "calls": 1}, inputs | {"devices": [1, 0]}).passed
     assert "it ran 2 times" in judge_peaks({"said": [5 * UNIT, 7 * UNIT], "calls": 2}, inputs).message
 
 
