@@ -170,6 +170,11 @@ def contiguous_copies(*tensors: torch.Tensor) -> tuple[int, ...]:
     return tuple(x.numel() * x.itemsize for x in tensors if not x.is_contiguous())
 
 
+def contiguous_gradient(call: Call, result: torch.Tensor) -> tuple[int, ...]:
+    """The copy of a gradient, the first argument, where it does not lie contiguous."""
+    return contiguous_copies(call.args[0])
+
+
 @temporaries("_softmax", "_log_softmax")
 def softmax_input(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     """The kernels read contiguous memory (aten/src/ATen/native/cuda/SoftMax.cu)."""

@@ -10,7 +10,7 @@ import torch
 
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, device_time, handles, temporaries
-from virtualgpu.ops.elementwise import contiguous_copies
+from virtualgpu.ops.elementwise import contiguous_gradient
 from virtualgpu.ops.reductions import contiguous_staging, sum_bytes
 from virtualgpu.ops.sequence import OUT, Out, Plan, perform
 
@@ -88,9 +88,9 @@ def soft_margin_loss_backward(call: Call) -> Any:
     return perform(call, (size, size, size, -size, -size, OUT, -size))
 
 
-@temporaries("nll_loss_backward", "nll_loss2d_backward", "multi_margin_loss_backward", "multilabel_margin_loss_backward")
-def contiguous_gradient(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    return contiguous_copies(call.args[0])
+temporaries("nll_loss_backward", "nll_loss2d_backward", "multi_margin_loss_backward", "multilabel_margin_loss_backward")(
+    contiguous_gradient
+)
 
 
 @handles("multilabel_margin_loss_forward")

@@ -11,7 +11,7 @@ import torch
 
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, Work, device_time, handles, temporaries
-from virtualgpu.ops.elementwise import contiguous_copies
+from virtualgpu.ops.elementwise import contiguous_copies, contiguous_gradient
 from virtualgpu.ops.sequence import OUT, perform
 
 POOLED, POOLED_BACKWARD = 0.3, 2.3  # clocks an element of the larger image (ATen/native/cuda/DilatedMaxPool2d.cu)
@@ -41,12 +41,10 @@ def averages(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     return contiguous_copies(gradient) if image.is_contiguous() or image.dim() != 4 else ()
 
 
-@temporaries(
+temporaries(
     "avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward",
     "reflection_pad1d_backward", "reflection_pad2d_backward", *RESAMPLED,
-)  # fmt: skip
-def contiguous(call: Call, result: torch.Tensor) -> tuple[int, ...]:
-    return contiguous_copies(call.args[0])
+)(contiguous_gradient)  # fmt: skip
 
 
 @handles("fractional_max_pool2d_backward")
