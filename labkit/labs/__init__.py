@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.claims import claims_table as claims_table
     from labkit.labs.claims import plot_articles_on_trial as plot_articles_on_trial
     from labkit.labs.claims import try_claim as try_claim
-    from labkit.labs.claims import try_code as try_code
     from labkit.labs.communication import collectives as collectives
     from labkit.labs.communication import ddp_messages as ddp_messages
     from labkit.labs.communication import plot_collectives as plot_collectives
