@@ -65,7 +65,8 @@ class ProcessGroupNCCL(ProcessGroupGloo):
     def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
         self._options = options or Options()
         super().__init__(store, rank, size, timeout=self._options._timeout)
-        self.rendezvous = Rendezvous(PrefixStore("virtual nccl", store), rank, size, self._options._timeout)
+        ranks = list(self._options.global_ranks_in_group) or list(range(size))
+        self.rendezvous = Rendezvous(PrefixStore("virtual nccl", store), rank, ranks, self._options._timeout)
         self.coalescing: list[VirtualWork] | None = None
         self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
         self._streams: dict[int, StreamTime] = {}

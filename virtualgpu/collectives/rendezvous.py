@@ -9,18 +9,24 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch.distributed import PrefixStore
 
 from virtualgpu.source_lines import caller_line
+
+SOON = timedelta(seconds=1)  # until then nobody asks where a rank is
 
 
 class Rendezvous:
     """The store of one group, seen by one of its ranks."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
+    def __init__(self, store: Any, rank: int, ranks_of_all: list[int], timeout: timedelta) -> None:
+        self._store, self._rank, self._ranks_of_all, self._timeout = store, rank, ranks_of_all, timeout
         self._numbers: dict[str, int] = {}  # by channel: how many collectives this rank has entered
         self._removed: dict[str, int] = {}
         self._met: dict[str, int] = {}
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        self._places = PrefixStore("virtual nccl places", store)  # of all groups: in what a rank has waited for a while
 
     def enter(self, channel: str, name: str, kind: str, ready: float, known: bool) -> "Entry":
         """This rank enters the next collective of a channel, "all" or "2>3" from rank 2 to rank 3, ready at `ready` seconds.
@@ -28,10 +34,16 @@ class Rendezvous:
         `name` is what all must call alike; `known` says whether its values are kept.
         """
         number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        mine = {"call": name, "kind": kind, "ready": ready, "known": known, "line": caller_line(), "met": self._met.get(channel, 0)}
+        ranks = list(range(len(self._ranks_of_all)))
+        place = name
+        if channel != "all":
+            ranks = source, target = [int(rank) for rank in channel.split(">")]
+            sends = self._rank == source
+            place = f"{name} to rank {target}" if sends else f"{name.replace('send', 'recv', 1)} from rank {source}"
+        place += f" ({caller_line()})"
+        mine = {"call": name, "kind": kind, "ready": ready, "known": known, "place": place, "met": self._met.get(channel, 0)}
         self._store.set(f"{channel}/{number}/{self._rank}", json.dumps(mine))
-        ranks = list(range(self._size)) if channel == "all" else [int(rank) for rank in channel.split(">")]
-        return Entry(channel, number, kind, ranks)
+        return Entry(channel, number, kind, ranks, place)
 
     def is_complete(self, entry: "Entry") -> bool:
         """Are all ranks there?"""
@@ -41,16 +53,28 @@ class Rendezvous:
         """What each rank says; waits for the last. Raises torch.distributed.DistBackendError for a rank that does not come, or calls
         something else."""
         try:
-            self._store.wait(entry.keys(), self._timeout)
+            self._wait(entry)
         except torch.distributed.DistStoreError:
             raise torch.distributed.DistBackendError(self._waited_in_vain(entry)) from None
+        except torch.distributed.DistNetworkError:
+            ended = f"The process that keeps the ranks' store, rank 0 as a rule, ended while rank {self._rank} waited in {entry.place}"
+            raise torch.distributed.DistBackendError(f"{ended}, {entry.kind} number {entry.number} of its group.") from None
         said = [json.loads(text) for text in self._store.multi_get(entry.keys())]
         if len({each["call"] for each in said}) > 1:
-            calls = "; ".join(f"rank {rank} calls {each['call']} ({each['line']})" for rank, each in zip(entry.ranks, said, strict=True))
+            calls = "; ".join(f"rank {rank} calls {each['place']}" for rank, each in zip(entry.ranks, said, strict=True))
             raise torch.distributed.DistBackendError(f"The ranks do not agree on collective number {entry.number} of their group: {calls}.")
         self._met[entry.channel] = entry.number
         self._remove(entry.channel, min(each["met"] for each in said))
         return said
+
+    def _wait(self, entry: "Entry") -> None:
+        """Until all ranks are there. One that waits for long says so to those that wait for it elsewhere."""
+        try:
+            self._store.wait(entry.keys(), min(SOON, self._timeout))
+        except torch.distributed.DistStoreError:
+            self._places.set(str(self._ranks_of_all[self._rank]), entry.place)
+            self._store.wait(entry.keys(), self._timeout)
+            self._places.delete_key(str(self._ranks_of_all[self._rank]))
 
     def _remove(self, channel: str, met: int) -> None:
         """Take away what this rank said of collectives that all have met for."""
@@ -63,16 +87,20 @@ class Rendezvous:
         there, missing = [], []
         for rank in entry.ranks:
             if (said := self._said(entry.channel, entry.number, rank)) is not None:
-                there.append(f"rank {rank} waits in {said['call']} ({said['line']})")
+                there.append(f"rank {rank} waits in {said['place']}")
             else:
-                missing.append(f"rank {rank} never entered it" + self._last(entry, rank))
+                missing.append(f"rank {rank} never entered it" + (self._elsewhere(rank) or self._last(entry, rank)))
         waited = f"{self._timeout.total_seconds():g} s"
         return f"{entry.kind} number {entry.number} of its group did not start within {waited}: {'; '.join(missing + there)}."
+
+    def _elsewhere(self, rank: int) -> str:
+        key = str(self._ranks_of_all[rank])
+        return f", it waits in {self._places.get(key).decode()}" if self._places.check([key]) else ""
 
     def _last(self, entry: "Entry", rank: int) -> str:
         for number in range(entry.number - 1, max(0, entry.number - 64), -1):
             if (said := self._said(entry.channel, number, rank)) is not None:
-                return f", and was last in number {number}, {said['call']} ({said['line']})"
+                return f", and was last in number {number}, {said['place']}"
         return ""
 
     def _said(self, channel: str, number: int, rank: int) -> Any:
@@ -81,10 +109,10 @@ class Rendezvous:
 
 
 class Entry:
-    """A collective that a rank has entered: its channel, its number there, its kind, and the ranks that take part."""
+    """A collective that a rank has entered: its channel, its number there, its kind, who takes part, and where this rank entered."""
 
-    def __init__(self, channel: str, number: int, kind: str, ranks: list[int]) -> None:
-        self.channel, self.number, self.kind, self.ranks = channel, number, kind, ranks
+    def __init__(self, channel: str, number: int, kind: str, ranks: list[int], place: str) -> None:
+        self.channel, self.number, self.kind, self.ranks, self.place = channel, number, kind, ranks, place
 
     def keys(self) -> list[str]:
         return [f"{self.channel}/{self.number}/{rank}" for rank in self.ranks]

@@ -67,7 +67,7 @@ class HostOperators(TorchDispatchMode):
                 if selected.task != task:
                     selected.visit(task)
             if len(types) > 1 and any(kind is not VirtualTensor for kind in types):
-                return func(*args, **(kwargs or {}))  # of a subclass, such as a DTensor: it sees it first
+                return self._wrapped(func, args, kwargs or {})
             if VirtualTensor in types:
                 if self.machine.several_streams:
                     backward.follow(self.machine, node if task != -1 else None, args)
@@ -80,10 +80,20 @@ class HostOperators(TorchDispatchMode):
                 if task != -1:
                     selected.places.add(selected.gpu)
                 return result
+            if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
+                return self._wrapped(func, args, kwargs or {})
             return self._on_host(_ZEROS if func is _SYMBOLIC_ZEROS else func, types, args, kwargs or {}, call)
         except (IndexError, RuntimeError) as error:
             errors.leave_out_the_kit(error)
             raise
+
+    def _wrapped(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operator on tensors of a subclass, such as DTensors, which sees it first."""
+        wrapped = sum(hasattr(x, "__tensor_flatten__") for x in tensors(args))
+        if wrapped:
+            profile = self.machine.profile
+            self.machine.clock.advance_host(profile.wrapper_seconds + wrapped * profile.wrapped_seconds)
+        return func(*args, **kwargs)
 
     def _on_host(self, func: Any, types: Any, args: tuple, kwargs: dict, call: tuple) -> Any:
         """An operator without device tensors: on the CPU, or a factory."""
@@ -121,8 +131,8 @@ class HostOperators(TorchDispatchMode):
         moved = 0
         for x in (*args, result):
             if isinstance(x, torch.Tensor):
-                if x.is_meta or isinstance(x, FakeTensor) or hasattr(x, "__tensor_flatten__"):
-                    return  # shapes alone; a DTensor's own operators take their time
+                if x.is_meta or isinstance(x, FakeTensor):
+                    return  # shapes alone
                 moved += x.numel() * x.itemsize
         work = matrix_work(op.name, args)
         self.machine.clock.advance_host(costs.cpu_seconds(self.machine.profile, moved, 0 if work is None else work[0]))

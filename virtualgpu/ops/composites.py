@@ -26,7 +26,11 @@ def composite(call: Call) -> Any:
 
 def in_python(call: Call) -> Any:
     """An operator that a program adds: its function for CUDA is run. PyTorch says so where it has none for CUDA."""
-    with hardware.machine().host_operators:
+    machine = hardware.machine()
+    if call.func.namespace == "fsdp":
+        profile = machine.profile
+        machine.clock.advance_host(profile.fsdp_seconds + len(list(call.tensors())) * profile.fsdp_tensor_seconds)
+    with machine.host_operators:
         return call.func.redispatch(DispatchKeySet(DispatchKey.CUDA), *call.args, **call.kwargs)
 
 

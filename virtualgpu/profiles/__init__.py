@@ -61,6 +61,10 @@ class Profile:
     allocate_seconds: float  # host time of new memory for an output whose block comes from the cache
     view_seconds: float  # host time of an operator that launches nothing
     module_seconds: float  # host time of a module's call, without what it calls
+    wrapper_seconds: float  # host time of an operator on tensors of a subclass, such as DTensors, without what it calls
+    wrapped_seconds: float  # host time of each such tensor
+    fsdp_seconds: float  # host time of FSDP2's hooks around one of its own operators: a gather, what was gathered set out, a reduce-scatter
+    fsdp_tensor_seconds: float  # host time of each tensor there
     replicate_seconds: float  # host time of one module of one replica that nn.DataParallel makes, without what it holds
     attribute_seconds: float  # host time of each tensor or child that Python hands to a replica
     function_seconds: float  # host time of Python's part of a scatter, gather or broadcast of nn.parallel
