@@ -113,7 +113,7 @@ def test_holes_that_would_have_served_one_step_more_are_not_why_a_loop_ran_out(c
         for _ in range(100):
             kept.append(take(12).repeat(2))
     oom = trace.oom
-    assert oom.verdict == "too much in use" and "1.84 GiB are live, 24 MiB more each step, and 10 MiB of what the" in oom.reason
+    assert oom.verdict == "too much in use" and "1.84 GiB are live, 24 MiB more each step, and 22 MiB of what the" in oom.reason
     assert oom.remedies[0].startswith("Memory grows by 24 MiB a step") and not any("less is needed" in told for told in oom.remedies)
 
 
