@@ -13,7 +13,7 @@ from virtualgpu.hardware import Machine
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change."""
-    for name in ("graph", "make_graphed_callables", "use_mem_pool", "CUDAGraph", "MemPool"):
+    for name in ("use_mem_pool", "MemPool"):
         if original := getattr(torch.cuda, name, None):
             yield torch.cuda, {name: refuse(f"torch.cuda.{name}", original)}
     yield torch, {"compile": refuse("torch.compile")}
