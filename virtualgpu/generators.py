@@ -126,8 +126,8 @@ class VirtualGenerator(_Generator):
         """Another generator that shares this one's state."""
         return VirtualGenerator(self._gpu, self.state)
 
-    def graphsafe_set_state(self, other: "VirtualGenerator") -> "VirtualGenerator":
-        self.state = other.state
+    def graphsafe_set_state(self, state: torch.Generator) -> "VirtualGenerator":
+        self.state = registered(state).state
         return self
 
     def next_draws(self, count: int) -> "VirtualGenerator":

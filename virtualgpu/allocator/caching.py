@@ -96,8 +96,8 @@ class CachingAllocator(AllocatorRules):
 
     # Private pools
 
-    def begin_pool(self, pool_id: tuple[int, int], takes: Callable[[int], bool]) -> None:
-        """From now on requests for a stream that it `takes` go to this private pool, which has a user more."""
+    def begin_pool(self, pool_id: tuple[int, int], takes: Callable[[int], bool] | None) -> None:
+        """This private pool has a user more. From now on requests for a stream that it `takes` go there."""
         with self._lock:
             private = self._private.get(pool_id)
             if private is None:
@@ -105,7 +105,8 @@ class CachingAllocator(AllocatorRules):
             if any(other is private for other, _ in self._routes):
                 raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
             private.users += 1
-            self._routes.append((private, takes))
+            if takes is not None:
+                self._routes.append((private, takes))
 
     def end_pool(self, pool_id: tuple[int, int]) -> None:
         """Requests go where they went before."""
@@ -116,6 +117,14 @@ class CachingAllocator(AllocatorRules):
         """A user of the pool is gone: after the last, `empty_cache` returns its free segments too."""
         with self._lock:
             self._private[pool_id].users -= 1
+
+    def pool_users(self, pool_id: tuple[int, int]) -> int:
+        return self._private[pool_id].users
+
+    def empty_pool(self, pool_id: tuple[int, int]) -> None:
+        """Returns what is free of a private pool to the device, if nobody uses the pool."""
+        with self._alone():
+            self._release_free([shelf for shelf in self._releasable() if shelf.pool_id == pool_id])
 
     # Limits and settings
 

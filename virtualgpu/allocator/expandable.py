@@ -1,7 +1,7 @@
 """Expandable segments: one long range of addresses a pool and stream, with memory mapped behind it page by page."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from .address_space import AddressSpace
@@ -25,7 +25,6 @@ class Allocator(Protocol):
     _watched: bool
 
     def free_bytes(self) -> int: ...
-    def _releasable(self) -> Iterator[Shelf]: ...
     def _count_reserved(self, pool: Pool, nbytes: int) -> None: ...
     def _notify(self, action: str, block: Block, address: int, size: int) -> None: ...
 
@@ -70,9 +69,9 @@ class ExpandableSegments:
             shelf.remove(block)
         return block
 
-    def release(self) -> None:
+    def release(self, shelves: list[Shelf]) -> None:
         """Unmaps every page that lies wholly in a free block, and gives back ranges that are then empty."""
-        for shelf in self._allocator._releasable():
+        for shelf in shelves:
             for stream in sorted(shelf.free):
                 for _, _, block in list(shelf.free[stream]):
                     if block.segment.page:

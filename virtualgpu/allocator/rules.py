@@ -291,17 +291,21 @@ class AllocatorRules:
                 yield from (private.small, private.large)
 
     def _release_cached(self) -> None:
-        """Returns every wholly free segment, after waiting for all deferred frees. Private pools without segments and users end."""
+        """Returns every wholly free segment, after waiting for all deferred frees."""
         if not self._routes:
             self._stats.num_sync_all_streams += 1
             self._complete_deferred(wait=True)
-        for shelf in self._releasable():
+        self._release_free(list(self._releasable()))
+
+    def _release_free(self, shelves: list[Shelf]) -> None:
+        """Returns the wholly free segments of these. Private pools without segments and users end."""
+        for shelf in shelves:
             for stream in sorted(shelf.free):
                 for _, _, block in list(shelf.free[stream]):
                     if not block.segment.page and block.size == block.segment.size:
                         self._release(block)
         if self._expandable is not None:
-            self._expandable.release()
+            self._expandable.release(shelves)
         held = {segment.shelf.pool_id for segment in self._segments.values()} if self._private else ()
         self._private = {key: private for key, private in self._private.items() if private.users or key in held}
 

@@ -38,10 +38,11 @@ class Outer:
     """Stands among recorded arguments for memory that is not the graph's own: a replay works on what lies there then."""
 
     def __init__(self, x: torch.Tensor) -> None:
-        self.storage = weakref.ref(x.untyped_storage())  # the program has to keep it alive
+        storage: Any = x.untyped_storage()
+        self.storage = weakref.ref(storage)  # the program has to keep it alive
         self.region = Region.of(x)
         self.bits = x.is_conj(), x.is_neg()
-        self.gpu = x.untyped_storage().memory.gpu
+        self.gpu: Gpu = storage.memory.gpu
         self.gone: Any = None  # what is there in its place, once the program has let it go
 
     def tensor(self) -> VirtualTensor:

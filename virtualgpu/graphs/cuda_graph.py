@@ -1,6 +1,5 @@
 """`torch.cuda.CUDAGraph` of a virtual machine; what torch.cuda builds on it in Python runs as it is."""
 
-import itertools
 import threading
 import warnings
 from collections.abc import Iterator
@@ -11,10 +10,12 @@ from torch._C import _DisableTorchDispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from virtualgpu import hardware
+from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
 from virtualgpu.errors import unsupported
 from virtualgpu.generators import VirtualGenerator, registered
 from virtualgpu.graphs.capture import Capture, Node, Outer, shown
+from virtualgpu.graphs.pools import PoolId, new_number
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.ops.call import Call
 from virtualgpu.ops.faults import survive
@@ -22,8 +23,6 @@ from virtualgpu.ops.without_values import forget
 from virtualgpu.streams.accesses import Region, mapped
 from virtualgpu.tensor import VirtualTensor, memory_of, tensors
 
-PoolId = tuple[int, int]
-_numbers = itertools.count(1)
 _of_thread = threading.local()
 _MODES = ("global", "thread_local", "relaxed")
 _EMPTY = "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
@@ -53,9 +52,9 @@ class CUDAGraph:
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._keeps = keep_graph
-        self._number = next(_numbers)
+        self._number = new_number()
         self._capture: Capture | None = None
-        self._pool: PoolId | None = None
+        self._pool = NO_POOL
         self._states: list[tuple[Gpu, Any]] = []  # of generators that its kernels draw from
         self._ended = self._ready = False
         self._tracker: Any = None
@@ -73,9 +72,7 @@ class CUDAGraph:
         if self._ready:
             raise RuntimeError("This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance.")
         if capture_error_mode not in _MODES:
-            raise RuntimeError(
-                f"Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got {capture_error_mode}"
-            )
+            raise RuntimeError(f"Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got {capture_error_mode}")
         gpu = machine.current
         self.register_generator_state(gpu.generator)
         stream = gpu.stream
@@ -85,7 +82,7 @@ class CUDAGraph:
                 "(However, after capture, it's ok to replay them on the default stream.)"
             )
         gpu.__class__ = ReplayingGpu
-        self._pool = tuple(pool) if pool and any(pool) else (next(_numbers), 0)  # type: ignore[assignment]
+        self._pool = (pool[0], pool[1]) if pool and any(pool) else (new_number(), 0)
         self._gpu = gpu
         streams = gpu.streams
         capture = Capture(gpu, capture_error_mode)
@@ -178,13 +175,13 @@ class CUDAGraph:
         if self._tracker is not None:
             self._tracker.stop()
             self._tracker = None
-        if self._pool is not None:
+        if self._pool != NO_POOL:
             self._end_allocating()
             self._gpu.allocator.release_pool(self._pool)
         for gpu, state in self._states:
             state.unregister(gpu, self._number)
         self._states = []
-        self._capture = self._pool = None
+        self._capture, self._pool = None, NO_POOL
         self._ended = self._ready = False
 
     def __del__(self) -> None:
@@ -193,7 +190,7 @@ class CUDAGraph:
 
     def pool(self) -> PoolId:
         """What another graph's `capture_begin` takes to share this one's memory."""
-        if self._pool is None:
+        if self._pool == NO_POOL:
             raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
         return self._pool
 
@@ -203,7 +200,10 @@ class CUDAGraph:
     def debug_dump(self, debug_path: str) -> None:
         """Write the graph in the language of Graphviz: a row of kernels for each stream."""
         assert self._capture is not None
-        lines = [f'"{i} {work[2][2] if work[0] == "launch" else work[0]} on stream {work[1].stream_id}"' for i, work in enumerate(self._capture.work)]
+        lines = [
+            f'"{i} {work[2][2] if work[0] == "launch" else work[0]} on stream {work[1].stream_id}"'
+            for i, work in enumerate(self._capture.work)
+        ]
         with open(debug_path, "w") as file:
             file.write("digraph graph_1 {\n" + "\n".join(lines) + "\n}\n")
 
@@ -240,7 +240,7 @@ def _run(node: Node) -> None:
         result = handler(call)
     except (IndexError, RuntimeError) as error:
         result = survive(call, error)
-    for x, target in zip(tensors(result), targets, strict=True):
+    for x, target in zip(tensors(result), targets, strict=False):  # a copy's target is none of what was recorded
         if type(x) is not VirtualTensor or x.layout is not torch.strided or memory_of(target).kept is None:
             continue
         if memory_of(x).kept is None:
@@ -258,7 +258,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
         torch.cuda.graphs,
         {
             "CUDAGraph": CUDAGraph,
-            "_graph_pool_handle": lambda: (0, next(_numbers)),
+            "_graph_pool_handle": lambda: (0, new_number()),
             "_cuda_isCurrentStreamCapturing": torch._C._cuda_isCurrentStreamCapturing,
         },
     )
