@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from html import escape
 from typing import Any
@@ -91,12 +91,14 @@ def try_claim(name: str) -> ClaimOutcome:
     Raises ValueError when there is no such claim, RuntimeError when too few GPUs are in use.
     """
     claim = articles.find(name)
-    return _outcomes([claim])[claim.name]
+    _require(claim)
+    [(_, outcome)] = _outcomes([claim])
+    return outcome
 
 
 def try_code(claim: Claim, code: str) -> ClaimOutcome:
     """Run other code in the place of a claim's own, such as `claim.today`: after its `before`, in a fresh namespace, here."""
-    return _run("\n".join([claim.before, code]), claim.values)
+    return _run(replace(claim, code=code, after="", untried=""))
 
 
 def claims_table(article: str | None = None, verdict: str | None = None) -> Table:
@@ -119,24 +121,12 @@ def articles_on_trial(names: Sequence[str] | None = None) -> Run:
     Raises ValueError for a name that there is not, RuntimeError when too few GPUs are in use.
     """
     told, used = badge(), machine.in_use()
-    if names is None:
-        chosen = [claim for claim in articles.claims() if claim.gpus <= used.count]
-    else:
-        chosen = [articles.find(name) for name in names]
+    all_of_them = [claim for claim in articles.claims() if claim.gpus <= used.count]
+    chosen = all_of_them if names is None else [articles.find(name) for name in names]
     for claim in chosen:
         _require(claim)
-    parameters = {"names": [claim.name for claim in chosen]}
-    return Run("articles_on_trial", parameters, COLUMNS, told, len(chosen), _points(chosen, used.virtual))
-
-
-def _points(claims: list[Claim], virtual: bool) -> Iterator[Row]:
-    here = [claim for claim in claims if not claim.alone]
-    for claim in here:
-        yield _row(claim, _run_claim(claim), virtual)
-    alone = [claim for claim in claims if claim.alone]
-    outcomes = _outcomes(alone)
-    for claim in alone:
-        yield _row(claim, outcomes[claim.name], virtual)
+    rows = (_row(claim, outcome, used.virtual) for claim, outcome in _outcomes(chosen))
+    return Run("articles_on_trial", {"names": [claim.name for claim in chosen]}, COLUMNS, told, len(chosen), rows)
 
 
 def _row(claim: Claim, outcome: ClaimOutcome, virtual: bool) -> Row:
@@ -145,23 +135,22 @@ def _row(claim: Claim, outcome: ClaimOutcome, virtual: bool) -> Row:
     return row | {"outcome": outcome.short, "as_expected": fits, "peak": outcome.peak}
 
 
-def _outcomes(claims: list[Claim]) -> dict[str, ClaimOutcome]:
-    """Of each claim by name; those that must be alone run in one process of their own."""
+def _outcomes(claims: list[Claim]) -> Iterator[tuple[Claim, ClaimOutcome]]:
+    """Each claim and what it came to; those that must be alone run at the end, in one process of their own."""
     for claim in claims:
-        _require(claim)
-    found = {claim.name: _run_claim(claim) for claim in claims if not claim.alone}
-    alone = [claim.name for claim in claims if claim.alone]
+        if not claim.alone:
+            yield claim, _run(claim)
+    alone = [claim for claim in claims if claim.alone]
     if alone:
         from labkit.isolation import isolated
 
-        run = isolated(_run_alone, alone, timeout=PATIENCE)
-        found |= {name: ClaimOutcome(**{**told, "warned": tuple(told["warned"])}) for name, told in run.value.items()}
-    return found
+        run = isolated(_run_alone, [claim.name for claim in alone], timeout=PATIENCE)
+        yield from zip(alone, (ClaimOutcome(**{**told, "warned": tuple(told["warned"])}) for told in run.value), strict=True)
 
 
-def _run_alone(names: list[str]) -> dict[str, dict[str, Any]]:
+def _run_alone(names: list[str]) -> list[dict[str, Any]]:
     """In the process of its own: what each came to, as plain data."""
-    return {name: asdict(_run_claim(articles.find(name))) for name in names}
+    return [asdict(_run(articles.find(name))) for name in names]
 
 
 def _require(claim: Claim) -> None:
@@ -172,14 +161,12 @@ def _require(claim: Claim) -> None:
         )
 
 
-def _run_claim(claim: Claim) -> ClaimOutcome:
-    return ClaimOutcome(untried=claim.untried) if claim.untried else _run(claim.program, claim.values)
-
-
-def _run(program: str, values: bool) -> ClaimOutcome:
-    """Run a program in a namespace of its own, and put back what it changed."""
+def _run(claim: Claim) -> ClaimOutcome:
+    """Run its program in a namespace of its own, and put back what it changed."""
+    if claim.untried:
+        return ClaimOutcome(untried=claim.untried)
     printed, raised, message = io.StringIO(), "", ""
-    with _put_back(), contextlib.nullcontext() if values else machine.in_use().without_values():
+    with _put_back(), contextlib.nullcontext() if claim.values else machine.in_use().without_values():
         torch.cuda.reset_peak_memory_stats(0)
         before = torch.cuda.memory_allocated(0)
         with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(printed):
@@ -187,7 +174,7 @@ def _run(program: str, values: bool) -> ClaimOutcome:
             warnings.simplefilter("ignore", DeprecationWarning)  # which Python keeps from users, too
             names: dict[str, Any] = {"torch": torch, "nn": nn, "__name__": "claim"}
             try:
-                exec(compile(program, "<claim>", "exec"), names)
+                exec(compile(claim.program, "<claim>", "exec"), names)
             except Exception as error:
                 raised, message = type(error).__name__, str(error)
                 traceback.clear_frames(error.__traceback__)  # they would hold the tensors
@@ -245,7 +232,7 @@ def plot_articles_on_trial(result: Result, recorded: Result | None = None) -> Fi
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("claims")
     told = [_agreement(some) for some in (result, recorded) if some is not None]
-    spoken = (_spoken(article.title, counts[article.name]) for article in there)
+    spoken = (f"{article.title}: {', '.join(f'{counts[article.name][verdict]} {verdict}' for verdict in VERDICTS)}" for article in there)
     return badged(canvas, told[-1], *spoken, *told[:-1], shown="\n".join(told))
 
 
@@ -276,10 +263,6 @@ def _agreement(result: Result) -> str:
     """Where the claims were tried, and how many of them came to what was expected."""
     expected = Counter(result.column("as_expected"))
     return f"{expected['yes']} as expected, {expected['no']} not: {result.badge}"
-
-
-def _spoken(title: str, counts: Counter) -> str:
-    return f"{title}: {', '.join(f'{counts[verdict]} {verdict}' for verdict in VERDICTS)}"
 
 
 # The widget

@@ -24,11 +24,15 @@ def gpus():
         yield
 
 
+def outcomes_by_name(claims):
+    return {claim.name: outcome for claim, outcome in _outcomes(claims)}
+
+
 @pytest.fixture(scope="module")
 def trial():
     """What all claims come to on virtual GPUs, by name."""
     with labkit.use(gpus=MOST, virtual=True, quiet=True):
-        return _outcomes(CLAIMS)
+        return outcomes_by_name(CLAIMS)
 
 
 @pytest.mark.slow
@@ -50,7 +54,7 @@ def test_what_to_write_today_works_and_warns_of_nothing(gpus, claim):
 @pytest.mark.parametrize("like", ["H200", "RTX 4090"])
 def test_verdicts_do_not_hang_on_the_model_of_the_gpu(like):
     with labkit.use(gpus=MOST, like=like, quiet=True):
-        outcomes = _outcomes(HERE)
+        outcomes = outcomes_by_name(HERE)
     wrong = {
         claim.name: outcomes[claim.name] for claim in HERE if not claim.untried and not outcomes[claim.name].fits(claim.expected(True))
     }
@@ -63,7 +67,7 @@ def test_claims_come_to_what_is_expected_on_real_gpus(count):
     """Those that need so many; and what to write today works there, too."""
     chosen = [claim for claim in CLAIMS if claim.gpus == count and not claim.untried]
     with labkit.use(gpus=count, virtual=False, quiet=True):
-        outcomes = _outcomes(chosen)
+        outcomes = outcomes_by_name(chosen)
         today = {claim.name: try_code(claim, claim.today) for claim in chosen if claim.today}
     assert {claim.name: outcomes[claim.name] for claim in chosen if not outcomes[claim.name].fits(claim.expected(False))} == {}
     assert {name: outcome for name, outcome in today.items() if outcome.raised or outcome.warned} == {}
