@@ -234,12 +234,12 @@ def _numbers(model: nn.Module) -> list[float]:
 def judge_training(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
     if isinstance(observed["loss"], str):
         return not_yet(f"a number was due; your function returned {observed['loss']}.")
-    if not observed["device"].startswith("cuda"):
-        return not_yet("the model that you were given is still on the CPU.")
     if "cpu" in observed["forwards"]:
         return not_yet("the model computed on the CPU. It was to train on the GPU.")
     off = max(abs(a - b) for a, b in zip(observed["parameters"], due["parameters"], strict=True))
     if not off < 1e-3:
+        if observed["device"] == "cpu":
+            return not_yet("the model that you were given is still on the CPU, and is not trained.")
         return not_yet(f"the model's parameters are off by up to {off:.3g}. What do gradients do from one step to the next?")
     if not abs(observed["loss"] - due["loss"]) < 1e-3 * due["loss"]:
         return not_yet(f"the mean loss is {due['loss']:.5g}; you said {observed['loss']:.5g}.")

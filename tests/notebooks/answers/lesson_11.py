@@ -134,7 +134,7 @@ WRONG = {
         "a tensor for a loss": (without(TRAIN, "loss.item()", "loss"), "a number was due"),
         "on the CPU": (
             without(without(TRAIN, '    model.to("cuda")\n'), '.to("cuda")', ""),
-            "still on the CPU",
+            "computed on the CPU",
         ),
         "the article's sum": (
             without(without(TRAIN, "loss.item()", "loss"), "total_loss / len", "total_loss.item() / len"),
@@ -306,6 +306,7 @@ def memory_report(device):
         + without(REPORT, "torch.cuda.memory_reserved(device)", "numpy.int64(torch.cuda.memory_reserved(device))"),
     },
     "11.3": {
+        "back on the CPU": without(TRAIN, "    return", '    model.to("cpu")\n    return'),
         "detached": without(without(TRAIN, "loss.item()", "loss.detach()"), "return total_loss", "return float(total_loss)"),
         "a list of numbers": without(
             without(TRAIN, "total_loss += loss.item()", "losses.append(loss.item())"), "total_loss = 0.0", "losses = []"
