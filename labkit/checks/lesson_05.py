@@ -158,7 +158,8 @@ def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain
     with _tidy():
         here = torch.cuda.current_stream()
         tensors = [_empty(size) for size in sizes]
-        tensors += [_empty(size) for size in _free(here)]  # the rests of the segments
+        if min(sizes) > MIB:
+            tensors += [_empty(size) for size in _free(here)]  # the rests of the segments, each larger than 1 MiB
         del tensors[1 : len(sizes) : 2]
         tensors.append(_empty(larger))
         other = unused_stream()

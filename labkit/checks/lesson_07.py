@@ -227,6 +227,8 @@ def draw_gradients(generator: random.Random) -> Plain:
             place = generator.randrange(4) if sign == 1 else 3
             rows[place][generator.randrange(3)] = largest
             cases.append([rows[0], rows[1:3], rows[3]])
+    alike = 2.0 ** generator.randint(-20, -2) * generator.uniform(1.0, 1.9)  # the norm and the sum are much larger
+    cases.append([[alike, -alike], [[-alike, alike]] * 2, [alike]])
     cases.append([[65510 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65504, once scaled
     cases.append([[65528 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65536, which is infinite there
     generator.shuffle(cases)
@@ -286,7 +288,7 @@ def draw_step(generator: random.Random) -> Plain:
         small = kind == "small"
         weight = [0.0] * features if small else numbers(features)
         targets = [(1e-6 if small else 64.0) * generator.uniform(1, 2) for _ in range(ROWS)]
-        inputs = [numbers(features) for _ in range(ROWS)]
+        inputs = [list(map(abs, numbers(features))) for _ in range(ROWS)]  # so that weights have gradients of the size of the bias's
         rate = generator.choice((0.25, 0.5)) * (1e3 if small else 1)
         cases.append({"kind": kind, "weight": weight, "inputs": inputs, "targets": targets, "rate": rate, "scale": scale})
     return cases

@@ -185,6 +185,14 @@ def half_but_norms(model):
     },
     "07.4": {
         "no sign": (without(SCALE, ".abs()"), "ValueError|infinite in float16"),
+        "the norm": (
+            without(
+                SCALE,
+                "max(gradient.abs().max().item() for gradient in gradients)",
+                "sum(g.square().sum().item() for g in gradients) ** 0.5",
+            ),
+            "not the largest",
+        ),
         "the mean": (without(SCALE, "gradient.abs().max()", "gradient.abs().mean()"), "infinite in float16"),
         "the smallest": (without(SCALE, "max(gradient.abs().max()", "min(gradient.abs().max()"), "infinite in float16"),
         "up to 65536": (without(SCALE, "65519", "65536"), "infinite in float16"),
@@ -209,6 +217,7 @@ def best_scale(gradients):
         "one power too few": (without(SCALE, "65519", "32000"), "not the largest"),
     },
     "07.5": {
+        "clipped by the largest gradient": (without(STEP, "1.0)", 'float(1), norm_type=float("inf"))'), "clipped: after unscale_"),
         "clipped by value": (without(STEP, "clip_grad_norm_", "clip_grad_value_"), "clipped: after unscale_"),
         "never unscaled for the clip": (without(STEP, UNSCALE), "clipped: after unscale_"),
         "not clipped": (without(STEP, CLIP), "clipped: after unscale_"),
