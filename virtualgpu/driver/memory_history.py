@@ -5,6 +5,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.allocator.settings import UNLIMITED
 from virtualgpu.front_end import HERE
 from virtualgpu.hardware import Machine
@@ -49,7 +50,7 @@ def answers(machine: Machine) -> dict[str, Any]:
         settings = machine.gpus[0].allocator.settings
         divisions = settings.divisions
         return {
-            "segments": [segment for gpu in machine.gpus for segment in gpu.allocator.segments()],
+            "segments": [segment for gpu in machine.gpus for segment in gpu.allocator.segments(pool[:2] if pool else NO_POOL)],
             "device_traces": [gpu.allocator.history() for gpu in machine.gpus],
             "allocator_settings": {
                 "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
