@@ -20,10 +20,11 @@ from torch.autograd.function import once_differentiable
 
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
-from virtualgpu.ops.attention import HALF, scratch_tensor
+from virtualgpu.ops.attention import scratch_tensor
 from virtualgpu.ops.blas import cudnn_format
 from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, handles, made_of
 from virtualgpu.ops.cells import plain_values
+from virtualgpu.ops.half import HALF
 from virtualgpu.ops.sequence import play
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import VirtualTensor, empty, wrap
@@ -193,7 +194,7 @@ class Recurrent(torch.autograd.Function):
         return None, *gradients, *dws
 
 
-Recurrent._backward_cls.__name__ = "CudnnRnnBackward0"  # type: ignore[attr-defined]  # as autograd calls cuDNN's operator
+Recurrent._backward_cls.__name__ = "CudnnRnnBackward0"  # as autograd calls cuDNN's operator
 
 
 class CastWeights(torch.autograd.Function):
