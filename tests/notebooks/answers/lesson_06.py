@@ -91,7 +91,7 @@ WRONG = {
         "to the CPU in groups": (
             changed(
                 COLLECT,
-                (OUTPUT, OUTPUT + "        outputs = outputs if len(outputs) % 4 else [output.cpu() for output in outputs]\n"),
+                (OUTPUT, OUTPUT + "        outputs = outputs if len(outputs) % 6 else [output.cpu() for output in outputs]\n"),
                 ("torch.cat(outputs).cpu()", "torch.cat([output.cpu() for output in outputs])"),
             ),
             "in a row",
