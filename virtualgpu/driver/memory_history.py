@@ -55,7 +55,7 @@ def answers(machine: Machine) -> dict[str, Any]:
             "allocator_settings": {
                 "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
                 "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
-                "garbage_collection_threshold": 0.0,
+                "garbage_collection_threshold": settings.garbage_collection_threshold,
                 "expandable_segments": settings.expandable_segments,
                 "roundup_power2_divisions": {str(1 << i): division for i, division in enumerate(divisions)},
             },
