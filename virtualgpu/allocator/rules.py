@@ -378,7 +378,7 @@ class AllocatorRules:
                 block.frames = frames
             elif action == "segment_alloc":
                 block.segment.frames = frames
-            self._history.add(action, address, size, block.stream, frames)
+            self._history.add(action, address, size, block.stream, frames, block.segment.shelf.pool_id)
         for listener in self._listeners:
             listener(action, block, size)
 
