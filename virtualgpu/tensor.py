@@ -404,4 +404,6 @@ def empty(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype) -> VirtualTensor
         with _DisableTorchDispatch():
             made = wrap(_empty_strided(size, stride, dtype=dtype, device="cpu"), gpu)
     memory_of(made).written = 0
+    if gpu.machine.clock.captures and (capture := gpu.stream.capture) is not None:
+        made = capture.made(made)
     return made

@@ -2,9 +2,11 @@
 
 import os
 import sys
+from collections.abc import Collection
 from types import FrameType
 from typing import Any
 
+from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.allocator.settings import UNLIMITED
 from virtualgpu.front_end import HERE
 from virtualgpu.hardware import Machine
@@ -27,7 +29,10 @@ def python_frames() -> list[dict[str, Any]]:
 def answers(machine: Machine) -> dict[str, Any]:
     metadata = {"text": ""}
 
-    def record(enabled: str | None, context: str | None, stacks: str, max_entries: int, clear_history: bool = False, *rest: Any) -> None:
+    def record(
+        enabled: str | None, context: str | None, stacks: str, max_entries: int, clear_history: bool = False,
+        compile_context: bool = False, annotations: bool = False, skip_actions: Collection[str] = (),
+    ) -> None:  # fmt: skip
         """Stacks are of Python only: there is no C++ below a virtual GPU that anyone would look for."""
         for gpu in machine.gpus:
             gpu.allocator.record_history(
@@ -37,6 +42,8 @@ def answers(machine: Machine) -> dict[str, Any]:
                 context=context,
                 clock=lambda: round(machine.clock.host * 1e6),
                 clear=clear_history,
+                metadata=lambda: metadata["text"],
+                skipped=skip_actions,
             )
 
     def record_legacy(
@@ -49,12 +56,12 @@ def answers(machine: Machine) -> dict[str, Any]:
         settings = machine.gpus[0].allocator.settings
         divisions = settings.divisions
         return {
-            "segments": [segment for gpu in machine.gpus for segment in gpu.allocator.segments()],
+            "segments": [segment for gpu in machine.gpus for segment in gpu.allocator.segments(pool[:2] if pool else NO_POOL)],
             "device_traces": [gpu.allocator.history() for gpu in machine.gpus],
             "allocator_settings": {
                 "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
                 "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
-                "garbage_collection_threshold": 0.0,
+                "garbage_collection_threshold": settings.garbage_collection_threshold,
                 "expandable_segments": settings.expandable_segments,
                 "roundup_power2_divisions": {str(1 << i): division for i, division in enumerate(divisions)},
             },
