@@ -213,13 +213,13 @@ WRONG = {
     ),
     "both receive": (
         "dist.recv(x, 1 - rank); dist.send(x, 1 - rank)",
-        r"rank 1 never entered it, it waits in recv\(4 x float32\) from rank 0 \(\S+:12\); "
+        r"rank 1 never entered it, and was last in number 1, recv\(4 x float32\) from rank 0 \(\S+:12\); "
         r"rank 0 waits in recv\(4 x float32\) from rank 1 \(\S+:12\)",
     ),
     "two groups in two orders": (
         "groups = [dist.new_group([0, 1], timeout=__import__('datetime').timedelta(seconds=3)) for _ in range(2)]\n"
         "for group in groups[:: 1 - 2 * rank]: dist.all_reduce(x, group=group); torch.cuda.synchronize()",
-        r"rank \d never entered it, it waits in all_reduce\(4 x float32, SUM\) \(\S+:13\)",
+        r"rank \d never entered it, and was last in number 1, all_reduce\(4 x float32, SUM\) \(\S+:13\)",
     ),
     "rank 0 ends early": (
         "for _ in range(2 + rank): dist.all_reduce(x)",

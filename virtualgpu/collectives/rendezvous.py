@@ -13,8 +13,6 @@ from torch.distributed import PrefixStore
 
 from virtualgpu.source_lines import caller_line
 
-SOON = timedelta(seconds=1)  # until then nobody asks where a rank is
-
 
 class Rendezvous:
     """The store of one group, seen by one of its ranks."""
@@ -26,7 +24,7 @@ class Rendezvous:
         self._met: dict[str, int] = {}
         while isinstance(store, PrefixStore):
             store = store.underlying_store
-        self._places = PrefixStore("virtual nccl places", store)  # of all groups: in what a rank has waited for a while
+        self._places = PrefixStore("virtual nccl places", store)  # what each rank entered last, in any group
 
     def enter(self, channel: str, name: str, kind: str, ready: float, known: bool) -> "Entry":
         """This rank enters the next collective of a channel, "all" or "2>3" from rank 2 to rank 3, ready at `ready` seconds.
@@ -43,6 +41,7 @@ class Rendezvous:
         place += f" ({caller_line()})"
         mine = {"call": name, "kind": kind, "ready": ready, "known": known, "place": place, "met": self._met.get(channel, 0)}
         self._store.set(f"{channel}/{number}/{self._rank}", json.dumps(mine))
+        self._places.set(str(self._ranks_of_all[self._rank]), f"number {number}, {place}")
         return Entry(channel, number, kind, ranks, place)
 
     def is_complete(self, entry: "Entry") -> bool:
@@ -53,7 +52,7 @@ class Rendezvous:
         """What each rank says; waits for the last. Raises torch.distributed.DistBackendError for a rank that does not come, or calls
         something else."""
         try:
-            self._wait(entry)
+            self._store.wait(entry.keys(), self._timeout)
         except torch.distributed.DistStoreError:
             raise torch.distributed.DistBackendError(self._waited_in_vain(entry)) from None
         except torch.distributed.DistNetworkError:
@@ -66,15 +65,6 @@ class Rendezvous:
         self._met[entry.channel] = entry.number
         self._remove(entry.channel, min(each["met"] for each in said))
         return said
-
-    def _wait(self, entry: "Entry") -> None:
-        """Until all ranks are there. One that waits for long says so to those that wait for it elsewhere."""
-        try:
-            self._store.wait(entry.keys(), min(SOON, self._timeout))
-        except torch.distributed.DistStoreError:
-            self._places.set(str(self._ranks_of_all[self._rank]), entry.place)
-            self._store.wait(entry.keys(), self._timeout)
-            self._places.delete_key(str(self._ranks_of_all[self._rank]))
 
     def _remove(self, channel: str, met: int) -> None:
         """Take away what this rank said of collectives that all have met for."""
@@ -89,19 +79,13 @@ class Rendezvous:
             if (said := self._said(entry.channel, entry.number, rank)) is not None:
                 there.append(f"rank {rank} waits in {said['place']}")
             else:
-                missing.append(f"rank {rank} never entered it" + (self._elsewhere(rank) or self._last(entry, rank)))
+                missing.append(f"rank {rank} never entered it" + self._last(rank))
         waited = f"{self._timeout.total_seconds():g} s"
         return f"{entry.kind} number {entry.number} of its group did not start within {waited}: {'; '.join(missing + there)}."
 
-    def _elsewhere(self, rank: int) -> str:
+    def _last(self, rank: int) -> str:
         key = str(self._ranks_of_all[rank])
-        return f", it waits in {self._places.get(key).decode()}" if self._places.check([key]) else ""
-
-    def _last(self, entry: "Entry", rank: int) -> str:
-        for number in range(entry.number - 1, max(0, entry.number - 64), -1):
-            if (said := self._said(entry.channel, number, rank)) is not None:
-                return f", and was last in number {number}, {said['place']}"
-        return ""
+        return f", and was last in {self._places.get(key).decode()}" if self._places.check([key]) else ""
 
     def _said(self, channel: str, number: int, rank: int) -> Any:
         key = f"{channel}/{number}/{rank}"
