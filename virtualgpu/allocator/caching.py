@@ -1,7 +1,7 @@
 """PyTorch's CUDA caching allocator for one virtual device: the calls that a program makes, any thread's, one at a time."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 
@@ -201,16 +201,18 @@ class CachingAllocator(AllocatorRules):
         context: str | None = "all",
         clock: Callable[[], int] = lambda: 0,
         clear: bool = False,
+        metadata: Callable[[], str] = str,
+        skipped: Collection[str] = (),
     ) -> None:
         """Starts or (None) ends a history, as `torch.cuda.memory._record_memory_history` asks for it.
 
         `enabled` "all" keeps the last `max_entries` events, "state" only where the blocks in use were allocated. `frames()`
         gives the stack of the caller, `context` ("state", "alloc", "all" or None) what it is kept for; `clock()` gives
-        microseconds.
+        microseconds, `metadata()` the program's own words; `skipped` actions are not kept.
         """
         with self._lock:
             entries = () if self._history is None or clear or enabled is None else self._history.entries
-            self._history = None if enabled is None else History(enabled, max_entries, frames, context, clock, entries)
+            self._history = None if enabled is None else History(enabled, max_entries, frames, context, clock, entries, metadata, skipped)
             self._hear(self._listeners)
 
     def history(self) -> list[dict]:

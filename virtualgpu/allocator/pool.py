@@ -17,7 +17,9 @@ NO_POOL = 0, 0  # the number of the pool that is nobody's own
 class Block:
     """A stretch of a segment. `size` and `requested` are bytes; `previous` and `next` are its neighbours in the segment."""
 
-    __slots__ = ("address", "events", "frames", "next", "previous", "requested", "segment", "size", "state", "stream", "streams")
+    __slots__ = (
+        "address", "events", "frames", "next", "previous", "requested", "segment", "shelved", "size", "state", "stream", "streams",
+    )  # fmt: skip
 
     def __init__(self, address: int, size: int, segment: "Segment", state: int = FREE) -> None:
         self.address = address
@@ -31,6 +33,7 @@ class Block:
         self.streams: set[int] | None = None  # other streams that use it
         self.events = 0  # those of other streams that its free waits for
         self.frames: list[dict] | None = None  # where it was allocated, if that is recorded
+        self.shelved = 0  # what its shelf's `searches` were when it came there
 
     def __repr__(self) -> str:
         state = ("allocated", "pending", "free", "unmapped")[self.state]
@@ -81,13 +84,15 @@ class Shelf:
     """Free blocks for small or for large requests, by stream, each stream's sorted by size and then address; `pool` counts them.
 
     `pool_id` names the private pool that they belong to. `free` ones have memory behind them, `unmapped` ones have addresses alone.
+    `searches` are counted where garbage is collected.
     """
 
-    __slots__ = ("free", "pool", "pool_id", "unmapped")
+    __slots__ = ("free", "pool", "pool_id", "searches", "unmapped")
 
     def __init__(self, pool: "Pool", pool_id: tuple[int, int]) -> None:
         self.pool = pool
         self.pool_id = pool_id
+        self.searches = 0
         self.free: dict[int, list[tuple[int, int, Block]]] = {}
         self.unmapped: dict[int, list[tuple[int, Block]]] = {}
 
@@ -96,6 +101,7 @@ class Shelf:
         free = self.free.get(block.stream)
         if free is None:
             free = self.free[block.stream] = []
+        block.shelved = self.searches
         insort(free, (block.size, block.address, block))
 
     def remove(self, block: Block) -> None:

@@ -85,6 +85,7 @@ class AllocatorRules:
         self._max_split = settings.max_split_size
         self._small.configure(settings)
         self._large.configure(settings)
+        self._collects = settings.garbage_collection_threshold > 0
         if settings.expandable_segments and self._expandable is None:
             self._expandable = ExpandableSegments(self)
 
@@ -103,6 +104,8 @@ class AllocatorRules:
         size = (nbytes + 511) & -512 if self._rounds_to_512 else self.settings.round_size(nbytes)
         pool = self._small if size <= SMALL_SIZE else self._large
         shelf = self._shelf(pool, stream) if self._routes else pool.shelf
+        if self._collects:
+            shelf.searches += 1
         block = self._best_fit(shelf, size, stream)
         if block is None and self._reclaim():
             block = self._best_fit(shelf, size, stream)
@@ -140,6 +143,8 @@ class AllocatorRules:
         if nbytes >= _LARGEST:
             raise self._out_of_memory(TOO_LARGE, nbytes, nbytes)
         wanted = self.settings.segment_size(size)
+        if self._collects and self.allowed is not None:
+            self._collect_garbage(self.settings.garbage_collection_threshold * self.allowed)
         block = self._grow(shelf, size, wanted, stream)
         if block is None and self._release_oversize(shelf, size, stream):
             block = self._grow(shelf, size, wanted, stream)
@@ -325,6 +330,19 @@ class AllocatorRules:
             self._release(oversize.pop())
         return released >= wanted
 
+    def _collect_garbage(self, threshold: float) -> None:
+        """Returns large segments that were free for longest, in searches of their shelf, until at most `threshold` bytes are held."""
+        excess = self.reserved - int(threshold)
+        shelf = self._large.shelf
+        free = [x for blocks in shelf.free.values() for _, _, x in blocks if x.size == x.segment.size and not x.segment.page]
+        while excess > 0 and free:
+            average = sum(shelf.searches - block.shelved for block in free) / len(free)
+            old = [block for block in free if shelf.searches - block.shelved >= average]
+            for block in old:
+                self._release(block)
+                excess -= block.size
+            free = [block for block in free if block not in old]
+
     def _release(self, block: Block) -> None:
         """Returns the segment that the free block fills."""
         segment = block.segment
@@ -360,7 +378,7 @@ class AllocatorRules:
                 block.frames = frames
             elif action == "segment_alloc":
                 block.segment.frames = frames
-            self._history.add(action, address, size, block.stream, frames)
+            self._history.add(action, address, size, block.stream, frames, block.segment.shelf.pool_id)
         for listener in self._listeners:
             listener(action, block, size)
 

@@ -234,7 +234,10 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
 
     def configure(text: str) -> None:
         """Takes settings in the syntax of PYTORCH_CUDA_ALLOC_CONF; whether segments expand stays as it is where the text does not say."""
-        settings = Settings.parse(text)
+        try:
+            settings = Settings.parse(text)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
         if "expandable_segments" not in text:
             settings = replace(settings, expandable_segments=gpus[0].allocator.settings.expandable_segments)
         for gpu in gpus:

@@ -20,7 +20,7 @@ import torch
 from virtualgpu.errors import argument_differs, scalar_name, tensor_type
 from virtualgpu.ops import operators, reductions
 from virtualgpu.ops.blas import cudnn_format
-from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles
+from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles, operator
 from virtualgpu.ops.half import sums_in_float32
 from virtualgpu.ops.sequence import Out, Plan, perform
 from virtualgpu.ops.work import UNVECTORIZED
@@ -196,6 +196,17 @@ def convolution(call: Call) -> Any:
         return Out(0), space, -space
 
     return perform(call, plan)
+
+
+@handles("cudnn_convolution", "cudnn_convolution_transpose")
+def cudnn_convolution(call: Call) -> Any:
+    """The same, asked of cuDNN by name."""
+    x, weight, padding, *rest = call.args
+    transposed = call.op.name.endswith("transpose")
+    added = rest.pop(0) if transposed else [0] * (x.dim() - 2)
+    stride, dilation, groups = rest[:3]
+    args = (x, weight, None, stride, padding, dilation, transposed, added, groups)
+    return convolution(Call(operator(torch.ops.aten.convolution.default), args, {}))
 
 
 @handles("convolution_backward")

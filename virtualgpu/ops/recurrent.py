@@ -194,6 +194,9 @@ class Recurrent(torch.autograd.Function):
         return None, *gradients, *dws
 
 
+Recurrent._backward_cls.__name__ = "CudnnRnnBackward0"  # as autograd calls cuDNN's operator
+
+
 class CastWeights(torch.autograd.Function):
     """Under autocast: the weights in another type, in one new buffer (`_cudnn_rnn_cast_reflatten`)."""
 

@@ -96,8 +96,9 @@ class RaceDetector:
         uses = [use for use in (self._use(target, False, True), self._use(source, True, False)) if use is not None]
         self._ordered(Call(operator(torch.ops.aten.copy_.default), (target, source), {}), stream, before, uses, do)
 
-    def replay(self, touched: list[tuple[torch.Tensor, bool]], stream: StreamTime, do: Callable[[], None]) -> None:
-        """Run `do`, a graph's work on the `stream`, which touches these tensors, and writes those with True."""
+    def replay(self, touched: list[tuple[torch.Tensor, bool]], stream: StreamTime, do: Callable[[], None]) -> list[torch.Tensor]:
+        """Run `do`, a graph's work on the `stream`, which touches these tensors, and writes those with True. Returns those raced for."""
+        raced = []
         before = self.machine.clock.before(stream)
         launch = Launch(stream, "CUDA graph", self.machine.clock.host, user_line())
         uses = [use for x, writes in touched if (use := self._use(x, True, writes)) is not None]
@@ -106,11 +107,13 @@ class RaceDetector:
             if unordered:
                 kind = race_reports.STALE if unordered[-1].writes else race_reports.OVERWRITTEN
                 self._report(kind, unordered[-1].launch, Side.of(launch), launch.line)
+                raced.append(use.tensor)
         befores = [snapshot(use.tensor) if use.writes and use.known and use.place.filled else None for use in uses]
         do()
         launch.count, launch.end = stream.count, stream.ready
         for use, old in zip(uses, befores, strict=True):
             self._note(launch, use, old)
+        return raced
 
     def _ordered(self, call: Call, stream: StreamTime, before: Known, uses: list[Use], do: Callable[[Call], Any]) -> Any:
         selected, clock = self.machine.selected, self.machine.clock

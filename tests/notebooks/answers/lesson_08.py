@@ -44,8 +44,8 @@ def serving(
 """
 
 
-ALONE, PRIVATE, VALUES = "Whose memory is it", "x was to stay private", "same values, shape, dtype and device"
-WAIT, CACHE, GRADIENT = "did not wait until the consumer was done", "Whose is the cache", "It was to stay as it is"
+ALONE, PRIVATE, VALUES = "Whose memory is it", "x should stay private", "same values, shape, dtype and device"
+WAIT, CACHE, GRADIENT = "did not wait until the consumer was done", "Whose is the cache", "It should stay as it is"
 LOOP = """for size in sizes:
         queue.put(torch.ones(size, device='cuda'))"""
 
@@ -72,9 +72,9 @@ WRONG = {
         ),
     },
     "08.2": {
-        "a new name": (stepping("p = p - rate * p.grad"), "was due"),
-        "uphill": (stepping("p.data.add_(rate * p.grad)"), "was due"),
-        "no rate": (stepping("p.data.sub_(p.grad)"), "was due"),
+        "a new name": (stepping("p = p - rate * p.grad"), "the new values are"),
+        "uphill": (stepping("p.data.add_(rate * p.grad)"), "the new values are"),
+        "no rate": (stepping("p.data.sub_(p.grad)"), "the new values are"),
         "autograd looks on": (stepping("p.sub_(rate * p.grad)"), "RuntimeError: a leaf Variable that requires grad"),
         "every parameter has a gradient": (
             "def sgd_step(parameters, rate):\n    for p in parameters:\n        p.data.sub_(rate * p.grad)\n",
@@ -84,12 +84,17 @@ WRONG = {
         "the gradient is scaled": (stepping("p.data.sub_(p.grad.mul_(rate))"), GRADIENT),
         "the gradient is cleared": (stepping("p.data.sub_(rate * p.grad); p.grad.zero_()"), GRADIENT),
         "the gradient is gone": (stepping("p.data.sub_(rate * p.grad); p.grad = None"), GRADIENT),
-        "Adam": ("def sgd_step(parameters, rate): torch.optim.Adam(parameters, lr=rate).step()", "was due"),
-        "a sign alone": (stepping("p.data.sub_(rate * p.grad.sign())"), "was due"),
+        "the first without a gradient ends it": (
+            "@torch.no_grad()\ndef sgd_step(parameters, rate):\n    for p in parameters:\n"
+            "        if p.grad is None: return\n        p -= rate * p.grad\n",
+            "the new values are",
+        ),
+        "Adam": ("def sgd_step(parameters, rate): torch.optim.Adam(parameters, lr=rate).step()", "the new values are"),
+        "a sign alone": (stepping("p.data.sub_(rate * p.grad.sign())"), "the new values are"),
         "shared again": (stepping("p.data = (p.data - rate * p.grad).share_memory_()"), "the others the old ones"),
         "the last one": (
             "def sgd_step(parameters, rate):\n    p = [p for p in parameters if p.grad is not None][-1]\n    p.data.sub_(rate * p.grad)\n",
-            "was due",
+            "the new values are",
         ),
     },
     "08.3": {
@@ -103,6 +108,11 @@ WRONG = {
             "def outside_cache(known=[]):\n    free, total = torch.cuda.mem_get_info()\n"
             "    known.append(total - free - torch.cuda.memory_reserved())\n    return known[0]\n",
             CACHE,
+        ),
+        "after emptying the cache": (
+            "def outside_cache():\n    torch.cuda.empty_cache()\n    free, total = torch.cuda.mem_get_info()\n"
+            "    return total - free - torch.cuda.memory_reserved()\n",
+            "emptied this process's cache",
         ),
         "a number": (holding("132120576"), CACHE),
         "nothing": (holding("0"), CACHE),
@@ -119,6 +129,7 @@ WRONG = {
         "a share of the free": (limiting("(total / processes - context) / free"), "What does the limit count|lies idle"),
         "two processes": (limiting("(total / 2 - context) / total"), "What does the limit count|lies idle"),
         "two digits": (limiting("int(100 * (total / processes - context) / total) / 100"), "the rest lies idle"),
+        "four digits": (limiting("round(1 / processes - context / total, 4)"), "What does the limit count|lies idle"),
         "all of it": (limiting("1.0"), "no limit"),
         "bytes": (limiting("total / processes - context"), "ValueError"),
         "returned, not set": (
@@ -131,6 +142,8 @@ WRONG = {
         "a list": (producing("pass", before="kept = []", sent="kept.append(torch.ones(size, device='cuda')) or kept[-1]"), WAIT),
         "asked, not waited": (producing("done.is_set()"), WAIT),
         "waited for a limited time": (producing("done.wait(0.2)"), WAIT),
+        "ten looks": (producing("for _ in range(10): time.sleep(0.0 if done.is_set() else 0.1)"), WAIT),
+        "a few waits": (producing("for _ in range(3): done.wait(0.5)"), WAIT),
         "synchronized": (producing("torch.cuda.synchronize()"), WAIT),
         "collected": (producing("torch.cuda.ipc_collect()"), WAIT),
         "until the queue is empty": (producing("while not queue.empty(): time.sleep(0.01)"), WAIT),
@@ -143,7 +156,7 @@ WRONG = {
             "Who waits for whom",
         ),
         "on the CPU": (producing("done.wait()", sent="torch.ones(size)"), "uncopied"),
-        "other values": (producing("done.wait()", sent="torch.zeros(size, device='cuda')"), "ones were due"),
+        "other values": (producing("done.wait()", sent="torch.zeros(size, device='cuda')"), "expected .* ones"),
         "the process ends itself": (producing("import os; os._exit(0)"), WAIT + "|ended its process"),
     },
     "08.6": {
@@ -217,6 +230,7 @@ RIGHT = {
         "asks again and again": producing("while not done.is_set(): time.sleep(0.01)"),
         "waits again and again": producing("while not done.wait(0.01): pass"),
         "made on the CPU": producing("done.wait()", sent="torch.ones(size).cuda()"),
+        "long waits": producing("while not done.is_set(): done.wait(timeout=30)"),
         "in a thread": producing("import threading", "waiting = threading.Thread(target=done.wait)", "waiting.start(); waiting.join()"),
         "in a finally": f"def produce(queue, done, sizes):\n    try:\n     {LOOP}\n    finally:\n        done.wait()\n",
     },

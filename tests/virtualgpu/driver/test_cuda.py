@@ -153,7 +153,7 @@ def test_the_allocators_settings_change_while_it_runs(used):
     settings("max_split_size_mb:20")  # says nothing of the segments, so they expand as before
     more = torch.empty(64 << 20, dtype=torch.uint8, device="cuda:1")
     assert torch.cuda.memory_snapshot()[-1]["is_expandable"]
-    with pytest.raises(ValueError, match="max_split_size_mb must be at least 20"):
+    with pytest.raises(RuntimeError, match="max_split_size_mb must be at least 20"):
         settings("max_split_size_mb:1")
     settings("expandable_segments:False")
     del kept, more
