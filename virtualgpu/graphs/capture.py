@@ -19,13 +19,14 @@ from virtualgpu import errors
 from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.clock.machine_clock import EventTime, Known, Span, StreamTime
 from virtualgpu.hardware import Gpu
+from virtualgpu.memory import Memory
 from virtualgpu.ops.call import Call, Operator
 from virtualgpu.ops.dispatch import RANKS
 from virtualgpu.ops.faults import survive
 from virtualgpu.streams.accesses import Region, has_region, mapped
 from virtualgpu.streams.launches import user_line
 from virtualgpu.streams.race_detector import copies_elsewhere
-from virtualgpu.tensor import Memory, VirtualTensor, empty_without_values, hang, memory_of, tensors
+from virtualgpu.tensor import VirtualTensor, empty_without_values, hang, memory_of, tensors
 
 _make_subclass = torch.Tensor._make_subclass
 of_thread = threading.local()  # is it `replaying` a graph?
