@@ -26,11 +26,11 @@ class MemPool:
     """A pool of the current GPU, into which `torch.cuda.use_mem_pool` sends what a thread asks for."""
 
     def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
-        if allocator is not None or use_on_oom or no_split:
-            raise unsupported("torch.cuda.MemPool with an allocator, use_on_oom or no_split")
+        if allocator is not None:
+            raise unsupported("torch.cuda.MemPool with an allocator")
         self._allocator = hardware.machine().current.allocator
         self._id = (0, new_number())
-        self._allocator.begin_pool(self._id, None)
+        self._allocator.make_pool(self._id, use_on_oom, not no_split)
 
     @property
     def id(self) -> PoolId:
