@@ -27,8 +27,8 @@ NBGRADERS = ("timestamp.txt", "submission_secret.txt")  # what nbgrader adds to 
 MOST = 50_000  # files that are looked at
 DENSEST = 200  # bytes that one byte of a zip file may stand for
 # How platforms name what they hand out. Each says who the student is; nbgrader's inbound folder also when it came.
-CANVAS = re.compile(r"(?P<name>[^_/]+)_(?:LATE_)?(?P<student>\d+)_\d+_(?P<file>[^/]+)")
-MOODLE = re.compile(r"(?P<name>[^/]+)_(?P<student>\d+)_assignsubmission_\w+_?")
+CANVAS = re.compile(r"[^_/]+_(?:LATE_)?(?P<student>\d+)_\d+_(?P<file>[^/]+)")
+MOODLE = re.compile(r"(?P<owner>[^/]+_(?P<student>\d+)_assignsubmission_[a-z]+_?)(?P<file>[^/]*)")  # with folders, or without
 INBOUND = re.compile(r"(?P<student>[^+/]+)\+(?P<lab>[^+/]+)\+(?P<time>[^+/]+)\+[^+/]+")
 
 

@@ -8,7 +8,7 @@ import ast
 import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 FRAMES = (
     "_getframe _current_frames currentframe f_back f_locals f_globals f_builtins tb_frame gi_frame cr_frame ag_frame settrace setprofile"
@@ -63,36 +63,34 @@ LABS = re.compile(r"labkit\.labs(\.([A-Z]\w*|plot_\w+|collect|recorded_result))?
 BUILTINS = {"getattr", "setattr", "delattr", "eval", "exec", "compile", "__import__", "globals", "open", "id", "type", "object", "vars"}
 MEASURED = ("torch", *KIT, "json", "builtins", "math", "time", "random")  # what answers are measured with
 COSMETIC = {"print", "__repr__", "__str__", "__format__", "load", "save", "set_printoptions", "show"}
+# Underscored, and ordinary all the same.
 PRIVATE = {"torch._assert", "torch.cuda._sleep", "torch._foreach_add_", "torch._foreach_mul_"}
-PRIVATE |= {
-    f"torch.cuda.memory.{name}" for name in ("_record_memory_history", "_snapshot", "_dump_snapshot")
-}  # underscored, and ordinary all the same
+PRIVATE |= {f"torch.cuda.memory.{name}" for name in ("_record_memory_history", "_snapshot", "_dump_snapshot")}
 
 
 LONGEST = 1 << 20  # characters of all that is read
 PARSING = threading.Lock()  # Python 3.11 fails where two threads parse at once, and one is interrupted by the other
 
 
-def remarks(sources: Iterator[str] | list[str]) -> list[str]:
+def remarks(sources: Iterable[str]) -> list[str]:
     """What these cells or programs hold of that, each once, in order."""
-    found: dict[str, None] = {}
-    sources = list(sources)
+    sources, trees = list(sources), list[ast.AST]()
     if sum(map(len, sources)) > LONGEST:
         return ["its code is too long to be read"]
     for source in sources:
         with PARSING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the submission's own text
             try:
-                tree = ast.parse(source)
+                trees.append(ast.parse(source))
             except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
                 continue  # it does not run either
-        reader = _Reader(tree)
-        try:
+    try:
+        reader = _Reader(trees)
+        for tree in trees:
             reader.visit(tree)
-        except RecursionError:
-            found["its code is nested too deeply to be read"] = None
-        found |= dict.fromkeys(reader.found)
-    return list(found)
+        return list(dict.fromkeys(reader.found))
+    except RecursionError:
+        return ["its code is nested too deeply to be read"]
 
 
 def cells(sources: list[str]) -> list[str]:
@@ -147,18 +145,19 @@ def _making_up(path: str) -> str:
 class _Reader(ast.NodeVisitor):
     """Follows imports and names that stand for modules, and notes what is reached from them."""
 
-    def __init__(self, tree: ast.AST) -> None:
+    def __init__(self, trees: Iterable[ast.AST]) -> None:
         self.found: list[str] = []
         self._stands_for = {name: name for name in ("torch", "nn", *KIT, "sys", "builtins", "gc", "os")} | {"nn": "torch.nn"}
         self._stands_for |= {"type": "builtins.type", "object": "builtins.object"}
-        for node in ast.walk(tree):  # names first: a function may use what is imported below it
+        nodes = [node for tree in trees for node in ast.walk(tree)]
+        for node in nodes:  # names first: a function may use what is imported below it, or in another cell
             if isinstance(node, ast.Import):
                 for item in node.names:
                     self._stands_for[item.asname or item.name.partition(".")[0]] = item.name if item.asname else item.name.partition(".")[0]
             elif isinstance(node, ast.ImportFrom):
                 for item in node.names:
                     self._stands_for[item.asname or item.name] = f"{node.module}.{item.name}"
-        for node in ast.walk(tree):
+        for node in nodes:
             target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "optional_vars", None)  # of a `with`
             value = node.value if isinstance(node, ast.Assign) else getattr(node, "context_expr", None)
             if isinstance(target, ast.Name) and value is not None and (path := self._path(value)):

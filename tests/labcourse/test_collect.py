@@ -97,12 +97,13 @@ def test_the_zip_file_of_a_platform(course, tmp_path):
         (f"lovelaceada_12345_678901_{LAB}.ipynb", ANSWER),
         (f"hopper_LATE_23456_678902_{LAB}-1.ipynb", ANSWER),
         (f"Alan Turing_34567_assignsubmission_file_/{LAB}.ipynb", ANSWER),
+        (f"Flat Person_45678_assignsubmission_file_{LAB}.ipynb", ANSWER),  # downloaded without folders
         ("__MACOSX/._x.ipynb", b""),
     )
     submissions, problems = collect.collect(path, course)
-    assert [item.student for item in submissions] == ["12345", "23456", "34567"]
+    assert [item.student for item in submissions] == ["12345", "23456", "34567", "45678"]
     assert all(item.lab == LAB and item.file_time and not item.received for item in submissions)  # a zip's time is the download's
-    assert [item.late for item in submissions] == [False, True, False]
+    assert [item.late for item in submissions] == [False, True, False, False]
     assert set(kinds(problems)) <= {"renamed"}
 
 
