@@ -96,7 +96,7 @@ def _is_lent(function: types.FunctionType) -> bool:
 def _own_frame(frame: types.FrameType | None, through: bool, importing: bool) -> types.FrameType | None:
     """The notebook's own frame that did this, or None where a library did it by itself. `through` any library? Also one that imports?"""
     for _ in range(MOST_FRAMES):
-        if frame is None or _is_kits(frame):
+        if frame is None or _is_kits(frame.f_code.co_filename):
             return None
         if not _is_library(frame):
             return frame
@@ -123,13 +123,13 @@ def _is_library(frame: types.FrameType) -> bool:
     return _is_known(file) or (file.startswith("<frozen ") and "importlib" in file)
 
 
-def _is_kits(frame: types.FrameType) -> bool:
-    return any(package in frame.f_code.co_filename for package in KIT) and not frame.f_code.co_filename.startswith("<")
+def _is_kits(file: str) -> bool:
+    return any(package in file for package in KIT) and not file.startswith("<")
 
 
 def _is_known(file: str) -> bool:
     """Whether a file is a library's or the kit's, which no submission can write."""
-    return file.startswith(LIBRARIES) or (any(package in file for package in KIT) and not file.startswith("<"))
+    return file.startswith(LIBRARIES) or _is_kits(file)
 
 
 def _said(event: str, arguments: tuple[Any, ...], names: dict[str, Any]) -> list[tuple[str, str]]:
