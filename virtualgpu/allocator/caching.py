@@ -96,8 +96,14 @@ class CachingAllocator(AllocatorRules):
 
     # Private pools
 
-    def begin_pool(self, pool_id: tuple[int, int], takes: Callable[[int], bool] | None) -> None:
-        """This private pool has a user more. From now on requests for a stream that it `takes` go there."""
+    def make_pool(self, pool_id: tuple[int, int], on_oom: bool, splits: bool) -> None:
+        """A private pool with one user; `on_oom` it serves all. Its segments are cut into blocks, if it `splits`."""
+        with self._lock:
+            private = self._private[pool_id] = PrivatePool(self._small, self._large, pool_id, on_oom, splits)
+            private.users = 1
+
+    def begin_pool(self, pool_id: tuple[int, int], takes: Callable[[int], bool]) -> None:
+        """This private pool has a user more: from now on requests for a stream that it `takes` go there."""
         with self._lock:
             private = self._private.get(pool_id)
             if private is None:
@@ -105,8 +111,7 @@ class CachingAllocator(AllocatorRules):
             if any(other is private for other, _ in self._routes):
                 raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
             private.users += 1
-            if takes is not None:
-                self._routes.append((private, takes))
+            self._routes.append((private, takes))
 
     def end_pool(self, pool_id: tuple[int, int]) -> None:
         """Requests go where they went before."""

@@ -1,6 +1,5 @@
 """`torch.cuda.CUDAGraph` of a virtual machine; what torch.cuda builds on it in Python runs as it is."""
 
-import threading
 import warnings
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -16,7 +15,7 @@ from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
 from virtualgpu.errors import unsupported
 from virtualgpu.generators import VirtualGenerator, registered
-from virtualgpu.graphs.capture import Capture, Node, Outer, shown
+from virtualgpu.graphs.capture import Capture, Node, Outer, of_thread, shown
 from virtualgpu.graphs.pools import PoolId, new_number
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.ops.call import Call
@@ -25,30 +24,10 @@ from virtualgpu.ops.without_values import forget
 from virtualgpu.streams.accesses import Region, mapped
 from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors
 
-_of_thread = threading.local()
 # Stands for the memory of a private pool, for which graphs that share it race; by machine, GPU and pool. It has the last one's nodes.
 _pools: WeakValueDictionary[tuple[int, int, PoolId], VirtualTensor] = WeakValueDictionary()
 _MODES = ("global", "thread_local", "relaxed")
 _EMPTY = "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
-
-
-class ReplayingGpu(Gpu):
-    """A GPU on which a graph was captured: operators of a replay ask for no memory and no time, for the graph has them."""
-
-    def allocate(self, nbytes: int) -> Any:
-        return None if _is_replaying() else super().allocate(nbytes)
-
-    def launch(self, *work: Any, **more: Any) -> None:
-        if not _is_replaying():
-            super().launch(*work, **more)
-
-    def copy(self, *work: Any, **more: Any) -> None:
-        if not _is_replaying():
-            super().copy(*work, **more)
-
-
-def _is_replaying() -> bool:
-    return getattr(_of_thread, "replaying", False)
 
 
 class CUDAGraph:
@@ -85,7 +64,6 @@ class CUDAGraph:
                 "CUDA graphs must be captured on a non-default stream. "
                 "(However, after capture, it's ok to replay them on the default stream.)"
             )
-        gpu.__class__ = ReplayingGpu
         self._pool = (pool[0], pool[1]) if pool and any(pool) else (new_number(), 0)
         self._gpu = gpu
         key = id(machine), gpu.index, self._pool
@@ -227,7 +205,7 @@ def compute(nodes: list[Node], gpu: Gpu) -> None:
     """Give the graph's memory the values that its operators make of what lies there now."""
     selected, host = gpu.machine.selected, gpu.machine.clock.host
     before: dict[VirtualGenerator, Any] = {}
-    _of_thread.replaying, in_operator, selected.in_operator = True, selected.in_operator, True
+    of_thread.replaying, in_operator, selected.in_operator = True, selected.in_operator, True
     try:
         with _disable_current_modes(), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             for node in nodes:
@@ -237,7 +215,7 @@ def compute(nodes: list[Node], gpu: Gpu) -> None:
                 _run(node)
     finally:
         gpu.machine.clock.host = host  # the operators are the graph's: the host has launched that alone
-        _of_thread.replaying, selected.in_operator = False, in_operator
+        of_thread.replaying, selected.in_operator = False, in_operator
         for generator, state in before.items():
             generator.state = state
 

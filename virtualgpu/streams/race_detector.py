@@ -19,12 +19,13 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu.allocator import Block
 from virtualgpu.clock.machine_clock import Known, StreamTime
 from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.memory import Memory
 from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.streams import race_reports
 from virtualgpu.streams.accesses import Access, Place, Region, as_before, at, has_region, mapped, overlaid, snapshot, whole
 from virtualgpu.streams.launches import Arrival, Launch, UserLine, outputs_of, reference, user_line
 from virtualgpu.streams.race_reports import Race, Side
-from virtualgpu.tensor import Memory, VirtualTensor, allocate_on, tensors, wrap
+from virtualgpu.tensor import VirtualTensor, allocate_on, tensors, wrap
 
 SHARE = 0.25  # of the host's budget for values: what launches that may have to run again may hold
 
