@@ -14,7 +14,8 @@ from gputrace.figures.figure import BESIDE, BLACK, SIZE, SKY_BLUE, TEXT_POINTS, 
 from labkit import machine
 from labkit.lab_parts.experiment import badge
 from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import WRAP, Panel, typed_number
+from labkit.lab_parts.panel import WRAP, Panel
+from labkit.lab_parts.predictions import typed_number
 
 MIB = 1 << 20
 STREAMS = 3
@@ -356,7 +357,9 @@ class AllocatorLab(Panel):
         alive = self.hand.requests if self.hand is not None else {}
         options = [(f"{name}, {units.byte_text(nbytes)}", name) for name, nbytes in alive.items()]
         if list(self.block.options) != options:
+            chosen = self.block.value
             self.block.options = options
+            self.block.value = chosen if chosen in alive else next(iter(alive), None)
 
 
 def _mebibytes(text: str, what: str, least: float) -> int:
