@@ -123,7 +123,7 @@ class HostOperators(TorchDispatchMode):
             if isinstance(x, torch.Tensor):
                 if x.is_meta or isinstance(x, FakeTensor) or hasattr(x, "__tensor_flatten__"):
                     return  # shapes alone; a DTensor's own operators take their time
-                moved += 0 if op.returns_views else x.numel() * x.itemsize
+                moved += x.numel() * x.itemsize
         work = matrix_work(op.name, args)
         self.machine.clock.advance_host(costs.cpu_seconds(self.machine.profile, moved, 0 if work is None else work[0]))
 
