@@ -7,9 +7,10 @@ from collections.abc import Callable
 from math import isclose
 from statistics import median
 
+from ddp import DATA_PARALLEL, DDP
+from training_memory import formula_errors
+
 from labkit.lab_parts.experiment import Result
-from labkit.labs.ddp import DATA_PARALLEL, DDP
-from labkit.labs.measured_memory import formula_errors
 from labkit.labs.mixed_precision import last_loss, step_seconds
 from labkit.labs.model_sharing import held_by_way
 from labkit.labs.pipeline import stage_peaks, stages, waiting_share
@@ -69,12 +70,6 @@ def _best(result: Result, program: str) -> int:
 CONCLUSIONS: dict[str, Conclusions] = {
     "articles_on_trial": {
         "every claim that was tried comes out as the articles' trial says": lambda r: "no" not in r.column("as_expected"),
-    },
-    "copy_overlap": {
-        "pinned memory is faster than pageable memory": lambda r: _seconds(r, way="pinned memory") < _seconds(r, way="pageable memory"),
-        "on a stream of its own the copy hides behind the kernels": lambda r: (
-            _seconds(r, way="pinned, on a stream of its own") < 0.9 * _seconds(r, way="pinned memory")
-        ),
     },
     "copy_speed": {
         "pinned memory is faster than pageable at every size from 64 KiB on, to the GPU and back": _pinned_is_faster,

@@ -20,6 +20,8 @@ from typing import Any
 
 import measured_report
 import psutil
+from ddp import ddp_beside_data_parallel
+from training_memory import training_memory
 
 from labkit import labs, machine, nvidia
 from labkit.labs import Result, Run, collect
@@ -35,11 +37,10 @@ class Recorded:
 
 EXPERIMENTS = {
     "articles_on_trial": Recorded(labs.articles_on_trial, gpus=4),
-    "copy_overlap": Recorded(labs.copy_overlap),
     "copy_speed": Recorded(labs.copy_speed),
     "data_parallel_step": Recorded(labs.data_parallel_step, gpus=4),
     "data_parallel_work": Recorded(labs.data_parallel_work, gpus=4),
-    "ddp_beside_data_parallel": Recorded(labs.ddp_beside_data_parallel, gpus=4),
+    "ddp_beside_data_parallel": Recorded(ddp_beside_data_parallel, gpus=4),
     "format_speed": Recorded(labs.format_speed),
     "four_ways": Recorded(labs.four_ways),
     "fragmentation": Recorded(labs.fragmentation),
@@ -49,7 +50,7 @@ EXPERIMENTS = {
     "pipeline_splits": Recorded(labs.pipeline_splits, gpus=2),
     "pipeline_step": Recorded(labs.pipeline_step, gpus=4),
     "shared_model": Recorded(labs.shared_model),
-    "training_memory": Recorded(labs.training_memory, gpus=2),
+    "training_memory": Recorded(training_memory, gpus=2),
     "two_streams": Recorded(labs.two_streams),
 }
 

@@ -18,7 +18,7 @@ LESSONS = Path(__file__).resolve().parents[1] / "notebooks"
 CELL_SECONDS = 120
 COMPARED = ("seconds", "bytes")  # units of the columns whose figures are compared
 TOLD = 90  # characters of an error
-NOT_VIRTUAL = {"ddp_beside_data_parallel": "no virtual GPU has NCCL"}  # experiments, and why only real GPUs can do them
+NOT_VIRTUAL = {"ddp_beside_data_parallel": "its ranks are timed on real GPUs"}  # experiments, and why only real GPUs can do them
 
 
 @dataclass(frozen=True)

@@ -85,15 +85,14 @@ class Trace(TraceData):
 
     # Figures, each with `png`, `html`, `alt`, `title` and `save("memory.png")`
 
-    def plot_memory(self, device: "Device | None" = None, over: str = "time") -> "Figure":
+    def plot_memory(self, device: "Device | None" = None) -> "Figure":
         """Allocated by category, reserved and used over time, with the phases and the line that made the peak.
 
-        `over="events"` gives each event the same width: on a real GPU the first step, which loads libraries, takes most of the time.
-        Raises ValueError for another `over`, or a device that the recording does not know.
+        Raises ValueError for a device that the recording does not know.
         """
         from gputrace.figures.memory import trace_memory
 
-        return trace_memory(self, self.device_index(device), over)
+        return trace_memory(self, self.device_index(device))
 
     def plot_devices(self) -> "Figure":
         """What is allocated and reserved on every device over time, one panel a device, on the same scales."""

@@ -21,7 +21,7 @@ def recorded(path: str) -> int:
     with labkit.record(timeline=True) as trace:
         torch.ones(8, device="cuda").sum().item()
     print(f"{labkit.host_time() - begun:.3g} s", trace.badge, trace.peaks[trace.device], trace.busy(0) + trace.overlap(0))
-    trace.plot_memory(over="events").save("memory.png")
+    trace.plot_memory().save("memory.png")
     trace.plot_timeline(memory=True).save("timeline.png")
     trace.save(path)
     again: labkit.Trace = labkit.Trace.load(path)

@@ -213,10 +213,13 @@ def _format(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def _groups(tensors: Sequence[torch.Tensor], buffer_size: int) -> list[list[int]]:
-    """Positions of the tensors that are sent together: of one dtype, until a group reaches `buffer_size` bytes."""
+    """Positions of the tensors that are sent together: of one dtype, until a group reaches `buffer_size` bytes. Sparse ones go alone."""
     groups: list[list[int]] = []
     open_groups: dict[torch.dtype, tuple[list[int], int]] = {}
     for position, tensor in enumerate(tensors):
+        if tensor.layout is not torch.strided:
+            groups.append([position])
+            continue
         members, size = open_groups.pop(tensor.dtype, ([], 0))
         if not members:
             groups.append(members)

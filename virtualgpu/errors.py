@@ -83,6 +83,11 @@ def invalid_resource_handle() -> Exception:
     return cuda_error("invalid resource handle", _search_for("cudaErrorInvalidResourceHandle"))
 
 
+def stream_capture(what: str, kind: str, name: str = "StreamCapture") -> Exception:
+    """What a capture does not admit, or is no graph: `kind` ends the error's name."""
+    return cuda_error(what, _search_for(f"cudaError{name}{kind}"))
+
+
 def _search_for(name: str) -> str:
     page = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
     return f"Search for `{name}' in {page} for more information."

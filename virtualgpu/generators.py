@@ -10,11 +10,37 @@ from weakref import WeakValueDictionary
 import torch
 
 from virtualgpu import hardware
+from virtualgpu.allocator import Block
 
 _Generator = torch.Generator
 _STATE = struct.Struct("<Qq")  # seed and offset, as CUDAGeneratorImpl.cpp writes them
 NUMBERS_AT_ONCE = 4  # that a thread draws: Philox makes four
 _virtual: WeakValueDictionary[int, "VirtualGenerator"] = WeakValueDictionary()  # by address in C++, which makes new Python objects
+
+
+class State:
+    """A seed and an offset, which several generators may share. `graphs` are registered with it: only their captures may draw.
+
+    Where there are any, the GPU holds the two for their kernels, in `blocks`.
+    """
+
+    def __init__(self, seed: int, offset: int) -> None:
+        self.seed = seed
+        self.offset = offset
+        self.graphs: set[int] = set()
+        self.blocks: list[Block | None] = []
+
+    def register(self, gpu: hardware.Gpu, graph: int) -> None:
+        if not self.graphs:
+            self.blocks = [gpu.allocate(8), gpu.allocate(8)]
+        self.graphs.add(graph)
+
+    def unregister(self, gpu: hardware.Gpu, graph: int) -> None:
+        self.graphs.discard(graph)
+        if not self.graphs:
+            while self.blocks:
+                if (block := self.blocks.pop()) is not None:
+                    gpu.allocator.free(block)
 
 
 class VirtualGenerator(_Generator):
@@ -25,11 +51,12 @@ class VirtualGenerator(_Generator):
 
     _gpu: hardware.Gpu
     _cdata: int
+    state: State
 
-    def __new__(cls, gpu: hardware.Gpu) -> "VirtualGenerator":
+    def __new__(cls, gpu: hardware.Gpu, state: State | None = None) -> "VirtualGenerator":
         self = super().__new__(cls)
         self._gpu = gpu
-        self.seed()
+        self.state = state or State(super().seed(self), 0)
         _virtual[self._cdata] = self
         return self
 
@@ -39,28 +66,45 @@ class VirtualGenerator(_Generator):
 
     def manual_seed(self, seed: int) -> "VirtualGenerator":
         super().manual_seed(seed)
-        self._seed, self._offset = super().initial_seed(), 0
+        seed = super().initial_seed()
+        if self._gpu.stream.capture is not None and seed != self.state.seed:
+            raise RuntimeError(
+                "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same as the original seed."
+            )
+        self.state.seed, self.state.offset = seed, 0
         return self
 
     def seed(self) -> int:
-        self._seed, self._offset = super().seed(), 0
-        return self._seed
+        self._refuse_in_capture("seed")
+        self.state.seed, self.state.offset = super().seed(), 0
+        return self.state.seed
 
     def initial_seed(self) -> int:
-        return self._seed
+        self._refuse_in_capture("current_seed")
+        return self.state.seed
 
     def get_offset(self) -> int:
-        return self._offset
+        self._refuse_in_capture("get_offset")
+        return self.state.offset
 
     def set_offset(self, offset: int) -> "VirtualGenerator":
+        self._refuse_in_capture("set_offset")
         if offset % NUMBERS_AT_ONCE:
             raise RuntimeError(f"offset must be a multiple of {NUMBERS_AT_ONCE}")
-        self._offset = offset
+        self.state.offset = offset
         return self
+
+    def _refuse_in_capture(self, name: str) -> None:
+        if self._gpu.stream.capture is not None:
+            raise RuntimeError(
+                f"Cannot call CUDAGeneratorImpl::{name} during CUDA graph capture. If you need this call to be captured, please file an "
+                "issue. Current cudaStreamCaptureStatus: cudaStreamCaptureStatusActive"
+            )
 
     def get_state(self) -> torch.Tensor:
         """16 bytes on the CPU: the seed and the offset."""
-        return torch.frombuffer(bytearray(_STATE.pack(self._seed, self._offset)), dtype=torch.uint8)
+        self._refuse_in_capture("current_seed")
+        return torch.frombuffer(bytearray(_STATE.pack(self.state.seed, self.state.offset)), dtype=torch.uint8)
 
     def set_state(self, state: torch.Tensor) -> "VirtualGenerator":
         """Take the state that `get_state` gave. The seed's 8 bytes without an offset mean offset 0."""
@@ -72,11 +116,19 @@ class VirtualGenerator(_Generator):
             raise RuntimeError("RNG state is wrong size")
         seed, offset = _STATE.unpack(bytes(state.tolist()).ljust(_STATE.size, b"\0"))
         self.set_offset(offset)
-        self._seed = seed
+        self.state.seed = seed
         return self
 
     def clone_state(self) -> "VirtualGenerator":
-        return VirtualGenerator(self._gpu).set_state(self.get_state())
+        return VirtualGenerator(self._gpu, State(self.state.seed, self.state.offset))
+
+    def graphsafe_get_state(self) -> "VirtualGenerator":
+        """Another generator that shares this one's state."""
+        return VirtualGenerator(self._gpu, self.state)
+
+    def graphsafe_set_state(self, state: torch.Generator) -> "VirtualGenerator":
+        self.state = registered(state).state
+        return self
 
     def next_draws(self, count: int) -> "VirtualGenerator":
         """This generator, ready for one operator that draws `count` numbers.
@@ -84,10 +136,13 @@ class VirtualGenerator(_Generator):
         The offset moves as `calc_execution_policy` says (PyTorch's native/cuda/DistributionTemplates.h): by four for each number of
         four that a thread draws, with as many threads as the GPU holds at once.
         """
-        super().manual_seed(zlib.crc32(_STATE.pack(self._seed, self._offset)) if self._offset else self._seed)
+        state = self.state
+        if (capture := self._gpu.stream.capture) is not None:
+            capture.draw(self)
+        super().manual_seed(zlib.crc32(_STATE.pack(state.seed, state.offset)) if state.offset else state.seed)
         profile = self._gpu.profile
         at_once = NUMBERS_AT_ONCE * profile.multiprocessors * profile.max_threads_per_multiprocessor
-        self._offset += NUMBERS_AT_ONCE * -(-count // at_once)
+        state.offset += NUMBERS_AT_ONCE * -(-count // at_once)
         return self
 
     @contextmanager
@@ -104,11 +159,14 @@ class VirtualGenerator(_Generator):
 
 def chosen(given: torch.Generator | None, gpu: hardware.Gpu) -> VirtualGenerator:
     """The generator that an operator on this GPU draws from: the given one or the GPU's. Raises RuntimeError for a CPU generator."""
-    if given is None:
-        return gpu.generator
-    if not is_virtual(given):
-        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{given.device.type}'")
-    return _virtual[_address(given)]
+    return gpu.generator if given is None else registered(given)
+
+
+def registered(generator: torch.Generator) -> VirtualGenerator:
+    """The generator of a GPU that C++ may have put into another object. Raises RuntimeError for one of the CPU."""
+    if not is_virtual(generator):
+        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
+    return _virtual[_address(generator)]
 
 
 def is_virtual(generator: torch.Generator) -> bool:

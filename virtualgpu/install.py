@@ -16,6 +16,7 @@ import torch.cuda.nccl
 from virtualgpu import autocast, comm, factories, generators, hardware, moves, refusals, torchscript
 from virtualgpu.collectives import reducer, wrappers
 from virtualgpu.driver import cuda, nvml, smi
+from virtualgpu.graphs import cuda_graph, pools
 from virtualgpu.hardware import Machine
 from virtualgpu.host import pinned, python_costs, time_module
 from virtualgpu.host.cpu_operators import HostOperators
@@ -28,8 +29,8 @@ from virtualgpu.threads import replacements as threads
 # Each has `replacements(machine)`: by owner, the names that change.
 _PARTS = (
     reducer, wrappers,
-    generators, nvml, cuda, cuda_streams, factories, moves, pinned, sharing, autocast, backward, comm, torchscript, python_costs,
-    time_module, refusals,
+    generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing, autocast, backward, comm, torchscript,
+    python_costs, time_module, refusals,
 )  # fmt: skip
 _ABSENT = object()
 

@@ -13,9 +13,6 @@ from virtualgpu.hardware import Machine
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change."""
-    for name in ("graph", "make_graphed_callables", "use_mem_pool", "CUDAGraph", "MemPool"):
-        if original := getattr(torch.cuda, name, None):
-            yield torch.cuda, {name: refuse(f"torch.cuda.{name}", original)}
     yield torch, {"compile": refuse("torch.compile")}
     profile = torch.autograd.profiler.profile
     yield profile, {"__init__": profile_of_the_cpu(profile.__init__)}

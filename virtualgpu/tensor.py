@@ -103,12 +103,16 @@ class VirtualStorage(torch.UntypedStorage):
         return new_storage(VirtualStorage, self.nbytes(), device=gpu.device).copy_(self)
 
     def resize_(self, nbytes: int) -> "VirtualStorage":
-        require_values(self.memory)
         if nbytes:
             require_within_capacity(self, nbytes + self.nbytes())  # to shrink, C++ takes new memory too
-        gpu = self.memory.gpu
-        super().resize_(nbytes)
-        self.memory = Memory(gpu, gpu.allocate(nbytes), nbytes)
+        gpu, kept = self.memory.gpu, self.memory.kept is not None
+        if kept:
+            super().resize_(nbytes)
+        else:  # Python refuses that where there are no values
+            with _DisableTorchDispatch():
+                bare = torch.empty(0, dtype=torch.uint8, device=torch.UntypedStorage.device.__get__(self))
+                torch.ops.inductor.resize_storage_bytes_(bare.set_(self), nbytes)
+        self.memory = Memory(gpu, gpu.allocate(nbytes), nbytes if kept else None)
         return self
 
     def cpu(self) -> torch.UntypedStorage:
@@ -400,4 +404,6 @@ def empty(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype) -> VirtualTensor
         with _DisableTorchDispatch():
             made = wrap(_empty_strided(size, stride, dtype=dtype, device="cpu"), gpu)
     memory_of(made).written = 0
+    if gpu.machine.clock.captures and (capture := gpu.stream.capture) is not None:
+        made = capture.made(made)
     return made

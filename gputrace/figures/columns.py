@@ -1,7 +1,5 @@
 """How a recording of any length becomes a picture: columns of time, each with the highest moment in it."""
 
-import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,24 +22,6 @@ def columns_of(trace: "TraceData", pixels: int) -> np.ndarray:
     if 0 < step < NARROW * end / pixels:
         count = max(1, min(pixels, int(end / (1.25 * step))))
     return np.linspace(0, end, count + 1)
-
-
-def counted(trace: "TraceData") -> "TraceData":
-    """A view of the trace by a clock that counts events: from n to n + 1 is what there is after n events of all devices."""
-    time, count = trace.events.time, len(trace.events)
-    # As for categories: an event at the end of one phase and the start of the next belongs to the next.
-    starts = [int(np.searchsorted(time, phase.start)) + 1 for phase in trace.phases]
-    ends = [int(np.searchsorted(time, phase.end, side="right")) + 1 for phase in trace.phases]
-    view = copy.copy(trace)
-    view._timelines = {}
-    view.events = replace(trace.events, time=np.arange(1.0, count + 1))
-    view.phases = [
-        replace(phase, start=start, end=min(end, after))
-        for phase, start, end, after in zip(trace.phases, starts, ends, [*starts, count + 1][1:], strict=True)
-    ]
-    view.used = [(int(np.searchsorted(time, seconds, side="right")), device, nbytes) for seconds, device, nbytes in trace.used]
-    view.seconds = count + 1
-    return view
 
 
 def _step(trace: "TraceData") -> float:

@@ -212,14 +212,6 @@ def time_ticks(axes: Axes, end: float, start: float = 0.0) -> None:
     axes.set_xlabel(f"time since the start, {short}")
 
 
-def event_ticks(axes: Axes, end: float, start: float = 0.0) -> None:
-    """Ticks on a linear x axis from `start` to `end` events, at round numbers."""
-    axes.set_xlim(start, end)
-    ticks = [tick for tick in MaxNLocator(6, integer=True).tick_values(start, end) if start <= tick <= end]
-    axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
-    axes.set_xlabel("events")
-
-
 # Text of the learner's own
 
 _UNIT = 100  # points: the size at which characters are measured

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from gputrace import units
 from gputrace.events import OOM, SourceLine
-from gputrace.figures.columns import columns_of, counted, highest
+from gputrace.figures.columns import columns_of, highest
 from gputrace.figures.figure import (
     BLACK,
     CATEGORY_COLOURS,
@@ -27,10 +27,8 @@ from gputrace.figures.figure import (
     add_title,
     byte_ticks,
     darker,
-    event_ticks,
     shortened,
     text_width,
-    time_ticks,
     words,
 )
 from gputrace.figures.phases import add_phases
@@ -46,19 +44,14 @@ FAR = 2  # a device that is used more than this many times what PyTorch reserved
 SEEN = 0.01  # of the peak: a growth that is smaller is not the finding
 LINE_GREY = "#777777"
 WITHIN = {"forward": " in the forward pass", "backward": " in the backward pass", "step": " in the optimizer's step"}
-SCALES = {"time": time_ticks, "events": event_ticks}
 
 
-def trace_memory(trace: "TraceData", device: "Device | None" = None, over: str = "time") -> Figure:
+def trace_memory(trace: "TraceData", device: "Device | None" = None) -> Figure:
     """A device's memory over time: allocated, by what it is for, reserved and used; the phases; the line that made the peak.
 
-    `device=None` is the one with the highest peak. `over="events"` gives each event of the recording, on whichever device, the same
-    width, so that a first step that loads libraries does not squeeze the others.
-    Raises ValueError for a device that the trace does not know, and for another `over`.
+    `device=None` is the one with the highest peak. Raises ValueError for a device that the trace does not know.
     """
-    if over not in tuple(SCALES):
-        raise ValueError(f"over={over!r}: choose {' or '.join(map(repr, SCALES))}")
-    seen = _Seen.of(trace if over == "time" else counted(trace), device)
+    seen = _Seen.of(trace, device)
     with matplotlib.rc_context(STYLE):
         canvas = Canvas(figsize=SIZE, facecolor="white")
         add_title(canvas, _finding(seen))
@@ -71,14 +64,14 @@ def trace_memory(trace: "TraceData", device: "Device | None" = None, over: str =
         _scale(axes, seen)
         _mark_peak(axes, seen)
         _mark_out_of_memory(axes, seen)
-        add_phases(axes, seen.trace.phases, float(seen.edges[-1]), SCALES[over])
-        if not len(trace.events) and (over == "events" or not trace.seconds):
+        add_phases(axes, seen.trace.phases, float(seen.edges[-1]))
+        if not len(trace.events) and not trace.seconds:
             axes.set_xticks([])
             axes.set_xlabel("")
         if trace.lost:
             canvas.text(0.02, 0.03, f"The oldest {trace.lost} events were lost", fontsize=TEXT_POINTS, color=darker(VERMILLION))
         add_badge(canvas, trace.badge)
-        return Figure(canvas, words(canvas, *_proof(seen, trace.seconds)))
+        return Figure(canvas, words(canvas, *_proof(seen)))
 
 
 def add_memory(
@@ -106,7 +99,7 @@ def add_memory(
 @dataclass
 class _Seen:
     """A device's memory as the picture shows it, in columns: each has the highest moment that falls in it, so no peak is lost however
-    short. `edges` and `peak_time` in seconds or in events, the rest in bytes."""
+    short. `edges` and `peak_time` in seconds, the rest in bytes."""
 
     trace: "TraceData"
     device: int
@@ -212,8 +205,8 @@ def _allocated_at(seen: _Seen, event: int) -> int:
     return int(seen.trace.timeline(seen.device).allocated[before])
 
 
-def _proof(seen: _Seen, seconds: float) -> list[str]:
-    """The numbers as sentences; the recording took so many seconds."""
+def _proof(seen: _Seen) -> list[str]:
+    """The numbers as sentences."""
     trace, line = seen.trace, seen.trace.timeline(seen.device)
     sentences = []
     if seen.peak:
@@ -234,7 +227,7 @@ def _proof(seen: _Seen, seconds: float) -> list[str]:
     counts = {name: sum(phase.name == name for phase in trace.phases) for name in ("forward", "backward", "step")}
     passes = ", ".join(f"{count} × {name}" for name, count in counts.items() if count)
     sentences.append(
-        f"{passes + ' in ' if passes else ''}{units.time_text(seconds)}, {len(trace.events)} event{'s' * (len(trace.events) != 1)}"
+        f"{passes + ' in ' if passes else ''}{units.time_text(trace.seconds)}, {len(trace.events)} event{'s' * (len(trace.events) != 1)}"
     )
     if trace.lost:
         sentences.append(f"The oldest {trace.lost} events were lost, so the peak may have been higher")

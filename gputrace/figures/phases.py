@@ -1,6 +1,5 @@
 """The phases of training as a strip below the axes of a figure: forward, backward, step."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,19 +17,17 @@ NAMES = {"forward": ("forward", "fwd"), "backward": ("backward", "bwd"), "step":
 NARROW = 2  # points: phases that are narrower are not drawn one by one
 
 
-def add_phases(
-    axes: Axes, phases: "list[Phase]", end: float, ticks: Callable[[Axes, float, float], None] = time_ticks, start: float = 0.0
-) -> None:
-    """Draw the phases under `axes`, whose scale, from `start` to `end`, then stands below them, by `ticks`."""
+def add_phases(axes: Axes, phases: "list[Phase]", end: float, start: float = 0.0) -> None:
+    """Draw the phases under `axes`, whose scale of time, from `start` to `end`, then stands below them."""
     axes.set_xlim(start, end)
     if not phases:
-        ticks(axes, end, start)
+        time_ticks(axes, end, start)
         return
     phases = [replace(p, start=max(p.start, start), end=min(p.end, end)) for p in phases if p.start <= end and p.end >= start]
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
     box = axes.get_position()
     strip = axes.figure.add_axes((box.x0, box.y0 - 0.055, box.width, 0.045))
-    ticks(strip, end, start)
+    time_ticks(strip, end, start)
     strip.set_yticks([])
     strip.grid(visible=False)
     strip.spines[:].set_visible(False)
@@ -44,7 +41,7 @@ def add_phases(
 
 
 def _draw_kind(strip: Axes, name: str, phases: "list[Phase]", points: float) -> bool:
-    """Draw all phases of one name, at so many points a second (or an event), with the name, or a shorter one, where it fits.
+    """Draw all phases of one name, at so many points a second, with the name, or a shorter one, where it fits.
 
     Returns whether the reader can do without a legend.
     """

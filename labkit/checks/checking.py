@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from html import escape
 from typing import Any
 
@@ -246,7 +247,7 @@ def describe(value: Any) -> Plain:
 
 
 def number(value: Any) -> int | float | None:
-    """`value` as a plain number, NumPy's too; None for what is no number: a bool, text, a tensor."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    """`value` as a plain number, NumPy's and decimals too; None for what is no number: a bool, text, a tensor."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
         return None
     return int(value) if isinstance(value, numbers.Integral) else float(value)

@@ -10,7 +10,7 @@ from torch import nn
 
 
 def train_and_validate(model: Any, optimizer: Any, batches: Any) -> Any:
-    """Train; return the mean error that the model still makes after each step."""
+    """Train; return the model's error after each step, averaged over the steps."""
     error, steps = 0, 0
     for x, y in batches:
         loss = nn.functional.mse_loss(model(x), y)
@@ -23,7 +23,7 @@ def train_and_validate(model: Any, optimizer: Any, batches: Any) -> Any:
 
 
 def train_and_collect(model: Any, optimizer: Any, batches: Any) -> Any:
-    """Train; return what the model said to each row, one below the other, on the CPU."""
+    """Train; return the model's outputs for all rows, concatenated, on the CPU."""
     outputs = []
     for x, y in batches:
         output = model(x)

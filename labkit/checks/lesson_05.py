@@ -35,9 +35,9 @@ def draw_requests(generator: random.Random) -> Plain:
     sizes = [
         generator.randint(1, 900 * KIB),
         MIB,
-        MIB + generator.randint(1, 400),
+        MIB + generator.randint(1, 255),  # rounded to the nearest block, it would be small
         generator.randint(2 * MIB, 9 * MIB),
-        10 * MIB - generator.randint(1, 400),  # its block is 10 MiB large
+        10 * MIB - generator.randint(257, 511),  # its block is 10 MiB large, though that is not the nearest
         10 * MIB,
         10 * MIB + generator.randint(1, MIB),
         generator.randint(11, 20) * 2 * MIB,
@@ -141,6 +141,8 @@ CYCLES = 100_000_000  # for which a stream stays busy: longer than the answer ne
 def draw_holes(generator: random.Random) -> Plain:
     """Sizes of the blocks of some layouts: in one alone, the largest may well be the first that is free, or the last."""
     sizes = [[generator.randint(10, 18) * 256 * KIB for _ in range(12)] for _ in range(4)]
+    sizes.append([generator.randint(*((14, 18), (10, 13))[index % 2]) * 256 * KIB for index in range(12)])  # the larger ones stay in use
+    sizes.append([generator.randint(100, 400) * KIB for _ in range(12)])  # in segments for small blocks
     return {"sizes": sizes, "larger": generator.randint(30, 40) * MIB}
 
 
@@ -156,7 +158,8 @@ def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain
     with _tidy():
         here = torch.cuda.current_stream()
         tensors = [_empty(size) for size in sizes]
-        tensors += [_empty(size) for size in _free(here) if size > MIB]  # the rests of the segments
+        if min(sizes) > MIB:
+            tensors += [_empty(size) for size in _free(here)]  # the rests of the segments, each larger than 1 MiB
         del tensors[1 : len(sizes) : 2]
         tensors.append(_empty(larger))
         other = unused_stream()
@@ -202,6 +205,7 @@ def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
 
 # 05.4: a batch in as few pieces as fit
 
+COLUMNS = 3  # of the batch: its rows are no numbers
 SCRATCH = 4 * MIB  # that the work holds when it fails
 MOST_TRIES = 200
 
@@ -217,7 +221,7 @@ def observe_work(in_pieces: Any, cases: Plain) -> Plain:
     """The result or the error of each case, the pieces that were tried, and the bytes that were allocated as each try began."""
     observations = []
     for case in cases:
-        batch = torch.arange(case["rows"], device="cuda", dtype=torch.float32)
+        batch = torch.arange(COLUMNS * case["rows"], device="cuda", dtype=torch.float32).view(-1, COLUMNS)
         tries: list[list[int]] = []
         observed: dict[str, Any] = {"result": None, "raised": None}
         try:
@@ -271,20 +275,27 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
                 f"as a piece was tried again, {byte_text(max(held for _, held in observed['tries']))} of the try that failed were still "
                 "allocated: inside `except`, the error holds its traceback, and that holds the variables of the work."
             )
-        if sizes[1] not in (rows // 2, -(-rows // 2)):
-            return not_yet(f"{rows} rows did not fit: halve them. Your second try had {sizes[1]} rows.")
+        halves = {rows // 2, -(-rows // 2)}
+        halved = {size for power in range(1, rows.bit_length() + 1) for size in (rows >> power, -(-rows >> power))}
+        failed = [size for size in sizes[2:] if size > case["fits"]]  # a piece that fits may also be what is left over
+        if other := [size for size in sizes[1:2] if size not in halves] + [size for size in failed if size not in halved]:
+            return not_yet(f"{rows} rows did not fit: halve them, again and again. You tried {other[0]} of the {rows} rows.")
         if case["fits"] == 0:
             if raised is None or not raised.startswith("OutOfMemoryError"):
                 return not_yet(f"not even one row fitted: the OutOfMemoryError was due; there was {raised or 'a result'}.")
             continue
         if raised is not None:
             return not_yet(f"pieces of {case['fits']} rows fit, and your function raised {raised}.")
-        if observed["result"].get("values") != [2.0 * row for row in range(rows)]:
-            return not_yet("the results of the pieces were to be joined in order.")
+        result = observed["result"]
+        if result.get("shape") != [rows, COLUMNS] or result["values"] != [2.0 * entry for entry in range(COLUMNS * rows)]:
+            got = f"shape {result['shape']}" if "shape" in result else result["type"]
+            return not_yet(
+                f"the results of the pieces were to be joined row by row, in order: {rows} rows of {COLUMNS}. You returned {got}."
+            )
         fitting = [size for size in sizes if size <= case["fits"]]
         if len(fitting) > 2 * (-(-rows // case["fits"])):
             return not_yet(f"{rows} rows, of which {case['fits']} fit at once, took {len(fitting)} pieces: halve, and no more.")
-    return right("Each piece was as large as the memory allows, but for the halving.")
+    return right("Each piece was as large as repeated halving allows.")
 
 
 # 05.5: a few tensors that keep many segments
@@ -301,7 +312,10 @@ def observe_scattered(compact: Any, inputs: Plain) -> Plain:
         base = torch.cuda.memory_reserved()
         blocks = [_empty(size) for _ in range(4 * len(values))]  # four lie in a segment
         kept = [block.fill_(value) for block, value in zip(blocks[::4], values, strict=True)]
-        del blocks
+        for block in kept:
+            block[-1] = 255  # a block filled with its first number is another one
+        due = [block.cpu() for block in kept]
+        del blocks, block
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved() - base
         with during(f"{len(kept)} tensors of {byte_text(size)}"):
@@ -309,23 +323,16 @@ def observe_scattered(compact: Any, inputs: Plain) -> Plain:
         after = torch.cuda.memory_reserved() - base
         torch.cuda.empty_cache()
         least = torch.cuda.memory_reserved() - base
-        found = [[t.device.type, int(t[0])] if _whole(t, size) else None for t in kept]
+        same = len(kept) == len(due) and all(_equal(tensor, block) for tensor, block in zip(kept, due, strict=True))
+        devices = [tensor.device.type for tensor in kept if isinstance(tensor, torch.Tensor)]
         kept.clear()
-    return {"before": before, "after": after, "least": least, "found": found}
-
-
-def _whole(tensor: Any, size: int) -> bool:
-    """Whether it has the shape and dtype that it had, and one value."""
-    if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or list(tensor.shape) != [size]:
-        return False
-    return int(tensor.min()) == int(tensor.max())
+    return {"before": before, "after": after, "least": least, "same": same, "devices": devices}
 
 
 def judge_scattered(observed: Plain, inputs: Plain) -> Verdict:
-    found = observed["found"]
-    if None in found or [value for _, value in found] != inputs["values"]:
-        return not_yet("the list was to hold the same values afterwards, in the same order.")
-    if not all(device == "cuda" for device, _ in found):
+    if not observed["same"]:
+        return not_yet("afterwards the list was to hold tensors of the same values, in the same order.")
+    if "cpu" in observed["devices"]:
         return not_yet("the tensors were to be on the GPU again; some are on the CPU.")
     if observed["after"] > SEGMENT:
         told = f"{byte_text(observed['before'])} were reserved before and {byte_text(observed['after'])} afterwards"
@@ -343,5 +350,5 @@ CHECKS = [
     Check("05.2", draw_batches, observe_batches, judge_batches, section="What you did not allocate"),
     Check("05.3", draw_holes, observe_holes, judge_holes, section="Blocks and segments"),
     Check("05.4", draw_work, observe_work, judge_work, section="Fragmentation"),
-    Check("05.5", draw_scattered, observe_scattered, judge_scattered, section="Freed is not given back"),
+    Check("05.5", draw_scattered, observe_scattered, judge_scattered, section="A second process"),
 ]

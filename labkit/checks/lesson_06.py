@@ -24,7 +24,7 @@ from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_
 STEPS = 12
 MAY_BE_BAD = range(4, 9)  # batches, so that memory before and after them can be compared
 EARLY, LATE = slice(2, 5), slice(-3, None)  # looks at the memory, of which there is one before each step and one after the last
-RELATIVE, ABSOLUTE = 1e-3, 1e-5  # how close numbers must be
+RELATIVE, ABSOLUTE = 1e-4, 1e-6  # how close numbers must be: closer than float16 rounds
 
 
 def draw(generator: random.Random, bad: int = 0) -> Plain:
@@ -69,7 +69,7 @@ def _run(train: Any, inputs: Plain) -> Plain:
     model(torch.ones(inputs["rows"], inputs["width"], device="cuda")).mean().backward()  # gradients are there, and workspaces
     held: list[int] = []
     graphs = Graphs()
-    before = torch.cuda.memory_allocated()
+    names, hooks, before = _names(model), _hooks(model), torch.cuda.memory_allocated()
     with graphs.followed(model):
         returned = train(model, optimizer, graphs.looked_at(_batches(inputs, generator, held)))
     return {
@@ -79,8 +79,20 @@ def _run(train: Any, inputs: Plain) -> Plain:
         "model": [describe(parameter)["values"] for parameter in model.parameters()],
         "held": held,
         "left": torch.cuda.memory_allocated() - before,
-        "hooks": sum(len(hooks) for module in model.modules() for name, hooks in vars(module).items() if name.endswith("_hooks")),
+        "hooks": _hooks(model) - hooks,
+        "names": sorted(_names(model) - names),
     }
+
+
+def _hooks(model: nn.Module) -> int:
+    """Hooks on the model, and those that PyTorch calls for every module."""
+    holders = [vars(torch.nn.modules.module), *map(vars, model.modules())]
+    return sum(len(hooks) for holder in holders for name, hooks in holder.items() if name.endswith("_hooks"))
+
+
+def _names(model: nn.Module) -> set[str]:
+    """What is set on the model and its layers: whoever replaces a `forward` adds to it."""
+    return {".".join(filter(None, (path, name))) for path, module in model.named_modules() for name in vars(module)}
 
 
 class Mark:
@@ -175,20 +187,30 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)
         leaked = f"{units.byte_text(grown)} more after {steps} more steps; the script, {units.byte_text(_grown(expected['held']))}"
         return not_yet(f"the GPU still held {leaked}. {hint}")
+    if rise := _rise(answer["held"]):
+        return not_yet(f"the GPU held {units.byte_text(rise)} more after three steps in a row, if not at the end. {hint}")
     if answer["retained"]:
         return not_yet("a backward pass did not let go of what it had used when the next batch came. Which argument asks for that?")
-    if _grown(answer["graphs"]) > 0:
-        return not_yet(f"the graphs of earlier steps were still there at the end, in the computer's memory. {hint}")
+    if _grown(answer["graphs"]) > 0 or _rise(answer["graphs"]):
+        return not_yet(f"the graphs of earlier steps were still there, in the computer's memory. {hint}")
     if answer["left"] > 0:
         return not_yet(f"{units.byte_text(answer['left'])} were still held when your function had returned. {hint}")
     if answer["hooks"]:
-        return not_yet(f"your function left {answer['hooks']} hook(s) on the model. What does register_forward_hook return?")
+        return not_yet(f"your function left {answer['hooks']} hook(s) behind. What does register_forward_hook return?")
+    if answer["names"]:
+        return not_yet(f"your function left something on the model: {', '.join(answer['names'])}. Leave it as it was.")
     return right(f"The script kept {units.byte_text(_grown(expected['held']))} in the steps compared, yours nothing.")
 
 
 def _grown(held: list[int]) -> int:
     """Bytes by which even the least of the last looks is above the most of the early ones."""
     return min(held[LATE]) - max(held[EARLY])
+
+
+def _rise(held: list[int]) -> int:
+    """The most that three steps in a row added, each of them: what is let go now and then grows until it is."""
+    runs = [held[start : start + 4] for start in range(EARLY.start, len(held) - 3)]
+    return max((run[-1] - run[0] for run in runs if run[0] < run[1] < run[2] < run[3]), default=0)
 
 
 def _same(answer: Plain, expected: Plain) -> bool:

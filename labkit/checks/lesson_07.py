@@ -17,14 +17,14 @@ WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2))  # bits of exponent and fraction: fl
 
 
 def draw_bits(generator: random.Random) -> Plain:
-    """For several formats, each kind of number, with random digits."""
+    """For several formats, each kind of number, with random digits and either sign in turn."""
     formats = [*WIDTHS, (generator.randint(2, 7), generator.randint(2, 12))]
     cases = []
-    for exponent_bits, fraction_bits in formats:
+    for negative, (exponent_bits, fraction_bits) in enumerate(formats, start=generator.randint(0, 1)):
         ones = 2**exponent_bits - 1
         some = generator.randint(1, 2**fraction_bits - 1)
         for exponent, fraction in [(generator.randint(1, ones - 1), some), (0, some), (0, 0), (ones, 0), (ones, some)]:
-            bits = f"{generator.randint(0, 1)}{exponent:0{exponent_bits}b}{fraction:0{fraction_bits}b}"
+            bits = f"{negative % 2}{exponent:0{exponent_bits}b}{fraction:0{fraction_bits}b}"
             cases.append({"bits": bits, "exponent_bits": exponent_bits})
     generator.shuffle(cases)
     return cases
@@ -134,13 +134,14 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
 
 
 class Scaled(nn.Module):
-    """A module that has a parameter and a buffer of its own beside a child."""
+    """A module that has a parameter and two buffers of its own beside a child, one of them of whole numbers."""
 
     def __init__(self, child: nn.Module) -> None:
         super().__init__()
         self.child = child
         self.scale = nn.Parameter(torch.ones(3))
         self.register_buffer("shift", torch.zeros(3))
+        self.register_buffer("positions", torch.arange(3))
 
 
 NORMS = {"1d": nn.BatchNorm1d, "2d": nn.BatchNorm2d, "3d": nn.BatchNorm3d}
@@ -196,7 +197,9 @@ def judge_model(found: Plain, model: Plain) -> Verdict:
     norm_layers = {name.rsplit(".", 1)[0] for name in found["tensors"] if name.endswith("running_var")}
     for name, tensor in found["tensors"].items():
         in_norm, dtype = name.rsplit(".", 1)[0] in norm_layers, tensor["dtype"]
-        if name.endswith("num_batches_tracked"):
+        if name.endswith(("num_batches_tracked", "positions")):
+            if dtype != "torch.int64":
+                return not_yet(f"{name}, a buffer of whole numbers, is {dtype}. model.half() converts floating-point tensors alone.")
             continue
         if in_norm and dtype != "torch.float32":
             return not_yet(f"{name}, of a BatchNorm layer, is {dtype}. Does your function find all three kinds, at any depth?")
@@ -215,15 +218,17 @@ OVERFLOW = 65520  # from here on, numbers are rounded to infinity in float16
 
 
 def draw_gradients(generator: random.Random) -> Plain:
-    """Lists of tensors: tiny gradients, huge ones, the largest in the first, the middle or the last, positive or negative."""
-    cases = []
-    for exponent in (generator.randint(-26, -12), generator.randint(-8, 4), generator.randint(17, 24)):
+    """Lists of tensors, of one and of two dimensions: tiny gradients, huge ones, the largest in any of them, positive or negative."""
+    cases: list[list[Any]] = []
+    for exponent in (generator.randint(-60, -40), generator.randint(-8, 4), generator.randint(40, 60)):
         for sign in (1, -1):
             largest = sign * 2.0**exponent * generator.uniform(1.0, 1.9)
-            tensors = [[largest * generator.uniform(-0.2, 0.2) for _ in range(3)] for _ in range(3)]
-            place = generator.randrange(3) if sign == 1 else 2
-            tensors[place][generator.randrange(3)] = largest
-            cases.append(tensors)
+            rows = [[largest * generator.uniform(-0.2, 0.2) for _ in range(3)] for _ in range(4)]
+            place = generator.randrange(4) if sign == 1 else 3
+            rows[place][generator.randrange(3)] = largest
+            cases.append([rows[0], rows[1:3], rows[3]])
+    alike = 2.0 ** generator.randint(-20, -2) * generator.uniform(1.0, 1.9)  # the norm and the sum are much larger
+    cases.append([[alike, -alike], [[-alike, alike]] * 2, [alike]])
     cases.append([[65510 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65504, once scaled
     cases.append([[65528 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65536, which is infinite there
     generator.shuffle(cases)
@@ -233,19 +238,23 @@ def draw_gradients(generator: random.Random) -> Plain:
 def observe_gradients(best_scale: Any, cases: Plain) -> Plain:
     answers = []
     for case in cases:
+        gradients = [torch.tensor(values, device=DEVICE) for values in case]
+        before = [gradient.clone() for gradient in gradients]
         with during(f"{len(case)} tensors"):
-            answer = best_scale([torch.tensor(values, device=DEVICE) for values in case])
-        answers.append(_number(answer))
+            answer = best_scale(list(gradients))
+        answers.append([_number(answer), all(map(torch.equal, gradients, before))])
     return answers
 
 
 def judge_gradients(answers: Plain, cases: Plain) -> Verdict:
-    for scale, case in zip(answers, cases, strict=True):
+    for (scale, same), case in zip(answers, cases, strict=True):
         if isinstance(scale, str):
             return not_yet(f"your function returned {scale}, not a number.")
+        if not same:
+            return not_yet("the gradients have other values than before. Which of your operations works in place?")
         if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):
             return not_yet(f"{scale:.9g} is no power of two.")
-        largest = max(abs(value) for values in case for value in values)
+        largest = max(abs(value) for values in case for value in _flat(values))
         if largest * scale >= OVERFLOW:
             return not_yet(
                 f"the largest gradient is {largest:.4g} in size; times {scale:g} it is infinite in float16. Look at all tensors and signs."
@@ -253,6 +262,10 @@ def judge_gradients(answers: Plain, cases: Plain) -> Verdict:
         if largest * scale * 2 < OVERFLOW:
             return not_yet(f"the largest gradient is {largest:.4g} in size; {scale:g} is not the largest scale, {2 * scale:g} works too.")
     return right("This is what GradScaler searches for by trial and error.")
+
+
+def _flat(values: Plain) -> list[float]:
+    return [value for row in values for value in _flat(row)] if isinstance(values, list) else [values]
 
 
 # 07.5: a step of mixed-precision training
@@ -275,7 +288,7 @@ def draw_step(generator: random.Random) -> Plain:
         small = kind == "small"
         weight = [0.0] * features if small else numbers(features)
         targets = [(1e-6 if small else 64.0) * generator.uniform(1, 2) for _ in range(ROWS)]
-        inputs = [numbers(features) for _ in range(ROWS)]
+        inputs = [list(map(abs, numbers(features))) for _ in range(ROWS)]  # so that weights have gradients of the size of the bias's
         rate = generator.choice((0.25, 0.5)) * (1e3 if small else 1)
         cases.append({"kind": kind, "weight": weight, "inputs": inputs, "targets": targets, "rate": rate, "scale": scale})
     return cases

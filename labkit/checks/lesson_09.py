@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from gputrace import units
 from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number, right
@@ -31,10 +32,8 @@ def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
         with during(f"a model and {item['optimizer']!r}"):
             answer = training_bytes(model, item["optimizer"])
         said = number(answer)
-        if said is None:
-            return {"type": type(answer).__name__}
-        found.append(float(said))
-    return {"found": found}
+        found.append(type(answer).__name__ if said is None else float(said))
+    return found
 
 
 def expect_bytes(models: Plain) -> Plain:
@@ -64,10 +63,10 @@ def _bytes_of_training(model: nn.Sequential, optimizer: str) -> dict[str, int]:
 
 
 def judge_bytes(observed: Plain, models: Plain, expected: Plain) -> Verdict:
-    if "type" in observed:
-        return not_yet(f"your function returned {observed['type']}, not a number.")
-    for answer, each, item in zip(observed["found"], expected, models, strict=True):
+    for answer, each, item in zip(observed, expected, models, strict=True):
         due = sum(each.values())
+        if isinstance(answer, str):
+            return not_yet(f"your function returned {answer}, not a number.")
         if answer != due:
             parts = ", ".join(f"{name} {nbytes} B" for name, nbytes in each.items())
             hint = "One layer is frozen, one is in half precision, and BatchNorm has buffers."
@@ -102,15 +101,17 @@ def _batch_and_model(inputs: Plain, device: str) -> tuple[nn.Sequential, torch.T
     draws = torch.Generator().manual_seed(inputs["seed"])
     x = torch.randn(inputs["batch"], FEATURES, generator=draws)
     y = (x[:, 0] + torch.linspace(-2, 2, inputs["batch"]) > 0).long()
-    model = _small_model(draws).to(device)
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, inputs["old"])
+    model = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 2)).to(device)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draws) / 4)
+            parameter.grad = torch.full_like(parameter, inputs["old"])
     return model, x.to(device), y.to(device)
 
 
 def observe_accumulate(accumulate: Any, inputs: Plain) -> Plain:
     model, x, y = _batch_and_model(inputs, DEVICE)
-    model(x[:1])  # cuBLAS has its workspace
+    _take_workspaces()
     before = [_values(parameter) for parameter in model.parameters()]
     seen: list[int] = []
     held: list[int] = []  # bytes, when each forward began
@@ -138,10 +139,9 @@ def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
     if not _close(observed["got"], due):
         hint = f"The parts have {seen[0]} rows, and the last {seen[-1]}. What was in .grad before stays in the sum."
         return not_yet(f"these are not the gradients of the whole batch. {hint}")
-    if len(seen) > 2 * -(-inputs["batch"] // rows):
-        return not_yet(
-            f"{len(seen)} micro-batches, where {-(-inputs['batch'] // rows)} of {rows} rows would do. Is {rows} a size, or a number?"
-        )
+    least = -(-inputs["batch"] // rows)
+    if len(seen) > 2 * least:
+        return not_yet(f"{len(seen)} micro-batches, where {least} of {rows} rows would do. Is {rows} a size, or a number?")
     if observed["kept"] > rows * HIDDEN * 4 / 2:  # half of what one layer keeps of a full part
         kept = units.byte_text(observed["kept"])
         return not_yet(f"when a forward began, {kept} of earlier micro-batches were still there. What keeps their graphs?")
@@ -150,12 +150,10 @@ def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
     return right(f"{len(seen)} micro-batches, the gradients of one batch.")
 
 
-def _small_model(draws: torch.Generator) -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 2))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draws) / 4)
-    return model
+def _take_workspaces() -> None:
+    """cuBLAS takes its workspaces at its first products, of this thread and of the backward's, and keeps them: no answer's bytes."""
+    layer = nn.Linear(8, 8, device=DEVICE)  # of two, the backward computes the first one's forward again
+    checkpoint(nn.Sequential(layer, layer), torch.ones(8, 8, device=DEVICE), use_reentrant=False).sum().backward()
 
 
 def _values(tensor: Any) -> Plain:
@@ -188,7 +186,7 @@ def _prediction(predict: Any, inputs: Plain) -> Plain:
     draws = torch.Generator().manual_seed(inputs["seed"])
     model = nn.Sequential(nn.Linear(32, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 4)).to(DEVICE)
     x = torch.randn(inputs["batch"], 32, generator=draws).to(DEVICE)
-    statistics = _values(model[1].running_mean)
+    statistics = _values(nn.init.normal_(model[1].get_buffer("running_mean")))
     model.eval()
     twin = copy.deepcopy(model)  # which predicts when the answer has
     with torch.no_grad():
@@ -207,7 +205,7 @@ def _prediction(predict: Any, inputs: Plain) -> Plain:
         handle.remove()
     if not isinstance(result, torch.Tensor):
         return {"type": type(result).__name__}
-    peak = torch.cuda.max_memory_allocated(DEVICE) - held
+    peak, grad_mode = torch.cuda.max_memory_allocated(DEVICE) - held, torch.is_grad_enabled()
     with torch.no_grad():
         due = twin(x)
     return {
@@ -215,7 +213,9 @@ def _prediction(predict: Any, inputs: Plain) -> Plain:
         "got": _values(result),
         "due": _values(due),
         "shape": list(result.shape),
+        "dtype": str(result.dtype),
         "device": result.device.type,
+        "grad_mode": grad_mode,
         "peak": peak,
         "allowed": 3 * due.nbytes + 3 * inputs["rows"] * 256 * 4,
         "most": max((rows for rows, _ in forwards), default=0),
@@ -242,7 +242,7 @@ def _judge_prediction(observed: Plain, inputs: Plain) -> Verdict:
     if observed["type"] != "Tensor":
         return not_yet(f"your function returned {observed['type']}, not a tensor.")
     if not observed["statistics"]:
-        return not_yet("BatchNorm has learned from rows that it was only to predict. In which mode was the model?")
+        return not_yet("BatchNorm's averages have changed: it learned from rows that it was only to predict. In which mode was the model?")
     if observed["shape"] != [inputs["batch"], 4] or not _close(observed["got"], observed["due"]):
         return not_yet("these are not the model's predictions in evaluation mode, all of them in order.")
     if observed["device"] != "cuda":
@@ -254,18 +254,19 @@ def _judge_prediction(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(f"at its peak it took {found} more; micro-batches of {inputs['rows']} rows need less than {allowed}.")
     if observed["most"] > inputs["rows"]:
         return not_yet(f"the model met {observed['most']} rows at once; {inputs['rows']} were asked for.")
+    if observed["dtype"] != "torch.float32":
+        return not_yet(f"the model answers in torch.float32; your predictions are {observed['dtype']}.")
+    if not observed["grad_mode"]:
+        return not_yet("after your function no code records a graph any more: gradients were switched off for good.")
     if observed["inference"]:
         return not_yet("the predictions are inference tensors, which no later training may use. What is less strict than inference_mode?")
     before, after = observed["before"], observed["after"]
     if after["modes"] != before["modes"]:
-        return not_yet(f"the model was in {inputs['mode']} mode; of its modules, the first and BatchNorm are now in {_two(after)} mode.")
+        now = " and ".join(after["modes"][1:3])
+        return not_yet(f"the model was in {inputs['mode']} mode; of its modules, the first and BatchNorm are now in {now} mode.")
     if after["parameters"] != before["parameters"]:
         return not_yet("the model's parameters are not as they were: on the GPU, and trained.")
     return right(f"At most {units.byte_text(observed['peak'])} more.")
-
-
-def _two(state: Plain) -> str:
-    return " and ".join(state["modes"][1:3])
 
 
 # 09.4: checkpoints
@@ -289,14 +290,15 @@ def observe_checkpoints(run: Any, inputs: Plain) -> Plain:
         nn.init.normal_(block[0].get_parameter("weight"), std=2 / WIDTH**0.5)  # so that many blocks leave something of x
     x = torch.randn(ROWS, WIDTH)
     model, x = nn.ModuleList(blocks).to(DEVICE), x.to(DEVICE).requires_grad_()
+    _take_workspaces()
+    twin = copy.deepcopy(model)  # which the answer cannot change
     answer = _pass(run, model, x, inputs)
-    return {"expected": _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), model, x, inputs), "answer": answer}
+    return {"expected": _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), twin, x, inputs), "answer": answer}
 
 
 def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Plain:
     """What a forward returns and keeps, which blocks its backward runs again, and the gradients that come of it."""
     calls: list[int] = []
-    model.train()  # whatever the answer has made of it before
     handles = [block.register_forward_pre_hook(lambda *_, index=index: calls.append(index)) for index, block in enumerate(model)]
     torch.cuda.manual_seed_all(inputs["seed"])
     before = torch.cuda.memory_allocated(DEVICE)
@@ -332,23 +334,12 @@ def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
     if answer["kept"] > allowed:
         kept = f"{units.byte_text(answer['kept'])} were kept (without checkpoints {units.byte_text(expected['kept'])})"
         return not_yet(f"{kept}; {len(due)} checkpoints need less than {units.byte_text(allowed)}.")
-    if (again := _runs(answer["again"])) != due:
+    if answer["again"] != [index for part in due for index in part]:
         return not_yet(
             f"of {inputs['blocks']} blocks, with a checkpoint for each {inputs['every']}, the backward was to compute {due} again, part by "
-            f"part; it computed {again}, and {units.byte_text(answer['kept'])} were kept. The longest part decides about the peak."
+            f"part; it computed {answer['again']}, and kept {units.byte_text(answer['kept'])}. The longest part decides about the peak."
         )
     return right(f"{units.byte_text(answer['kept'])} kept instead of {units.byte_text(expected['kept'])}.")
-
-
-def _runs(indices: list[int]) -> list[list[int]]:
-    """Indices in parts of blocks that follow one another."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    return runs
 
 
 # 09.5: the largest batch
@@ -357,13 +348,14 @@ CALLS = 3
 
 
 def draw_steps(generator: random.Random) -> Plain:
-    """Fixed bytes, bytes a row, and a limit: two that leave a rest, one that leaves none, one below a row, one far below what is fixed."""
-    cases = []
-    for kind in ("rest", "rest", "exact", "no row", "nothing"):
-        fixed, row, rows = generator.randint(1 << 26, 1 << 32), generator.randint(1 << 10, 1 << 24), generator.randint(1, 5000)
-        limits = {"rest": fixed + row * rows + generator.randrange(1, row), "exact": fixed + row * rows, "no row": fixed + row // 2}
-        cases.append({"fixed": fixed, "row": row, "limit": limits.get(kind, fixed // 2)})
-    return cases
+    """Fixed bytes, bytes a row, and a limit: a little above many rows, far above, and on the byte; for one row, for none, for nothing."""
+
+    def case(rows: float) -> Plain:
+        fixed, row = generator.randint(1 << 26, 1 << 32), generator.randint(1 << 10, 1 << 24)
+        return {"fixed": fixed, "row": row, "limit": max(fixed // 2, fixed + int(row * rows))}
+
+    above = (generator.uniform(0.1, 0.4), generator.uniform(0.6, 0.9), 0)
+    return [*(case(generator.randint(2, 5000) + rest) for rest in above), case(1.5), case(0.5), case(-1e9)]
 
 
 def observe_largest(most_rows: Any, cases: Plain) -> Plain:
@@ -378,14 +370,14 @@ def observe_largest(most_rows: Any, cases: Plain) -> Plain:
         with during(f"a limit of {case['limit']} bytes"):
             answer = most_rows(peak, case["limit"])
         said = number(answer)
-        found.append({"answer": said if isinstance(said, int) else type(answer).__name__, "asked": asked})
+        found.append({"answer": type(answer).__name__ if said is None else said, "asked": asked})
     return found
 
 
 def judge_largest(found: Plain, cases: Plain) -> Verdict:
     for got, case in zip(found, cases, strict=True):
         if isinstance(got["answer"], str):
-            return not_yet(f"your function returned {got['answer']}, not a whole number.")
+            return not_yet(f"your function returned {got['answer']}, not a number of rows.")
         due = max(0, (case["limit"] - case["fixed"]) // case["row"])
         line = f"a step takes {case['fixed']} B and {case['row']} B a row, the limit is {case['limit']} B"
         if len(got["asked"]) > CALLS:

@@ -15,13 +15,16 @@ from labkit.checks.checking import Plain, describe, quote
 class Watched:
     """An event of which is known whether the other process waits for it (`awaited`), has `seen` it set, or set it itself (`forged`).
 
-    Who looks once, or waits for a limited time, goes on whether it is set or not: that is no waiting, unless it comes again.
+    Who looks a few times, or waits for a limited time, goes on whether it is set or not: to wait is to look again and again. So that this
+    takes no long time, a limited wait is over at once.
     """
+
+    ENOUGH = 200  # looks
 
     def __init__(self) -> None:
         make = processes.context()
         self._event, self.awaited, self.seen, self.forged = make.Event(), make.Event(), make.Event(), make.Event()
-        self._owner, self._looked = os.getpid(), False
+        self._owner, self._looks = os.getpid(), 0
 
     def set(self) -> None:
         if os.getpid() != self._owner:
@@ -35,10 +38,10 @@ class Watched:
         return self.wait(0)
 
     def wait(self, timeout: float | None = None) -> bool:
-        if timeout is None or self._looked:
+        self._looks += 1
+        if timeout is None or self._looks > self.ENOUGH:
             self.awaited.set()
-        self._looked = True
-        happened = self._event.wait(timeout)
+        happened = self._event.wait(timeout and min(timeout, LOOK))
         if happened:
             self.seen.set()
         return happened
@@ -78,7 +81,9 @@ def _last_words(line: Connection) -> str:
 
 
 def _produce(line: Connection, answer: bytes, queue: Any, done: Watched, sizes: list[int]) -> None:
-    """In another process: run the learner's producer, and send home what it raises, or nothing."""
+    """In another process: run the learner's producer, and send home what it raises, or nothing. Until `done` is seen, naps are short."""
+    sleep = time.sleep
+    time.sleep = lambda seconds: sleep(seconds if done.seen.is_set() else min(float(seconds), LOOK))
     try:
         cloudpickle.loads(answer)(queue, done, sizes)
         line.send("")

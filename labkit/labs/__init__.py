@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.claims import claims_table as claims_table
     from labkit.labs.claims import plot_articles_on_trial as plot_articles_on_trial
     from labkit.labs.claims import try_claim as try_claim
-    from labkit.labs.claims import try_code as try_code
     from labkit.labs.communication import collectives as collectives
     from labkit.labs.communication import ddp_messages as ddp_messages
     from labkit.labs.communication import plot_collectives as plot_collectives
@@ -37,9 +36,6 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.data_parallel import data_parallel_work as data_parallel_work
     from labkit.labs.data_parallel import plot_data_parallel_step as plot_data_parallel_step
     from labkit.labs.data_parallel import plot_data_parallel_work as plot_data_parallel_work
-    from labkit.labs.data_parallel import traced_step as traced_step
-    from labkit.labs.ddp import ddp_beside_data_parallel as ddp_beside_data_parallel
-    from labkit.labs.ddp import plot_ddp_beside_data_parallel as plot_ddp_beside_data_parallel
     from labkit.labs.fitting import BudgetLab as BudgetLab
     from labkit.labs.fitting import memory_plan as memory_plan
     from labkit.labs.fitting import plot_memory_plan as plot_memory_plan
@@ -48,10 +44,6 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.formats import plot_number_formats as plot_number_formats
     from labkit.labs.fragmented_memory import fragmentation as fragmentation
     from labkit.labs.fragmented_memory import plot_fragmentation as plot_fragmentation
-    from labkit.labs.measured_memory import TEN_SETTINGS as TEN_SETTINGS
-    from labkit.labs.measured_memory import formula_errors as formula_errors
-    from labkit.labs.measured_memory import plot_training_memory as plot_training_memory
-    from labkit.labs.measured_memory import training_memory as training_memory
     from labkit.labs.memory_panel import MemoryPanel as MemoryPanel
     from labkit.labs.memory_panel import MemoryRecorder as MemoryRecorder
     from labkit.labs.memory_panel import MemorySample as MemorySample
@@ -66,8 +58,6 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.model_sharing import held_by_way as held_by_way
     from labkit.labs.model_sharing import plot_shared_model as plot_shared_model
     from labkit.labs.model_sharing import shared_model as shared_model
-    from labkit.labs.overlap import copy_overlap as copy_overlap
-    from labkit.labs.overlap import plot_copy_overlap as plot_copy_overlap
     from labkit.labs.overlap import plot_two_streams as plot_two_streams
     from labkit.labs.overlap import two_streams as two_streams
     from labkit.labs.pinned_memory import CopySpeedLab as CopySpeedLab

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 from torch import nn
 
-from gputrace import Trace, record, units
+from gputrace import record, units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, binary_scale, darker, label_ends, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
@@ -58,28 +58,15 @@ def data_parallel_work(gpus: int = 4, models: Mapping[str, Sequence[int]] = MODE
 
 def _work_points(gpus: int, models: Mapping[str, Sequence[int]]) -> Iterator[Row]:
     for model, (width, batch) in models.items():
-        trace = traced_step(width, batch, gpus)
+        with machine.in_use().without_values():
+            step = _prepared(width, batch, gpus)
+            synchronize(gpus)
+            with record(timeline=True) as trace:
+                step()
+                synchronize(gpus)
+            del step  # what it holds has no values
         for gpu in range(gpus):
             yield {"model": model, "gpu": gpu, "computing": trace.busy(gpu, "kernel"), "seconds": trace.end}
-
-
-def traced_step(width: int, batch: int, gpus: int = 4) -> Trace:
-    """What runs when in one training step of a network of this width, on a batch of so many rows, under DataParallel on `gpus` GPUs.
-
-    Virtual GPUs compute no values meanwhile. Raises ValueError for more GPUs than are in use and for sizes outside 1 to 65536,
-    RuntimeError when no GPU is in use.
-    """
-    badge()  # raises where no GPU is in use
-    checked_sizes("gpus", [gpus], machine.in_use().count)
-    width, batch = _checked_model("asked for", [width, batch])
-    with machine.in_use().without_values():
-        step = _prepared(width, batch, gpus)
-        synchronize(gpus)
-        with record(timeline=True) as trace:
-            step()
-            synchronize(gpus)
-        del step  # what it holds has no values
-    return trace
 
 
 def parallel_gain(result: Result, model: str) -> dict[int, float]:

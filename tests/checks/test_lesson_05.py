@@ -44,12 +44,15 @@ def test_the_largest_hole_is_neither_all_nor_another():
 
 def test_work_in_pieces():
     case = {"rows": 4, "fits": 2, "fails": False}
-    good = {"result": {"values": [0.0, 2.0, 4.0, 6.0]}, "raised": None, "tries": [[4, 0], [2, 0], [2, 512]]}
+    doubled = [2.0 * entry for entry in range(12)]
+    good = {"result": {"shape": [4, 3], "values": doubled}, "raised": None, "tries": [[4, 0], [2, 0], [2, 512]]}
     assert judge_work([good], [case]).passed
     changes = {
         "whole batch": {"tries": [[1, 0]] * 4},
         "still allocated": {"tries": [[4, 0], [2, SCRATCH], [2, SCRATCH]]},
-        "joined in order": {"result": {"values": [4.0, 6.0, 0.0, 2.0]}},
+        "row by row, in order: 4 rows of 3. You returned shape [4, 3]": {"result": {"shape": [4, 3], "values": doubled[::-1]}},
+        "You returned shape [2, 6]": {"result": {"shape": [2, 6], "values": doubled}},
+        "You returned list": {"result": {"type": "list"}},
         "halve them": {"tries": [[4, 0], *[[1, 0]] * 5]},
         "halve, and no more": {"tries": [[4, 0], [2, 0], *[[1, 0]] * 4]},
         "no fewer were tried": {"tries": [[4, 0]]},
@@ -57,6 +60,8 @@ def test_work_in_pieces():
     }
     for hint, change in changes.items():
         assert hint in judge_work([good | change], [case]).message
+    thirds = good | {"tries": [[8, 0], [4, 0], [3, 0], [2, 0], [2, 0]]}
+    assert "You tried 3 of the 8 rows" in judge_work([thirds], [case | {"rows": 8}]).message
 
 
 def test_a_row_that_does_not_fit_and_another_error_are_raised():
@@ -70,9 +75,9 @@ def test_a_row_that_does_not_fit_and_another_error_are_raised():
 
 def test_tensors_moved_together():
     inputs = {"size": 4 * MIB, "values": [7, 9]}
-    good = {"before": 40 * MIB, "after": 20 * MIB, "least": 20 * MIB, "found": [["cuda", 7], ["cuda", 9]]}
+    good = {"before": 40 * MIB, "after": 20 * MIB, "least": 20 * MIB, "same": True, "devices": ["cuda", "cuda"]}
     assert judge_scattered(good, inputs).passed
-    for change in ({"after": 40 * MIB}, {"found": [["cuda", 9], ["cuda", 7]]}, {"found": [["cpu", 7], ["cpu", 9]]}, {"found": [None]}):
+    for change in ({"after": 40 * MIB}, {"same": False}, {"devices": ["cuda", "cpu"]}):
         assert not judge_scattered(good | change, inputs).passed
 
 

@@ -6,6 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 import labkit
 from labkit import checks
@@ -22,7 +23,7 @@ def gpu():
 def verdict(answer=(), expected=()) -> str:
     """What is said when the answer did as well as it can, but for `answer`, beside a script that kept 1 KiB a step."""
     script = {"returned": [0.5, "text"], "model": [[1.0]], "held": [1024 * step for step in range(STEPS + 1)], "left": 0, "hooks": 0}
-    script |= {"graphs": [0] * (STEPS + 1), "retained": 0}
+    script |= {"graphs": [0] * (STEPS + 1), "retained": 0, "names": []}
     good = {**deepcopy(script), "held": [512] * (STEPS + 1)}
     return judge({"answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}, {}, "Who?").message
 
@@ -44,7 +45,9 @@ def test_a_mended_script_keeps_nothing():
         ({"left": 2048}, "2 KiB were still held when your function had returned. Who?"),
         ({"retained": 3}, "Which argument asks for that?"),
         ({"graphs": list(range(STEPS + 1))}, "in the computer's memory. Who?"),
-        ({"hooks": 2}, "left 2 hook(s) on the model"),
+        ({"hooks": 2}, "left 2 hook(s) behind"),
+        ({"names": ["1.forward"]}, "left something on the model: 1.forward"),
+        ({"held": [1024 * (step % 5) for step in range(STEPS + 1)]}, "held 3 KiB more after three steps in a row, if not at the end. Who?"),
     ],
 )
 def test_what_is_wrong_is_said(answer, said):
@@ -53,6 +56,15 @@ def test_what_is_wrong_is_said(answer, said):
 
 def test_memory_that_comes_and_goes_between_steps_is_no_leak():
     assert verdict({"held": [512 * (step % 3) for step in range(STEPS + 1)]}).startswith("Right.")
+
+
+def test_a_hook_on_every_module_is_counted_and_what_replaces_a_forward_is_named():
+    model = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Tanh())
+    hooks, names = lesson_06._hooks(model), lesson_06._names(model)
+    with register_module_forward_hook(print), model[1].register_forward_pre_hook(print):
+        assert lesson_06._hooks(model) == hooks + 2
+    model[1].forward = model[0].forward
+    assert lesson_06._names(model) - names == {"1.forward"}
 
 
 @pytest.mark.parametrize("check", lesson_06.CHECKS, ids=lambda check: check.number)

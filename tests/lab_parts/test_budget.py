@@ -7,12 +7,13 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from training_memory import TEN_SETTINGS
 
 import labkit
 from labkit.lab_parts.budget import STATE, Chip, Setting, budget, gpu_of
 from labkit.lab_parts.layers import block_bytes, layers
+from labkit.lab_parts.measured_memory import describe, measured_peak
 from labkit.lab_parts.networks import GPT, MLP, OPTIMIZERS, ResNet
-from labkit.labs.measured_memory import TEN_SETTINGS, describe, measured_peak
 
 NEAR = 0.05
 CHIP = Chip(8, 108, 2048)

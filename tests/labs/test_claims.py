@@ -9,13 +9,22 @@ import torch
 import labkit
 from labkit import articles
 from labkit.articles import Expected
+from labkit.articles.trial import ClaimOutcome, outcomes, run
 from labkit.labs import ClaimsPanel, Result, articles_on_trial, collect, plot_articles_on_trial, try_claim
-from labkit.labs.claims import COLUMNS, ClaimOutcome, _outcomes, try_code
+from labkit.labs.claims import COLUMNS
 
 CLAIMS = articles.claims()
 HERE = [claim for claim in CLAIMS if not claim.alone]
 MOST = max(claim.gpus for claim in CLAIMS)
 with_today = pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.today], ids=lambda claim: claim.name)
+
+
+def by_name(claims):
+    return {claim.name: outcome for claim, outcome in outcomes(claims)}
+
+
+def run_today(claim):
+    return run(f"{claim.before}\n{claim.today}", claim.values)
 
 
 @pytest.fixture
@@ -28,7 +37,7 @@ def gpus():
 def trial():
     """What all claims come to on virtual GPUs, by name."""
     with labkit.use(gpus=MOST, virtual=True, quiet=True):
-        return _outcomes(CLAIMS)
+        return by_name(CLAIMS)
 
 
 @pytest.mark.slow
@@ -42,7 +51,7 @@ def test_a_claim_comes_to_what_is_expected_of_it(trial, claim):
 
 @with_today
 def test_what_to_write_today_works_and_warns_of_nothing(gpus, claim):
-    outcome = try_code(claim, claim.today)
+    outcome = run_today(claim)
     assert (outcome.raised, outcome.warned) == ("", ()), outcome
 
 
@@ -50,11 +59,8 @@ def test_what_to_write_today_works_and_warns_of_nothing(gpus, claim):
 @pytest.mark.parametrize("like", ["H200", "RTX 4090"])
 def test_verdicts_do_not_hang_on_the_model_of_the_gpu(like):
     with labkit.use(gpus=MOST, like=like, quiet=True):
-        outcomes = _outcomes(HERE)
-    wrong = {
-        claim.name: outcomes[claim.name] for claim in HERE if not claim.untried and not outcomes[claim.name].fits(claim.expected(True))
-    }
-    assert wrong == {}
+        tried = list(outcomes(HERE))
+    assert [(claim.name, outcome) for claim, outcome in tried if not claim.untried and not outcome.fits(claim.expected(True))] == []
 
 
 @pytest.mark.timeout(600)
@@ -63,9 +69,9 @@ def test_claims_come_to_what_is_expected_on_real_gpus(count):
     """Those that need so many; and what to write today works there, too."""
     chosen = [claim for claim in CLAIMS if claim.gpus == count and not claim.untried]
     with labkit.use(gpus=count, virtual=False, quiet=True):
-        outcomes = _outcomes(chosen)
-        today = {claim.name: try_code(claim, claim.today) for claim in chosen if claim.today}
-    assert {claim.name: outcomes[claim.name] for claim in chosen if not outcomes[claim.name].fits(claim.expected(False))} == {}
+        tried = by_name(chosen)
+        today = {claim.name: run_today(claim) for claim in chosen if claim.today}
+    assert {claim.name: tried[claim.name] for claim in chosen if not tried[claim.name].fits(claim.expected(False))} == {}
     assert {name: outcome for name, outcome in today.items() if outcome.raised or outcome.warned} == {}
 
 
@@ -124,9 +130,8 @@ def test_trying_leaves_the_process_as_it_was(gpus):
 def test_a_warning_that_the_first_in_a_process_gets_is_no_claims(gpus):
     """On real GPUs; a claim's own warning stays."""
     once = "Attempting to run cuBLAS, but there was no current CUDA context! Attempting to set the primary context..."
-    claim = articles.find("empy_cache")
-    assert try_code(claim, f"import warnings\nwarnings.warn({once!r})").warned == ()
-    assert try_code(claim, "import warnings\nwarnings.warn('slow')").warned == ("UserWarning: slow",)
+    assert run(f"import warnings\nwarnings.warn({once!r})", values=True).warned == ()
+    assert run("import warnings\nwarnings.warn('slow')", values=True).warned == ("UserWarning: slow",)
 
 
 def test_a_trial_gives_one_row_a_claim():

@@ -14,7 +14,6 @@ from labkit.labs import (
     plot_data_parallel_step,
     plot_data_parallel_work,
     recorded_result,
-    traced_step,
 )
 from labkit.labs.data_parallel import COLUMNS, WORK_COLUMNS, computing_shares, parallel_gain
 
@@ -81,21 +80,13 @@ def test_in_a_small_models_step_the_gpus_wait_for_launches():
         assert list(small) == list(large) == [0, 1, 2, 3]
         assert max(small.values()) < 0.2 < 0.6 < min(large.values()) < 1
         assert torch.ones(2, device="cuda").tolist() == [1, 1]  # values are computed again
-        again = traced_step(1024, 512)
-    assert again.busy(1, "kernel") / again.end == pytest.approx(small[1])
-    assert again.host_waited < 0.1 * again.end
 
 
-def test_bad_arguments_of_a_traced_step_are_refused():
+def test_bad_arguments_of_the_work_are_refused():
     with pytest.raises(RuntimeError, match="no GPU is in use"):
-        traced_step(8, 8)
-    with labkit.use(gpus=2, virtual=True, quiet=True):
-        with pytest.raises(ValueError, match="from 1 to 2"):
-            traced_step(8, 8)
-        with pytest.raises(ValueError, match="from 1 to 65536"):
-            traced_step(0, 8, gpus=2)
-        with pytest.raises(ValueError, match="from 1 to 2"):
-            data_parallel_work()
+        data_parallel_work()
+    with labkit.use(gpus=2, virtual=True, quiet=True), pytest.raises(ValueError, match="from 1 to 2"):
+        data_parallel_work()
 
 
 @pytest.mark.gpu(4)

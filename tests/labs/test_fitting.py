@@ -7,10 +7,10 @@ from learner import predict_and_run as run
 
 import labkit
 from labkit.lab_parts.budget import IN_USE, GpuMemory, Setting, gpu_of
+from labkit.lab_parts.measured_memory import NOT_MEASURED, RAN_OUT
 from labkit.labs import GPT, MLP, BudgetLab, Result, collect, memory_plan, plot_memory_plan
 from labkit.labs.fitting import COLUMNS, TERMS, PlanStep, answer, plan
 from labkit.labs.fitting import changes as changes_of
-from labkit.labs.measured_memory import NOT_MEASURED, RAN_OUT
 
 MEDIUM = GPT(width=1024, layers=24, heads=16)
 

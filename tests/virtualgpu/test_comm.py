@@ -36,6 +36,12 @@ def test_broadcast_coalesced_keeps_order_and_dtypes():
         assert got.dtype == sent.dtype and torch.equal(got.cpu(), sent.cpu())
 
 
+def test_sparse_tensors_are_broadcast_among_dense_ones():
+    tensors = [table(), *(torch.eye(3, device="cuda").mul(k).to_sparse() for k in (1, 2))]
+    (_, there) = comm.broadcast_coalesced(tensors, [0, 1])
+    assert places(there) == [1, 1, 1] and there[2].to_dense().sum().item() == 6
+
+
 @pytest.mark.parametrize(("sizes", "rows"), [(None, [2, 2, 1]), ([1, 3, 1], [1, 3, 1])])
 @pytest.mark.parametrize("source", ["cpu", "cuda:0", "cuda:3"])
 def test_scatter(sizes, rows, source):

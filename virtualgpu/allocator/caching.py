@@ -7,7 +7,7 @@ from threading import RLock
 
 from .events import EventSource
 from .history import Frames, History, snapshot
-from .pool import ALLOCATED, Block
+from .pool import ALLOCATED, NO_POOL, Block, PrivatePool
 from .rules import AllocatorRules, BlockListener
 from .settings import UNLIMITED, Settings
 
@@ -94,6 +94,38 @@ class CachingAllocator(AllocatorRules):
         with self._alone():
             self._release_cached()
 
+    # Private pools
+
+    def begin_pool(self, pool_id: tuple[int, int], takes: Callable[[int], bool] | None) -> None:
+        """This private pool has a user more. From now on requests for a stream that it `takes` go there."""
+        with self._lock:
+            private = self._private.get(pool_id)
+            if private is None:
+                private = self._private[pool_id] = PrivatePool(self._small, self._large, pool_id)
+            if any(other is private for other, _ in self._routes):
+                raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+            private.users += 1
+            if takes is not None:
+                self._routes.append((private, takes))
+
+    def end_pool(self, pool_id: tuple[int, int]) -> None:
+        """Requests go where they went before."""
+        with self._lock:
+            self._routes = [route for route in self._routes if route[0] is not self._private[pool_id]]
+
+    def release_pool(self, pool_id: tuple[int, int]) -> None:
+        """A user of the pool is gone: after the last, `empty_cache` returns its free segments too."""
+        with self._lock:
+            self._private[pool_id].users -= 1
+
+    def pool_users(self, pool_id: tuple[int, int]) -> int:
+        return self._private[pool_id].users
+
+    def empty_pool(self, pool_id: tuple[int, int]) -> None:
+        """Returns what is free of a private pool to the device, if nobody uses the pool."""
+        with self._alone():
+            self._release_free([shelf for shelf in self._releasable() if shelf.pool_id == pool_id])
+
     # Limits and settings
 
     def configure(self, settings: Settings) -> None:
@@ -129,10 +161,11 @@ class CachingAllocator(AllocatorRules):
         with self._lock:
             self._stats.reset_accumulated()
 
-    def segments(self) -> list[dict]:
-        """The segments and their blocks, by address, as in `torch.cuda.memory_snapshot()`."""
+    def segments(self, pool_id: tuple[int, int] = NO_POOL) -> list[dict]:
+        """The segments and their blocks, by address, as in `torch.cuda.memory_snapshot()`; of a private pool alone, where one is named."""
         with self._lock:
-            listed = snapshot(self.index, self._segments.values())
+            chosen = [x for x in self._segments.values() if pool_id in (NO_POOL, x.shelf.pool_id)]
+            listed = snapshot(self.index, chosen)
             if self._history is not None:
                 self._history.add("snapshot", 0, sum(segment["active_size"] for segment in listed), 0)
             return listed

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from .address_space import AddressSpace
-from .pool import FREE, UNMAPPED, Block, Pool, Segment
+from .pool import FREE, UNMAPPED, Block, Pool, Segment, Shelf
 from .settings import SMALL_SEGMENT, Settings
 from .stats import Stats
 
@@ -19,8 +19,6 @@ class Allocator(Protocol):
     index: int
     total: int
     settings: Settings
-    _small: Pool
-    _large: Pool
     _stats: Stats
     _segments: dict[int, Segment]
     _driver: Callable[[str, int], None]
@@ -54,12 +52,12 @@ class ExpandableSegments:
             i += 1
         return i
 
-    def obtain(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """A free block of at least `size` bytes, out of its pool, with memory mapped as needed; None where the device has no more.
+    def obtain(self, shelf: Shelf, size: int, stream: int) -> Block | None:
+        """A free block of at least `size` bytes, out of its shelf, with memory mapped as needed; None where the device has no more.
 
         What was mapped before the device ran out stays, as free blocks.
         """
-        block: Block | None = self._room(pool, size, stream)
+        block: Block | None = self._room(shelf, size, stream)
         assert block is not None
         if block.state == UNMAPPED:
             block = self._map(block, min(block.size, size))
@@ -68,20 +66,20 @@ class ExpandableSegments:
             assert following is not None  # `_room` has found enough
             block = self._map(following, min(size - block.size, following.size))
         if block is not None:
-            pool.remove(block)
+            shelf.remove(block)
         return block
 
-    def release(self) -> None:
+    def release(self, shelves: list[Shelf]) -> None:
         """Unmaps every page that lies wholly in a free block, and gives back ranges that are then empty."""
-        for pool in (self._allocator._large, self._allocator._small):
-            for stream in sorted(pool.free):
-                for _, _, block in list(pool.free[stream]):
+        for shelf in shelves:
+            for stream in sorted(shelf.free):
+                for _, _, block in list(shelf.free[stream]):
                     if block.segment.page:
                         self._unmap(block)
 
-    def _room(self, pool: Pool, size: int, stream: int) -> Block:
+    def _room(self, shelf: Shelf, size: int, stream: int) -> Block:
         """The first of a run of unused neighbours, mapped or not, with room for `size` bytes; the lowest that ends a mapped part."""
-        for _, block in pool.unmapped.get(stream, ()):
+        for _, block in shelf.unmapped.get(stream, ()):
             start = block.previous if block.previous is not None and block.previous.state == FREE else block
             run: Block | None = start
             room = 0
@@ -90,13 +88,13 @@ class ExpandableSegments:
                 run = run.next
             if room >= size:
                 return start
-        return self._new_range(pool, stream)
+        return self._new_range(shelf, stream)
 
-    def _new_range(self, pool: Pool, stream: int) -> Block:
+    def _new_range(self, shelf: Shelf, stream: int) -> Block:
         """Reserves addresses for 1 1/8 of the device's memory, with nothing behind them yet."""
-        page = SMALL_SEGMENT if pool.small else self._allocator.settings.large_segment_size
+        page = SMALL_SEGMENT if shelf.pool.small else self._allocator.settings.large_segment_size
         size = -(-(self._allocator.total + self._allocator.total // 8) // page) * page
-        segment = Segment(self._addresses.take(size), size, stream, pool, page)
+        segment = Segment(self._addresses.take(size), size, stream, shelf, page)
         self._allocator._segments[segment.address] = segment
         _add_unmapped(segment.first)
         return segment.first
@@ -117,7 +115,7 @@ class ExpandableSegments:
         if allocator._watched:  # before it is merged with its neighbours: listeners get what was mapped
             allocator._notify("segment_map", block, address, size)
         block = _merge(block)
-        pool.add(block)
+        segment.shelf.add(block)
         return block
 
     def _unmap(self, block: Block) -> None:
@@ -127,13 +125,13 @@ class ExpandableSegments:
         end = (block.address + block.size - segment.address) // segment.page * segment.page + segment.address
         if start >= end:
             return
-        pool.remove(block)
+        segment.shelf.remove(block)
         if start > block.address:
             tail = block.split(start - block.address)
-            pool.add(block)
+            segment.shelf.add(block)
             block = tail
         if end < block.address + block.size:
-            pool.add(block.split(end - block.address))
+            segment.shelf.add(block.split(end - block.address))
         block.state = UNMAPPED
         pool.released_bytes += end - start
         allocator._stats.num_device_free += 1
@@ -156,7 +154,7 @@ def _growable(block: Block) -> int:
 
 def _merge(block: Block) -> Block:
     """Makes the block one with its neighbours of the same state, which leave their lists; returns the whole."""
-    take_out = _remove_unmapped if block.state == UNMAPPED else block.segment.pool.remove
+    take_out = _remove_unmapped if block.state == UNMAPPED else block.segment.shelf.remove
     previous, following = block.previous, block.next
     if previous is not None and previous.state == block.state:
         take_out(previous)
@@ -169,9 +167,9 @@ def _merge(block: Block) -> Block:
 
 
 def _add_unmapped(block: Block) -> None:
-    insort(block.segment.pool.unmapped.setdefault(block.stream, []), (block.address, block))
+    insort(block.segment.shelf.unmapped.setdefault(block.stream, []), (block.address, block))
 
 
 def _remove_unmapped(block: Block) -> None:
-    unmapped = block.segment.pool.unmapped[block.stream]
+    unmapped = block.segment.shelf.unmapped[block.stream]
     del unmapped[bisect_left(unmapped, (block.address,))]

@@ -6,12 +6,11 @@ The schema is that of `torch.cuda.memory._snapshot`, so that PyTorch's viewer (`
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from .pool import ALLOCATED, PENDING, UNMAPPED, Block, Segment
+from .pool import ALLOCATED, NO_POOL, PENDING, UNMAPPED, Block, Segment
 
 Frames = Callable[[], list[dict]]  # the caller's stack, innermost first: filename, line, name
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
 _STATES = {ALLOCATED: "active_allocated", PENDING: "active_pending_free"}
-_DEFAULT_POOL = (0, 0)
 
 
 class History:
@@ -47,7 +46,7 @@ class History:
             "device_free" if action == "oom" else "addr": address,
             "size": size,
             "stream": stream,
-            "pool_id": _DEFAULT_POOL,
+            "pool_id": NO_POOL,
             "time_us": self._clock(),
             "compile_context": "N/A",
             "user_metadata": "",
@@ -84,7 +83,7 @@ def _segment(device: int, segment: Segment, blocks: list[Block]) -> dict:
         "requested_size": sum(block.requested for block in active),
         "stream": segment.stream,
         "segment_type": "small" if segment.pool.small else "large",
-        "segment_pool_id": _DEFAULT_POOL,
+        "segment_pool_id": segment.shelf.pool_id,
         "is_expandable": segment.page > 0,
         "frames": segment.frames or [],
         "blocks": [

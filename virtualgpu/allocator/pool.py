@@ -1,6 +1,7 @@
 """The parts of the caching allocator's memory: blocks, the segments they lie in, the pools that free ones wait in."""
 
 from bisect import bisect_left, insort
+from typing import Any
 
 from .settings import MIN_BLOCK, SMALL_SIZE, UNLIMITED, Settings
 
@@ -10,11 +11,15 @@ PENDING = 1  # freed, but other streams may still use it
 FREE = 2  # in its pool, ready for a request
 UNMAPPED = 3  # addresses of an expandable segment without memory behind them
 
+NO_POOL = 0, 0  # the number of the pool that is nobody's own
+
 
 class Block:
     """A stretch of a segment. `size` and `requested` are bytes; `previous` and `next` are its neighbours in the segment."""
 
-    __slots__ = ("address", "events", "frames", "next", "previous", "requested", "segment", "size", "state", "stream", "streams")
+    __slots__ = (
+        "address", "events", "frames", "next", "previous", "requested", "segment", "shelved", "size", "state", "stream", "streams",
+    )  # fmt: skip
 
     def __init__(self, address: int, size: int, segment: "Segment", state: int = FREE) -> None:
         self.address = address
@@ -28,6 +33,7 @@ class Block:
         self.streams: set[int] | None = None  # other streams that use it
         self.events = 0  # those of other streams that its free waits for
         self.frames: list[dict] | None = None  # where it was allocated, if that is recorded
+        self.shelved = 0  # what its shelf's `searches` were when it came there
 
     def __repr__(self) -> str:
         state = ("allocated", "pending", "free", "unmapped")[self.state]
@@ -60,34 +66,64 @@ class Segment:
     `first` is the block at its lowest address: merging always keeps the lower block, so it never changes.
     """
 
-    __slots__ = ("address", "first", "frames", "page", "pool", "size", "stream")
+    __slots__ = ("address", "content", "first", "frames", "page", "pool", "shelf", "size", "stream")
 
-    def __init__(self, address: int, size: int, stream: int, pool: "Pool", page: int = 0) -> None:
+    def __init__(self, address: int, size: int, stream: int, shelf: "Shelf", page: int = 0) -> None:
         self.address = address
         self.size = size
         self.stream = stream
-        self.pool = pool
+        self.shelf = shelf
+        self.pool = shelf.pool
+        self.content: Any = None  # what lies in it, where somebody keeps that (virtualgpu.graphs)
         self.page = page
         self.frames: list[dict] | None = None
         self.first = Block(address, size, self, UNMAPPED if page else FREE)
 
 
+class Shelf:
+    """Free blocks for small or for large requests, by stream, each stream's sorted by size and then address; `pool` counts them.
+
+    `pool_id` names the private pool that they belong to. `free` ones have memory behind them, `unmapped` ones have addresses alone.
+    `searches` are counted where garbage is collected.
+    """
+
+    __slots__ = ("free", "pool", "pool_id", "searches", "unmapped")
+
+    def __init__(self, pool: "Pool", pool_id: tuple[int, int]) -> None:
+        self.pool = pool
+        self.pool_id = pool_id
+        self.searches = 0
+        self.free: dict[int, list[tuple[int, int, Block]]] = {}
+        self.unmapped: dict[int, list[tuple[int, Block]]] = {}
+
+    def add(self, block: Block) -> None:
+        """Puts a block among the free ones of its stream."""
+        free = self.free.get(block.stream)
+        if free is None:
+            free = self.free[block.stream] = []
+        block.shelved = self.searches
+        insort(free, (block.size, block.address, block))
+
+    def remove(self, block: Block) -> None:
+        free = self.free[block.stream]
+        del free[bisect_left(free, (block.size, block.address))]
+
+
 class Pool:
-    """The free blocks for small or for large requests, by stream, each stream's sorted by size and then address; and its counts.
+    """What is counted of small or of large requests, and how their blocks are split. `shelf` has those of no private pool.
 
     The counts only grow, but for `pending`, `pending_bytes` and the peaks; what is current is a difference of two.
     """
 
     __slots__ = (
-        "completed", "completed_bytes", "completed_requested", "free", "least_tail", "malloc_bytes", "malloc_requested", "mallocs",
-        "pending", "pending_bytes", "released_bytes", "released_segments", "reserved_bytes", "segments", "small", "split_below",
-        "split_blocks", "split_bytes", "unmapped", "unsplit_blocks", "unsplit_bytes",
+        "completed", "completed_bytes", "completed_requested", "least_tail", "malloc_bytes", "malloc_requested", "mallocs",
+        "pending", "pending_bytes", "released_bytes", "released_segments", "reserved_bytes", "segments", "shelf", "small", "split_below",
+        "split_blocks", "split_bytes", "unsplit_blocks", "unsplit_bytes",
     )  # fmt: skip
 
     def __init__(self, small: bool) -> None:
         self.small = small
-        self.free: dict[int, list[tuple[int, int, Block]]] = {}
-        self.unmapped: dict[int, list[tuple[int, Block]]] = {}
+        self.shelf = Shelf(self, NO_POOL)
         self.mallocs = self.malloc_bytes = self.malloc_requested = 0
         self.completed = self.completed_bytes = self.completed_requested = 0  # frees
         self.pending = self.pending_bytes = 0  # frees that wait for other streams
@@ -100,13 +136,10 @@ class Pool:
         self.least_tail = MIN_BLOCK if always else SMALL_SIZE + 1
         self.split_below = UNLIMITED if always else settings.max_split_size
 
-    def add(self, block: Block) -> None:
-        """Puts a block among the free ones of its stream."""
-        free = self.free.get(block.stream)
-        if free is None:
-            free = self.free[block.stream] = []
-        insort(free, (block.size, block.address, block))
 
-    def remove(self, block: Block) -> None:
-        free = self.free[block.stream]
-        del free[bisect_left(free, (block.size, block.address))]
+class PrivatePool:
+    """Segments for what asks in a capture or under `use_mem_pool` alone. `users` of them there are now."""
+
+    def __init__(self, small: Pool, large: Pool, pool_id: tuple[int, int]) -> None:
+        self.small, self.large = Shelf(small, pool_id), Shelf(large, pool_id)
+        self.users = 0

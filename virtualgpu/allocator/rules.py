@@ -6,7 +6,7 @@ for other streams, and the retries before an out-of-memory error. There is no me
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from math import floor
 from typing import Any
@@ -16,7 +16,7 @@ from .events import DeferredFrees, EventSource
 from .expandable import ExpandableSegments
 from .history import History
 from .oom import TOO_LARGE, OutOfMemory, minor_version, oom_text
-from .pool import ALLOCATED, FREE, Block, Pool, Segment
+from .pool import ALLOCATED, FREE, Block, Pool, PrivatePool, Segment, Shelf
 from .settings import SMALL_SIZE, UNLIMITED, Settings
 from .stats import Stats
 
@@ -51,6 +51,8 @@ class AllocatorRules:
         self._large = Pool(small=False)
         self._stats = Stats(self._small, self._large)
         self._segments: dict[int, Segment] = {}  # by address
+        self._private: dict[tuple[int, int], PrivatePool] = {}
+        self._routes: list[tuple[PrivatePool, Callable[[int], bool]]] = []  # pools that requests of certain streams go to now
         self._addresses = AddressSpace(first_address)
         self._expandable: ExpandableSegments | None = None  # made when they are first switched on
         self._deferred = DeferredFrees(events)
@@ -83,6 +85,7 @@ class AllocatorRules:
         self._max_split = settings.max_split_size
         self._small.configure(settings)
         self._large.configure(settings)
+        self._collects = settings.garbage_collection_threshold > 0
         if settings.expandable_segments and self._expandable is None:
             self._expandable = ExpandableSegments(self)
 
@@ -96,21 +99,30 @@ class AllocatorRules:
     # A request: search, split, hand out
 
     def _malloc(self, nbytes: int, stream: int) -> Block:
-        if self._deferred.waiting:
+        if self._deferred.waiting and not self._routes:  # CUDA admits no question about events during a capture
             self._complete_deferred(wait=False)
         size = (nbytes + 511) & -512 if self._rounds_to_512 else self.settings.round_size(nbytes)
         pool = self._small if size <= SMALL_SIZE else self._large
-        block = self._best_fit(pool, size, stream)
+        shelf = self._shelf(pool, stream) if self._routes else pool.shelf
+        if self._collects:
+            shelf.searches += 1
+        block = self._best_fit(shelf, size, stream)
         if block is None and self._reclaim():
-            block = self._best_fit(pool, size, stream)
+            block = self._best_fit(shelf, size, stream)
         if block is None:
-            block = self._obtain(pool, size, stream, nbytes)
+            block = self._obtain(shelf, size, stream, nbytes)
         self._hand_out(block, pool, size, nbytes)
         return block
 
-    def _best_fit(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """The smallest free block of the stream that suffices, the lowest address among equals, out of its pool."""
-        free = pool.free.get(stream)
+    def _shelf(self, pool: Pool, stream: int) -> Shelf:
+        for private, takes in reversed(self._routes):
+            if takes(stream):
+                return private.small if pool.small else private.large
+        return pool.shelf
+
+    def _best_fit(self, shelf: Shelf, size: int, stream: int) -> Block | None:
+        """The smallest free block of the stream that suffices, the lowest address among equals, off its shelf."""
+        free = shelf.free.get(stream)
         if not free:
             return None
         i = bisect_left(free, (size,))
@@ -126,18 +138,21 @@ class AllocatorRules:
         del free[i]
         return block
 
-    def _obtain(self, pool: Pool, size: int, stream: int, nbytes: int) -> Block:
-        """A block from the device, if need be after giving it back what is cached. The pool is not searched again."""
+    def _obtain(self, shelf: Shelf, size: int, stream: int, nbytes: int) -> Block:
+        """A block from the device, if need be after giving it back what is cached. The shelf is not searched again."""
         if nbytes >= _LARGEST:
             raise self._out_of_memory(TOO_LARGE, nbytes, nbytes)
         wanted = self.settings.segment_size(size)
-        block = self._grow(pool, size, wanted, stream)
-        if block is None and self._release_oversize(pool, size, stream):
-            block = self._grow(pool, size, wanted, stream)
+        if self._collects and self.allowed is not None:
+            self._collect_garbage(self.settings.garbage_collection_threshold * self.allowed)
+        block = self._grow(shelf, size, wanted, stream)
+        if block is None and self._release_oversize(shelf, size, stream):
+            block = self._grow(shelf, size, wanted, stream)
         if block is None:
-            self._release_cached()
+            if not self._routes:
+                self._release_cached()
             self._stats.num_alloc_retries += 1
-            block = self._grow(pool, size, wanted, stream)
+            block = self._grow(shelf, size, wanted, stream)
         if block is None:
             self._stats.num_ooms += 1
             if self._history is not None:
@@ -147,17 +162,18 @@ class AllocatorRules:
             raise self._out_of_memory(None, nbytes, wanted)
         return block
 
-    def _grow(self, pool: Pool, size: int, wanted: int, stream: int) -> Block | None:
+    def _grow(self, shelf: Shelf, size: int, wanted: int, stream: int) -> Block | None:
         """A block of at least `size` bytes in memory got from the device, or None where the device or the limit has no room."""
         if self.allowed is not None and self.reserved + wanted > self.allowed:
             return None
         with self._claiming():
             if self.settings.expandable_segments and self._expandable is not None:
-                return self._expandable.obtain(pool, size, stream)
-            return None if wanted > self.free_bytes() else self._new_segment(pool, wanted, stream)
+                return self._expandable.obtain(shelf, size, stream)
+            return None if wanted > self.free_bytes() else self._new_segment(shelf, wanted, stream)
 
-    def _new_segment(self, pool: Pool, wanted: int, stream: int) -> Block:
-        segment = Segment(self._addresses.take(wanted), wanted, stream, pool)
+    def _new_segment(self, shelf: Shelf, wanted: int, stream: int) -> Block:
+        pool = shelf.pool
+        segment = Segment(self._addresses.take(wanted), wanted, stream, shelf)
         self._segments[segment.address] = segment
         pool.segments += 1
         self._count_reserved(pool, wanted)
@@ -174,7 +190,7 @@ class AllocatorRules:
         was_split = block.previous is not None or block.next is not None
         if block.size - size >= pool.least_tail and size < pool.split_below:
             tail = block.split(size)
-            pool.add(tail)
+            block.segment.shelf.add(tail)
             if counted and was_split:
                 pool.unsplit_bytes += size
             elif counted:
@@ -214,7 +230,7 @@ class AllocatorRules:
         """Puts the block back into its pool, as one with its free neighbours."""
         if self._watched:
             self._notify("free_completed", block, block.address, block.requested)
-        pool = block.segment.pool
+        pool, shelf = block.segment.pool, block.segment.shelf
         pool.completed += 1
         pool.completed_bytes += block.size
         pool.completed_requested += block.requested
@@ -224,17 +240,17 @@ class AllocatorRules:
         blocks = nbytes = 0  # by how much inactive_split changes
         previous = block.previous
         if previous is not None and previous.state == FREE:
-            pool.remove(previous)
+            shelf.remove(previous)
             blocks, nbytes = -1, -previous.size
             previous.absorb_next()
             block = previous
         following = block.next
         if following is not None and following.state == FREE:
-            pool.remove(following)
+            shelf.remove(following)
             blocks -= 1
             nbytes -= following.size
             block.absorb_next()
-        pool.add(block)
+        shelf.add(block)
         if block.segment.page:
             return
         if block.previous is not None or block.next is not None:
@@ -271,24 +287,39 @@ class AllocatorRules:
 
     # Giving memory back to the device
 
+    def _releasable(self) -> Iterator[Shelf]:
+        """Where free segments may go back to the device: not those of private pools in use, and during a capture no others."""
+        if not self._routes:
+            yield from (self._large.shelf, self._small.shelf)
+        for private in self._private.values():
+            if not private.users:
+                yield from (private.small, private.large)
+
     def _release_cached(self) -> None:
         """Returns every wholly free segment, after waiting for all deferred frees."""
-        self._stats.num_sync_all_streams += 1
-        self._complete_deferred(wait=True)
-        for pool in (self._large, self._small):
-            for stream in sorted(pool.free):
-                for _, _, block in list(pool.free[stream]):
+        if not self._routes:
+            self._stats.num_sync_all_streams += 1
+            self._complete_deferred(wait=True)
+        self._release_free(list(self._releasable()))
+
+    def _release_free(self, shelves: list[Shelf]) -> None:
+        """Returns the wholly free segments of these. Private pools without segments and users end."""
+        for shelf in shelves:
+            for stream in sorted(shelf.free):
+                for _, _, block in list(shelf.free[stream]):
                     if not block.segment.page and block.size == block.segment.size:
                         self._release(block)
         if self._expandable is not None:
-            self._expandable.release()
+            self._expandable.release(shelves)
+        held = {segment.shelf.pool_id for segment in self._segments.values()} if self._private else ()
+        self._private = {key: private for key, private in self._private.items() if private.users or key in held}
 
-    def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
+    def _release_oversize(self, shelf: Shelf, size: int, stream: int) -> bool:
         """With a max_split_size: returns one sufficient free oversize block of the stream, or the largest until they suffice."""
         if self._max_split == UNLIMITED:
             return False
         wanted = max(size, self._max_split)
-        oversize = [block for _, _, block in pool.free.get(stream, ()) if block.size >= self._max_split and not block.segment.page]
+        oversize = [block for _, _, block in shelf.free.get(stream, ()) if block.size >= self._max_split and not block.segment.page]
         for block in oversize:
             if block.size >= wanted:
                 self._release(block)
@@ -299,11 +330,24 @@ class AllocatorRules:
             self._release(oversize.pop())
         return released >= wanted
 
+    def _collect_garbage(self, threshold: float) -> None:
+        """Returns large segments that were free for longest, in searches of their shelf, until at most `threshold` bytes are held."""
+        excess = self.reserved - int(threshold)
+        shelf = self._large.shelf
+        free = [x for blocks in shelf.free.values() for _, _, x in blocks if x.size == x.segment.size and not x.segment.page]
+        while excess > 0 and free:
+            average = sum(shelf.searches - block.shelved for block in free) / len(free)
+            old = [block for block in free if shelf.searches - block.shelved >= average]
+            for block in old:
+                self._release(block)
+                excess -= block.size
+            free = [block for block in free if block not in old]
+
     def _release(self, block: Block) -> None:
         """Returns the segment that the free block fills."""
         segment = block.segment
         pool = segment.pool
-        pool.remove(block)
+        segment.shelf.remove(block)
         del self._segments[segment.address]
         self._addresses.give_back(segment.address, segment.size)
         pool.released_segments += 1

@@ -23,16 +23,18 @@ VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC
 
 _SERVED = (
     "max_split_size_mb", "roundup_power2_divisions", "expandable_segments", "max_non_split_rounding_mb", "per_process_memory_fraction",
-    "large_segment_size_mb", "backend",
+    "large_segment_size_mb", "garbage_collection_threshold", "backend",
 )  # fmt: skip
-_NOT_SERVED = (
-    "garbage_collection_threshold", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse",
-    "throw_on_cudamalloc_oom",
+_NOT_SERVED = ("graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom")
+# Of the host, its locks and its page-locked memory: heeded without effect, for no GPU's memory depends on them.
+_SWITCHES_OF_THE_HOST = (
+    "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
+    "pinned_use_background_threads", "pinned_free_catch_all",
 )  # fmt: skip
-_OF_THE_HOST = (  # how its memory is locked: heeded without effect, for no GPU's memory depends on it
-    "pinned_use_cuda_host_register", "pinned_use_hip_host_register", "pinned_num_register_threads", "pinned_reserve_segment_size_mb",
-    "pinned_use_background_threads", "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb", "pinned_free_catch_all",
+_NUMBERS_OF_THE_HOST = (
+    "pinned_num_register_threads", "pinned_reserve_segment_size_mb", "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb",
 )  # fmt: skip
+_MOST_THREADS = 128  # that lock memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Settings:
     divisions: tuple[int, ...] = (0,) * INTERVALS
     expandable_segments: bool = False
     per_process_memory_fraction: float = 1.0
+    garbage_collection_threshold: float = 0.0  # of the memory that the process may take
 
     @classmethod
     def parse(cls, text: str) -> "Settings":
@@ -54,7 +57,7 @@ class Settings:
         does not serve.
         """
         values: dict[str, Any] = dict(_read(key, value) for key, value in _pairs(text))
-        values = {key: value for key, value in values.items() if key not in ("backend", "pinned")}
+        values = {key: value for key, value in values.items() if key not in ("backend", "host")}
         large = values.get("large_segment_size", LARGE_SEGMENT)
         values.setdefault("max_non_split_rounding", large)
         for name in ("max_split_size", "max_non_split_rounding"):
@@ -95,8 +98,12 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 def _read(key: str, value: str) -> tuple[str, object]:
     """The field of Settings that a key sets, and its value."""
-    if key in _OF_THE_HOST:
-        return "pinned", value
+    if key in _SWITCHES_OF_THE_HOST:
+        return "host", _switch(key, value)
+    if key in _NUMBERS_OF_THE_HOST:
+        if _whole(key, value) > _MOST_THREADS and key == "pinned_num_register_threads":
+            raise ValueError(f"{key} must be at most {_MOST_THREADS}, got {value}")
+        return "host", value
     if key in _NOT_SERVED:
         raise NotImplementedError(f"{key} is a setting of PyTorch's allocator that the virtual GPU does not serve")
     match key:
@@ -109,9 +116,11 @@ def _read(key: str, value: str) -> tuple[str, object]:
         case "roundup_power2_divisions":
             return "divisions", _divisions(value)
         case "expandable_segments":
-            if value not in ("True", "False"):
-                raise ValueError(f"expandable_segments must be True or False, got {value!r}")
-            return "expandable_segments", value == "True"
+            return "expandable_segments", _switch(key, value)
+        case "garbage_collection_threshold":
+            if not 0 < _fraction(value) < 1:
+                raise ValueError(f"garbage_collection_threshold must lie between 0 and 1, got {value}")
+            return key, _fraction(value)
         case "per_process_memory_fraction":
             return "per_process_memory_fraction", _fraction(value)
         case "backend":
@@ -121,6 +130,12 @@ def _read(key: str, value: str) -> tuple[str, object]:
                 raise ValueError(f"backend must be native or cudaMallocAsync, got {value!r}")
             return "backend", value
     raise ValueError(f"Unrecognized key {key!r} in the allocator's settings; the virtual GPU serves {', '.join(_SERVED)}")
+
+
+def _switch(key: str, value: str) -> bool:
+    if value not in ("True", "False"):
+        raise ValueError(f"{key} must be True or False, got {value!r}")
+    return value == "True"
 
 
 def _whole(key: str, value: str) -> int:

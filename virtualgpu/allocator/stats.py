@@ -147,7 +147,7 @@ class Stats:
             **{key: self._by_pool(key) for key in _SUMS},
             "oversize_allocations": self.oversize_allocations.nested(),
             "oversize_segments": self.oversize_segments.nested(),
-            "reserved_bytes_by_private_pools": {},  # there are none: MemPool and CUDA graphs are refused
+            "reserved_bytes_by_private_pools": {},  # they are not counted apart
         }
 
     def _by_pool(self, key: str) -> dict[str, dict[str, int]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from threading import Lock
+from typing import Any, Protocol
 
 from virtualgpu.clock.occupancy import Occupancy
 
@@ -22,7 +23,7 @@ class StreamTime:
     created non-blocking, so even the legacy default stream (stream 0) neither waits for them nor makes them wait.
     """
 
-    __slots__ = ("count", "device_index", "known", "learned", "ready", "stream_id")
+    __slots__ = ("capture", "count", "device_index", "known", "learned", "ready", "stream_id")
 
     def __init__(self, device_index: int, stream_id: int = 0) -> None:
         self.device_index = device_index
@@ -30,7 +31,8 @@ class StreamTime:
         self.ready = 0.0
         self.count = 0  # pieces of work queued so far
         self.known: Known = {}  # of other streams: how many of their pieces are done before what is queued here next
-        self.learned = 0  # the version of the host's `known` that is included in this stream's
+        self.learned = 0  # the version of the host's `known` that is included in this stream's; -1 while it is captured
+        self.capture: Recorder | None = None  # that takes what is queued here
 
     def __repr__(self) -> str:
         return f"StreamTime(device_index={self.device_index}, stream_id={self.stream_id}, ready={self.ready!r})"
@@ -40,12 +42,13 @@ class StreamTime:
 class EventTime:
     """The moment (seconds of the machine's clock) when all that was queued on a stream before the event is done.
 
-    `known` says of each stream how many pieces of its work are done then.
+    `known` says of each stream how many pieces of its work are done then. One of a `capture` happens whenever that is replayed.
     """
 
     stream: StreamTime
     time: float
     known: Known
+    capture: "Recorder | None" = None
 
     def __repr__(self) -> str:
         return f"EventTime(stream={self.stream!r}, time={self.time!r})"
@@ -98,6 +101,23 @@ class Wait:
 WorkListener = Callable[[Span | Wait], None]
 
 
+class Recorder(Protocol):
+    """A capture that is under way: it gets the work of its streams in the clock's place."""
+
+    def launch(self, stream: StreamTime, seconds: float, name: str, share: float) -> Span: ...
+    def copy(self, stream: StreamTime, engine: str, seconds: float, blocking: bool, name: str) -> Span: ...
+    def record(self, stream: StreamTime) -> EventTime: ...
+    def wait(self, stream: StreamTime, event: EventTime) -> None: ...
+    def run(self, call: Any) -> Any: ...
+    def note(self, call: Any, do: Callable[[Any], Any]) -> Any: ...
+    def draw(self, generator: Any) -> None: ...
+    def made(self, tensor: Any) -> Any: ...
+    def happens(self, event: EventTime, of_program: Any) -> None: ...
+
+    def check_wait(self, awaited: StreamTime | EventTime | int, asks: bool = False) -> None:
+        """Raises CUDA's error if nobody may wait for this stream, event or device now, or (`asks`) look whether it is done."""
+
+
 class Clock:
     """Host time and device time of one machine. Every method may be called from any thread.
 
@@ -111,10 +131,13 @@ class Clock:
     for; all that it launches from then on comes after that.
     """
 
-    __slots__ = ("_devices", "_engines", "_learner", "_listeners", "_lock", "_occupancies", "_streams", "_version", "host", "known")
+    __slots__ = (
+        "_devices", "_engines", "_learner", "_listeners", "_lock", "_occupancies", "_streams", "_version", "captures", "host", "known",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.host = 0.0
+        self.captures: tuple[Recorder, ...] = ()  # those under way
         self._devices: dict[int, float] = {}  # when the last work queued on a device ends
         self._engines: dict[tuple[int, str], float] = {}  # when a copy engine is free again
         self._occupancies: dict[int, Occupancy] = {}
@@ -169,6 +192,8 @@ class Clock:
         with self._lock:
             self.host = launched = start = self.host + overhead
             if stream.learned != self._version or not stream.count:
+                if stream.capture is not None:
+                    return stream.capture.launch(stream, seconds, name, share)
                 self._note_known(stream)
             stream.count += 1
             if stream.ready > start:
@@ -191,6 +216,9 @@ class Clock:
         It starts when the stream and the engine are both free. A blocking copy keeps the host until its end.
         """
         _check(seconds, overhead)
+        if stream.capture is not None:
+            self.advance_host(overhead)
+            return stream.capture.copy(stream, engine, seconds, blocking, name)
         device = stream.device_index
         with self._lock:
             self._note_known(stream)
@@ -230,6 +258,9 @@ class Clock:
     def record(self, stream: StreamTime, overhead: float = 0.0) -> EventTime:
         """An event at the end of what is queued on the stream now; on an idle stream, now."""
         _check(overhead)
+        if stream.capture is not None:
+            self.advance_host(overhead)
+            return stream.capture.record(stream)
         with self._lock:
             self._note_known(stream)
             event = EventTime(stream, max(self.host, stream.ready), {**stream.known, stream: stream.count})
@@ -238,6 +269,8 @@ class Clock:
 
     def wait(self, stream: StreamTime, event: EventTime) -> None:
         """Work queued on the stream from now on starts after the event. The host does not wait."""
+        if (capture := event.capture or stream.capture) is not None:
+            return capture.wait(stream, event)
         with self._lock:
             self._note_known(stream)
             _add(stream.known, event.known)
@@ -252,6 +285,7 @@ class Clock:
     def query(self, event: EventTime, overhead: float = 1e-6) -> bool:
         """Whether the event has happened. Asking takes host time, or a loop that asks until it has would never end."""
         _check(overhead)
+        self._check_captures(event, asks=True)
         with self._lock:
             self.host += overhead
             done = event.time <= self.host
@@ -261,16 +295,19 @@ class Clock:
 
     def synchronize_stream(self, stream: StreamTime, overhead: float) -> None:
         """The host waits until all that is queued on the stream is done."""
+        self._check_captures(stream)
         self._hold_host(stream.ready, overhead, "synchronize stream", stream.device_index, stream.stream_id)
         self._learn({**stream.known, stream: stream.count})
 
     def synchronize_device(self, device_index: int, overhead: float) -> None:
         """The host waits until all that is queued on any stream of the device is done."""
+        self._check_captures(device_index)
         self._hold_host(self._devices.get(device_index, 0.0), overhead, "synchronize device", device_index)
         self._learn({stream: stream.count for stream in self._streams.get(device_index, ())})
 
     def synchronize_event(self, event: EventTime, overhead: float) -> None:
         """The host waits for the event."""
+        self._check_captures(event)
         self._hold_host(event.time, overhead, "synchronize event", event.stream.device_index, event.stream.stream_id)
         self._learn(event.known)
 
@@ -280,9 +317,13 @@ class Clock:
             mine = self._streams.setdefault(stream.device_index, [])
             if stream not in mine:
                 mine.append(stream)
-        if stream.learned != self._version:
+        if stream.learned != self._version and stream.capture is None:
             stream.learned = self._version
             _add(stream.known, self.known)
+
+    def _check_captures(self, awaited: StreamTime | EventTime | int, asks: bool = False) -> None:
+        for capture in self.captures:
+            capture.check_wait(awaited, asks)
 
     def _learn(self, known: Known) -> None:
         with self._lock:

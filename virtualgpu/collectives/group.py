@@ -66,10 +66,11 @@ class ProcessGroupNCCL(ProcessGroupGloo):
         self._options = options or Options()
         super().__init__(store, rank, size, timeout=self._options._timeout)
         self.rendezvous = Rendezvous(PrefixStore("virtual nccl", store), rank, size, self._options._timeout)
-        self.coalescing: list[Underway] | None = None
+        self.coalescing: list[VirtualWork] | None = None
         self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
         self._streams: dict[int, StreamTime] = {}
         self._stashed: list[VirtualWork] = []
+        self._watched = 0.0  # when the watchdog looked last, beside its period
         _alive.append(self)
 
     def name(self) -> str:
@@ -117,22 +118,29 @@ class ProcessGroupNCCL(ProcessGroupGloo):
         underway = Underway(self, gpu, stream, transfer)
         machine.under_way.append(underway)
         if self.coalescing is not None:
-            self.coalescing.append(underway)
+            self.coalescing.append(VirtualWork([underway], []))
+            return self.coalescing[-1]
         work = VirtualWork([underway], list(transfer.received))
-        if not is_async and self.coalescing is None:
-            work.settle()
-        elif self.coalescing is None:
+        if is_async:
             self._stashed.append(work)
+        else:
+            work.settle()
         return work
 
     def _unstash(self, now: float) -> None:
         """Let go of the tensors of works that nobody has waited for: the watchdog finds out now and then that they are done, and the next
         collective drops them (shelvesToUnstash_, ProcessGroupNCCL.cpp). Where real ranks' memory varies between runs, this is why."""
-        looked = now // WATCHDOG_SECONDS * WATCHDOG_SECONDS
+        looked = max(now // WATCHDOG_SECONDS * WATCHDOG_SECONDS, self._watched)
         for work in list(self._stashed):
             if work.is_over(looked):
                 self._stashed.remove(work)
                 work.drop()
+
+
+def let_watchdogs_look(now: float) -> None:
+    """Garbage is collected in full, which with torch imported takes a process about their period."""
+    for group in _alive:
+        group._watched = now
 
 
 class Underway:
@@ -297,7 +305,10 @@ _works: list[VirtualWork] = []  # C++ holds them by pointer only
 
 
 def end_coalescing(group: ProcessGroupNCCL) -> VirtualWork:
-    parts, group.coalescing = group.coalescing or [], None
+    works, group.coalescing = group.coalescing or [], None
+    for work in works:
+        _works.remove(work)  # nobody has got them
+    parts = [part for work in works for part in work._parts]
     return VirtualWork(parts, [x for part in parts if part.transfer for x in part.transfer.received])
 
 

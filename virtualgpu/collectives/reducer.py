@@ -3,7 +3,8 @@
 C++ believes the parameters to lie on the CPU: what it makes "on their device" is made on their GPU by `Selected.made_on`.
 """
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from virtualgpu.collectives.group import Options, ProcessGroupNCCL, end_coalescing, made_on
+from virtualgpu.collectives.group import Options, ProcessGroupNCCL, end_coalescing, let_watchdogs_look, made_on
 from virtualgpu.hardware import Machine
 from virtualgpu.tensor import VirtualTensor
 
@@ -33,7 +34,16 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     for module in (dist, c10d):
         yield module, {"ProcessGroupNCCL": ProcessGroupNCCL}
     yield dist, {"Reducer": Reducer, "_verify_params_across_processes": verify_parameters}
+    yield gc, {"collect": _collecting(machine, gc.collect)}
     yield dist.ProcessGroup, _coalescing(dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing)
+
+
+def _collecting(machine: Machine, collect: Callable[..., int]) -> Callable[..., int]:
+    def collect_garbage(generation: int = 2) -> int:
+        let_watchdogs_look(machine.clock.host)
+        return collect(generation)
+
+    return collect_garbage
 
 
 def _coalescing(start: Any, end: Any) -> dict[str, Any]:

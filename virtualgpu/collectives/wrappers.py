@@ -3,6 +3,7 @@
 A wheel for the CPU has no device guard for CUDA, for which C++ would ask: autograd aborts the process there.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,6 +53,11 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
         },
     )
     yield torch.Tensor, {"_make_wrapper_subclass": staticmethod(_make_wrapper(torch.Tensor._make_wrapper_subclass))}
+    # C++ makes a DTensor on the device of its local tensor. Its class may be imported already, or takes this __new__ when it is.
+    if made := getattr(torch.Tensor, "_dtensor__new__", None):
+        yield torch.Tensor, {"_dtensor__new__": staticmethod(_make_dtensor(made))}
+    if imported := sys.modules.get("torch.distributed.tensor"):
+        yield imported.DTensor, _DEVICE
 
 
 def _make_wrapper(make: Any) -> Any:
@@ -61,16 +67,36 @@ def _make_wrapper(make: Any) -> Any:
             return make(cls, *args, **kwargs)
         wrapper = make(cls, *args, **kwargs | {"device": torch.device("cpu")})
         wrapper._virtual_device = wanted if wanted.index is not None else torch.device("cuda", torch.cuda.current_device())
-        if "device" not in cls.__dict__:
-            cls.device = property(_device_of)
-            cls.is_cuda = property(lambda x: x.device.type == "cuda")
-            cls.is_cpu = property(lambda x: x.device.type == "cpu")
-            cls.get_device = lambda x: -1 if x.device.index is None else x.device.index
+        _tell_device(cls)
         return wrapper
 
     return make_wrapper
 
 
+def _make_dtensor(make: Any) -> Any:
+    def make_dtensor(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        _tell_device(cls)
+        return make(cls, *args, **kwargs)
+
+    return make_dtensor
+
+
 def _device_of(x: Any) -> torch.device:
+    if (local := getattr(x, "_local_tensor", None)) is not None:
+        return local.device
     device: torch.device = x.__dict__.get("_virtual_device") or torch._C.TensorBase.device.__get__(x)
     return device
+
+
+_DEVICE = {
+    "device": property(_device_of),
+    "is_cuda": property(lambda x: x.device.type == "cuda"),
+    "is_cpu": property(lambda x: x.device.type == "cpu"),
+    "get_device": lambda x: -1 if x.device.index is None else x.device.index,
+}
+
+
+def _tell_device(cls: Any) -> None:
+    if "device" not in cls.__dict__:
+        for name, value in _DEVICE.items():
+            setattr(cls, name, value)

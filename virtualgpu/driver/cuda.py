@@ -55,11 +55,9 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "_is_in_bad_fork": answered["_cuda_isInBadFork"],
             "_get_nvml_device_index": machine.nvml_index,
             "_get_device_properties": lambda index: properties(machine.profile, machine.total_memory, index),
-            "is_current_stream_capturing": lambda: False,
             "ExternalStream": external_stream(machine),
         },
     )
-    yield torch.cuda.graphs, {"is_current_stream_capturing": lambda: False}
     yield torch.cuda.memory, {"_get_nvml_device_index": machine.nvml_index}
     yield torch.cuda.nvtx, {"_nvtx": nvtx()}
     yield torch.version, {"cuda": CUDA_VERSION}
@@ -173,7 +171,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_hasPrimaryContext": lambda index: machine.initialised and checked(index) == index,
         "_cuda_get_cudnn_benchmark_limit": lambda: benchmark["limit"],
         "_cuda_set_cudnn_benchmark_limit": lambda limit: benchmark.update(limit=limit),
-        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_isCurrentStreamCapturing": lambda: machine.current.stream.capture is not None,
         "_cuda_lock_mutex": lambda: None,  # until torch 2.8: around the freeing of memory
         "_cuda_unlock_mutex": lambda: None,
         "_cuda_ipc_collect": machine.pending_frees.collect,
@@ -236,7 +234,10 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
 
     def configure(text: str) -> None:
         """Takes settings in the syntax of PYTORCH_CUDA_ALLOC_CONF; whether segments expand stays as it is where the text does not say."""
-        settings = Settings.parse(text)
+        try:
+            settings = Settings.parse(text)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
         if "expandable_segments" not in text:
             settings = replace(settings, expandable_segments=gpus[0].allocator.settings.expandable_segments)
         for gpu in gpus:
@@ -267,6 +268,7 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": lambda index: one_gpu(machine, index).allocator.memory_fraction,
         "_cuda_emptyCache": empty_cache,
+        "_host_emptyCache": lambda: None,  # of page-locked memory nothing is kept
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_cudaCachingAllocator_raw_alloc": raw_allocate,
         "_cuda_cudaCachingAllocator_raw_delete": raw_free,

@@ -5,6 +5,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.allocator.settings import UNLIMITED
 from virtualgpu.front_end import HERE
 from virtualgpu.hardware import Machine
@@ -49,12 +50,12 @@ def answers(machine: Machine) -> dict[str, Any]:
         settings = machine.gpus[0].allocator.settings
         divisions = settings.divisions
         return {
-            "segments": [segment for gpu in machine.gpus for segment in gpu.allocator.segments()],
+            "segments": [segment for gpu in machine.gpus for segment in gpu.allocator.segments(pool[:2] if pool else NO_POOL)],
             "device_traces": [gpu.allocator.history() for gpu in machine.gpus],
             "allocator_settings": {
                 "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
                 "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
-                "garbage_collection_threshold": 0.0,
+                "garbage_collection_threshold": settings.garbage_collection_threshold,
                 "expandable_segments": settings.expandable_segments,
                 "roundup_power2_divisions": {str(1 << i): division for i, division in enumerate(divisions)},
             },

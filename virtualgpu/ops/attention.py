@@ -19,15 +19,18 @@ from virtualgpu.errors import cpp_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.blas import product_format
 from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, handles
+from virtualgpu.ops.half import HALF, sums_in_float32
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 from virtualgpu.tensor import VirtualTensor, empty, empty_without_values, memory_of
 
 aten = torch.ops.aten
-HALF = (torch.float16, torch.bfloat16)
 Tensor = torch.Tensor
 # Of a product's rate, read off benchmarks/timing/kernels.json (one H200, torch 2.11, cuDNN 9.19), rounded.
 ATTENTION, ATTENTION_BACKWARD = 0.62, 0.6
 ATTENTION_HALF, ATTENTION_BACKWARD_HALF = 256, 512  # queries with which half of that is reached: the blocks of a short sequence are few
+
+sums_in_float32(aten._scaled_dot_product_flash_attention_for_cpu, stay=(1,))  # the logarithm of the sums of the softmax
+sums_in_float32(aten._scaled_dot_product_flash_attention_for_cpu_backward)
 
 
 def scratch_tensor(gpu: Gpu, nbytes: int) -> VirtualTensor:

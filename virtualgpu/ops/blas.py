@@ -23,6 +23,7 @@ from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, Work, device_time, temporaries
 from virtualgpu.ops.call import handles as handles_operators
+from virtualgpu.ops.half import sums_in_float32
 from virtualgpu.tensor import VirtualTensor, memory_of
 
 KIB = 1024
@@ -40,6 +41,7 @@ FORMATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: 
 INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "dot": "dot", "vdot": "vdot"}
 INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
 _allow_tf32 = torch._C._get_cublas_allow_tf32  # what torch.backends.cuda.matmul says, without the way there
+sums_in_float32(*(getattr(torch.ops.aten, name) for name in (*PRODUCTS, "addr", "addbmm", "_addmm_activation")))
 _current_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
 
 

@@ -5,6 +5,7 @@ for it, by its name without namespace and overload ("sum", "native_dropout"). A 
 it, and everything that computes, times, orders or refuses the operator takes it.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,7 +14,6 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu.errors import DifferentDevicesError, at_least_two
 from virtualgpu.hardware import Gpu
-from virtualgpu.ops.half import KERNELS
 from virtualgpu.tensor import VirtualTensor, tensors
 
 Tensor = torch.Tensor
@@ -156,8 +156,11 @@ CHECKS: dict[str, ArgumentCheck] = {}
 DEVICE_ERRORS: dict[str, Callable[[Devices], str | None]] = {}
 CUDA_OPERATORS: dict[str, tuple[str, dict[str, str]]] = {}
 CUDA_KERNELS: dict[str, str] = {}
-ASSERTIONS: dict[str, str] = {}
+ASSERTIONS: dict[str, tuple[str, re.Pattern[str]]] = {}
 OVERWRITES: set[str] = set()
+NO_ASSERTION = "", re.compile("(?!)")  # no error is known by it
+CPU_KERNELS: dict[Any, Callable[..., Any]] = {}  # by OpOverload: what computes its values in place of PyTorch's kernel
+REFUSE_HALF: set[str] = set()
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
@@ -201,9 +204,10 @@ def device_error(*names: str) -> Callable[[Rule], Rule]:
     return _registering(DEVICE_ERRORS, names)
 
 
-def asserts(assertion: str, *names: str) -> None:
-    """Say what the CUDA kernels of these operators assert, as torch 2.11 prints it on an H200 (benchmarks/fidelity/h200/probe.json)."""
-    ASSERTIONS.update(dict.fromkeys(names, assertion))
+def asserts(assertion: str, *names: str, cpu: str = "out of range|out of bounds") -> None:
+    """Say what the CUDA kernels of these operators assert, as torch 2.11 prints it on an H200 (benchmarks/fidelity/h200/probe.json), and
+    by which words the errors are known that the CPU's kernels raise there."""
+    ASSERTIONS.update(dict.fromkeys(names, (assertion, re.compile(cpu))))
 
 
 def cuda_kernel(kernel: str, *names: str) -> None:
@@ -214,6 +218,11 @@ def cuda_kernel(kernel: str, *names: str) -> None:
 def cuda_operator(name: str, cuda: str, **renamed: str) -> None:
     """The CPU's operator stands for another one of CUDA's, some of whose arguments have other names."""
     CUDA_OPERATORS[name] = cuda, renamed
+
+
+def refuses_half(*prefixes: str) -> None:
+    """CUDA, like the CPU, has no kernels in half precision for the operators whose names begin so."""
+    REFUSE_HALF.update(prefixes)
 
 
 def overwrites(*names: str) -> None:
@@ -249,11 +258,11 @@ class Operator:
         views = schema.returns and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         self.returns_views = bool(views) or self.name in UNDECLARED_VIEWS
         self.own_kernel: Callable[..., Any] = getattr(func, "_op", func)  # PyTorch's, without the frame of OpOverload.__call__
-        self.kernel = KERNELS.get(func, self.own_kernel)
+        self.kernel = CPU_KERNELS.get(func, self.own_kernel)
         self.temporaries = TEMPORARIES.get(self.name)
         self.device_time = DEVICE_TIMES.get(self.name)
         self.overwrites = self.name in OVERWRITES
-        self.assertion = ASSERTIONS.get(self.name)
+        self.assertion = ASSERTIONS.get(self.name, NO_ASSERTION)
         self.handler: Handler | None = None
         self.model_only = False  # does the first argument give a shape alone?
         self.touches_values = True  # does the handler itself read or write values?

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu.ops.attention import HALF
 from virtualgpu.ops.call import composes
+from virtualgpu.ops.half import HALF
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import tensors
 

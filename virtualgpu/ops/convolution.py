@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from virtualgpu.errors import argument_differs, tensor_type
+from virtualgpu.errors import argument_differs, scalar_name, tensor_type
 from virtualgpu.ops import operators, reductions
 from virtualgpu.ops.blas import cudnn_format
-from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles
+from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles, operator
+from virtualgpu.ops.half import sums_in_float32
 from virtualgpu.ops.sequence import Out, Plan, perform
 from virtualgpu.ops.work import UNVECTORIZED
 
@@ -155,11 +156,19 @@ def few_channels(x: Tensor, y: int, weight: Tensor, transposed: bool, groups: in
     return filled if transposed and half else 0, filled if half and not transposed else 0, 0
 
 
+def _require_floating(dtype: torch.dtype) -> None:
+    """cuDNN convolves no integers: raises RuntimeError for them."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {scalar_name(dtype)}")
+
+
 def _takes(x: Tensor) -> bool:
     return x.dtype.is_floating_point and x.dim() > 2 and x.numel() > 0
 
 
 cuda_operator("convolution", "_slow_conv2d_forward", input="self")
+sums_in_float32(torch.ops.aten.convolution, require=_require_floating)
+sums_in_float32(torch.ops.aten.convolution_overrideable, torch.ops.aten.convolution_backward)
 
 
 @device_error("convolution")
@@ -187,6 +196,17 @@ def convolution(call: Call) -> Any:
         return Out(0), space, -space
 
     return perform(call, plan)
+
+
+@handles("cudnn_convolution", "cudnn_convolution_transpose")
+def cudnn_convolution(call: Call) -> Any:
+    """The same, asked of cuDNN by name."""
+    x, weight, padding, *rest = call.args
+    transposed = call.op.name.endswith("transpose")
+    added = rest.pop(0) if transposed else [0] * (x.dim() - 2)
+    stride, dilation, groups = rest[:3]
+    args = (x, weight, None, stride, padding, dilation, transposed, added, groups)
+    return convolution(Call(operator(torch.ops.aten.convolution.default), args, {}))
 
 
 @handles("convolution_backward")

@@ -15,7 +15,7 @@ from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu
 from virtualgpu.host.pinned import is_pinned, pinned
 from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, bytes_of, handles, overwrites
+from virtualgpu.ops.call import Call, bytes_of, handles, operator, overwrites
 from virtualgpu.ops.elementwise import contiguous_copies
 from virtualgpu.ops.operators import compute, refuse_waiting
 from virtualgpu.ops.sequence import OUT, perform
@@ -25,6 +25,10 @@ from virtualgpu.tensor import VirtualTensor, empty, mark_written, memory_of, req
 
 _node, _graph_task = torch._C._current_autograd_node, torch._C._current_graph_task_id
 overwrites("copy_", "_foreach_copy_")
+_PAGEABLE = (
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. "
+    "Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
+)
 
 
 @handles("copy_")
@@ -57,9 +61,14 @@ def transfer(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> 
 
     if machine.selected.in_operator or (waits and not machine.several_streams):
         return copy(source, target)
+    stream = (there or gpu).stream
+    if stream.capture is not None and host_side is not None and not is_pinned(host_side):
+        raise RuntimeError(_PAGEABLE)
     if not waits:
         machine.races.mark_host(host_side)
-    stream = (there or gpu).stream
+    if stream.capture is not None:
+        call = Call(operator(torch.ops.aten.copy_.default), (target, source, non_blocking), {})
+        return stream.capture.note(call, lambda call: copy(source, target))
     before = machine.clock.before(stream)
     if there is not None and here is not None and here is not there:
         before |= {s: max(n, before.get(s, 0)) for s, n in machine.clock.before(here.stream).items()}
@@ -85,7 +94,7 @@ def _copy_with_host(source: torch.Tensor, target: torch.Tensor, gpu: Gpu, non_bl
         with _DisableTorchDispatch():
             target.copy_(source if to_host or not machine.races.host_copies else machine.races.on_arrival(source, gpu.stream))
     gpu.copy("d2h" if to_host else "h2d", bytes_of(target), is_pinned(host_side), blocking=waits)
-    if not waits:
+    if not waits and gpu.stream.capture is None:
         machine.races.host_copies.append((gpu.stream, gpu.stream.count))
         if to_host and known:
             machine.races.to_host(source, target, gpu.stream)

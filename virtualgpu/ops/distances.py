@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, handles
+from virtualgpu.ops.call import Call, handles, refuses_half
 from virtualgpu.ops.sequence import Out, Plan, perform
 
 Tensor = torch.Tensor
+
+refuses_half("_cdist", "_pdist")
 
 
 @handles("dist")

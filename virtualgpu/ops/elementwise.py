@@ -22,6 +22,7 @@ from virtualgpu.ops.call import (
     made_of,
     operator,
     overwrites,
+    refuses_half,
     temporaries,
 )
 from virtualgpu.ops.reductions import staging, sum_bytes
@@ -32,6 +33,7 @@ LONG_ROW = 1024  # elements; a longer row does not stay in the registers between
 
 overwrites("fill_", "zero_", "_foreach_zero_")
 cuda_kernel("host_softmax", "_softmax", "_log_softmax")
+refuses_half("polar", "complex", "special_", "igamma")
 
 
 @device_time("fill_", "zero_")

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, bytes_of, handles
+from virtualgpu.ops.call import Call, bytes_of, handles, refuses_half
 from virtualgpu.ops.sequence import Out, Plan, perform
 
 Tensor = torch.Tensor
+
+refuses_half("_fft")
 
 
 def _gathered(x: Tensor, dims: Any) -> int:

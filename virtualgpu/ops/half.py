@@ -9,41 +9,33 @@ from typing import Any
 
 import torch
 
-from virtualgpu.errors import scalar_name
+from virtualgpu.ops.call import CPU_KERNELS
 
 HALF = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
-# Operators that CUDA refuses in half precision too: those of its solvers, and functions that it compiles for float32 and float64 alone.
-NOT_ON_CUDA = (
-    "linalg_", "_linalg_", "cholesky", "geqrf", "ormqr", "orgqr", "lu_", "triangular_solve", "ldl_", "_cdist", "_pdist", "_fft", "polar",
-    "complex", "special_", "igamma", "_ctc_loss",
-)  # fmt: skip
-PRODUCTS = (
-    aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_, aten.addmv, aten.addmv_,
-    aten.addr, aten.addbmm, aten._addmm_activation, aten.convolution, aten.convolution_overrideable, aten.convolution_backward,
-    aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward,
-)  # fmt: skip
-# Outputs that are float32 whatever the inputs are: the logarithm of the sums of a softmax.
-STAY_FLOAT32 = {aten._scaled_dot_product_flash_attention_for_cpu: (1,)}
+
+
+def sums_in_float32(*packets: Any, stay: tuple[int, ...] = (), require: Callable[[torch.dtype], None] | None = None) -> None:
+    """Compute these products of half precision in float32, and round once. Of several outputs those numbered in `stay` are float32 whatever
+    the inputs are; `require` looks at the type first."""
+    for packet in packets:
+        for overload in packet.overloads():
+            func = getattr(packet, overload)
+            own_format = overload.startswith("dtype")
+            CPU_KERNELS[func] = into_format(packet, func) if own_format else in_float32(packet, func, stay, require)
 
 
 def widened(x: Any) -> Any:
     return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x
 
 
-def require_floating_convolution(dtype: torch.dtype) -> None:
-    """cuDNN convolves no integers: raises RuntimeError for them."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {scalar_name(dtype)}")
-
-
-def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
+def in_float32(
+    packet: Any, func: Any, stay: tuple[int, ...] = (), require: Callable[[torch.dtype], None] | None = None
+) -> Callable[..., Any]:
     """The operator, computed in float32 and rounded where its tensors are in half precision. For plain tensors."""
     name = func._schema.name.removeprefix("aten::")
     writes_first = name.endswith("_")
     pure = getattr(aten, name.removesuffix("_")) if writes_first else packet
-    stay = STAY_FLOAT32.get(packet, ())
-    convolves = packet is aten.convolution
     plain = getattr(func, "_op", func)
 
     def rounded(result: Any, dtype: torch.dtype, index: int = -1) -> Any:
@@ -54,8 +46,8 @@ def in_float32(packet: Any, func: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = args[0].dtype
-        if convolves:
-            require_floating_convolution(dtype)
+        if require is not None:
+            require(dtype)
         if dtype not in HALF:
             return plain(*args, **kwargs)
         out = kwargs.pop("out", None)
@@ -92,16 +84,3 @@ def into_format(packet: Any, func: Any) -> Callable[..., Any]:
         return result if out is None else out.resize_(result.shape).copy_(result)
 
     return kernel
-
-
-def counting(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`histc`, of integers too: CUDA counts them, the CPU has no kernel for them."""
-    made = aten.histc.default(x if x.dtype.is_floating_point else x.double(), *args, **kwargs)
-    return made.to(x.dtype)
-
-
-KERNELS = {
-    func: (into_format if overload.startswith("dtype") else in_float32)(packet, func)
-    for packet in PRODUCTS
-    for overload, func in ((overload, getattr(packet, overload)) for overload in packet.overloads())
-} | {aten.histc.default: counting}

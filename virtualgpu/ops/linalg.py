@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import blas, operators
-from virtualgpu.ops.call import Call, cuda_kernel, handles
+from virtualgpu.ops.call import Call, cuda_kernel, handles, refuses_half
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 
 Tensor = torch.Tensor
-
 
 # Workspace in bytes of a float32 matrix of up to so many rows, as measured; of float64 where no other is given twice as much.
 GETRF = {32: 768, 64: 1280, 128: 2304, 200: 4096, 256: 4352, 300: 6912, 512: 8448, 1024: 12544}
@@ -45,6 +44,7 @@ SYTRF, XGEEV = 98432, 132608  # of matrices of 5 rows; an estimate for others
 TALL_SVD = 3 << 20  # of a matrix that is not square, and a little by its columns
 
 cuda_kernel("cholesky_cusolver", "linalg_cholesky_ex", "cholesky")
+refuses_half("linalg_", "_linalg_", "cholesky", "geqrf", "ormqr", "orgqr", "lu_", "triangular_solve", "ldl_")
 
 
 def between(table: dict[int, int], n: int) -> int:

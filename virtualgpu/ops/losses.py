@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, device_time, handles, temporaries
+from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, device_time, handles, refuses_half, temporaries
 from virtualgpu.ops.elementwise import contiguous_gradient
 from virtualgpu.ops.reductions import contiguous_staging, sum_bytes
 from virtualgpu.ops.sequence import OUT, Out, Plan, perform
@@ -20,7 +20,8 @@ LOSS_ROW = 2  # clocks a row: one block adds up the loss of them all (ATen/nativ
 
 asserts("t >= 0 && t < n_classes", "nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward")
 asserts("target_k < dim", "multi_margin_loss")
-asserts("input_val >= zero && input_val <= one", "binary_cross_entropy")
+asserts("input_val >= zero && input_val <= one", "binary_cross_entropy", cpu="between 0 and 1")
+refuses_half("_ctc_loss")
 
 
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu.errors import scalar_name, tensor_type, unsupported
+from virtualgpu.errors import scalar_name, tensor_type
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, Work, bytes_of, common_gpu, composes, cuda_operator, device_time, handles, temporaries
@@ -336,11 +336,6 @@ def batch_norm_backward(call: Call) -> Any:
     gpu.scratch(backward_staging(x.numel() // channels, channels) if sums else ())
     _free(gpu, sums)
     return results
-
-
-@handles("batch_norm_stats", "batch_norm_elemt", "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
-def synchronized(call: Call) -> Any:
-    raise unsupported(f"{call.op.name}, one of SyncBatchNorm's kernels,")
 
 
 def backward_staging(reduction: int, channels: int) -> tuple[int, ...]:

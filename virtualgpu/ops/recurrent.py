@@ -20,10 +20,11 @@ from torch.autograd.function import once_differentiable
 
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
-from virtualgpu.ops.attention import HALF, scratch_tensor
+from virtualgpu.ops.attention import scratch_tensor
 from virtualgpu.ops.blas import cudnn_format
 from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, handles, made_of
 from virtualgpu.ops.cells import plain_values
+from virtualgpu.ops.half import HALF
 from virtualgpu.ops.sequence import play
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import VirtualTensor, empty, wrap
@@ -191,6 +192,9 @@ class Recurrent(torch.autograd.Function):
         gpu.launch(*layer_work(moved, 2 * rows, total, 2 * out.numel() * GATES[setup.kind], x.dtype), name=f"{setup.kind}_backward")
         gradients = [y if needed else None for y, needed in zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)]
         return None, *gradients, *dws
+
+
+Recurrent._backward_cls.__name__ = "CudnnRnnBackward0"  # as autograd calls cuDNN's operator
 
 
 class CastWeights(torch.autograd.Function):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import cub, operators
-from virtualgpu.ops.call import Call, Work, bytes_of, device_time, handles, temporaries
+from virtualgpu.ops.call import CPU_KERNELS, Call, Work, bytes_of, device_time, handles, temporaries
 from virtualgpu.ops.reductions import of_all
 from virtualgpu.ops.sequence import OUT, Out, Plan, every_output, perform
 from virtualgpu.tensor import VirtualTensor
@@ -185,6 +185,15 @@ def bincount(call: Call) -> Any:
     plan = (*_extreme_values(call.args[0]), OUT)
     _read_extremes(call.args[0])
     return perform(call, plan)
+
+
+def _counting(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`histc`, of integers too: CUDA counts them, the CPU has no kernel for them."""
+    made = aten.histc.default(x if x.dtype.is_floating_point else x.double(), *args, **kwargs)
+    return made.to(x.dtype)
+
+
+CPU_KERNELS[aten.histc.default] = _counting
 
 
 @handles("histc")

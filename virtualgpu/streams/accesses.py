@@ -167,12 +167,12 @@ def overlaid(content: torch.Tensor, upper: torch.Tensor, shift: int) -> torch.Te
     return result
 
 
-def mapped(value: Any, change: Any) -> Any:
-    """An operator's arguments with each tensor changed, those in lists too."""
-    if isinstance(value, torch.Tensor):
+def mapped(value: Any, change: Any, kind: type = torch.Tensor) -> Any:
+    """An operator's arguments with each tensor, or what else is of that `kind`, changed, those in lists too."""
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(mapped(x, change) for x in value)
+        return type(value)(mapped(x, change, kind) for x in value)
     if isinstance(value, dict):
-        return {key: mapped(x, change) for key, x in value.items()}
+        return {key: mapped(x, change, kind) for key, x in value.items()}
     return value

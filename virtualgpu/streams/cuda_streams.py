@@ -71,7 +71,7 @@ class Stream:
         return 0, 1 - PRIORITIES
 
     def is_capturing(self) -> bool:
-        return False
+        return self._time.capture is not None
 
     def __enter__(self) -> "Stream":
         make: Any = torch.cuda.StreamContext  # its annotation names torch's own Stream
@@ -99,6 +99,7 @@ class Event:
         if interprocess:
             raise NotImplementedError(_BETWEEN_PROCESSES)
         self.enable_timing = enable_timing
+        self.external = external  # to a graph that records it: it happens at each replay
         self._recorded: EventTime | None = None
         self._gpu: Gpu | None = None
 
@@ -120,7 +121,11 @@ class Event:
         self._gpu = stream._gpu
         self._gpu.machine.take_turn()
         self._gpu.notice()
-        self._recorded = self._gpu.machine.clock.record(stream._time, self._gpu.profile.event_seconds)
+        event = self._gpu.machine.clock.record(stream._time, self._gpu.profile.event_seconds)
+        if self.external and event.capture is not None:
+            event.capture.happens(event, self)
+        else:
+            self._recorded = event
 
     def wait(self, stream: Stream | None = None) -> None:
         """Work queued on the stream from now on starts after the event."""

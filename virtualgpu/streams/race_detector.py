@@ -79,7 +79,9 @@ class RaceDetector:
         """Run an operator on device tensors, on what it may read by the order of its stream."""
         op, handler = call.op, call.op.handler
         assert handler is not None
-        if self.machine.selected.in_operator or not op.touches_values or _copies_elsewhere(call):
+        if self.machine.clock.captures and (capture := call.gpu.stream.capture) is not None:
+            return capture.run(call)
+        if self.machine.selected.in_operator or not op.touches_values or copies_elsewhere(call):
             return handler(call)
         if op.model_only and ("empty" in op.name or _is_elsewhere(call)):
             return handler(call)
@@ -92,6 +94,22 @@ class RaceDetector:
         """Run `do`, called as an operator's handler is, as a copy on `stream`. `before` is what is done before it."""
         uses = [use for use in (self._use(target, False, True), self._use(source, True, False)) if use is not None]
         self._ordered(Call(operator(torch.ops.aten.copy_.default), (target, source), {}), stream, before, uses, do)
+
+    def replay(self, touched: list[tuple[torch.Tensor, bool]], stream: StreamTime, do: Callable[[], None]) -> None:
+        """Run `do`, a graph's work on the `stream`, which touches these tensors, and writes those with True."""
+        before = self.machine.clock.before(stream)
+        launch = Launch(stream, "CUDA graph", self.machine.clock.host, user_line())
+        uses = [use for x, writes in touched if (use := self._use(x, True, writes)) is not None]
+        for use in uses:
+            unordered = [access for access in self._unordered(use, before) if access.writes or use.writes]
+            if unordered:
+                kind = race_reports.STALE if unordered[-1].writes else race_reports.OVERWRITTEN
+                self._report(kind, unordered[-1].launch, Side.of(launch), launch.line)
+        befores = [snapshot(use.tensor) if use.writes and use.known and use.place.filled else None for use in uses]
+        do()
+        launch.count, launch.end = stream.count, stream.ready
+        for use, old in zip(uses, befores, strict=True):
+            self._note(launch, use, old)
 
     def _ordered(self, call: Call, stream: StreamTime, before: Known, uses: list[Use], do: Callable[[Call], Any]) -> Any:
         selected, clock = self.machine.selected, self.machine.clock
@@ -342,7 +360,7 @@ class RaceDetector:
             self._replacing.discard(access)
 
 
-def _copies_elsewhere(call: Call) -> bool:
+def copies_elsewhere(call: Call) -> bool:
     """Races of copies are found where they are queued (virtualgpu.ops.copies), for they have an order of their own."""
     name, device = call.op.name, call.kwargs.get("device")
     return name == "copy_" or (name == "_to_copy" and device is not None and device.type != "cpu")

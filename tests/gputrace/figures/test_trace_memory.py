@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
 
 from gputrace import figures as plots
 from gputrace.events import ACTION_OF, ACTIVATIONS, OTHER, PARAMETERS, WORKSPACE, SourceLine
 from gputrace.figures.figure import CATEGORY_COLOURS
-from gputrace.figures.memory import LINE_GREY
 from gputrace.phases import Phase
 
 MIB = 1 << 20
@@ -188,58 +186,8 @@ def test_phases_of_several_counts_in_a_crowd(training, drawn, texts):
     assert "1000 × forward, 1 × backward" in texts(drawn[-1])
 
 
-def spans(canvas) -> list[tuple[float, float]]:
-    """Where the phases lie in the strip below the axes."""
-    return [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in canvas.axes[1].patches]
-
-
-def test_over_events_each_event_is_one_step_to_the_right(training, drawn, texts):
-    figure = training.plot_memory(over="events")
-    over_time = training.plot_memory()
-    canvas = drawn[0]
-    assert (figure.title, figure.alt) == (over_time.title, over_time.alt)
-    assert canvas.axes[0].get_xlim() == (0, 7) and canvas.axes[1].get_xlabel() == "events"
-    assert "time since the start, ms" not in texts(canvas)
-    dot = next(line for line in canvas.axes[0].lines if line.get_marker() == "o")
-    assert dot.get_xydata().tolist() == [[4, 90 * MIB]]
-    area = heights(canvas, CATEGORY_COLOURS["activations"])
-    at = [area[int((events + 0.5) / 7 * len(area))] // MIB for events in range(7)]
-    assert at == [0, 0, 10, 70, 90, 30, 30]
-    # After the segment and the parameters: the activations; the gradients and the free; no event.
-    assert spans(canvas) == [(3, 4), (4, 7), (7, 7)]
-
-
-def test_over_events_a_long_first_step_does_not_squeeze_the_others(trace_of, drawn, texts):
-    rows = [(0.0, "segment_alloc", 100, 200)]
-    starts = [0.0, *(10 + 0.01 * step for step in range(4))]
-    for start in starts:
-        rows.append((start + 0.001, "alloc", 110, 60, 0, 1, ACTIVATIONS))
-        rows += [(start + 0.002, action, 110, 60, 0, 2, ACTIVATIONS) for action in ("free_requested", "free_completed")]
-    steps = [Phase("backward", start, start + 0.005, 1) for start in starts]
-    trace = trace_of(rows, phases=steps, used=[(0.0, 0, 320 * MIB), (9.0, 0, 400 * MIB)], seconds=11.0)
-    trace.plot_memory(over="events")
-    assert spans(drawn[-1]) == [(1, 5), (5, 8), (8, 11), (11, 14), (14, 17)]
-    assert texts(drawn[-1]).count("bwd") + texts(drawn[-1]).count("backward") == 5
-    used = next(patch.get_data().values for patch in drawn[-1].axes[0].patches if patch.get_edgecolor()[:3] == to_rgb(LINE_GREY))
-    assert [int(used[int((events + 0.5) / 17 * len(used))]) // MIB for events in (0, 3, 4, 5)] == [320, 320, 400, 400]
-
-
-def test_over_events_marks_where_the_memory_ran_out(trace_of, drawn):
-    rows = [(0.0, "segment_alloc", 100, 600), (5.0, "alloc", 100, 600, 0, 1), (5.1, "oom", 300, 500, 0, 2)]
-    trace_of(rows).plot_memory(over="events")
-    cross = next(line for line in drawn[-1].axes[0].lines if line.get_marker() == "X")
-    assert cross.get_xdata().tolist() == [3]
-
-
-@pytest.mark.parametrize("bad", ["steps", "", None, 1, ["time"]])
-def test_another_scale_is_refused(training, bad):
-    with pytest.raises(ValueError, match=r"over=.*: choose 'time' or 'events'"):
-        training.plot_memory(over=bad)
-
-
-@pytest.mark.parametrize("over", ["time", "events"])
-def test_a_recording_of_nothing_says_so_and_invents_no_axis(trace_of, drawn, over, texts):
-    assert trace_of([]).plot_memory(over=over).title == "Nothing happened in this recording: 0 B allocated throughout"
+def test_a_recording_of_nothing_says_so_and_invents_no_axis(trace_of, drawn, texts):
+    assert trace_of([]).plot_memory().title == "Nothing happened in this recording: 0 B allocated throughout"
     assert drawn[-1].axes[0].get_xlabel() == "" and len(drawn[-1].axes[0].get_xticks()) == 0
     trace_of([], seconds=2.0, allocated_at_end={0: 3 * MIB}).plot_memory()
     assert any("3 MiB allocated throughout" in text for text in texts(drawn[-1]))

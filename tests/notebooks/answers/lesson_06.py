@@ -66,6 +66,10 @@ WRONG = {
         "the sum detached at the end": (changed(VALIDATE, ("(error / steps).item()", "(error / steps).detach().item()")), MORE),
         "the graph kept with backward": (changed(MENDED_VALIDATE, ("loss.backward()", "loss.backward(retain_graph=True)")), "Which argument"),  # noqa: E501
         "a deleted loss": (changed(VALIDATE, (ERROR, ERROR + "        del loss\n")), MORE),
+        "the sum detached now and then": (
+            changed(VALIDATE, ("        steps += 1\n", "        steps += 1\n        error = error if steps % 10 else error.detach()\n")),
+            "in a row",
+        ),
         "a tensor returned": (changed(MENDED_VALIDATE, ("error / steps", "torch.tensor(error / steps)")), "yours returned a tensor"),
     },
     "06.2": {
@@ -84,6 +88,18 @@ WRONG = {
         ),
         "rows upside down": (changed(MENDED_COLLECT, ("torch.cat(outputs)", "torch.cat(outputs[::-1])")), OTHER),
         "the graph kept with backward": (changed(MENDED_COLLECT, (".backward()", ".backward(retain_graph=True)")), "Which argument"),
+        "to the CPU in groups": (
+            changed(
+                COLLECT,
+                (OUTPUT, OUTPUT + "        outputs = outputs if len(outputs) % 6 else [output.cpu() for output in outputs]\n"),
+                ("torch.cat(outputs).cpu()", "torch.cat([output.cpu() for output in outputs])"),
+            ),
+            "in a row",
+        ),
+        "in half precision": (
+            changed(MENDED_COLLECT, ("output.detach()", "output.detach().half()"), ("torch.cat(outputs)", "torch.cat(outputs).float()")),
+            OTHER,
+        ),
         "a list returned": (changed(MENDED_COLLECT, ("torch.cat(outputs)", "outputs")), OTHER),
         "asked again after the step": (changed(MENDED_COLLECT, ("output.detach()", "model(x).detach()")), OTHER),
     },
@@ -123,6 +139,15 @@ WRONG = {
             "3 KiB more",
         ),
         "the hook stays on another layer": (changed(MENDED_WATCHED, ("    handle.remove()\n", "    handle.remove()\n    model[0].register_forward_pre_hook(print)\n")), "left 1 hook"),  # noqa: E501
+        "another forward": (
+            changed(
+                MENDED_WATCHED,
+                ("    handle = model[1].register_forward_hook(lambda module, inputs, output: means.append(output.mean().item()))\n",
+                 "    real = model[1].forward\n    model[1].forward = lambda x: (y := real(x), means.append(y.mean().item()))[0]\n"),
+                ("    handle.remove()\n", ""),
+            ),
+            "left something on the model: 1.forward",
+        ),
         "the graph kept with backward": (changed(MENDED_WATCHED, (".backward()", ".backward(retain_graph=True)")), "Which argument"),
         "on the CPU, with its graph": (
             changed(MENDED_WATCHED, ("mean().item()", "mean().cpu()"), ("return means", "return [mean.item() for mean in means]")),

@@ -58,6 +58,7 @@ WRONG = {
             without(DECODE, "return sign * (1 + part)", "return str(sign) * (1 + int(part))").replace("* 2.0 ** (exponent - bias)", ""),
             "returned str",
         ),
+        "subnormal numbers without a sign": (without(DECODE, "return sign * part", "return part"), "exponent of zeros"),
         "no sign": (without(DECODE, '-1.0 if bits[0] == "1" else 1.0', "1.0"), "stands for"),
         "one fixed bias": (without(DECODE, "2 ** (exponent_bits - 1) - 1\n    if", "15\n    if"), "stands for"),
     },
@@ -158,6 +159,17 @@ def half_but_norms(model):
 """,
             "is torch.bfloat16",
         ),
+        "buffers of whole numbers too": (
+            """
+def half_but_norms(model):
+    for layer in model.modules():
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+                tensor.data = tensor.data.half()
+    return model
+""",
+            "floating-point tensors alone",
+        ),
         "every kind of norm": (
             """
 def half_but_norms(model):
@@ -173,6 +185,14 @@ def half_but_norms(model):
     },
     "07.4": {
         "no sign": (without(SCALE, ".abs()"), "ValueError|infinite in float16"),
+        "the norm": (
+            without(
+                SCALE,
+                "max(gradient.abs().max().item() for gradient in gradients)",
+                "sum(g.square().sum().item() for g in gradients) ** 0.5",
+            ),
+            "not the largest",
+        ),
         "the mean": (without(SCALE, "gradient.abs().max()", "gradient.abs().mean()"), "infinite in float16"),
         "the smallest": (without(SCALE, "max(gradient.abs().max()", "min(gradient.abs().max()"), "infinite in float16"),
         "up to 65536": (without(SCALE, "65519", "65536"), "infinite in float16"),
@@ -181,9 +201,23 @@ def half_but_norms(model):
         "no power of two": (without(SCALE, "2.0 ** math.floor(math.log2(65519 / largest))", "65504 / largest"), "no power of two"),
         "never below 1": (without(SCALE, "return ", "return max(1.0, ").rstrip() + ")", "infinite in float16"),
         "one power too many": (without(SCALE, "math.floor", "math.ceil"), "infinite in float16"),
+        "exponents to 32": (
+            """
+def best_scale(gradients):
+    scales = [2.0**power for power in range(-32, 33)]
+    return max(scale for scale in scales if all((gradient * scale).half().isfinite().all() for gradient in gradients))
+""",
+            "not the largest|max",
+        ),
+        "of one shape": (
+            without(SCALE, "max(gradient.abs().max().item() for gradient in gradients)", "torch.stack(gradients).abs().max()"),
+            "RuntimeError",
+        ),
+        "in place": (without(SCALE, ".abs()", ".abs_()"), "works in place"),
         "one power too few": (without(SCALE, "65519", "32000"), "not the largest"),
     },
     "07.5": {
+        "clipped by the largest gradient": (without(STEP, "1.0)", 'float(1), norm_type=float("inf"))'), "clipped: after unscale_"),
         "clipped by value": (without(STEP, "clip_grad_norm_", "clip_grad_value_"), "clipped: after unscale_"),
         "never unscaled for the clip": (without(STEP, UNSCALE), "clipped: after unscale_"),
         "not clipped": (without(STEP, CLIP), "clipped: after unscale_"),
@@ -209,7 +243,7 @@ def half_but_norms(model):
     for layer in model.modules():
         if not isinstance(layer, norms):
             for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
-                tensor.data = tensor.data.to(torch.float16)
+                tensor.data = tensor.data.to(torch.float16) if tensor.is_floating_point() else tensor.data
     return model
 """
 RIGHT = {
@@ -218,6 +252,10 @@ RIGHT = {
         "exact fractions": without(
             DECODE, "return sign * (1 + part)", "from fractions import Fraction\n    return Fraction(sign) * (1 + Fraction(part))"
         ).replace("2.0 ** (exponent - bias)", "Fraction(2) ** (exponent - bias)"),
+        "decimals": "from decimal import Decimal, getcontext\n"
+        + without(DECODE, "return sign * (1 + part)", "getcontext().prec = 300\n    return Decimal(sign) * (1 + Decimal(part))").replace(
+            "2.0 ** (exponent - bias)", "Decimal(2) ** (exponent - bias)"
+        ),
         "NumPy's numbers": "import numpy\n" + without(DECODE, "return sign * (1 + part)", "return numpy.float64(sign) * (1 + part)"),
         "ldexp": "import math\n"
         + without(DECODE, "sign * (1 + part) * 2.0 ** (exponent - bias)", "math.ldexp(sign * (1 + part), exponent - bias)"),

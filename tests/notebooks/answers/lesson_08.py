@@ -84,6 +84,11 @@ WRONG = {
         "the gradient is scaled": (stepping("p.data.sub_(p.grad.mul_(rate))"), GRADIENT),
         "the gradient is cleared": (stepping("p.data.sub_(rate * p.grad); p.grad.zero_()"), GRADIENT),
         "the gradient is gone": (stepping("p.data.sub_(rate * p.grad); p.grad = None"), GRADIENT),
+        "the first without a gradient ends it": (
+            "@torch.no_grad()\ndef sgd_step(parameters, rate):\n    for p in parameters:\n"
+            "        if p.grad is None: return\n        p -= rate * p.grad\n",
+            "was due",
+        ),
         "Adam": ("def sgd_step(parameters, rate): torch.optim.Adam(parameters, lr=rate).step()", "was due"),
         "a sign alone": (stepping("p.data.sub_(rate * p.grad.sign())"), "was due"),
         "shared again": (stepping("p.data = (p.data - rate * p.grad).share_memory_()"), "the others the old ones"),
@@ -104,6 +109,11 @@ WRONG = {
             "    known.append(total - free - torch.cuda.memory_reserved())\n    return known[0]\n",
             CACHE,
         ),
+        "after emptying the cache": (
+            "def outside_cache():\n    torch.cuda.empty_cache()\n    free, total = torch.cuda.mem_get_info()\n"
+            "    return total - free - torch.cuda.memory_reserved()\n",
+            "emptied this process's cache",
+        ),
         "a number": (holding("132120576"), CACHE),
         "nothing": (holding("0"), CACHE),
         "in MiB": (holding("(total - free - torch.cuda.memory_reserved()) / 2**20"), CACHE),
@@ -119,6 +129,7 @@ WRONG = {
         "a share of the free": (limiting("(total / processes - context) / free"), "What does the limit count|lies idle"),
         "two processes": (limiting("(total / 2 - context) / total"), "What does the limit count|lies idle"),
         "two digits": (limiting("int(100 * (total / processes - context) / total) / 100"), "the rest lies idle"),
+        "four digits": (limiting("round(1 / processes - context / total, 4)"), "What does the limit count|lies idle"),
         "all of it": (limiting("1.0"), "no limit"),
         "bytes": (limiting("total / processes - context"), "ValueError"),
         "returned, not set": (
@@ -131,6 +142,8 @@ WRONG = {
         "a list": (producing("pass", before="kept = []", sent="kept.append(torch.ones(size, device='cuda')) or kept[-1]"), WAIT),
         "asked, not waited": (producing("done.is_set()"), WAIT),
         "waited for a limited time": (producing("done.wait(0.2)"), WAIT),
+        "ten looks": (producing("for _ in range(10): time.sleep(0.0 if done.is_set() else 0.1)"), WAIT),
+        "a few waits": (producing("for _ in range(3): done.wait(0.5)"), WAIT),
         "synchronized": (producing("torch.cuda.synchronize()"), WAIT),
         "collected": (producing("torch.cuda.ipc_collect()"), WAIT),
         "until the queue is empty": (producing("while not queue.empty(): time.sleep(0.01)"), WAIT),
@@ -217,6 +230,7 @@ RIGHT = {
         "asks again and again": producing("while not done.is_set(): time.sleep(0.01)"),
         "waits again and again": producing("while not done.wait(0.01): pass"),
         "made on the CPU": producing("done.wait()", sent="torch.ones(size).cuda()"),
+        "long waits": producing("while not done.is_set(): done.wait(timeout=30)"),
         "in a thread": producing("import threading", "waiting = threading.Thread(target=done.wait)", "waiting.start(); waiting.join()"),
         "in a finally": f"def produce(queue, done, sizes):\n    try:\n     {LOOP}\n    finally:\n        done.wait()\n",
     },

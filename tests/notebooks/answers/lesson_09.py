@@ -113,7 +113,7 @@ def accumulate(model, x, y, rows):
     },
     "09.3": {
         "inference mode": (without(PREDICT, "no_grad", "inference_mode"), "inference tensors"),
-        "in training mode": (without(PREDICT, "    model.eval()\n"), "BatchNorm has learned|not the model's predictions"),
+        "in training mode": (without(PREDICT, "    model.eval()\n"), "averages have changed|not the model's predictions"),
         "always left in training mode": (without(PREDICT, RESTORED, "    model.train()\n"), "are now in training and training mode"),
         "left in evaluation mode": (without(PREDICT, RESTORED), "are now in evaluation"),
         "one mode for all": (without(PREDICT, RESTORED, "    model.train(modes[0][1])\n"), "are now in training and training mode"),
@@ -133,6 +133,12 @@ def accumulate(model, x, y, rows):
         ),
         "the last rows first": (without(PREDICT, "x.split(rows)", "x.split(rows)[::-1]"), "all of them in order"),
         "without the rest": (without(PREDICT, "x.split(rows)", "x.split(rows)[:-1]"), "all of them in order"),
+        "in half precision": (partly("model(part).half()"), "answers in torch.float32"),
+        "no graphs ever after": (
+            without(PREDICT, "    with torch.no_grad():\n    ", "    torch.set_grad_enabled(False)\n"),
+            "switched off for good",
+        ),
+        "forgotten averages": (without(PREDICT, "model.eval()", "model.eval(); model[1].reset_running_stats()"), "averages have changed"),
         "a list": (
             without(PREDICT, "torch.cat([model(part) for part in x.split(rows)])", "[model(part) for part in x.split(rows)]"),
             "list",
@@ -153,6 +159,10 @@ def run(blocks, x, every):
                 "[first : first + every]", "[first : first + every if first else len(blocks) % every]"
             ),
             "part by part",
+        ),
+        "without dropout": (
+            without(RUN, "    for first", "    for block in blocks: block[2].p = 0.0\n    for first"),
+            "not what the blocks make",
         ),
         "so many parts": (
             """
@@ -216,11 +226,19 @@ def most_rows(peak, limit):
             without(ROWS, "one, two = peak(1), peak(2)", "one, two = peak(0) + peak(1) - peak(0), peak(2)"),
             "no row at all|you measured",
         ),
+        "rounded": (without(ROWS, "(limit - (one - row)) // row", "round((limit - (one - row)) / row)"), "rows fit, you said"),
+        "two rows or none": (without(ROWS, "    return", "    if limit < two: return 0\n    return"), "1 rows fit, you said 0"),
         "rounded up": (without(ROWS, "// row", "// row + 1"), "rows fit, you said"),
         "less than the limit": (without(ROWS, "(limit - (", "(limit - 1 - ("), "rows fit, you said"),
         "below nothing": (without(ROWS, "max(0, ", "("), "Not even one row fits"),
         "never none": (without(ROWS, "max(0", "max(1"), "Not even one row fits"),
-        "no whole number": (without(ROWS, "// row", "/ row"), "returned float"),
+        "no whole number": (without(ROWS, "// row", "/ row"), "rows fit, you said"),
+        "one measurement for all": (
+            without(ROWS, "one, two = peak(1), peak(2)", "one, two = known or known.extend((peak(1), peak(2))) or known").replace(
+                "limit):", "limit, known=[]):"
+            ),
+            "rows fit, you said",
+        ),
         "the fixed part forgotten": (without(ROWS, "(limit - (one - row))", "limit"), "What does a step take that does not grow"),
         "one row taken off twice": (without(ROWS, "(one - row)", "one"), "rows fit, you said"),
         "in proportion": ("def most_rows(peak, limit): return limit // peak(1)", "What does a step take that does not grow"),
@@ -273,6 +291,13 @@ def accumulate(model, x, y, rows):
 """,
         "smaller parts": ACCUMULATE.replace("split(rows)", "split(max(1, rows // 2))"),
         "even parts": ACCUMULATE.replace("x.split(rows), y.split(rows)", "x.chunk(-(-len(x) // rows)), y.chunk(-(-len(x) // rows))"),
+        "with a checkpoint": """
+def accumulate(model, x, y, rows):
+    from torch.utils.checkpoint import checkpoint
+    for a, b in zip(x.split(rows), y.split(rows)):
+        outputs = checkpoint(model, a, use_reentrant=False)
+        (torch.nn.functional.cross_entropy(outputs, b, reduction="sum") / len(x)).backward()
+""",
         "a criterion": ACCUMULATE.replace("torch.nn.functional.cross_entropy(", "torch.nn.CrossEntropyLoss()("),
     },
     "09.3": {
@@ -332,6 +357,7 @@ def most_rows(peak, limit):
     return 0 if one > limit else 1 + (limit - one) // (peak(2) - one)
 """,
         "truncated": "import math\n" + ROWS.replace("(limit - (one - row)) // row", "math.floor((limit - (one - row)) / row)"),
+        "NumPy's floor": "import numpy\n" + ROWS.replace("(limit - (one - row)) // row", "numpy.floor((limit - (one - row)) / row)"),
         "NumPy's number": "import numpy\n" + ROWS.replace("return max", "return numpy.int64(max").rstrip() + ")\n",
     },
 }

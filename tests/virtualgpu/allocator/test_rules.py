@@ -126,3 +126,38 @@ def test_oversize_blocks_serve_only_oversize_requests_near_their_size():
     assert memory.reserved == 100 * MiB
     memory.malloc(40 * MiB + 1)
     assert memory.reserved == 100 * MiB
+
+
+@pytest.mark.parametrize("conf", ["", "garbage_collection_threshold:0.5"])
+def test_segments_that_lie_idle_for_longest_go_back_above_the_threshold(conf):
+    memory = allocator(200 * MiB, conf)
+    memory.set_memory_fraction(0.5)
+    old, young = memory.malloc(30 * MiB), memory.malloc(32 * MiB)
+    memory.free(old)
+    memory.malloc(20 * MiB)  # out of the old one's, and so no whole segment is free
+    memory.free(young)
+    other = memory.malloc(34 * MiB)
+    assert memory.reserved == (64 if conf else 96) * MiB
+    memory.free(other)
+    memory.malloc(34 * MiB)
+    assert memory.reserved == (64 if conf else 96) * MiB
+
+
+def test_a_private_pool_keeps_its_segments_until_nobody_uses_it():
+    memory = allocator()
+    memory.begin_pool((1, 0), lambda stream: stream == 7)
+    mine, other = memory.malloc(1000, 7), memory.malloc(1000, 0)
+    assert [segment["segment_pool_id"] for segment in memory.segments()] == [(1, 0), (0, 0)]
+    memory.free(mine)
+    memory.free(other)
+    memory.empty_cache()  # of a capture nothing goes back, nor of anything else
+    assert len(memory.segments()) == 2
+    memory.end_pool((1, 0))
+    memory.empty_cache()
+    assert [segment["segment_pool_id"] for segment in memory.segments()] == [(1, 0)]
+    again = memory.malloc(1000, 7)
+    assert len(memory.segments((1, 0))) == 1 and len(memory.segments()) == 2
+    memory.free(again)
+    memory.release_pool((1, 0))
+    memory.empty_cache()
+    assert memory.segments() == []

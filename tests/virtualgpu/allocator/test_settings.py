@@ -21,6 +21,9 @@ from virtualgpu.allocator import Settings
         ("per_process_memory_fraction:1.5", "between 0 and 1"),
         ("expandable_segments", "key:value"),
         ("backend:other", "native"),
+        ("garbage_collection_threshold:1.2", "between 0 and 1"),
+        ("release_lock_on_cudamalloc:none", "True or False"),
+        ("pinned_num_register_threads:1024", "at most 128"),
     ],
 )
 def test_bad_settings_are_named(text, message):
@@ -28,7 +31,7 @@ def test_bad_settings_are_named(text, message):
         Settings.parse(text)
 
 
-@pytest.mark.parametrize("text", ["garbage_collection_threshold:0.8", "backend:cudaMallocAsync", "throw_on_cudamalloc_oom:True"])
+@pytest.mark.parametrize("text", ["backend:cudaMallocAsync", "throw_on_cudamalloc_oom:True"])
 def test_settings_that_are_not_served_say_so(text):
     with pytest.raises(NotImplementedError, match="not serve"):
         Settings.parse(text)

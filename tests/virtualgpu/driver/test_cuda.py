@@ -99,8 +99,7 @@ def test_the_current_device_in_its_three_ways(used):
         (lambda: torch.cuda.current_stream(9), RuntimeError, "9"),
         (lambda: torch.cuda.set_per_process_memory_fraction(1.5), ValueError, "Invalid fraction value: 1.5. Allowed range: 0~1"),
         (lambda: torch.cuda.memory_allocated("cpu"), ValueError, "Expected a cuda device, but got: cpu"),
-        (lambda: torch.cuda.CUDAGraph(), NotImplementedError, "not served by the virtual GPU"),
-        (lambda: torch.cuda.MemPool(), NotImplementedError, "not served by the virtual GPU"),
+        (lambda: torch.cuda.MemPool(no_split=True), NotImplementedError, "not served by the virtual GPU"),
     ],
 )
 def test_mistakes(used, mistake, error, text):

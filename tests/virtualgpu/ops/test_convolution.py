@@ -47,3 +47,13 @@ def test_memory_returns(machine):
     before = torch.cuda.memory_allocated()
     layer(torch.randn(3, 5, 7, 7, device="cuda")).sum().item()
     assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_cudnn_by_name(machine, transposed):
+    x, weight = torch.randn(1, 4, 6, 6, device="cuda"), torch.randn(4, 4, 3, 3, device="cuda")
+    sizes = ([1, 1], [1, 1], [2, 2], [1, 1]) if transposed else ([1, 1], [2, 2], [1, 1])
+    named = torch.cudnn_convolution_transpose if transposed else torch.cudnn_convolution
+    plain = torch.nn.functional.conv_transpose2d if transposed else torch.nn.functional.conv2d
+    more = {"output_padding": 1} if transposed else {}
+    assert torch.equal(named(x, weight, *sizes, 1, False, True, True), plain(x, weight, None, 2, 1, **more))

@@ -84,8 +84,3 @@ def test_batch_norm_without_parameters_takes_half_precision(machine, dtype, trai
     torch.testing.assert_close(y.detach().cpu().float(), expected.detach(), rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(given.grad.cpu().float(), whole.grad, rtol=3e-2, atol=5e-2)
     torch.testing.assert_close(there.running_var.cpu().float(), reference.running_var, rtol=1e-2, atol=1e-2)
-
-
-def test_kernels_of_synchronized_batch_norm_are_refused_by_name(machine):
-    with pytest.raises(NotImplementedError, match="batch_norm_stats, one of SyncBatchNorm's kernels, is not served"):
-        torch.batch_norm_stats(torch.ones(2, 3, 4, device="cuda"), 1e-5)

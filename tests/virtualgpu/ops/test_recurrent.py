@@ -120,3 +120,7 @@ def test_a_gradient_that_does_not_lie_step_by_step_is_copied(machine):
         del out
     copied, weights = 8 * 30 * 64 * 4, 4 * 64 * (4 + 64 + 2) * 4
     assert peaks[0] - peaks[1] == max(copied, weights) - weights
+
+
+def test_its_node_is_named_as_cudnns(machine):
+    assert torch.nn.LSTM(2, 3, device="cuda")(torch.ones(1, 1, 2, device="cuda"))[0].grad_fn.name() == "CudnnRnnBackward0"

@@ -90,6 +90,19 @@ def test_reading_says_that_the_values_were_not_kept(no_values, read):
         read(torch.randn(3, device="cuda"))
 
 
+def test_a_storage_is_resized(no_values):
+    """As FSDP2 does: what is gathered goes, and comes back, in the same storage."""
+    x = torch.randn(1000, device="cuda")
+    for storage in (x.untyped_storage(), (x + 1).untyped_storage()):
+        before = torch.cuda.memory_allocated()
+        storage.resize_(0)
+        assert (storage.nbytes(), torch.cuda.memory_allocated()) == (0, before - 4096)
+        storage.resize_(8000)
+        assert (storage.nbytes(), torch.cuda.memory_allocated()) == (8000, before + 4096)
+    with pytest.raises(RuntimeError, match=NOT_KEPT):
+        x.tolist()
+
+
 @pytest.mark.parametrize("choose", [lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.unique(), lambda x: x.masked_select(x > 0)])
 def test_a_shape_that_depends_on_values_is_refused(no_values, choose):
     with pytest.raises(RuntimeError, match="the shape of its result depends on values, and these were not kept"):

@@ -1,6 +1,7 @@
-"""Seconds of a training step under DistributedDataParallel: of some models, on so many of the ranks; `python step_seconds.py JSON`."""
+"""Seconds of a training step under DistributedDataParallel, of some models on some of the ranks; `torchrun ddp_step_seconds.py JSON`."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -8,12 +9,14 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from rendezvous import meet
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 asked = json.loads(sys.argv[1])  # {"gpus": [1, 2], "models": {"small": [1024, 512]}, "layers": 8, "repeats": 3}
-rank, ranks, device = meet()
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+dist.init_process_group("nccl")
+rank = dist.get_rank()
 
 
 def prepared(width: int, batch: int, group: dist.ProcessGroup) -> Callable[[], None]:
@@ -36,17 +39,12 @@ def prepared(width: int, batch: int, group: dist.ProcessGroup) -> Callable[[], N
 
 def seconds(step: Callable[[], None], group: dist.ProcessGroup) -> float:
     """From the moment at which all ranks of the group are there until this one is done."""
-    synchronize()
+    torch.cuda.synchronize()
     dist.barrier(group)
     start = time.perf_counter()
     step()
-    synchronize()
+    torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def synchronize() -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 result = []

@@ -1,0 +1,35 @@
+"""The experiment `ddp_beside_data_parallel`, for four real GPUs: the same training step in one process with threads, and in a process for
+each GPU. Lesson 10 has its recording."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from labkit.lab_parts.experiment import Row, badge
+from labkit.labs import Run
+from labkit.labs.data_parallel import LAYERS, MODELS, data_parallel_step
+from labkit.ranks import torchrun
+
+DATA_PARALLEL, DDP = "DataParallel", "DistributedDataParallel"
+COLUMNS = {"gpus": "", "model": "", "way": "", "device": "", "width": "neurons", "batch": "rows", "seconds": "seconds"}
+GPUS, REPEATS = (1, 2, 4), 5
+
+
+def ddp_beside_data_parallel() -> Run:
+    """Seconds of one training step of each model on each number of GPUs, under either way.
+
+    The step is that of `data_parallel_step`. DistributedDataParallel runs in ranks that torchrun starts, one for each GPU, and each has
+    its share of the batch there already.
+    """
+    models = {model: list(size) for model, size in MODELS.items()}
+    parameters = {"gpus": list(GPUS), "models": models, "repeats": REPEATS}
+    return Run("ddp_beside_data_parallel", parameters, COLUMNS, badge(), 2 * len(GPUS) * len(models), _points(models))
+
+
+def _points(models: dict[str, list[int]]) -> Iterator[Row]:
+    for row in data_parallel_step(GPUS, models, REPEATS):
+        yield row | {"way": DATA_PARALLEL, "device": "GPU"}
+    asked = json.dumps({"gpus": GPUS, "models": models, "layers": LAYERS, "repeats": REPEATS})
+    program = Path(__file__).with_name("ddp_step_seconds.py")
+    for row in torchrun(program, asked, ranks=max(GPUS), devices="cuda", timeout=300, quiet=True).results[0]:
+        yield row | {"way": DDP, "device": "GPU"}

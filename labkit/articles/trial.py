@@ -1,0 +1,145 @@
+"""A claim on trial: its code is run as it stands, and what happens compared with what is expected."""
+
+import contextlib
+import gc
+import io
+import os
+import re
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from labkit import articles, machine
+from labkit.articles import Claim, Expected
+
+UNTRIED, _RACE = "not tried", "RaceWarning"
+# Warnings that PyTorch gives once in a process, of how its threads came to a GPU: whichever claim is the first gets them.
+_ONCE = ("there was no current CUDA context", "The AccumulateGrad node's stream does not match")
+PATIENCE = 240  # seconds for the claims that run in a process of their own, together: a busy machine takes long to start processes
+_LONGEST = 90  # characters of an outcome in a table
+
+
+@dataclass(frozen=True)
+class ClaimOutcome:
+    """What running a claim came to.
+
+    Attributes:
+        raised, message: the class and the text of the exception, "" if there was none.
+        printed: all that was printed.
+        warned: the warnings, each as its class and its text.
+        peak: bytes on the first GPU, at most, beyond those allocated before.
+        untried: why it was not run, or "".
+    """
+
+    raised: str = ""
+    message: str = ""
+    printed: str = ""
+    warned: tuple[str, ...] = ()
+    peak: int = 0
+    untried: str = ""
+
+    def fits(self, expected: Expected) -> bool:
+        """Is this what was expected? A race that a virtual GPU reports is no warning: a real one cannot see it."""
+        printed = self.printed.strip()
+        told = [warning for warning in self.warned if warning != _RACE and not (expected.may_warn and expected.may_warn in warning)]
+        return (
+            self.raised in expected.raises.split(" or ")
+            and expected.message in self.message
+            and (bool(expected.like) or printed == expected.prints)
+            and re.search(expected.like, printed) is not None
+            and (any(expected.warns in warning for warning in told) if expected.warns else not told)
+        )
+
+    def __repr__(self) -> str:
+        if self.untried:
+            return f"{UNTRIED}: {self.untried}"
+        said = f"{self.raised}: {self.message}".splitlines()[0] if self.raised else ""
+        parts = [said, " | ".join(self.printed.split("\n")).strip(" |"), *(warning for warning in self.warned)]
+        return "; ".join(part for part in parts if part) or "ran, and said nothing"
+
+    @property
+    def short(self) -> str:
+        """In one line, for a table."""
+        text = repr(self)
+        return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def outcomes(claims: list[Claim]) -> Iterator[tuple[Claim, ClaimOutcome]]:
+    """Each claim, and what it comes to; those that must be alone share a process of their own, and come last."""
+    for claim in claims:
+        require(claim)
+    for claim in claims:
+        if not claim.alone:
+            yield claim, _run_claim(claim)
+    if alone := [claim for claim in claims if claim.alone]:
+        from labkit.isolation import isolated
+
+        yield from zip(alone, isolated(_run_alone, [claim.name for claim in alone], timeout=PATIENCE).value, strict=True)
+
+
+def _run_alone(names: list[str]) -> list[ClaimOutcome]:
+    """In the process of its own."""
+    return [_run_claim(articles.find(name)) for name in names]
+
+
+def require(claim: Claim) -> None:
+    """Raises RuntimeError when fewer GPUs are in use than the claim needs."""
+    used = machine.current()
+    if used is None or used.count < claim.gpus:
+        raise RuntimeError(
+            f"the claim {claim.name!r} needs {claim.gpus} GPU(s), and {used.count if used else 0} are in use: labkit.use(gpus={claim.gpus})"
+        )
+
+
+def _run_claim(claim: Claim) -> ClaimOutcome:
+    return ClaimOutcome(untried=claim.untried) if claim.untried else run(claim.program, claim.values)
+
+
+def run(program: str, values: bool) -> ClaimOutcome:
+    """Run a program in a namespace of its own, and put back what it changed."""
+    printed, raised, message = io.StringIO(), "", ""
+    with _put_back(), contextlib.nullcontext() if values else machine.in_use().without_values():
+        torch.cuda.reset_peak_memory_stats(0)
+        before = torch.cuda.memory_allocated(0)
+        with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(printed):
+            warnings.simplefilter("always")
+            warnings.simplefilter("ignore", DeprecationWarning)  # which Python keeps from users, too
+            names: dict[str, Any] = {"torch": torch, "nn": nn, "__name__": "claim"}
+            try:
+                exec(compile(program, "<claim>", "exec"), names)
+            except Exception as error:
+                raised, message = type(error).__name__, str(error)
+                traceback.clear_frames(error.__traceback__)  # they would hold the tensors
+            names.clear()
+            torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated(0) - before
+    told = (_told(warning) for warning in warned if not any(words in str(warning.message) for words in _ONCE))
+    return ClaimOutcome(raised, message, printed.getvalue(), tuple(dict.fromkeys(told)), max(0, peak))
+
+
+def _told(warning: warnings.WarningMessage) -> str:
+    """Class and first line; of a race its class alone, for the rest names streams and lines of the moment."""
+    name = warning.category.__name__
+    return name if name == _RACE else f"{name}: {str(warning.message).splitlines()[0]}"
+
+
+@contextlib.contextmanager
+def _put_back() -> Iterator[None]:
+    """What a snippet may change for the whole process: the current device, cuDNN's switches, the environment, the memory."""
+    device, cudnn = torch.cuda.current_device(), (torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled)
+    environment, state = dict(os.environ), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.enabled = cudnn
+        os.environ.clear()
+        os.environ.update(environment)
+        torch.set_rng_state(state)
+        gc.collect(1)
+        torch.cuda.empty_cache()

@@ -1,0 +1,15 @@
+"""Each solution passes in a kernel that has run nothing else: what a library takes at its first call is no answer's."""
+
+import pytest
+from test_exercises import EXERCISES, answer
+
+import labkit
+from labkit import checks
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("number", EXERCISES)
+def test_a_solution_passes_first_of_all(number):
+    with labkit.use(gpus=max(2, checks.find(number).gpus), virtual=True, quiet=True):
+        verdict = labkit.check(number, answer(number, EXERCISES[number][1]))
+    assert verdict.passed, verdict

@@ -1,0 +1,40 @@
+"""The virtual NCCL in one process, as a world of one rank: what it keeps, and until when."""
+
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.usefixtures("machine")
+
+
+@pytest.fixture(autouse=True)
+def world(machine):
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_batch_that_was_waited_for_keeps_nothing():
+    x, y = torch.ones(1000, device="cuda"), torch.zeros(1000, device="cuda")
+    before = torch.cuda.memory_allocated()
+    with dist._coalescing_manager(device=x.device, async_ops=True) as manager:
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+    manager.wait()
+    del x, y, manager
+    assert torch.cuda.memory_allocated() == before - 2 * 4096
+
+
+def test_what_nobody_waits_for_is_kept_until_the_watchdog_has_looked():
+    x, y = torch.ones(1000, device="cuda"), torch.ones(1, device="cuda")
+    before = torch.cuda.memory_allocated()
+    dist.all_reduce(x, async_op=True)
+    torch.cuda.synchronize()
+    del x
+    dist.all_reduce(y)
+    assert torch.cuda.memory_allocated() == before
+    gc.collect()  # takes a real process about as long as the watchdog's period
+    dist.all_reduce(y)
+    assert torch.cuda.memory_allocated() == before - 4096

@@ -1,0 +1,1 @@
+"""CUDA graphs: work is recorded once, and then runs as often as the program asks for it."""
