@@ -333,7 +333,7 @@ def observe_copies(copy_while: Any, cases: Plain) -> Plain:
                 start = machine.host_time()
                 result, kept = _from_elsewhere(case["device"], copy_while, source, device, work)
                 returned = machine.host_time()
-            tried = {"total": returned - start, "calls": len(calls), "work": sum(calls), "kept": kept, "type": type(result).__name__}
+            tried: Plain = {"total": returned - start, "calls": len(calls), "work": sum(calls), "kept": kept, "type": type(result).__name__}
             torch.cuda.synchronize(device)
             tried["left"] = machine.host_time() - returned
             if isinstance(result, torch.Tensor):
