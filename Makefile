@@ -129,6 +129,8 @@ $(VENV)/installed-lab: constraints.txt pyproject.toml
 	@echo "installing the pinned packages into $(VENV): this takes some minutes the first time"
 	@$(filter-out --quiet,$(PIP_INSTALL)) --editable '.[lab]'
 	@$(BIN)/jupyter labextension disable --level=sys_prefix '@jupyterlab/apputils-extension:announcements' >/dev/null 2>&1 # no question about news
+	@mkdir -p $(VENV)/share/jupyter/lab/settings
+	@echo '{"@jupyterlab/filebrowser-extension:browser": {"showLastModifiedColumn": false}}' > $(VENV)/share/jupyter/lab/settings/overrides.json
 	@touch $@
 
 $(VENV)/installed: $(VENV)/installed-lab

@@ -18,6 +18,7 @@ class RunCell:
 
 
 _cells: list[RunCell] = []
+_judged: dict[str, int | None] = {}  # which of them made the answer that was checked last, by exercise
 
 
 def watch() -> None:
@@ -91,13 +92,10 @@ def _collect(node: ast.AST, names: set[str]) -> None:
 def not_on_screen(number: str) -> str:
     """Why the answer that the running cell gives to `labkit.check(number, …)` is not what its own cell shows; "" where it is.
 
-    What was typed and never run, or taken out of a cell that was not run again, no kernel can know.
+    What was typed and never run, or taken out of a cell that was not run again, no kernel can know. See `judged_before`.
     """
-    shell = _shell()
-    running = shell.user_ns.get("In", [""])[-1] if shell is not None else ""
-    name = _answer_to(number, running)
-    made = next((index for index in reversed(range(len(_cells))) if name in _cells[index].binds), None)
-    if name is None or made is None or name in _bound(running):
+    name, made = _made(number)
+    if name is None or made is None:
         return ""
     means = re.compile(rf"^\s*(?:(?:async\s+)?def|class)\s+{name}\b|^{name}\s*(?::|=[^=])", re.MULTILINE)
     for cell in reversed(_cells[made + 1 :]):
@@ -108,6 +106,28 @@ def not_on_screen(number: str) -> str:
             others = " and ".join(f"`{other}`" for other in sorted(cell.binds)) or "nothing"
             return f"your last cell defines {others}, no `{name}`. What ran before is an older version, which the cell no longer shows."
     return ""
+
+
+def judged_before(number: str) -> str:
+    """What to say of an answer whose cell has not run since the exercise was checked last; "" of any other.
+
+    JupyterLab tells the kernel nothing of an empty cell that is run.
+    """
+    name, made = _made(number)
+    before, _judged[number] = _judged.get(number), made
+    if made is None or made != before:
+        return ""
+    return f"The cell of `{name}` has not run since the last check: this is about the same version."
+
+
+def _made(number: str) -> tuple[str | None, int | None]:
+    """The name that the running cell gives to the check of this exercise, and which of the cells before gave it its value last."""
+    shell = _shell()
+    running = shell.user_ns.get("In", [""])[-1] if shell is not None else ""
+    name = _answer_to(number, running)
+    if name is None or name in _bound(running):
+        return name, None
+    return name, next((index for index in reversed(range(len(_cells))) if name in _cells[index].binds), None)
 
 
 def _answer_to(number: str, source: str) -> str | None:

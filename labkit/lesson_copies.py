@@ -5,11 +5,23 @@ A copy has no outputs, so that nothing below a question answers it, and it is ne
 
 import hashlib
 import json
+import platform
 import re
 from pathlib import Path
 from typing import Any
 
 DEFAULT = Path("work")
+# What JupyterLab would write into a notebook that it opens, which would then be marked as changed.
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LANGUAGE = {
+    "codemirror_mode": {"name": "ipython", "version": 3},
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "name": "python",
+    "nbconvert_exporter": "python",
+    "pygments_lexer": "ipython3",
+    "version": platform.python_version(),
+}
 
 
 def shipped() -> Path:
@@ -69,7 +81,7 @@ def _without_outputs(path: Path) -> dict[str, Any]:
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
-    notebook["metadata"]["labkit"] = {"version": _digest(notebook)}
+    notebook["metadata"] |= {"labkit": {"version": _digest(notebook)}, "kernelspec": KERNEL, "language_info": LANGUAGE}
     return notebook
 
 

@@ -23,6 +23,7 @@ WRONG = "def on_gpu(numbers):\n    return torch.tensor(numbers)"
 def notebook(monkeypatch):
     """A function that runs a cell of a notebook, by its id, and returns what the last check said."""
     monkeypatch.setattr(cells, "_cells", [])
+    monkeypatch.setattr(cells, "_judged", {})
     monkeypatch.setenv("LABKIT_PROGRESS", "")
     shell = InteractiveShell.instance()
     shell.events.register("post_run_cell", cells.note)
@@ -81,6 +82,27 @@ def test_what_an_answer_prints_is_cut_with_its_count(notebook, capsys):
         print("x" * 1_000_000)
         print("y")
     assert out.getvalue() == "… and 2 more lines, which labkit.check leaves out\n"
+
+
+def test_what_an_answer_warns_of_is_cut_too(notebook, capsys):
+    notebook("import sys\ndef on_gpu(numbers):\n    for n in range(100):\n        print(n, file=sys.stderr)")
+    assert "Not yet" in notebook(CHECK, "check")
+    shown = capsys.readouterr()
+    assert shown.err.splitlines() == [str(n) for n in range(40)] and "… and 60 more lines" in shown.out
+
+
+def test_an_answer_whose_cell_has_not_run_since_is_told(notebook):
+    same = "The cell of `on_gpu` has not run since the last check: this is about the same version."
+    for answer, told in ((WRONG, "Not yet: your tensor is on cpu"), (RIGHT, "Right.")):
+        notebook(answer)
+        assert same not in notebook(CHECK, "check")
+        assert told in (again := notebook(CHECK, "check")) and same in again  # its cell may be empty by now
+
+
+def test_an_interrupt_says_where_the_answer_was(notebook, capsys):
+    notebook("def on_gpu(numbers):\n    raise KeyboardInterrupt")
+    notebook(CHECK, "check")
+    assert capsys.readouterr().out.strip().splitlines()[-1] == "KeyboardInterrupt: 00.1 was interrupted (line 2: raise KeyboardInterrupt)."
 
 
 def test_an_answer_without_end_is_told_and_ended(monkeypatch, capsys, notebook):

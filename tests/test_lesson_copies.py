@@ -47,6 +47,16 @@ def test_a_copy_has_no_outputs_and_the_lesson_keeps_them(shipped, tmp_path):
     assert code(shipped / FIRST)["outputs"]
 
 
+def test_jupyterlab_has_nothing_to_write_into_a_copy_that_it_opens(shipped, tmp_path):
+    from ipykernel.ipkernel import IPythonKernel
+    from ipykernel.kernelspec import get_kernel_dict
+
+    lesson_copies.copy(tmp_path)
+    metadata = json.loads((tmp_path / FIRST).read_text())["metadata"]
+    assert metadata["language_info"] == IPythonKernel.language_info
+    assert metadata["kernelspec"]["display_name"] == get_kernel_dict()["display_name"]
+
+
 def test_what_was_written_stays_and_a_missing_copy_comes_back(shipped, tmp_path):
     work = tmp_path / "work"
     lesson_copies.copy(work)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 
 def address(folder: str, servers: Iterable[dict]) -> str | None:
@@ -20,4 +21,5 @@ if __name__ == "__main__":
     found = address(sys.argv[1], list_running_servers())
     if found is None:
         sys.exit(1)
-    print(f"JupyterLab already runs for {sys.argv[1]}/: open {found}\nTo end it: jupyter lab stop, or Ctrl+C where it was started.")
+    stop = f"{Path(sys.executable).parent / 'jupyter'} lab stop {urlsplit(found).port}"
+    print(f"JupyterLab already runs for {sys.argv[1]}/: open {found}\nTo end it: {stop}, or Ctrl+C where it was started.")

@@ -3,4 +3,4 @@
 from virtualgpu.clock.machine_clock import Span as Span
 from virtualgpu.hardware import machine as machine
 from virtualgpu.hardware import stream_name as stream_name
-from virtualgpu.tensor import Memory as Memory
+from virtualgpu.memory import Memory as Memory

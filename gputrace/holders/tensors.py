@@ -63,7 +63,7 @@ def of_kind(objects: list[Any], kind: type) -> list[Any]:
 
 
 def all_objects() -> list[Any]:
-    """What Python's garbage collector tracks, and the storages that it does not (see `virtualgpu.tensor.hang`)."""
+    """What Python's garbage collector tracks, and the storages that it does not (see `virtualgpu.memory`)."""
     return _with_untracked(gc.get_objects())
 
 

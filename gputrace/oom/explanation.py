@@ -28,7 +28,7 @@ class OutOfMemoryExplanation:
     """Why a GPU could not serve a request. Prints as text and as HTML.
 
     Attributes:
-        verdict: the cause: "too much live", "fragmentation", "cached by another stream", "another process", "a memory limit", "larger
+        verdict: the cause: "too much in use", "fragmentation", "cached by another stream", "another process", "a memory limit", "larger
             than the GPU", or "not known" where lost events hide it.
         reason: the numbers of the cause, in a sentence or two.
         remedies: what would help, one sentence or two each.
@@ -77,7 +77,8 @@ def _reason(s: Situation) -> str:
         case Cause.TOO_LARGE:
             return f"The whole GPU has {byte_text(s.total)}, the CUDA context's share included: no tidying makes room for this request."
         case Cause.TOO_MUCH_LIVE:
-            return f"{byte_text(s.live)} are live, and {byte_text(s.short)} of what the request needs is not there."
+            more = f", {byte_text(s.grows)} more each step" if s.grows > 0 else ""
+            return f"{byte_text(s.live)} are live{more}, and {byte_text(s.short)} of what the request needs is not there."
         case Cause.FRAGMENTATION:
             free, pieces = byte_text(sum(space.nbytes for space in s.within_reach)), sum(space.count for space in s.within_reach)
             return (
@@ -131,9 +132,9 @@ def _remedies(s: Situation) -> list[str]:
             ]
         case Cause.TOO_MUCH_LIVE:
             empty = "torch.cuda.empty_cache() would not help: the allocator gave back every wholly free segment before it gave up."
-            return [*_free_lines(s), *_smaller_batch(s), empty]
+            return [*_growth(s), *_free_lines(s), *_smaller_batch(s), empty]
         case Cause.FRAGMENTATION:
-            return [*_settings(s), *_pinning(s, {s.stream})]
+            return [*_growth(s), *_settings(s), *_pinning(s, {s.stream})]
         case Cause.OTHER_STREAM:
             there = {space.stream for space in s.barred}
             return [
@@ -146,12 +147,14 @@ def _remedies(s: Situation) -> list[str]:
             return [
                 *(ends or ["End the other processes that are yours: nvidia-smi lists them."]),
                 "Or take another GPU.",
+                *_growth(s),
                 *_smaller_batch(s),
             ]
         case Cause.LIMIT:
             return [
                 "Raise the limit: torch.cuda.set_per_process_memory_fraction, per_process_memory_fraction in "
                 f"{_SETTINGS}, or labkit.use(memory=...) sets it.",
+                *_growth(s),
                 *_free_lines(s),
                 *_smaller_batch(s),
             ]
@@ -167,19 +170,24 @@ def _free_lines(s: Situation) -> list[str]:
         where = "what was there before the recording" if holding.line is None else holding.line.location
         named.append(f"{where} ({byte_text(holding.nbytes)}, {holding.category})")
         gained += holding.nbytes
-    return [f"Free or shrink {', '.join(named)}: {byte_text(s.short)} less is needed."] if named else []
+    needed = "" if s.grows > 0 else f": at least {byte_text(s.short)} less is needed"  # of a loop that leaks, no number is enough
+    return [f"Free or shrink {', '.join(named)}{needed}."] if named else []
+
+
+def _growth(s: Situation) -> list[str]:
+    if s.grows <= 0:
+        return []
+    return [
+        f"Memory grows by {byte_text(s.grows)} a step, so a smaller batch only puts the error off: find out what keeps the tensors of "
+        "earlier steps."
+    ]
 
 
 def _smaller_batch(s: Situation) -> list[str]:
     """What shrinks with the batch: activations, and this request too unless it is for a parameter. By how much the batch must shrink is not
     told: what the step still needs after this line is not known."""
     activations = sum(holding.nbytes for holding in s.holdings if holding.category == "activations")
-    if s.grows > 0:
-        return [
-            f"Memory grows by {byte_text(s.grows)} a step, so a smaller batch only puts the error off: find out what keeps the tensors of "
-            "earlier steps."
-        ]
-    if not activations:
+    if s.grows > 0 or not activations:
         return []
     shrinks = activations + (0 if s.for_parameter else s.segment_size)
     what = f"activations, {byte_text(shrinks)}," if s.for_parameter else f"activations and this request, {byte_text(shrinks)},"

@@ -81,7 +81,7 @@ class Cause(StrEnum):
     """Why a request could not be served."""
 
     TOO_LARGE = "larger than the GPU"
-    TOO_MUCH_LIVE = "too much live"
+    TOO_MUCH_LIVE = "too much in use"
     FRAGMENTATION = "fragmentation"
     OTHER_STREAM = "cached by another stream"
     OTHER_PROCESS = "another process"
@@ -161,6 +161,7 @@ class Situation:
     settings: Settings
     lost: int  # events
     grows: int  # bytes that each step of the loop before left behind, as far as such a loop is seen
+    grown: int  # and all its steps
 
     @property
     def limit(self) -> int | None:
@@ -223,6 +224,8 @@ class Situation:
         small = self.rounded <= SMALL_SIZE
         if any(space.largest >= self.rounded and space.small == small for space in self.barred):
             return Cause.OTHER_STREAM
+        if needed <= self.capacity and self.grown > self.reserved - self.live:  # without holes, a later step would have failed
+            return Cause.TOO_MUCH_LIVE
         if self.usable is not None and self.usable.nbytes >= self.rounded:
             return Cause.FRAGMENTATION
         crumbs = 2 * (self.reserved - self.live) < self.segment_size  # less than half of the request: no allocator does without
@@ -273,6 +276,7 @@ def situation_of(trace: "TraceData") -> Situation | None:
     held_known = segments is not None or message.allocated is not None
     outside = max(0, total - (free or 0) - reserved) if held_known else 0
     context, context_known, processes = _context(message, outside, reserved if held_known else None)
+    steps = steps_of(trace, device)
     step = LARGE_SEGMENT if settings.expandable_segments else 0  # expandable segments grow by whole pages
     refused = free is not None and free >= segment_size + step
     return Situation(
@@ -301,7 +305,8 @@ def situation_of(trace: "TraceData") -> Situation | None:
         pins=_pins(live),
         settings=settings,
         lost=trace.lost,
-        grows=steps.growth if (steps := steps_of(trace, device)) is not None else 0,
+        grows=steps.growth if steps is not None else 0,
+        grown=steps.growth * steps.repeats if steps is not None else 0,
     )
 
 

@@ -1,7 +1,8 @@
 """Four articles on PyTorch and GPUs, claim by claim: what each says, the code that puts it to the test, and the verdict.
 
-One TOML file an article, or several for a long one, in order. The claims are told in a few words; of an article's code, `code` holds the
-lines that the claim stands on, without comments. `before` and `after` are the kit's own, and so is all code of a claim that has no snippet.
+One TOML file an article, or several for a long one, in order. Claims are quoted, or told in a few words; of an article's code, `code`
+holds the lines that the claim stands on, without comments. `before` and `after` are the kit's own, and so is all code of a claim that has
+no snippet.
 """
 
 import tomllib
@@ -54,7 +55,7 @@ class Claim:
     Attributes:
         name: by which `try_claim` finds it.
         article: whose it is, and its `section` there.
-        says: the claim in a few words.
+        says: the claim, quoted or in a few words.
         verdict: "holds", "held once" or "never held".
         why: what happens instead, or why it holds, in a sentence or two.
         snippet: is `code` the article's?

@@ -27,15 +27,26 @@ def check(number: str, answer: Any) -> Verdict:
     known = find(number)
     if why := cells.not_on_screen(number):
         return Verdict(False, f"not checked: {why}", exercise=number)
-    inputs = known.draw(random.Random())
+    verdict, same = _tried(known, answer), cells.judged_before(number)
+    return replace(verdict, message=f"{verdict.message}\n{same}") if same and verdict.message != "not attempted" else verdict
+
+
+def _tried(known: Check, answer: Any) -> Verdict:
+    number, inputs = known.number, known.draw(random.Random())
     try:
         with limits.in_time(number, answer), limits.a_screenful():
             seen = checking.observe(known, answer, inputs)
     except limits.TookTooLongError as error:
-        line = "; ".join(checking.own_line(error, answer))
-        told = f"your answer took longer than {limits.LIMIT:g} s{f' ({line})' if line else ''}."
+        told = f"your answer took longer than {limits.LIMIT:g} s{_at(error, answer)}."
         return attempts.note(known, replace(checking.not_yet(told), exercise=number), inputs)
+    except KeyboardInterrupt as error:
+        raise limits.CheckInterrupted(f"{number} was interrupted{_at(error, answer)}.") from None
     return attempts.note(known, checking.judge(known, seen, inputs), inputs)
+
+
+def _at(error: BaseException, answer: Any) -> str:
+    line = "; ".join(checking.own_line(error, answer))
+    return f" ({line})" if line else ""
 
 
 def progress(lesson: str | None = None) -> Progress:

@@ -70,11 +70,11 @@ def judge_copies(found: Plain, cases: Plain) -> Verdict:
     for told, case in zip(found, cases, strict=True):
         expected, answer = describe(matrix(case)), told["answer"]
         if answer != expected:
-            return not_yet(f"from {_short(expected)} you made {_short(answer)}: it was to have the same values, shape, dtype and device.")
+            return not_yet(f"from {_short(expected)} you made {_short(answer)}: it should have the same values, shape, dtype and device.")
         if not told["shared"]:
             return not_yet("a forked child wrote into what you returned, and this process did not see it. Whose memory is it?")
         if not told["private"]:
-            return not_yet("a forked child wrote into x, and this process saw it. x was to stay private.")
+            return not_yet("a forked child wrote into x, and this process saw it. x should stay private.")
         if not told["unchanged"]:
             return not_yet("x has other values than before.")
     return right("Every process that gets this tensor sees the same memory.")
@@ -126,11 +126,11 @@ def judge_update(found: Plain, inputs: Plain) -> Verdict:
         if told["own"] == expected != told["shared"]:
             return not_yet(f"{text}: this process sees the new values, the others the old ones. Write into the memory that is there.")
         if told["shared"] != expected:
-            return not_yet(f"{text}: {expected} was due, and the others see {told['shared']}.")
+            return not_yet(f"{text}: the new values are {expected}, and the others see {told['shared']}.")
         if not told["trainable"]:
             return not_yet("a parameter requires no gradient any more.")
         if told["gradient"] != tensor["gradient"]:
-            return not_yet(f"{text}: afterwards the gradient is {told['gradient']}. It was to stay as it is.")
+            return not_yet(f"{text}: afterwards the gradient is {told['gradient']}. It should stay as it is.")
     return right("Written in place: every process sees the step.")
 
 
@@ -185,7 +185,7 @@ def judge_held(found: Plain, inputs: Plain) -> Verdict:
             known += f"{units.byte_text(told['reserved'])} and allocated {units.byte_text(told['allocated'])}"
             return not_yet(f"{known}; you said {answer / MIB:.0f} MiB. Whose is the cache?")
         if told["emptied"]:
-            return not_yet("your function emptied this process's cache. It was to tell how things are, and leave them so.")
+            return not_yet("your function emptied this process's cache. It should only look.")
     return right("The contexts, this process's own among them, and all that other processes hold.")
 
 
@@ -250,12 +250,12 @@ def judge_producer(found: Plain, sizes: Plain) -> Verdict:
     if found["lost"] or (len(found["came"]) == len(sizes) and not found["waited"] and found["ended"]):
         return not_yet("your producer did not wait until the consumer was done: what it sent was gone, or might have been.")
     if len(found["came"]) < len(sizes):
-        return not_yet(f"of {len(sizes)} tensors, {len(found['came'])} came. Who waits for whom?")
+        return not_yet(f"{len(found['came'])} of {len(sizes)} tensors came. Who waits for whom?")
     for tensor, size in zip(found["came"], sizes, strict=True):
         if tensor["type"] != "Tensor" or tensor["values"] != [1.0] * size:
-            return not_yet(f"{size} ones were due; {_short(tensor)} came.")
+            return not_yet(f"expected {size} ones, and {_short(tensor)} came.")
         if not tensor["device"].startswith("cuda"):
-            return not_yet(f"the tensors came on {tensor['device']}. They were to stay on the GPU, uncopied.")
+            return not_yet(f"the tensors came on {tensor['device']}. They should stay on the GPU, uncopied.")
     if not found["ended"]:
         return not_yet(f"{ENDING:g} s after the consumer was done, your producer still ran.")
     return right("It stayed until nobody needed its memory.")
@@ -323,9 +323,9 @@ def judge_server(found: Plain, inputs: Plain) -> Verdict:
     if len(looks) <= len(requests):
         return not_yet(f"you answered {len(looks)} of {len(requests)} requests; go on until None comes.")
     if places := sorted({place for place in found["computed"] if not place.startswith("cuda")}):
-        return not_yet(f"the model computed on {places[0]}. It was on the GPU: what was to move?")
+        return not_yet(f"the model computed on {places[0]}. It was on the GPU: what should move?")
     if len(replies) != len(requests):
-        return not_yet(f"to {len(requests)} requests there are {len(replies)} replies.")
+        return not_yet(f"there are {len(replies)} replies to {len(requests)} requests.")
     for reply, request in zip(replies, requests, strict=True):
         answer = reply["answer"]
         if answer["type"] != "Tensor" or reply["client"] != request["client"]:

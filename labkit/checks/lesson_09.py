@@ -146,7 +146,7 @@ def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
         kept = units.byte_text(observed["kept"])
         return not_yet(f"when a forward began, {kept} of earlier micro-batches were still there. What keeps their graphs?")
     if not observed["unchanged"]:
-        return not_yet("the parameters have changed. Only the gradients were to change.")
+        return not_yet("the parameters have changed. Only the gradients should change.")
     return right(f"{len(seen)} micro-batches, the gradients of one batch.")
 
 
@@ -242,11 +242,11 @@ def _judge_prediction(observed: Plain, inputs: Plain) -> Verdict:
     if observed["type"] != "Tensor":
         return not_yet(f"your function returned {observed['type']}, not a tensor.")
     if not observed["statistics"]:
-        return not_yet("BatchNorm's averages have changed: it learned from rows that it was only to predict. In which mode was the model?")
+        return not_yet("BatchNorm's averages have changed: it learned from rows that it should only predict. In which mode was the model?")
     if observed["shape"] != [inputs["batch"], 4] or not _close(observed["got"], observed["due"]):
         return not_yet("these are not the model's predictions in evaluation mode, all of them in order.")
     if observed["device"] != "cuda":
-        return not_yet(f"the predictions are on {observed['device']}. They were to stay on the GPU.")
+        return not_yet(f"the predictions are on {observed['device']}. They should stay on the GPU.")
     if observed["graph"]:
         return not_yet("the model made a graph, and a graph keeps all activations until it is gone.")
     if not observed["peak"] <= observed["allowed"]:
@@ -263,7 +263,7 @@ def _judge_prediction(observed: Plain, inputs: Plain) -> Verdict:
     before, after = observed["before"], observed["after"]
     if after["modes"] != before["modes"]:
         now = " and ".join(after["modes"][1:3])
-        return not_yet(f"the model was in {inputs['mode']} mode; of its modules, the first and BatchNorm are now in {now} mode.")
+        return not_yet(f"the model was in {inputs['mode']} mode; its first layer and its BatchNorm are now in {now} mode.")
     if after["parameters"] != before["parameters"]:
         return not_yet("the model's parameters are not as they were: on the GPU, and trained.")
     return right(f"At most {units.byte_text(observed['peak'])} more.")
@@ -276,7 +276,7 @@ KEPT = ROWS * WIDTH * 4  # bytes of one block's input
 
 
 def draw_blocks(generator: random.Random) -> Plain:
-    """Blocks with a rest, of which so many parts as a part was to have blocks would be of another size."""
+    """A number of blocks that leaves a rest, and for which `every` parts have another size than parts of `every` blocks."""
     every = generator.randint(2, 4)
     counts = [blocks for blocks in range(2 * every + 1, 5 * every) if blocks % every and -(-blocks // every) != every]
     return {"seed": generator.randrange(1 << 30), "every": every, "blocks": generator.choice(counts)}
@@ -336,8 +336,8 @@ def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(f"{kept}; {len(due)} checkpoints need less than {units.byte_text(allowed)}.")
     if answer["again"] != [index for part in due for index in part]:
         return not_yet(
-            f"of {inputs['blocks']} blocks, with a checkpoint for each {inputs['every']}, the backward was to compute {due} again, part by "
-            f"part; it computed {answer['again']}, and kept {units.byte_text(answer['kept'])}. The longest part decides about the peak."
+            f"with {inputs['blocks']} blocks and a checkpoint for every {inputs['every']}, the backward should compute {due} again, part "
+            f"by part; it computed {answer['again']}, and kept {units.byte_text(answer['kept'])}. The longest part decides about the peak."
         )
     return right(f"{units.byte_text(answer['kept'])} kept instead of {units.byte_text(expected['kept'])}.")
 

@@ -134,10 +134,10 @@ def judge_report(observations: Plain, sizes: Plain) -> Verdict:
             return not_yet(f"PyTorch warns, though you may have silenced it: {observed['warned'][0]}.")
         numbers = [name for name in FIGURES if said.get(name) is not None]
         if len(numbers) < len(FIGURES):
-            return not_yet(f"numbers of bytes were due for {', '.join(FIGURES)}; yours are for {', '.join(numbers) or 'nothing'}.")
+            return not_yet(f"expected numbers of bytes for {', '.join(FIGURES)}; yours are for {', '.join(numbers) or 'nothing'}.")
         for name in FIGURES:
             if said[name] != truth[name]:
-                return not_yet(f"of cuda:{device}, {name} is {truth[name]:,} bytes; you said {said[name]:,}.")
+                return not_yet(f"on cuda:{device}, {name} is {truth[name]:,} bytes; you said {said[name]:,}.")
         if observed["after"] != truth:
             return not_yet(f"asking has changed the figures of cuda:{device}. What empties the cache, or resets the peaks?")
         if observed["moved"]:
@@ -233,18 +233,18 @@ def _numbers(model: nn.Module) -> list[float]:
 
 def judge_training(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
     if isinstance(observed["loss"], str):
-        return not_yet(f"a number was due; your function returned {observed['loss']}.")
-    if not observed["device"].startswith("cuda"):
-        return not_yet("the model that you were given is still on the CPU.")
+        return not_yet(f"expected a number; your function returned {observed['loss']}.")
     if "cpu" in observed["forwards"]:
-        return not_yet("the model computed on the CPU. It was to train on the GPU.")
+        return not_yet("the model computed on the CPU. It should train on the GPU.")
     off = max(abs(a - b) for a, b in zip(observed["parameters"], due["parameters"], strict=True))
     if not off < 1e-3:
+        if observed["device"] == "cpu":
+            return not_yet("the model that you were given is still on the CPU, and is not trained.")
         return not_yet(f"the model's parameters are off by up to {off:.3g}. What do gradients do from one step to the next?")
     if not abs(observed["loss"] - due["loss"]) < 1e-3 * due["loss"]:
         return not_yet(f"the mean loss is {due['loss']:.5g}; you said {observed['loss']:.5g}.")
     if observed["kept"] > 1:  # that of the step before goes with the next loss
-        return not_yet(f"when a forward began, the graphs of {observed['kept']} earlier steps were there still. What keeps them?")
+        return not_yet(f"when a forward began, the graphs of {observed['kept']} earlier steps were still there. What keeps them?")
     return right("The model first, then its optimizer; and a number for a loss.")
 
 
@@ -288,7 +288,7 @@ def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
     if isinstance(found, str):
         return not_yet(f"your function returned {found}, not a list.")
     if len(found) != len(snippets):
-        return not_yet(f"of {len(snippets)} snippets you gave the outcomes of {len(found)}.")
+        return not_yet(f"you gave the outcomes of {len(found)} programs; there were {len(snippets)}.")
     for outcome, (text, due) in zip(found, snippets, strict=True):
         if outcome != due:
             hint = "Whose names does it see?" if "NameError" in (outcome, due) else "The class's name is asked for."
@@ -352,7 +352,7 @@ def judge_halves(observed: Plain, inputs: Plain) -> Verdict:
             return not_yet(f"for an input on {place} the output is not what both halves make of it, one after the other.")
         if run["computed"] != [["0", "cuda:0"], ["1", "cuda:1"]]:
             calls = ", ".join(f"the {('first', 'second')[int(half)]} on {device}" for half, device in run["computed"]) or "none"
-            return not_yet(f"each half was to be called once, on its own GPU; called were {calls}.")
+            return not_yet(f"each half should be called once, on its own GPU; you called {calls}.")
         for gradient, due in zip(run["gradients"], observed["due_gradients"], strict=True):
             if gradient is None or not _close(gradient, due):
                 return not_yet(

@@ -5,7 +5,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import FrameType
 from typing import Any
 
@@ -20,8 +20,15 @@ class TookTooLongError(BaseException):
     """Raised in an answer at its time's end. No Exception, so that it does not catch it."""
 
 
+class CheckInterrupted(KeyboardInterrupt):
+    """An interrupt of an answer. A notebook shows its message alone, without the kit's own part of the traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]
+
+
 class _Screenful:
-    """Standard output that lets a screenful through, and counts the lines of the rest."""
+    """A stream of output that lets a screenful through, and counts the lines of the rest."""
 
     def __init__(self, out: Any) -> None:
         self._out = out
@@ -47,14 +54,14 @@ class _Screenful:
 
 @contextmanager
 def a_screenful() -> Iterator[None]:
-    """Cut what the block prints after so many lines, and say how many more there were."""
-    screen = _Screenful(sys.stdout)
+    """Cut what the block prints and warns of after so many lines each, and say how many more there were."""
+    screens = _Screenful(sys.stdout), _Screenful(sys.stderr)
     try:
-        with redirect_stdout(screen):
+        with redirect_stdout(screens[0]), redirect_stderr(screens[1]):
             yield
     finally:
-        if screen.left_out:
-            print(f"… and {screen.left_out:,} more line{'s' * (screen.left_out != 1)}, which labkit.check leaves out")
+        if left_out := sum(screen.left_out for screen in screens):
+            print(f"… and {left_out:,} more line{'s' * (left_out != 1)}, which labkit.check leaves out")
 
 
 @contextmanager

@@ -161,6 +161,7 @@ class Lab(Panel):
     """An experiment with a question. A subclass gives `question`, `unit` and the four methods below."""
 
     unit: str
+    _begun: ClassVar["Lab | None"] = None  # the last that was run
     zero_is_possible = False  # as a prediction
 
     def experiment(self) -> Run:
@@ -268,6 +269,10 @@ class Lab(Panel):
     def _start(self) -> None:
         if self.running or self.prediction is None:
             return
+        if Lab._begun is not None and Lab._begun.running:  # on the same GPUs each would count what the other does
+            self._say(f"A {type(Lab._begun).__name__} runs: wait for its end, or stop it, and press Run again.", alert=True)
+            return
+        Lab._begun = self
         self._stopping = self._interrupted = False
         try:
             run = self.experiment()

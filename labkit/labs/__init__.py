@@ -45,9 +45,6 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.fragmented_memory import fragmentation as fragmentation
     from labkit.labs.fragmented_memory import plot_fragmentation as plot_fragmentation
     from labkit.labs.memory_panel import MemoryPanel as MemoryPanel
-    from labkit.labs.memory_panel import MemoryRecorder as MemoryRecorder
-    from labkit.labs.memory_panel import MemorySample as MemorySample
-    from labkit.labs.memory_panel import plot_memory_over_time as plot_memory_over_time
     from labkit.labs.micro_batches import pipeline_splits as pipeline_splits
     from labkit.labs.micro_batches import plot_pipeline_splits as plot_pipeline_splits
     from labkit.labs.mixed_precision import four_ways as four_ways
@@ -55,7 +52,6 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.mixed_precision import plot_four_ways as plot_four_ways
     from labkit.labs.mixed_precision import step_seconds as step_seconds
     from labkit.labs.model_sharing import SharingLab as SharingLab
-    from labkit.labs.model_sharing import held_by_way as held_by_way
     from labkit.labs.model_sharing import plot_shared_model as plot_shared_model
     from labkit.labs.model_sharing import shared_model as shared_model
     from labkit.labs.overlap import plot_two_streams as plot_two_streams
@@ -66,11 +62,7 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.pipeline import PipelineLab as PipelineLab
     from labkit.labs.pipeline import pipeline_step as pipeline_step
     from labkit.labs.pipeline import plot_pipeline_step as plot_pipeline_step
-    from labkit.labs.pipeline import stage_peaks as stage_peaks
-    from labkit.labs.pipeline import waiting_share as waiting_share
-    from labkit.labs.placements import placement as placement
     from labkit.labs.placements import plot_placement as plot_placement
-    from labkit.labs.roofline import format_gain as format_gain
     from labkit.labs.roofline import format_speed as format_speed
     from labkit.labs.roofline import plot_format_speed as plot_format_speed
     from labkit.labs.saving_memory import memory_for_time as memory_for_time
@@ -84,7 +76,6 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.sizes import host_and_device as host_and_device
     from labkit.labs.sizes import plot_host_and_device as plot_host_and_device
     from labkit.labs.stream_program import StreamsLab as StreamsLab
-    from labkit.labs.stream_program import run_program as run_program
     from labkit.labs.training_leaks import LeakLab as LeakLab
     from labkit.labs.training_leaks import leaky_training as leaky_training
     from labkit.labs.training_leaks import plot_leaky_training as plot_leaky_training

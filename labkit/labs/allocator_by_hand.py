@@ -356,7 +356,9 @@ class AllocatorLab(Panel):
         alive = self.hand.requests if self.hand is not None else {}
         options = [(f"{name}, {units.byte_text(nbytes)}", name) for name, nbytes in alive.items()]
         if list(self.block.options) != options:
+            chosen = self.block.value
             self.block.options = options
+            self.block.value = chosen if chosen in alive else next(iter(alive), None)
 
 
 def _mebibytes(text: str, what: str, least: float) -> int:

@@ -230,7 +230,7 @@ class ClaimsPanel(Panel):
             return
         except Exception as error:  # whatever it is, the learner must see it
             self.outcome, self.told.value = None, ""
-            self._say(f"It could not be tried. {error}", alert=True)
+            self._say(f"It could not be tried: {error}", alert=True)
             return
         right = "Right" if verdict == claim.verdict else "No"
         self._say(f"{right}: it {claim.verdict}. {claim.why}")

@@ -1,6 +1,7 @@
 """Runs, results and their tables."""
 
 import pytest
+from measure import EXPERIMENTS
 
 from labkit.lab_parts.experiment import Result, Run, badge, checked_count, checked_sizes, collect
 
@@ -101,3 +102,9 @@ def test_other_sizes_are_refused(sizes):
 def test_other_counts_are_refused(count):
     with pytest.raises(ValueError, match="^repeats=.*a whole number, 1 or more"):
         checked_count("repeats", count)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_without_a_gpu_says_so(name):
+    with pytest.raises(RuntimeError, match="no GPU is in use"):
+        EXPERIMENTS[name].function()

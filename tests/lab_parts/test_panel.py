@@ -208,6 +208,17 @@ def fail():
     raise RuntimeError("out of <memory>")
 
 
+def test_one_lab_runs_at_a_time():
+    lab, other = FakeLab(), FakeLab()
+    predict(lab, "2")
+    predict(other, "2")
+    lab.before[3] = other.run_button.click
+    lab.run_button.click()
+    assert "A FakeLab runs: wait for its end, or stop it" in text(other) and other.result is None
+    other.run_button.click()
+    assert "2 &amp; so on" in text(other) and len(lab.result.rows) == 6
+
+
 def test_an_exception_is_shown_and_the_buttons_come_back():
     lab = FakeLab()
     lab.before[2] = fail

@@ -189,6 +189,17 @@ def test_there_must_be_a_block_to_free(lab):
     assert "There is no block to free yet: allocate one first." in do(lab, "free", "0")
 
 
+def test_a_block_is_chosen_as_soon_as_there_is_one_and_stays_chosen(lab):
+    do(lab, "allocate", "20", size="5")
+    assert lab.block.value == "A"
+    do(lab, "allocate", "20", size="5")
+    lab.block.value = "B"
+    do(lab, "allocate", "20", size="5")
+    assert lab.block.value == "B"
+    assert "its segment stays" in do(lab, "free", "20")
+    assert lab.block.value == "A"
+
+
 def test_only_what_the_step_needs_is_shown(lab):
     assert (lab.size.layout.display, lab.block.layout.display) == (None, "none")
     lab.action.value = "free"

@@ -48,9 +48,7 @@ def test_a_stopped_run_gains_only_where_both_were_measured():
     assert parallel_gain(run.result(), "b") == {}
 
 
-def test_bad_arguments_and_no_gpu_are_refused():
-    with pytest.raises(RuntimeError, match="no GPU is in use"):
-        data_parallel_step()
+def test_bad_arguments_are_refused():
     with labkit.use(gpus=2, virtual=True, quiet=True):
         with pytest.raises(ValueError, match=r"gpus=\(1, 2, 4\).*from 1 to 2"):
             data_parallel_step()
@@ -83,8 +81,6 @@ def test_in_a_small_models_step_the_gpus_wait_for_launches():
 
 
 def test_bad_arguments_of_the_work_are_refused():
-    with pytest.raises(RuntimeError, match="no GPU is in use"):
-        data_parallel_work()
     with labkit.use(gpus=2, virtual=True, quiet=True), pytest.raises(ValueError, match="from 1 to 2"):
         data_parallel_work()
 

@@ -190,8 +190,3 @@ def test_choices_are_locked_while_it_runs_and_a_change_asks_for_another_predicti
 def test_a_run_that_stops_early_leaves_the_prediction_open(lab):
     nothing = memory_plan(lab.setting()).result()
     assert "stays open" in lab.verdict(nothing, 1.0)
-
-
-def test_the_plain_figure_needs_no_prediction():
-    with labkit.use(gpus=1, virtual=True, quiet=True):
-        assert "Predicted" not in BudgetLab(GPT(64, 1, 1, 16, 100)).figure().alt

@@ -167,10 +167,6 @@ def test_another_computation_asks_for_another_prediction():
     assert lab.run_button.disabled and "First predict" in lab.message.value
 
 
-def test_the_plain_figure_needs_no_prediction():
-    assert "Predicted" not in FormatLab("300**2").figure().alt
-
-
 def test_a_run_that_stops_early_leaves_the_prediction_open():
     lab = FormatLab()
     part = number_formats("1/3")

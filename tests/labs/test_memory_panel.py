@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
-from labkit.labs import MemoryPanel, plot_memory_over_time
+from labkit.labs import MemoryPanel
 from labkit.labs import memory_panel as module
-from labkit.labs.memory_panel import MOST, MemoryRecorder, MemorySample, thinned
+from labkit.labs.memory_panel import MOST, MemoryRecorder, MemorySample, plot_memory_over_time, thinned
 
 MIB = 1 << 20
 

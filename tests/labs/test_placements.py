@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn.parallel import replicate
 
 import labkit
-from labkit.labs import placement, plot_placement
+from labkit.labs import plot_placement
+from labkit.labs.placements import placement
 
 
 @pytest.fixture(autouse=True)

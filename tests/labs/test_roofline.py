@@ -52,9 +52,7 @@ def test_rates_follow_from_seconds_and_nothing_is_left_behind():
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_bad_arguments_and_no_gpu_are_refused():
-    with pytest.raises(RuntimeError, match="no GPU is in use"):
-        format_speed()
+def test_bad_arguments_are_refused():
     with labkit.use(gpus=1, virtual=True, quiet=True):
         with pytest.raises(ValueError, match=r"sizes=\[0\]: give one or more whole numbers from 1 to 16384"):
             format_speed([0])

@@ -1,7 +1,7 @@
 """PyTorch's CUDA caching allocator for one virtual device: the calls that a program makes, any thread's, one at a time."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 
@@ -96,8 +96,14 @@ class CachingAllocator(AllocatorRules):
 
     # Private pools
 
-    def begin_pool(self, pool_id: tuple[int, int], takes: Callable[[int], bool] | None) -> None:
-        """This private pool has a user more. From now on requests for a stream that it `takes` go there."""
+    def make_pool(self, pool_id: tuple[int, int], on_oom: bool, splits: bool) -> None:
+        """A private pool with one user; `on_oom` it serves all. Its segments are cut into blocks, if it `splits`."""
+        with self._lock:
+            private = self._private[pool_id] = PrivatePool(self._small, self._large, pool_id, on_oom, splits)
+            private.users = 1
+
+    def begin_pool(self, pool_id: tuple[int, int], takes: Callable[[int], bool]) -> None:
+        """This private pool has a user more: from now on requests for a stream that it `takes` go there."""
         with self._lock:
             private = self._private.get(pool_id)
             if private is None:
@@ -105,8 +111,7 @@ class CachingAllocator(AllocatorRules):
             if any(other is private for other, _ in self._routes):
                 raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
             private.users += 1
-            if takes is not None:
-                self._routes.append((private, takes))
+            self._routes.append((private, takes))
 
     def end_pool(self, pool_id: tuple[int, int]) -> None:
         """Requests go where they went before."""
@@ -201,16 +206,18 @@ class CachingAllocator(AllocatorRules):
         context: str | None = "all",
         clock: Callable[[], int] = lambda: 0,
         clear: bool = False,
+        metadata: Callable[[], str] = str,
+        skipped: Collection[str] = (),
     ) -> None:
         """Starts or (None) ends a history, as `torch.cuda.memory._record_memory_history` asks for it.
 
         `enabled` "all" keeps the last `max_entries` events, "state" only where the blocks in use were allocated. `frames()`
         gives the stack of the caller, `context` ("state", "alloc", "all" or None) what it is kept for; `clock()` gives
-        microseconds.
+        microseconds, `metadata()` the program's own words; `skipped` actions are not kept.
         """
         with self._lock:
             entries = () if self._history is None or clear or enabled is None else self._history.entries
-            self._history = None if enabled is None else History(enabled, max_entries, frames, context, clock, entries)
+            self._history = None if enabled is None else History(enabled, max_entries, frames, context, clock, entries, metadata, skipped)
             self._hear(self._listeners)
 
     def history(self) -> list[dict]:

@@ -4,7 +4,7 @@ The schema is that of `torch.cuda.memory._snapshot`, so that PyTorch's viewer (`
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from .pool import ALLOCATED, NO_POOL, PENDING, UNMAPPED, Block, Segment
 
@@ -24,6 +24,8 @@ class History:
         context: str | None,
         clock: Callable[[], int],
         entries: Iterable[dict] = (),
+        metadata: Callable[[], str] = str,
+        skipped: Collection[str] = (),
     ) -> None:
         if enabled not in ("state", "all"):
             raise ValueError(f"enabled must be 'state', 'all' or None, got {enabled!r}")
@@ -33,23 +35,29 @@ class History:
         self._frames = frames
         self._level = _LEVELS[context] if frames is not None else 0
         self._clock = clock
+        self._metadata = metadata
+        self._skipped = skipped
 
     def stack(self, action: str) -> list[dict]:
         """The caller's stack if it is to be kept for this action."""
         allocates = action in ("alloc", "segment_alloc", "segment_map", "oom")
         return self._frames() if self._frames is not None and self._level >= (1 if allocates else 3) else []
 
-    def add(self, action: str, address: int, size: int, stream: int, frames: list[dict] | None = None) -> None:
-        """Notes an event; of an `oom` the address is the device's free bytes."""
+    def add(
+        self, action: str, address: int, size: int, stream: int, frames: list[dict] | None = None, pool_id: tuple[int, int] = NO_POOL
+    ) -> None:
+        """Notes an event, unless its kind is skipped; of an `oom` the address is the device's free bytes."""
+        if action in self._skipped:
+            return
         entry = {
             "action": action,
             "device_free" if action == "oom" else "addr": address,
             "size": size,
             "stream": stream,
-            "pool_id": NO_POOL,
+            "pool_id": pool_id,
             "time_us": self._clock(),
             "compile_context": "N/A",
-            "user_metadata": "",
+            "user_metadata": self._metadata(),
         }
         if self._level >= _LEVELS["alloc"] and frames:
             entry["frames"] = frames

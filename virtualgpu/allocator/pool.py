@@ -87,10 +87,11 @@ class Shelf:
     `searches` are counted where garbage is collected.
     """
 
-    __slots__ = ("free", "pool", "pool_id", "searches", "unmapped")
+    __slots__ = ("free", "pool", "pool_id", "searches", "splits", "unmapped")
 
-    def __init__(self, pool: "Pool", pool_id: tuple[int, int]) -> None:
+    def __init__(self, pool: "Pool", pool_id: tuple[int, int], splits: bool = True) -> None:
         self.pool = pool
+        self.splits = splits  # may a segment be cut into blocks?
         self.pool_id = pool_id
         self.searches = 0
         self.free: dict[int, list[tuple[int, int, Block]]] = {}
@@ -138,8 +139,9 @@ class Pool:
 
 
 class PrivatePool:
-    """Segments for what asks in a capture or under `use_mem_pool` alone. `users` of them there are now."""
+    """Segments for what asks in a capture or under `use_mem_pool` alone, but where memory runs out `on_oom`. `users` there are now."""
 
-    def __init__(self, small: Pool, large: Pool, pool_id: tuple[int, int]) -> None:
-        self.small, self.large = Shelf(small, pool_id), Shelf(large, pool_id)
+    def __init__(self, small: Pool, large: Pool, pool_id: tuple[int, int], on_oom: bool = False, splits: bool = True) -> None:
+        self.small, self.large = Shelf(small, pool_id, splits), Shelf(large, pool_id, splits)
+        self.on_oom = on_oom
         self.users = 0

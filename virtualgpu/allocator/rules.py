@@ -152,7 +152,7 @@ class AllocatorRules:
             if not self._routes:
                 self._release_cached()
             self._stats.num_alloc_retries += 1
-            block = self._grow(shelf, size, wanted, stream)
+            block = self._grow(shelf, size, wanted, stream) or self._last_resort(shelf, size, stream)
         if block is None:
             self._stats.num_ooms += 1
             if self._history is not None:
@@ -188,7 +188,7 @@ class AllocatorRules:
         """Cuts the block to size if the rest is worth keeping, and counts it as allocated."""
         counted = block.segment.page == 0  # inactive_split leaves expandable segments out
         was_split = block.previous is not None or block.next is not None
-        if block.size - size >= pool.least_tail and size < pool.split_below:
+        if block.size - size >= pool.least_tail and size < pool.split_below and block.segment.shelf.splits:
             tail = block.split(size)
             block.segment.shelf.add(tail)
             if counted and was_split:
@@ -337,11 +337,10 @@ class AllocatorRules:
         free = [x for blocks in shelf.free.values() for _, _, x in blocks if x.size == x.segment.size and not x.segment.page]
         while excess > 0 and free:
             average = sum(shelf.searches - block.shelved for block in free) / len(free)
-            old = [block for block in free if shelf.searches - block.shelved >= average]
-            for block in old:
+            for block in [block for block in free if shelf.searches - block.shelved >= average]:
                 self._release(block)
                 excess -= block.size
-            free = [block for block in free if block not in old]
+                free.remove(block)
 
     def _release(self, block: Block) -> None:
         """Returns the segment that the free block fills."""
@@ -365,6 +364,11 @@ class AllocatorRules:
         """Frees exported blocks that other processes have released. Returns whether there was one."""
         return False
 
+    def _last_resort(self, shelf: Shelf, size: int, stream: int) -> Block | None:
+        """A free block of a private pool that serves all where memory runs out."""
+        others = [x.small if shelf.pool.small else x.large for x in self._private.values() if x.on_oom and shelf is shelf.pool.shelf]
+        return next(filter(None, (self._best_fit(other, size, stream) for other in others)), None)
+
     def _count_reserved(self, pool: Pool, nbytes: int) -> None:
         pool.reserved_bytes += nbytes
         self._stats.num_device_alloc += 1
@@ -378,7 +382,7 @@ class AllocatorRules:
                 block.frames = frames
             elif action == "segment_alloc":
                 block.segment.frames = frames
-            self._history.add(action, address, size, block.stream, frames)
+            self._history.add(action, address, size, block.stream, frames, block.segment.shelf.pool_id)
         for listener in self._listeners:
             listener(action, block, size)
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Collection
 from types import FrameType
 from typing import Any
 
@@ -28,7 +29,10 @@ def python_frames() -> list[dict[str, Any]]:
 def answers(machine: Machine) -> dict[str, Any]:
     metadata = {"text": ""}
 
-    def record(enabled: str | None, context: str | None, stacks: str, max_entries: int, clear_history: bool = False, *rest: Any) -> None:
+    def record(
+        enabled: str | None, context: str | None, stacks: str, max_entries: int, clear_history: bool = False,
+        compile_context: bool = False, annotations: bool = False, skip_actions: Collection[str] = (),
+    ) -> None:  # fmt: skip
         """Stacks are of Python only: there is no C++ below a virtual GPU that anyone would look for."""
         for gpu in machine.gpus:
             gpu.allocator.record_history(
@@ -38,6 +42,8 @@ def answers(machine: Machine) -> dict[str, Any]:
                 context=context,
                 clock=lambda: round(machine.clock.host * 1e6),
                 clear=clear_history,
+                metadata=lambda: metadata["text"],
+                skipped=skip_actions,
             )
 
     def record_legacy(

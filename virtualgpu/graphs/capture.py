@@ -19,19 +19,41 @@ from virtualgpu import errors
 from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.clock.machine_clock import EventTime, Known, Span, StreamTime
 from virtualgpu.hardware import Gpu
+from virtualgpu.memory import Memory
 from virtualgpu.ops.call import Call, Operator
+from virtualgpu.ops.dispatch import RANKS
 from virtualgpu.ops.faults import survive
 from virtualgpu.streams.accesses import Region, has_region, mapped
 from virtualgpu.streams.launches import user_line
 from virtualgpu.streams.race_detector import copies_elsewhere
-from virtualgpu.tensor import Memory, VirtualTensor, empty_without_values, hang, memory_of, tensors
+from virtualgpu.tensor import VirtualTensor, empty_without_values, hang, memory_of, tensors
 
 _make_subclass = torch.Tensor._make_subclass
+of_thread = threading.local()  # is it `replaying` a graph?
 _PAGES = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
 _GONE = (
     "A CUDA graph works on a tensor of size {} that is gone since the capture: a GPU works on whatever lies there now. "
     "Keep what a graph reads and writes as long as you replay it."
 )
+
+
+class ReplayingGpu(Gpu):
+    """A GPU on which a graph was captured: operators of a replay ask for no memory and no time, for the graph has them."""
+
+    def allocate(self, nbytes: int) -> Any:
+        return None if _is_replaying() else super().allocate(nbytes)
+
+    def launch(self, *work: Any, **more: Any) -> None:
+        if not _is_replaying():
+            super().launch(*work, **more)
+
+    def copy(self, *work: Any, **more: Any) -> None:
+        if not _is_replaying():
+            super().copy(*work, **more)
+
+
+def _is_replaying() -> bool:
+    return getattr(of_thread, "replaying", False)
 
 
 class Outer:
@@ -105,6 +127,7 @@ class Capture:
         """From now on what is queued on the stream is recorded."""
         self._known[stream] = {stream: 0, **known}
         stream.capture, stream.learned = self, -1
+        self.gpu.machine.gpus[stream.device_index].__class__ = ReplayingGpu
 
     def end(self) -> None:
         """Raises CUDA's error if what was recorded is no graph."""
@@ -178,6 +201,8 @@ class Capture:
         """Record an operator on device tensors, which a captured stream is to run."""
         op, handler = call.op, call.op.handler
         assert handler is not None
+        if op.func.namespace in RANKS:
+            raise errors.unsupported("a collective in a CUDA graph")
         if self.gpu.machine.selected.in_operator or not op.touches_values or copies_elsewhere(call):
             return handler(call)
         return self.note(call, handler)

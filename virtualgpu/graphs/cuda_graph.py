@@ -1,9 +1,10 @@
 """`torch.cuda.CUDAGraph` of a virtual machine; what torch.cuda builds on it in Python runs as it is."""
 
-import threading
 import warnings
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch._C import _DisableTorchDispatch
@@ -14,37 +15,19 @@ from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
 from virtualgpu.errors import unsupported
 from virtualgpu.generators import VirtualGenerator, registered
-from virtualgpu.graphs.capture import Capture, Node, Outer, shown
+from virtualgpu.graphs.capture import Capture, Node, Outer, of_thread, shown
 from virtualgpu.graphs.pools import PoolId, new_number
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.ops.call import Call
 from virtualgpu.ops.faults import survive
 from virtualgpu.ops.without_values import forget
 from virtualgpu.streams.accesses import Region, mapped
-from virtualgpu.tensor import VirtualTensor, memory_of, tensors
+from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors
 
-_of_thread = threading.local()
+# Stands for the memory of a private pool, for which graphs that share it race; by machine, GPU and pool. It has the last one's nodes.
+_pools: WeakValueDictionary[tuple[int, int, PoolId], VirtualTensor] = WeakValueDictionary()
 _MODES = ("global", "thread_local", "relaxed")
 _EMPTY = "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
-
-
-class ReplayingGpu(Gpu):
-    """A GPU on which a graph was captured: operators of a replay ask for no memory and no time, for the graph has them."""
-
-    def allocate(self, nbytes: int) -> Any:
-        return None if _is_replaying() else super().allocate(nbytes)
-
-    def launch(self, *work: Any, **more: Any) -> None:
-        if not _is_replaying():
-            super().launch(*work, **more)
-
-    def copy(self, *work: Any, **more: Any) -> None:
-        if not _is_replaying():
-            super().copy(*work, **more)
-
-
-def _is_replaying() -> bool:
-    return getattr(_of_thread, "replaying", False)
 
 
 class CUDAGraph:
@@ -81,9 +64,12 @@ class CUDAGraph:
                 "CUDA graphs must be captured on a non-default stream. "
                 "(However, after capture, it's ok to replay them on the default stream.)"
             )
-        gpu.__class__ = ReplayingGpu
         self._pool = (pool[0], pool[1]) if pool and any(pool) else (new_number(), 0)
         self._gpu = gpu
+        key = id(machine), gpu.index, self._pool
+        if (shared := _pools.get(key)) is None:
+            shared = _pools[key] = empty_without_values(gpu, (1,), (1,), torch.uint8, allocated=False)
+        self._shared = shared
         streams = gpu.streams
         capture = Capture(gpu, capture_error_mode)
         gpu.allocator.begin_pool(self._pool, lambda stream: stream in streams and streams[stream].capture is capture)
@@ -143,13 +129,15 @@ class CUDAGraph:
 
         def run() -> None:
             self._take_time(capture, stream)
-            host = machine.clock.host
             compute(capture.nodes, gpu)
-            machine.clock.host = host  # the operators are the graph's: the host has launched that alone
 
         if gpu.fault is not None:
             gpu.notice()
-        machine.races.replay(touched, stream, run)
+        raced = machine.races.replay([*touched, (self._shared, True)], stream, run)
+        if any(x is self._shared for x in raced):  # graphs of one pool at once: each finds what the other one leaves
+            others = self._shared.__dict__["nodes"]
+            compute([node for pair in zip_longest(others, capture.nodes) for node in pair if node is not None], gpu)
+        self._shared.__dict__["nodes"] = capture.nodes
 
     def _take_time(self, capture: Capture, stream: StreamTime) -> None:
         """Queue what the graph does on its streams, of which `stream` stands for the first: one launch of the host's."""
@@ -215,9 +203,9 @@ class CUDAGraph:
 
 def compute(nodes: list[Node], gpu: Gpu) -> None:
     """Give the graph's memory the values that its operators make of what lies there now."""
-    selected = gpu.machine.selected
+    selected, host = gpu.machine.selected, gpu.machine.clock.host
     before: dict[VirtualGenerator, Any] = {}
-    _of_thread.replaying, in_operator, selected.in_operator = True, selected.in_operator, True
+    of_thread.replaying, in_operator, selected.in_operator = True, selected.in_operator, True
     try:
         with _disable_current_modes(), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             for node in nodes:
@@ -226,7 +214,8 @@ def compute(nodes: list[Node], gpu: Gpu) -> None:
                     generator.state = state
                 _run(node)
     finally:
-        _of_thread.replaying, selected.in_operator = False, in_operator
+        gpu.machine.clock.host = host  # the operators are the graph's: the host has launched that alone
+        of_thread.replaying, selected.in_operator = False, in_operator
         for generator, state in before.items():
             generator.state = state
 

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,11 +26,11 @@ class MemPool:
     """A pool of the current GPU, into which `torch.cuda.use_mem_pool` sends what a thread asks for."""
 
     def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
-        if allocator is not None or use_on_oom or no_split:
-            raise unsupported("torch.cuda.MemPool with an allocator, use_on_oom or no_split")
+        if allocator is not None:
+            raise unsupported("torch.cuda.MemPool with an allocator")
         self._allocator = hardware.machine().current.allocator
         self._id = (0, new_number())
-        self._allocator.begin_pool(self._id, None)
+        self._allocator.make_pool(self._id, use_on_oom, not no_split)
 
     @property
     def id(self) -> PoolId:
@@ -52,19 +53,33 @@ class MemPool:
             self._allocator.empty_pool(self._id)
 
 
+@contextmanager
+def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
+    """In the block what the calling thread asks for on the device comes from the pool. torch 2.6's own does it in another way."""
+    gpu = hardware.machine().gpu(device)
+    assert gpu is not None
+    gpu.allocator.begin_pool(pool.id, _of_thread())
+    try:
+        yield
+    finally:
+        gpu.allocator.end_pool(pool.id)
+        gpu.allocator.release_pool(pool.id)
+
+
+def _of_thread() -> Callable[[int], bool]:
+    caller = threading.get_ident()
+    return lambda stream: threading.get_ident() == caller
+
+
 def answers(machine: Machine) -> dict[str, Any]:
     """What torch.cuda asks of C++."""
 
-    def begin(takes: Callable[[int], Callable[[int], bool]]) -> Callable[[int, PoolId], None]:
-        return lambda index, pool_id: machine.gpus[index].allocator.begin_pool(pool_id, takes(index))
+    def begin_for_thread(index: int, pool_id: PoolId) -> None:
+        machine.gpus[index].allocator.begin_pool(pool_id, _of_thread())
 
-    def of_thread(index: int) -> Callable[[int], bool]:
-        caller = threading.get_ident()
-        return lambda stream: threading.get_ident() == caller
-
-    def of_stream(index: int) -> Callable[[int], bool]:
-        current = machine.gpus[index].stream.stream_id
-        return lambda stream: stream == current
+    def begin_for_stream(index: int, pool_id: PoolId) -> None:
+        gpu = machine.gpus[index]
+        gpu.allocator.begin_pool(pool_id, gpu.stream.stream_id.__eq__)
 
     def end(index: int, pool_id: PoolId) -> None:
         machine.gpus[index].allocator.end_pool(pool_id)
@@ -75,9 +90,9 @@ def answers(machine: Machine) -> dict[str, Any]:
         return {block["address"] for block in blocks if block["state"] == "active_allocated"} == addresses
 
     return {
-        "_cuda_beginAllocateToPool": begin(of_stream),
-        "_cuda_beginAllocateCurrentStreamToPool": begin(of_stream),
-        "_cuda_beginAllocateCurrentThreadToPool": begin(of_thread),
+        "_cuda_beginAllocateToPool": begin_for_stream,
+        "_cuda_beginAllocateCurrentStreamToPool": begin_for_stream,
+        "_cuda_beginAllocateCurrentThreadToPool": begin_for_thread,
         "_cuda_endAllocateToPool": end,
         "_cuda_endAllocateCurrentStreamToPool": end,
         "_cuda_releasePool": lambda index, pool_id: machine.gpus[index].allocator.release_pool(pool_id),
@@ -86,8 +101,7 @@ def answers(machine: Machine) -> dict[str, Any]:
 
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the names that change. torch.cuda.memory has names of its own for some functions in C++."""
-    served = answers(machine)
-    yield torch._C, served
-    yield torch.cuda.memory, {"MemPool": MemPool} | {name: made for name, made in served.items() if hasattr(torch.cuda.memory, name)}
-    yield torch.cuda, {"MemPool": MemPool}
+    """By owner, the names that change."""
+    yield torch._C, answers(machine)
+    for module in (torch.cuda, torch.cuda.memory):
+        yield module, {"MemPool": MemPool, "use_mem_pool": use_mem_pool}

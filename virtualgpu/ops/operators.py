@@ -12,6 +12,7 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu import hardware
 from virtualgpu.generators import chosen
+from virtualgpu.memory import require_values
 from virtualgpu.ops.call import Call, different_devices
 from virtualgpu.ops.without_values import infer, loses_values, on_meta
 from virtualgpu.ops.work import work
@@ -20,7 +21,6 @@ from virtualgpu.tensor import (
     allocate_on,
     empty_without_values,
     memory_of,
-    require_values,
     require_within_capacity,
     span_bytes,
     tensors,

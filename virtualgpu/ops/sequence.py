@@ -11,10 +11,11 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu.hardware import Gpu
+from virtualgpu.memory import Memory
 from virtualgpu.ops.call import Call
 from virtualgpu.ops.without_values import loses_values, shapes_of
 from virtualgpu.ops.work import work
-from virtualgpu.tensor import Memory, empty_without_values, hang, wrap
+from virtualgpu.tensor import empty_without_values, hang, wrap
 
 
 class Out(NamedTuple):

@@ -27,10 +27,11 @@ from torch.multiprocessing import get_sharing_strategy, reductions
 from virtualgpu import errors, hardware
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.memory import Memory
 from virtualgpu.processes.exported_blocks import LAST, ExportedBlock, decrement
 from virtualgpu.processes.shared_file import address_of, has_proc, open_address
 from virtualgpu.streams.cuda_streams import Event
-from virtualgpu.tensor import Memory, VirtualStorage, VirtualTensor, empty_without_values, hang
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values, hang
 
 FIRST_ADDRESS, GRANULE = 0x7D0000000000, 2 << 20  # where a GPU's received memory begins, and what the driver rounds it up to
 NO_VALUES, FILE, NAME = (

@@ -19,12 +19,13 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu.allocator import Block
 from virtualgpu.clock.machine_clock import Known, StreamTime
 from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.memory import Memory
 from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.streams import race_reports
 from virtualgpu.streams.accesses import Access, Place, Region, as_before, at, has_region, mapped, overlaid, snapshot, whole
 from virtualgpu.streams.launches import Arrival, Launch, UserLine, outputs_of, reference, user_line
 from virtualgpu.streams.race_reports import Race, Side
-from virtualgpu.tensor import Memory, VirtualTensor, allocate_on, tensors, wrap
+from virtualgpu.tensor import VirtualTensor, allocate_on, tensors, wrap
 
 SHARE = 0.25  # of the host's budget for values: what launches that may have to run again may hold
 
@@ -95,8 +96,9 @@ class RaceDetector:
         uses = [use for use in (self._use(target, False, True), self._use(source, True, False)) if use is not None]
         self._ordered(Call(operator(torch.ops.aten.copy_.default), (target, source), {}), stream, before, uses, do)
 
-    def replay(self, touched: list[tuple[torch.Tensor, bool]], stream: StreamTime, do: Callable[[], None]) -> None:
-        """Run `do`, a graph's work on the `stream`, which touches these tensors, and writes those with True."""
+    def replay(self, touched: list[tuple[torch.Tensor, bool]], stream: StreamTime, do: Callable[[], None]) -> list[torch.Tensor]:
+        """Run `do`, a graph's work on the `stream`, which touches these tensors, and writes those with True. Returns those raced for."""
+        raced = []
         before = self.machine.clock.before(stream)
         launch = Launch(stream, "CUDA graph", self.machine.clock.host, user_line())
         uses = [use for x, writes in touched if (use := self._use(x, True, writes)) is not None]
@@ -105,11 +107,13 @@ class RaceDetector:
             if unordered:
                 kind = race_reports.STALE if unordered[-1].writes else race_reports.OVERWRITTEN
                 self._report(kind, unordered[-1].launch, Side.of(launch), launch.line)
+                raced.append(use.tensor)
         befores = [snapshot(use.tensor) if use.writes and use.known and use.place.filled else None for use in uses]
         do()
         launch.count, launch.end = stream.count, stream.ready
         for use, old in zip(uses, befores, strict=True):
             self._note(launch, use, old)
+        return raced
 
     def _ordered(self, call: Call, stream: StreamTime, before: Known, uses: list[Use], do: Callable[[Call], Any]) -> Any:
         selected, clock = self.machine.selected, self.machine.clock

@@ -44,8 +44,8 @@ def serving(
 """
 
 
-ALONE, PRIVATE, VALUES = "Whose memory is it", "x was to stay private", "same values, shape, dtype and device"
-WAIT, CACHE, GRADIENT = "did not wait until the consumer was done", "Whose is the cache", "It was to stay as it is"
+ALONE, PRIVATE, VALUES = "Whose memory is it", "x should stay private", "same values, shape, dtype and device"
+WAIT, CACHE, GRADIENT = "did not wait until the consumer was done", "Whose is the cache", "It should stay as it is"
 LOOP = """for size in sizes:
         queue.put(torch.ones(size, device='cuda'))"""
 
@@ -72,9 +72,9 @@ WRONG = {
         ),
     },
     "08.2": {
-        "a new name": (stepping("p = p - rate * p.grad"), "was due"),
-        "uphill": (stepping("p.data.add_(rate * p.grad)"), "was due"),
-        "no rate": (stepping("p.data.sub_(p.grad)"), "was due"),
+        "a new name": (stepping("p = p - rate * p.grad"), "the new values are"),
+        "uphill": (stepping("p.data.add_(rate * p.grad)"), "the new values are"),
+        "no rate": (stepping("p.data.sub_(p.grad)"), "the new values are"),
         "autograd looks on": (stepping("p.sub_(rate * p.grad)"), "RuntimeError: a leaf Variable that requires grad"),
         "every parameter has a gradient": (
             "def sgd_step(parameters, rate):\n    for p in parameters:\n        p.data.sub_(rate * p.grad)\n",
@@ -87,14 +87,14 @@ WRONG = {
         "the first without a gradient ends it": (
             "@torch.no_grad()\ndef sgd_step(parameters, rate):\n    for p in parameters:\n"
             "        if p.grad is None: return\n        p -= rate * p.grad\n",
-            "was due",
+            "the new values are",
         ),
-        "Adam": ("def sgd_step(parameters, rate): torch.optim.Adam(parameters, lr=rate).step()", "was due"),
-        "a sign alone": (stepping("p.data.sub_(rate * p.grad.sign())"), "was due"),
+        "Adam": ("def sgd_step(parameters, rate): torch.optim.Adam(parameters, lr=rate).step()", "the new values are"),
+        "a sign alone": (stepping("p.data.sub_(rate * p.grad.sign())"), "the new values are"),
         "shared again": (stepping("p.data = (p.data - rate * p.grad).share_memory_()"), "the others the old ones"),
         "the last one": (
             "def sgd_step(parameters, rate):\n    p = [p for p in parameters if p.grad is not None][-1]\n    p.data.sub_(rate * p.grad)\n",
-            "was due",
+            "the new values are",
         ),
     },
     "08.3": {
@@ -156,7 +156,7 @@ WRONG = {
             "Who waits for whom",
         ),
         "on the CPU": (producing("done.wait()", sent="torch.ones(size)"), "uncopied"),
-        "other values": (producing("done.wait()", sent="torch.zeros(size, device='cuda')"), "ones were due"),
+        "other values": (producing("done.wait()", sent="torch.zeros(size, device='cuda')"), "expected .* ones"),
         "the process ends itself": (producing("import os; os._exit(0)"), WAIT + "|ended its process"),
     },
     "08.6": {

@@ -125,7 +125,7 @@ def accumulate(model, x, y, rows):
         "each part detached": (without(partly("model(part).detach()"), "torch.no_grad()", "torch.enable_grad()"), "made a graph"),
         "all rows at once": (without(PREDICT, "x.split(rows)", "[x]"), "at its peak it took"),
         "twice the rows": (without(PREDICT, "x.split(rows)", "x.split(2 * rows)"), "at its peak it took|rows at once"),
-        "on the CPU": (partly("model(part).cpu()"), "They were to stay on the GPU"),
+        "on the CPU": (partly("model(part).cpu()"), "They should stay on the GPU"),
         "the model on the CPU": (partly("model.cpu()(part.cpu())", "return result.cuda()"), "parameters are not as they were"),
         "frozen for good": (
             without(PREDICT, "    model.eval()\n", "    model.eval().requires_grad_(False)\n"),

@@ -84,7 +84,7 @@ WRONG = {
             without(without(REPORT, "memory_reserved", "memory_cached"), "max_memory_cached", "max_memory_cached"),
             "PyTorch warns.*has been renamed",
         ),
-        "of the current device": (without(REPORT, "(device),", "(),"), "of cuda:0, allocated is"),
+        "of the current device": (without(REPORT, "(device),", "(),"), "on cuda:0, allocated is"),
         "the allocated peak twice": (without(REPORT, "max_memory_reserved", "max_memory_allocated"), "max_reserved is"),
         "silenced": (
             "import warnings\n"
@@ -116,7 +116,7 @@ WRONG = {
             without(REPORT, "    return {", "    told = {") + "    torch.cuda.reset_peak_memory_stats(device)\n    return told\n",
             "asking has changed the figures",
         ),
-        "always GPU 0": (REPORT.replace("(device),", "(0),"), "of cuda:1, allocated is"),
+        "always GPU 0": (REPORT.replace("(device),", "(0),"), "on cuda:1, allocated is"),
         "what the driver says": (
             without(
                 REPORT, "torch.cuda.memory_reserved(device)", "torch.cuda.mem_get_info(device)[1] - torch.cuda.mem_get_info(device)[0]"
@@ -131,14 +131,14 @@ WRONG = {
         "after emptying the cache": (without(REPORT, "    return {", "    torch.cuda.empty_cache()\n    return {"), "reserved is"),
     },
     "11.3": {
-        "a tensor for a loss": (without(TRAIN, "loss.item()", "loss"), "a number was due"),
+        "a tensor for a loss": (without(TRAIN, "loss.item()", "loss"), "expected a number"),
         "on the CPU": (
             without(without(TRAIN, '    model.to("cuda")\n'), '.to("cuda")', ""),
-            "still on the CPU",
+            "computed on the CPU",
         ),
         "the article's sum": (
             without(without(TRAIN, "loss.item()", "loss"), "total_loss / len", "total_loss.item() / len"),
-            "graphs of .* earlier steps were there still",
+            "graphs of .* earlier steps were still there",
         ),
         "the article's sum, as another line": (
             without(
@@ -146,13 +146,13 @@ WRONG = {
                 "return total_loss",
                 "return total_loss.item()",
             ),
-            "graphs of .* earlier steps were there still",
+            "graphs of .* earlier steps were still there",
         ),
         "a list of losses": (
             without(without(TRAIN, "total_loss += loss.item()", "losses.append(loss)"), "total_loss = 0.0", "losses = []").replace(
                 "return total_loss / len(batches)", "return torch.stack(losses).mean().item()"
             ),
-            "graphs of .* earlier steps were there still",
+            "graphs of .* earlier steps were still there",
         ),
         "outputs for later": (
             without(
@@ -161,7 +161,7 @@ WRONG = {
                 '        outputs = [*(outputs if total_loss else []), model(x.to("cuda"))]\n'
                 "        loss = nn.functional.mse_loss(outputs[-1]",
             ),
-            "graphs of .* earlier steps were there still",
+            "graphs of .* earlier steps were still there",
         ),
         "trained on the CPU, moved at the end": (
             without(TRAIN, '    model.to("cuda")\n').replace('.to("cuda")', "").replace("    return", '    model.to("cuda")\n    return'),
@@ -231,7 +231,7 @@ WRONG = {
                 "self.second(torch.func.functional_call(\n"
                 "    self.first, {name: p.to('cuda:1') for name, p in self.first.named_parameters()}, x.to('cuda:1')))",
             ),
-            "each half was to be called once, on its own GPU",
+            "each half should be called once, on its own GPU",
         ),
         "the weights alone": (
             without(HALVES, 'self.first(x.to("cuda:0"))', 'nn.functional.linear(x.to("cuda:0"), self.first[0].weight, self.first[0].bias)'),
@@ -306,6 +306,7 @@ def memory_report(device):
         + without(REPORT, "torch.cuda.memory_reserved(device)", "numpy.int64(torch.cuda.memory_reserved(device))"),
     },
     "11.3": {
+        "back on the CPU": without(TRAIN, "    return", '    model.to("cpu")\n    return'),
         "detached": without(without(TRAIN, "loss.item()", "loss.detach()"), "return total_loss", "return float(total_loss)"),
         "a list of numbers": without(
             without(TRAIN, "total_loss += loss.item()", "losses.append(loss.item())"), "total_loss = 0.0", "losses = []"

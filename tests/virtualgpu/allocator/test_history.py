@@ -6,6 +6,14 @@ from scripted import GiB, MiB, allocator
 from virtualgpu.allocator import OutOfMemory
 
 
+def test_actions_that_are_skipped_and_the_programs_words():
+    memory = allocator()
+    memory.record_history(metadata=lambda: "step 1", skipped=["alloc"])
+    memory.free(memory.malloc(1000))
+    assert {x["action"] for x in memory.history()} == {"segment_alloc", "free_requested", "free_completed"}
+    assert {x["user_metadata"] for x in memory.history()} == {"step 1"}
+
+
 def test_history_in_pytorchs_schema():
     """Beside a recording of the same calls, torch 2.11 on an H200: the same actions, sizes and keys."""
     memory = allocator(1 * GiB)

@@ -10,7 +10,7 @@ import labkit
 
 @pytest.fixture
 def graphed() -> Iterator[labkit.machine.MachineInUse]:
-    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True) as machine:
+    with labkit.use(gpus=2, like="H200", virtual=True, quiet=True) as machine:
         torch.cuda.init()
         yield machine
-        torch.cuda.set_stream(torch.cuda.default_stream())
+        torch.cuda.set_stream(torch.cuda.default_stream(0))

@@ -125,3 +125,28 @@ def test_an_index_out_of_range_asserts_at_the_replay() -> None:
     graph.replay()
     with pytest.raises(AcceleratorError, match="device-side assert"):
         torch.cuda.synchronize()
+
+
+def test_a_stream_of_another_gpu_joins() -> None:
+    x, y, there = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1"), torch.cuda.Stream(1)
+
+    def both() -> None:
+        x.add_(1)
+        there.wait_stream(torch.cuda.current_stream(0))
+        with torch.cuda.stream(there):
+            y.copy_(x, non_blocking=True)
+            y.mul_(5)
+        torch.cuda.current_stream(0).wait_stream(there)
+
+    graph = captured(both)
+    assert y.tolist() == [1, 1, 1]
+    allocated = torch.cuda.memory_allocated(1)
+    graph.replay()
+    torch.cuda.synchronize(1)
+    assert y.tolist() == [10, 10, 10] and torch.cuda.memory_allocated(1) == allocated
+
+
+def test_collectives_are_refused() -> None:
+    x = torch.ones(3, device="cuda")
+    with pytest.raises(NotImplementedError, match="a collective in a CUDA graph"):
+        captured(lambda: (x.add_(1), torch.ops._c10d_functional.all_reduce(x, "sum", "0")))

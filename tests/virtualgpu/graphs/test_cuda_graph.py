@@ -2,6 +2,7 @@
 
 import copy
 import gc
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,23 @@ def test_what_cuda_says(tmp_path: Path) -> None:
     graph.reset()
     with pytest.warns(UserWarning, match="The CUDA Graph is empty"), torch.cuda.graph(graph):
         pass
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_graphs_of_one_pool_spoil_each_other_if_nothing_orders_them(shares: bool) -> None:
+    x, sides, graphs, made = torch.ones(1000, device="cuda"), [torch.cuda.Stream() for _ in range(2)], [], []
+    pool = torch.cuda.graph_pool_handle()
+    for k in (1, 2):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1], pool=pool if shares else None):
+            y = x
+            for _ in range(5):
+                y = y * 2 + k
+            made.append(y)
+    torch.cuda.synchronize()
+    with pytest.warns(UserWarning, match="CUDA graph") if shares else nullcontext():
+        for side, graph in zip(sides, graphs, strict=True):
+            with torch.cuda.stream(side):
+                graph.replay()
+    torch.cuda.synchronize()
+    assert ([y[0].item() for y in made] == [63, 94]) is not shares

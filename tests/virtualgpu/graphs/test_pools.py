@@ -1,6 +1,7 @@
 """Private pools of memory without a graph."""
 
 import gc
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -33,5 +34,23 @@ def test_its_memory_goes_back_when_it_is_gone() -> None:
 
 
 def test_what_it_cannot_do_it_refuses() -> None:
-    with pytest.raises(NotImplementedError, match="MemPool with an allocator, use_on_oom or no_split"):
-        torch.cuda.MemPool(use_on_oom=True)
+    with pytest.raises(NotImplementedError, match="MemPool with an allocator"):
+        torch.cuda.MemPool(object())
+
+
+def test_segments_of_a_pool_that_splits_nothing_are_blocks() -> None:
+    pool = torch.cuda.MemPool(no_split=True)
+    with torch.cuda.use_mem_pool(pool):
+        tensors = [torch.ones(3, device="cuda") for _ in range(2)]
+    assert [len(segment["blocks"]) for segment in pool.snapshot()] == [1, 1] and len(tensors) == 2
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_a_pool_may_serve_where_memory_runs_out(serves: bool) -> None:
+    pool = torch.cuda.MemPool(use_on_oom=serves)
+    with torch.cuda.use_mem_pool(pool):
+        torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.set_per_process_memory_fraction((60 << 20) / torch.cuda.mem_get_info()[1])
+    with nullcontext() if serves else pytest.raises(torch.OutOfMemoryError):
+        kept = torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+        assert pool.snapshot()[0]["address"] == kept.data_ptr()
