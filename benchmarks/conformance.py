@@ -160,6 +160,9 @@ class Told(unittest.TestResult):
         needs = next((need for need, words in APART.items() if re.search(words, text.splitlines()[-1])), None)
         self.told = ("apart", f"needs {needs}") if needs else ("refused" if REFUSED in text else "failed", text)
 
+    def addUnexpectedSuccess(self, test: Any) -> None:
+        self.told = ("failed", "a GPU fails here")
+
     def addFailure(self, test: Any, error: Any) -> None:
         self.addError(test, error)
 

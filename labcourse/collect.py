@@ -27,8 +27,8 @@ NBGRADERS = ("timestamp.txt", "submission_secret.txt")  # what nbgrader adds to 
 MOST = 50_000  # files that are looked at
 DENSEST = 200  # bytes that one byte of a zip file may stand for
 # How platforms name what they hand out. Each says who the student is; nbgrader's inbound folder also when it came.
-CANVAS = re.compile(r"(?P<name>[^_/]+)_(?:LATE_)?(?P<student>\d+)_\d+_(?P<file>[^/]+)")
-MOODLE = re.compile(r"(?P<name>[^/]+)_(?P<student>\d+)_assignsubmission_\w+_?")
+CANVAS = re.compile(r"[^_/]+_(?:LATE_)?(?P<student>\d+)_\d+_(?P<file>[^/]+)")
+MOODLE = re.compile(r"(?P<owner>[^/]+_(?P<student>\d+)_assignsubmission_[a-z]+_?)(?P<file>[^/]*)")  # with folders, or without
 INBOUND = re.compile(r"(?P<student>[^+/]+)\+(?P<lab>[^+/]+)\+(?P<time>[^+/]+)\+[^+/]+")
 
 
@@ -180,7 +180,8 @@ def _whose(file: _File) -> tuple[str, str, str]:
     """The student's id, normalized so that one name is one student; when the file was received, and who says so."""
     top = file.path.parts[0]
     if file.known:
-        return _normal(top), file.known.get("received", ""), file.known.get("known_from") or MANIFEST
+        received = file.known.get("received", "")
+        return _normal(top), received, file.known.get("known_from") or MANIFEST * bool(received)
     if match := INBOUND.fullmatch(top):
         return _normal(match["student"]), _nbgrader_time(match["time"]), "nbgrader"
     for pattern in (MOODLE, CANVAS):
@@ -229,7 +230,7 @@ def _in_folder(folder: Path) -> Iterator[_File]:
                 raise ValueError(f"{folder} holds more than {MOST} files")
             text = os.fsencode(str(relative)).decode(errors="replace")
             about: dict[str, Any] = {
-                "file_time": _changed(path),
+                "file_time": known.get(str(relative), {}).get("file_time") or _changed(path),
                 "source": path,
                 "known": known.get(str(relative), {}),
                 "stamp": _stamp(path, relative),

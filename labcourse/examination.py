@@ -59,7 +59,7 @@ class Examined:
         remarks: what a person should know.
         sources: what stands in the cell of each exercise.
         figures: PNG images, in base64, of the cells that the student wrote.
-        resources: bytes of memory at most.
+        memory: bytes at most.
     """
 
     status: str = "graded"

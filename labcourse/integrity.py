@@ -12,8 +12,11 @@ import sysconfig
 import types
 from collections.abc import Callable
 from functools import partial
+from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]  # in C, where it is there
 from operator import is_
 from typing import Any
+
+import torch
 
 from labcourse import scan
 
@@ -32,18 +35,21 @@ INSIDES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame", "gi_code", "__code__"
 EVENTS = FRAMES | OBJECTS | LOADING | {"object.__getattr__", "object.__setattr__", "compile", "open", "os.kill", "os.killpg"}
 NETWORK = {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname"}
 EVENTS |= NETWORK | {"import"}
-DONE_FOR_IT = NETWORK | {"open", "os.kill", "os.killpg"}  # also where a library does it for the notebook
-RUNNING_TEXTS = {
-    "timeit.py",
-    "code.py",
-    "codeop.py",
-    "runpy.py",
-    "ast.py",
-    "bdb.py",
-    "doctest.py",
-}  # what they compile comes from their caller
+DONE_FOR_IT = NETWORK | {"open", "os.kill", "os.killpg", "compile", "ctypes.dlopen"}  # also where a library does it for the notebook
+BUILT_IN = (torch.Tensor, int, float, complex, str, bytes, list, tuple, dict)
 SECRET = re.compile(r"\.ipynb$|^/proc/[^/]+/(mem|fd|task|root|cwd|environ|maps)|^/dev/fd")  # files
-MOST = 200  # reports
+MOST, MOST_FRAMES = 200, 200  # reports; frames that are looked at
+
+
+def plain(message: Any) -> str:
+    """As JSON: by an encoder of its own each time, in C, whose classes nobody can change."""
+    if c_make_encoder is None:
+        return json.dumps(message)
+    return "".join(c_make_encoder(None, _no_other, encode_basestring_ascii, None, ": ", ", ", False, False, True)(message, 0))
+
+
+def _no_other(value: Any) -> Any:
+    raise TypeError(f"{type(value).__name__} is no plain data")
 
 
 class Reports:
@@ -55,7 +61,7 @@ class Reports:
     def add(self, kind: str, text: str) -> None:
         if len(self._seen) < MOST and (kind, text) not in self._seen:
             self._seen.add((kind, text))
-            self._write(self._fd, json.dumps([kind, text[:4000]]).encode() + b"\n")
+            self._write(self._fd, plain([kind, text[:4000]]).encode() + b"\n")
 
 
 def watch(reports: Reports, names: dict[str, Any]) -> None:
@@ -69,8 +75,9 @@ def watch(reports: Reports, names: dict[str, Any]) -> None:
             return
         busy = True
         try:
-            frame = _own_frame(getframe(1), event)
-            if frame is not None:
+            through, importing = _passed_on(event, arguments)
+            written = event == "compile" and not str(arguments[1]).startswith("<") and not _is_known(str(arguments[1]))
+            if written or _own_frame(getframe(1), through, importing) is not None:
                 for kind, text in _said(event, arguments, names):
                     add(kind, text)
         finally:
@@ -81,46 +88,57 @@ def watch(reports: Reports, names: dict[str, Any]) -> None:
         names[function.__name__] = _reporting(function, add)
 
 
-def _own_frame(frame: types.FrameType | None, event: str) -> types.FrameType | None:
-    """The notebook's own frame that did this, or None where a library did it by itself."""
-    for _ in range(40):
-        if frame is None or _is_kits(frame):
+def _is_lent(function: types.FunctionType) -> bool:
+    """Whether a check gave this function to an answer: what the answer is to find out may stand in its defaults."""
+    return "/labkit/checks/" in function.__code__.co_filename
+
+
+def _own_frame(frame: types.FrameType | None, through: bool, importing: bool) -> types.FrameType | None:
+    """The notebook's own frame that did this, or None where a library did it by itself. `through` any library? Also one that imports?"""
+    for _ in range(MOST_FRAMES):
+        if frame is None or _is_kits(frame.f_code.co_filename):
             return None
         if not _is_library(frame):
             return frame
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if event == "compile":
-            passed_on = os.path.basename(file) in RUNNING_TEXTS
-        else:
-            passed_on = event in DONE_FOR_IT or name in HANDING_OUT or "/ctypes/" in file
-        if not passed_on or "/linecache." in file or "importlib" in file:
+        file = frame.f_code.co_filename
+        passed_on = through or frame.f_code.co_name in HANDING_OUT or "/ctypes/" in file
+        if not passed_on or (not importing and ("/linecache." in file or "importlib" in file)):
             return None
         frame = frame.f_back
     return None
 
 
+def _passed_on(event: str, arguments: tuple[Any, ...]) -> tuple[bool, bool]:
+    """Whether this is the notebook's deed also where a library does it for it; and also where Python imports something for it."""
+    first, second = (*arguments, None, None)[:2]
+    if event == "object.__getattr__":
+        return second in ("__defaults__", "__kwdefaults__") and isinstance(first, types.FunctionType) and _is_lent(first), True
+    if event == "import":
+        return second is not None, True  # a compiled module's file
+    return event in DONE_FOR_IT, str(first).endswith(".pyc") if event == "open" else not _is_known(str(second))
+
+
 def _is_library(frame: types.FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.startswith(LIBRARIES) or _is_kits(frame) or (file.startswith("<frozen ") and "importlib" in file)
+    return _is_known(file) or (file.startswith("<frozen ") and "importlib" in file)
 
 
-def _is_kits(frame: types.FrameType) -> bool:
-    return any(package in frame.f_code.co_filename for package in KIT) and not frame.f_code.co_filename.startswith("<")
+def _is_kits(file: str) -> bool:
+    return any(package in file for package in KIT) and not file.startswith("<")
+
+
+def _is_known(file: str) -> bool:
+    """Whether a file is a library's or the kit's, which no submission can write."""
+    return file.startswith(LIBRARIES) or _is_kits(file)
 
 
 def _said(event: str, arguments: tuple[Any, ...], names: dict[str, Any]) -> list[tuple[str, str]]:
     """What to report of an event that the notebook's own code caused."""
     first = arguments[0] if arguments else None
     if event == "compile":
-        source, file = first, str(arguments[1])
-        said = (
-            [("source", source if isinstance(source, str) else source.decode(errors="replace"))] if isinstance(source, str | bytes) else []
-        )
-        return said + (
-            [("suspect", "it gave its code another file's name")]
-            if file.startswith(LIBRARIES) or any(package in file for package in KIT)
-            else []
-        )
+        source = first.decode(errors="replace") if isinstance(first, bytes) else first
+        named = [("suspect", "it gave its code another file's name")] if _is_known(str(arguments[1])) else []
+        return [("source", source), *named] if isinstance(source, str) else named
     if event in ("object.__getattr__", "object.__setattr__"):
         return _of_attribute(event, first, str(arguments[1]), names)
     if event in NETWORK:
@@ -134,8 +152,9 @@ def _said(event: str, arguments: tuple[Any, ...], names: dict[str, Any]) -> list
     if event == "pickle.find_class":
         told = "" if str(first).startswith("torch") else scan.of_path(f"{first}.{arguments[1]}") or scan.of_name(str(arguments[1]))
         return [("suspect", told)] if told else []
-    if event in ("open", "import"):
-        return [("suspect", text) for text in (_of_file(first) if event == "open" else _of_module(str(first)))]
+    if event in ("open", "import", "ctypes.dlopen"):
+        odd = _of_file(first) if event == "open" else _of_module(*arguments[:2]) if event == "import" else _of_program(first)
+        return [("suspect", text) for text in odd]
     return [("suspect", f"it used {event}")]
 
 
@@ -143,25 +162,27 @@ def _of_attribute(event: str, owner: Any, attribute: str, names: dict[str, Any])
     if event == "object.__setattr__" and attribute in INSIDES and getattr(owner, "__globals__", None) is not names:
         return [("changed", f"{owner.__module__}.{owner.__qualname__}.{attribute}")]
     file = owner.__code__.co_filename if isinstance(owner, types.FunctionType) else ""
-    of_kit = any(package in file for package in KIT)
-    if attribute in ("__code__", "__defaults__", "__kwdefaults__") and not of_kit:
+    own = attribute in ("__code__", "__defaults__", "__kwdefaults__") and not any(package in file for package in KIT)
+    if own or attribute not in INSIDES:
         return []
-    return (
-        [("suspect", f"it looked into {attribute} of {getattr(owner, '__qualname__', type(owner).__name__)}")]
-        if attribute in INSIDES
-        else []
-    )
+    return [("suspect", f"it looked into {attribute} of {getattr(owner, '__qualname__', type(owner).__name__)}")]
 
 
 def _of_file(path: Any) -> list[str]:
     text = path.decode(errors="replace") if isinstance(path, bytes) else str(path)
     if SECRET.search(text) or any(package in text for package in KIT):
         return [f"it tried to open {text[-200:]}"]
-    return []
+    return _of_program(text) if text.endswith(".pyc") and os.path.exists(text) else []
 
 
-def _of_module(name: str) -> list[str]:
-    return [f"it imported {name}"] if name.partition(".")[0] in ("ctypes", "_ctypes", "cffi", "labcourse") else []
+def _of_module(name: str, file: Any = None) -> list[str]:
+    return [f"it imported {name}"] if name.partition(".")[0] in ("ctypes", "_ctypes", "cffi", "labcourse") else _of_program(file)
+
+
+def _of_program(file: Any) -> list[str]:
+    """A file of compiled code that the system or a library did not bring along."""
+    own = isinstance(file, str) and "/" in file and not file.startswith((*LIBRARIES, "/usr/", "/lib"))
+    return [f"it loaded compiled code, {file[-200:]}"] if own else []
 
 
 def _reporting(function: Callable[..., Any], add: Callable[[str, str], None]) -> Callable[..., Any]:
@@ -180,6 +201,7 @@ def _reporting(function: Callable[..., Any], add: Callable[[str, str], None]) ->
 class Originals:
     """What the watched names stood for when this was made: those that a check relies on, by the names that the checks' own code has.
 
+    `kinds` are the classes that there were then of values that a check takes for what they seem.
     `learn` is told, while a machine of the kit is in use, what this puts in their place.
     """
 
@@ -190,6 +212,9 @@ class Originals:
         self._first = [vars(owner).keys() | COSMETIC for _, owner, _, _ in self._held]
         self._known: dict[tuple[str, str], set[Any]] = {}
         self._of_machines = _codes("virtualgpu")
+        self.kinds, new = set[type](), set[type](BUILT_IN)
+        while new := {below for kind in new for below in (kind, *type.__subclasses__(kind))} - self.kinds:
+            self.kinds |= new
         self.learn()
 
     def learn(self) -> None:
@@ -264,7 +289,6 @@ def _watched() -> list[tuple[str, Any]]:
         for attribute, value in vars(module).items():
             if own and isinstance(value, type) and value.__module__ == name:
                 found.append((f"{name}.{attribute}", value))
-    torch = sys.modules["torch"]
     found += [("torch.Tensor", torch.Tensor), ("torch.nn.Module", torch.nn.Module), ("torch._C.TensorBase", torch._C.TensorBase)]
     return [*found, ("json.JSONEncoder", json.JSONEncoder), ("json.JSONDecoder", json.JSONDecoder)]
 

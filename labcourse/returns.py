@@ -25,8 +25,8 @@ def write(course: Course, submissions: list[Submission], folder: Path, people: d
             if item.lab != lab.name or not page.exists():
                 continue
             top = PurePosixPath(item.origin).parts[0]
-            if MOODLE.fullmatch(top):
-                packed["moodle"][f"{top}/feedback.html"] = page.read_bytes()
+            if named := MOODLE.fullmatch(top):
+                packed["moodle"][f"{named['owner']}{'' if named['file'] else '/'}feedback.html"] = page.read_bytes()
             elif CANVAS.fullmatch(top):  # the platform knows whose it is by the numbers in its own name
                 packed["canvas"][f"{top.removesuffix('.ipynb')}.html"] = page.read_bytes()
             if address := next((people[item.student][name] for name in MAIL if people.get(item.student, {}).get(name)), ""):

@@ -8,15 +8,17 @@ import ast
 import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 FRAMES = (
     "_getframe _current_frames currentframe f_back f_locals f_globals f_builtins tb_frame gi_frame cr_frame ag_frame settrace setprofile"
 )
-FRAMES += " walk_stack walk_tb getouterframes getinnerframes capture_locals"
+FRAMES += " walk_stack walk_tb getouterframes getinnerframes capture_locals get_stack"
 INSIDES = "get_objects get_referrers get_referents __closure__ cell_contents __globals__ __code__ __defaults__ __kwdefaults__ __wrapped__"
+INSIDES += " __self__ getclosurevars getattr_static get_field"
 INSIDES += " __builtins__ __subclasses__ __getattribute__ __import__ __loader__ __spec__ addaudithook find_class"
 TENSORS = "as_subclass _make_subclass _make_wrapper_subclass TorchFunctionMode TorchDispatchMode __torch_function__ __torch_dispatch__"
+GPUS = "_gpu _virtual _installation"
 LINES = "dup2 closerange fromfd recv_fds send_fds"
 NAMES = {
     name: what
@@ -24,6 +26,7 @@ NAMES = {
         "frames above it": FRAMES,
         "insides of Python": INSIDES,
         "tensors that pose as others": TENSORS,
+        "insides of the virtual GPU": GPUS,
         "the line to the grader": LINES,
     }.items()
     for name in names.split()
@@ -38,7 +41,20 @@ MODULES |= {
     "sys.modules",
     "sys.monitoring",
 }
-MODULES |= {"sys.meta_path", "gc.callbacks", "pickle.Unpickler", "copyreg"}
+MODULES |= {
+    "sys.meta_path",
+    "gc.callbacks",
+    "pickle.Unpickler",
+    "copyreg",
+    "_signal",
+    "_pytest",
+    "pytest.MonkeyPatch",
+    "pydoc",
+    "logging.config",
+}
+HIDDEN = {"ctypes", "_ctypes", "importlib", "signal", "_signal"}  # also where they stand in other modules
+MAKING_UP = {"operator.attrgetter", "operator.methodcaller"}  # reach attributes by names in texts
+MADE_FIELD = re.compile(r"\{[\w.\[\]]*\.(_|[^{}:!]*$)")  # the text of a field of str.format that is private, or goes on elsewhere
 KIT = {"virtualgpu", "gputrace", "labkit"}
 # What the lessons use of the kit; and labs, which are classes, their figures, and what was recorded.
 LESSONS = "check progress use current host_time record isolated torchrun races labs find_leaks holders trace Verdict"
@@ -47,33 +63,34 @@ LABS = re.compile(r"labkit\.labs(\.([A-Z]\w*|plot_\w+|collect|recorded_result))?
 BUILTINS = {"getattr", "setattr", "delattr", "eval", "exec", "compile", "__import__", "globals", "open", "id", "type", "object", "vars"}
 MEASURED = ("torch", *KIT, "json", "builtins", "math", "time", "random")  # what answers are measured with
 COSMETIC = {"print", "__repr__", "__str__", "__format__", "load", "save", "set_printoptions", "show"}
-PRIVATE = {"torch._assert", "torch.cuda._sleep", "torch._foreach_add_", "torch._foreach_mul_"}  # underscored, and ordinary all the same
+# Underscored, and ordinary all the same.
+PRIVATE = {"torch._assert", "torch.cuda._sleep", "torch._foreach_add_", "torch._foreach_mul_"}
+PRIVATE |= {f"torch.cuda.memory.{name}" for name in ("_record_memory_history", "_snapshot", "_dump_snapshot")}
 
 
 LONGEST = 1 << 20  # characters of all that is read
 PARSING = threading.Lock()  # Python 3.11 fails where two threads parse at once, and one is interrupted by the other
 
 
-def remarks(sources: Iterator[str] | list[str]) -> list[str]:
+def remarks(sources: Iterable[str]) -> list[str]:
     """What these cells or programs hold of that, each once, in order."""
-    found: dict[str, None] = {}
-    sources = list(sources)
+    sources, trees = list(sources), list[ast.AST]()
     if sum(map(len, sources)) > LONGEST:
         return ["its code is too long to be read"]
     for source in sources:
         with PARSING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the submission's own text
             try:
-                tree = ast.parse(source)
+                trees.append(ast.parse(source))
             except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
                 continue  # it does not run either
-        reader = _Reader(tree)
-        try:
+    try:
+        reader = _Reader(trees)
+        for tree in trees:
             reader.visit(tree)
-        except RecursionError:
-            found["its code is nested too deeply to be read"] = None
-        found |= dict.fromkeys(reader.found)
-    return list(found)
+        return list(dict.fromkeys(reader.found))
+    except RecursionError:
+        return ["its code is nested too deeply to be read"]
 
 
 def cells(sources: list[str]) -> list[str]:
@@ -104,36 +121,47 @@ def of_path(path: str, writes: bool = False) -> str:
     heads = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
     if used := heads & MODULES:
         return f"it uses {min(used)}"
+    if root not in ("torch", "scipy") and (used := HIDDEN & set(parts[1:])):
+        return f"it uses {min(used)}"
     if writes and root in MEASURED and last not in COSMETIC and len(parts) > 1 and not path.startswith("torch.backends."):
         return f"it replaces {path}"
     if root == "builtins" and len(parts) > 1 and last in BUILTINS:
         return f"it uses {path}"
-    if root in KIT and not (".".join(parts[:2]) in PUBLIC - {"labkit.labs"} or LABS.fullmatch(".".join(parts[:3]))):
+    public = ".".join(parts[:2]) in PUBLIC - {"labkit.labs"} or LABS.fullmatch(".".join(parts[:3]))
+    if root in KIT and (not public or "machine" in parts):
         return f"it uses {path}, which is no part of the lessons"
     if "__dict__" in parts[1:]:
         return f"it uses {path}"
     private = [part for part in parts[1:] if part.startswith("_") and not part.endswith("__")]
-    if root in MEASURED and private and ".".join(parts[:3]) not in PRIVATE:
+    if root in MEASURED and private and not heads & PRIVATE:
         return f"it uses {path}"
     return ""
+
+
+def _making_up(path: str) -> str:
+    return f"it makes up attributes' names ({path})" if path in MAKING_UP else ""
 
 
 class _Reader(ast.NodeVisitor):
     """Follows imports and names that stand for modules, and notes what is reached from them."""
 
-    def __init__(self, tree: ast.AST) -> None:
+    def __init__(self, trees: Iterable[ast.AST]) -> None:
         self.found: list[str] = []
         self._stands_for = {name: name for name in ("torch", "nn", *KIT, "sys", "builtins", "gc", "os")} | {"nn": "torch.nn"}
-        for node in ast.walk(tree):  # names first: a function may use what is imported below it
+        self._stands_for |= {"type": "builtins.type", "object": "builtins.object"}
+        nodes = [node for tree in trees for node in ast.walk(tree)]
+        for node in nodes:  # names first: a function may use what is imported below it, or in another cell
             if isinstance(node, ast.Import):
                 for item in node.names:
                     self._stands_for[item.asname or item.name.partition(".")[0]] = item.name if item.asname else item.name.partition(".")[0]
             elif isinstance(node, ast.ImportFrom):
                 for item in node.names:
                     self._stands_for[item.asname or item.name] = f"{node.module}.{item.name}"
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and (path := self._path(node.value)):
-                self._stands_for.setdefault(node.targets[0].id, path)
+        for node in nodes:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "optional_vars", None)  # of a `with`
+            value = node.value if isinstance(node, ast.Assign) else getattr(node, "context_expr", None)
+            if isinstance(target, ast.Name) and value is not None and (path := self._path(value)):
+                self._stands_for.setdefault(target.id, path)
 
     def _path(self, node: ast.AST) -> str:
         """What a dotted name stands for, from a module on; "" for what begins with something else."""
@@ -158,12 +186,16 @@ class _Reader(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self._note(of_name(node.attr))
         if path := self._path(node):
-            self._note(of_path(path, writes=not isinstance(node.ctx, ast.Load)))
+            self._note(of_path(path, writes=not isinstance(node.ctx, ast.Load)), _making_up(path))
         if not path or isinstance(node.value, ast.Call):
             self.visit(node.value)
 
     def visit_Name(self, node: ast.Name) -> None:
-        self._note(of_name(node.id))
+        self._note(of_name(node.id), _making_up(self._path(node)))
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        self._note(of_name(node.arg or ""))
+        self.visit(node.value)
 
     def visit_MatchClass(self, node: ast.MatchClass) -> None:
         self._note(*map(of_name, node.kwd_attrs))
@@ -172,7 +204,11 @@ class _Reader(ast.NodeVisitor):
     def visit_Constant(self, node: ast.Constant) -> None:
         """An attribute's name can be a text."""
         if isinstance(node.value, str) and len(node.value) < 2000:
-            self._note(*(of_name(word) for word in re.findall(r"\w+", node.value) if word.startswith("__") or node.value == word))
+            self._note(*map(of_name, re.findall(r"\w+", node.value)))
+            if re.fullmatch(rf"(?:{'|'.join(KIT)})\.[\w.]*", node.value):
+                self._note(of_path(node.value))
+            if MADE_FIELD.search(node.value):
+                self._note("it makes up attributes' names (str.format)")
             if re.search(r"/proc/|/dev/fd|\.ipynb\b", node.value):
                 self._note(f"it names {node.value[:80]!r}")
 
@@ -189,9 +225,13 @@ class _Reader(ast.NodeVisitor):
             self._note(*map(self._of_base, getattr(node.args[1], "elts", [])))
         if path in ("os.write", "os.read", "os.fdopen", "os.close", "os.dup") and not self._is_standard(node.args[:1]):
             self._note("it reaches for the line to the grader (os)")
+        if path == "functools.update_wrapper" and len(node.args) + len(node.keywords) > 2:
+            self._note("it copies attributes (functools.update_wrapper)")
         if name == "vars" and node.args and self._path(node.args[0]).partition(".")[0] in MEASURED:
             self._note(f"it uses vars of {self._path(node.args[0])}")
-        self.generic_visit(node)
+        plain = _making_up(path) and all(isinstance(argument, ast.Constant) for argument in node.args)
+        for child in [*node.args, *node.keywords] if plain else [node]:
+            self.generic_visit(child) if child is node else self.visit(child)
 
     @staticmethod
     def _is_standard(arguments: list[ast.expr]) -> bool:

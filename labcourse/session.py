@@ -12,7 +12,7 @@ import ctypes
 import functools
 import hashlib
 import io
-import json
+import itertools
 import os
 import random
 import resource
@@ -20,10 +20,10 @@ import signal
 import socket
 import sys
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]  # in C, where it is there
 from typing import Any
 
 import numpy
@@ -34,7 +34,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
 from labcourse import system_calls
-from labcourse.integrity import Originals, Reports, watch
+from labcourse.integrity import BUILT_IN, Originals, Reports, plain, watch
 from labkit import checks, machine
 from labkit.checks import checking
 from labkit.checks.checking import Verdict
@@ -42,6 +42,7 @@ from labkit.processes import messages
 
 FIGURES, FIGURE_BYTES = 12, 400_000  # figures that a submission may show, and the bytes of each
 DUMPABLE = 4
+MOST_ELEMENTS = 100  # of a list that are looked at
 
 
 class OutOfTime(BaseException):
@@ -161,6 +162,7 @@ def _set_limits(fds: list[int], request: dict[str, Any]) -> None:
         if name.isdigit() and int(name) > 2 and int(name) not in (connection, reports):
             with contextlib.suppress(OSError):
                 os.close(int(name))
+    sys.path.insert(0, "")  # modules that the notebook wrote, as in a kernel
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="replace", closefd=False)
@@ -246,7 +248,7 @@ class _Session:
                 _use_gpus(check.gpus)
                 watched = replace(check, observe=lambda answer, inputs: check.observe(self._guarded(answer), inputs))
                 observation = checking.observe(watched, answer, question["inputs"])
-                _text(observation)
+                plain(observation)
         except OutOfTime:
             return {"late": True}
         except BaseException as error:
@@ -270,31 +272,24 @@ class Guarded:
         finally:
             for name in self._originals.changed():
                 self._reports.add("changed", name)
-        for value in result if type(result) in (list, tuple) else [result]:
-            if isinstance(value, BUILT_IN) and type(value).__module__ == "__main__":
-                self._reports.add("suspect", f"it returned a {type(value).__name__}, which poses as something else")
-        return result
+        return self._seen(result)
+
+    def _seen(self, value: Any, level: int = 0) -> Any:
+        """What was returned, when it has been seen whether something in it poses as something else; what a function returns, later."""
+        kind = type(value)
+        if isinstance(value, BUILT_IN) and kind not in self._originals.kinds:
+            self._reports.add("suspect", f"it returned a {kind.__name__}, which poses as something else")
+        elif kind in (list, tuple, dict) and level < 4:
+            for element in itertools.islice(value.values() if kind is dict else value, MOST_ELEMENTS):
+                self._seen(element, level + 1)
+        return Guarded(value, self._originals, self._reports) if kind is types.FunctionType and not level else value
 
     def __reduce__(self) -> Any:  # other processes get the answer itself
         return copy.copy, (self._answer,)
 
 
-BUILT_IN = (torch.Tensor, int, float, complex, str, bytes, list, tuple, dict)
-
-
-def _text(message: Any) -> str:
-    """As JSON: by an encoder of its own each time, in C, whose classes nobody can change."""
-    if c_make_encoder is None:
-        return json.dumps(message)
-    return "".join(c_make_encoder(None, _no_other, encode_basestring_ascii, None, ": ", ", ", False, False, True)(message, 0))
-
-
-def _no_other(value: Any) -> Any:
-    raise TypeError(f"{type(value).__name__} is no plain data")
-
-
 def _signed(nonce: str, message: dict[str, Any], changed: list[str], key: bytes, sign: Any) -> bytes:
-    text = _text({"nonce": nonce, **message, "changed": changed}).encode()
+    text = plain({"nonce": nonce, **message, "changed": changed}).encode()
     return (len(text) + 16).to_bytes(4, "big") + sign(text, key=key, digest_size=16).digest() + text
 
 

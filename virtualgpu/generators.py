@@ -18,7 +18,7 @@ NUMBERS_AT_ONCE = 4  # that a thread draws: Philox makes four
 _virtual: WeakValueDictionary[int, "VirtualGenerator"] = WeakValueDictionary()  # by address in C++, which makes new Python objects
 
 
-class State:
+class GeneratorState:
     """A seed and an offset, which several generators may share. `graphs` are registered with it: only their captures may draw.
 
     Where there are any, the GPU holds the two for their kernels, in `blocks`.
@@ -51,12 +51,12 @@ class VirtualGenerator(_Generator):
 
     _gpu: hardware.Gpu
     _cdata: int
-    state: State
+    state: GeneratorState
 
-    def __new__(cls, gpu: hardware.Gpu, state: State | None = None) -> "VirtualGenerator":
+    def __new__(cls, gpu: hardware.Gpu, state: GeneratorState | None = None) -> "VirtualGenerator":
         self = super().__new__(cls)
         self._gpu = gpu
-        self.state = state or State(super().seed(self), 0)
+        self.state = state or GeneratorState(super().seed(self), 0)
         _virtual[self._cdata] = self
         return self
 
@@ -120,7 +120,7 @@ class VirtualGenerator(_Generator):
         return self
 
     def clone_state(self) -> "VirtualGenerator":
-        return VirtualGenerator(self._gpu, State(self.state.seed, self.state.offset))
+        return VirtualGenerator(self._gpu, GeneratorState(self.state.seed, self.state.offset))
 
     def graphsafe_get_state(self) -> "VirtualGenerator":
         """Another generator that shares this one's state."""

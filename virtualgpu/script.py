@@ -7,6 +7,8 @@ import sys
 import types
 from typing import Any
 
+from virtualgpu import front_end
+
 
 def check_script(script: str | os.PathLike, module: bool = False) -> None:
     """Raises ValueError unless it is a file, or the name of a module or package that Python finds."""
@@ -63,6 +65,14 @@ def _module_code(name: str, main: types.ModuleType) -> types.CodeType:
     return loader.get_code(spec.name)
 
 
+def _leave_out_the_kit(call: types.TracebackType | None) -> None:
+    """Take the kit's calls out of a script's traceback: an interrupt lands in any of them, and a backward comes through some."""
+    while call is not None and not sys.flags.dev_mode:
+        while call.tb_next is not None and call.tb_next.tb_frame.f_code.co_filename.startswith(front_end.folders()):
+            call.tb_next = call.tb_next.tb_next
+        call = call.tb_next
+
+
 def _hide_frames_before(code: types.CodeType | None) -> None:
     """Let sys.excepthook, the script's or Python's, get a traceback that begins at `code` (an empty one if it never ran)."""
     show = sys.excepthook
@@ -70,6 +80,7 @@ def _hide_frames_before(code: types.CodeType | None) -> None:
     def from_the_script(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
         while traceback is not None and traceback.tb_frame.f_code is not code:
             traceback = traceback.tb_next
+        _leave_out_the_kit(traceback)
         show(kind, error.with_traceback(traceback), traceback)
 
     sys.excepthook = from_the_script

@@ -4,22 +4,20 @@ Works with ipywidgets 7.7 and 8. Values are shown by HTML widgets only: Output w
 """
 
 import asyncio
-import re
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from html import escape
 from inspect import signature
-from math import isfinite, nan
 from typing import Any, ClassVar, Self
 
 import ipywidgets as widgets
 
 from gputrace.figures.figure import BLUE, Figure
 from labkit.lab_parts.experiment import Result, Run, collect
+from labkit.lab_parts.predictions import parse_prediction
 
-LARGEST_PREDICTION = 1000.0
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each box makes one of its own of it
 
 # What a panel brings to the page that shows it, hidden: what ipywidgets leaves unseen is seen, and a list keeps its keys. Seen are links,
@@ -346,19 +344,6 @@ class Lab(Panel):
         self.stop_button.disabled = not running
 
 
-def stays_open(why: str, prediction: float, unit: str = "") -> str:
-    """What a lab says of a prediction that nothing was measured for."""
-    return f"{why}, so your prediction of {prediction:g}{unit} stays open. Press Run to try again."
-
-
-def compared_as_factor(was: str, prediction: float, measured: float, good: float) -> str:
-    """A sentence that ends in how many times too high or low the prediction was; within the factor `good` it is a good one."""
-    off = prediction / measured
-    if 1 / good <= off <= good:
-        return f"{was}. A good prediction!"
-    return f"{was}, which is {off:.1f} times too high." if off > 1 else f"{was}, which is {1 / off:.1f} times too low."
-
-
 def choice(description: str, options: Sequence[Any], value: Any, width: str) -> widgets.Dropdown:
     """A list to choose from: also for numbers, because the handle of an ipywidgets slider has no name that a screen reader could say.
 
@@ -382,23 +367,3 @@ def one_of(value: Any, allowed: Iterable[Any]) -> Any:
     if value not in (choices := list(allowed)):
         raise ValueError(f"{value!r} is no choice here: there are {', '.join(map(repr, choices))}")
     return value
-
-
-def typed_number(text: str) -> float:
-    """The number that a learner typed; nan for what is none. Raises ValueError for a decimal comma, which Python does not know."""
-    if re.fullmatch(r"[-+]?\d*,\d+", text.strip()):
-        raise ValueError(f"“{text.strip()}” has a comma: type a point, {text.strip().replace(',', '.')}.")
-    try:
-        return float(text.strip())
-    except ValueError:
-        return nan
-
-
-def parse_prediction(text: str, zero_is_possible: bool = False) -> float:
-    """The number that a learner typed. Raises ValueError saying what is allowed."""
-    number = typed_number(text)
-    if not isfinite(number) or not 0 <= number <= LARGEST_PREDICTION or (number == 0 and not zero_is_possible):
-        typed = f"“{text.strip()}” is not a prediction" if text.strip() else "There is no prediction yet"
-        allowed = f"from 0 to {LARGEST_PREDICTION:g}" if zero_is_possible else f"greater than 0 and up to {LARGEST_PREDICTION:g}"
-        raise ValueError(f"{typed}: type a number {allowed}, such as 1.5, and press Predict.")
-    return number

@@ -14,7 +14,8 @@ from gputrace.figures.figure import BESIDE, BLACK, SIZE, SKY_BLUE, TEXT_POINTS, 
 from labkit import machine
 from labkit.lab_parts.experiment import badge
 from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import WRAP, Panel, typed_number
+from labkit.lab_parts.panel import WRAP, Panel
+from labkit.lab_parts.predictions import typed_number
 
 MIB = 1 << 20
 STREAMS = 3

@@ -15,7 +15,8 @@ from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import SAME, add_line, finished, hollow, in_style, sources
 from labkit.lab_parts.networks import linear_layers
-from labkit.lab_parts.panel import Lab, compared_as_factor, stays_open
+from labkit.lab_parts.panel import Lab
+from labkit.lab_parts.predictions import compared_as_factor, stays_open
 from labkit.lab_parts.timing import host_seconds, synchronize
 
 MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # width in neurons, rows of a batch

@@ -39,7 +39,8 @@ from labkit.lab_parts.experiment import Result, Row, Run, badge
 from labkit.lab_parts.figures import badged, hollow, in_style
 from labkit.lab_parts.measured_memory import NOT_MEASURED, RAN_OUT, describe, measured_peak, obstacle
 from labkit.lab_parts.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, Network, ResNet
-from labkit.lab_parts.panel import Lab, choice, stays_open
+from labkit.lab_parts.panel import Lab, choice
+from labkit.lab_parts.predictions import stays_open
 
 WORTH = 0.98  # a change that leaves more than this is none
 

@@ -15,7 +15,8 @@ from gputrace.figures.figure import BLACK, BLUE, SKY_BLUE, TEXT_POINTS, TITLE_PO
 from labkit.lab_parts.computation import Computation, evaluated, parse
 from labkit.lab_parts.experiment import Result, Row, Run
 from labkit.lab_parts.figures import badged, in_style
-from labkit.lab_parts.panel import Lab, stays_open, typed_number
+from labkit.lab_parts.panel import Lab
+from labkit.lab_parts.predictions import stays_open, typed_number
 
 COLUMNS = {"format": "", "value": "", "exact": "", "sign": "", "exponent": "", "fraction": ""}
 BADGE = "computed bit by bit, each step rounded to the nearest"

@@ -12,7 +12,8 @@ from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, ORANGE, Figure, binary_ticks, darker, new_canvas
 from labkit.lab_parts.experiment import Result, Row, Run, badge
 from labkit.lab_parts.figures import finished, hollow, in_style
-from labkit.lab_parts.panel import Lab, one_of, stays_open
+from labkit.lab_parts.panel import Lab, one_of
+from labkit.lab_parts.predictions import stays_open
 from labkit.lab_parts.sharing_process import take_part
 from labkit.processes import PATIENCE, children, context
 

@@ -12,7 +12,8 @@ from gputrace import units
 from gputrace.figures.figure import BESIDE, BLUE, VERMILLION, Figure, binary_scale, darker, decimal_scale, label_ends, new_canvas
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count, checked_sizes
 from labkit.lab_parts.figures import SAME, add_line, finished, hollow, in_style, sources
-from labkit.lab_parts.panel import Lab, compared_as_factor, stays_open
+from labkit.lab_parts.panel import Lab
+from labkit.lab_parts.predictions import compared_as_factor, stays_open
 from labkit.lab_parts.timing import event_seconds
 
 KIB, MIB = 1 << 10, 1 << 20

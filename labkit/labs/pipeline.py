@@ -16,7 +16,8 @@ from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
 from labkit.lab_parts.figures import badged, hollow, in_style
 from labkit.lab_parts.networks import linear_layers
-from labkit.lab_parts.panel import Lab, choice, stays_open, switches
+from labkit.lab_parts.panel import Lab, choice, switches
+from labkit.lab_parts.predictions import stays_open
 from labkit.labs.schedules import BACKWARD, FORWARD, ONE_BATCH, SCHEDULES, bubble, launches, order
 
 WIDTH, BATCH = 4096, 16384

@@ -14,7 +14,8 @@ from gputrace import record, units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, ORANGE, SKY_BLUE, VERMILLION, Figure, byte_ticks, darker, label_ends, new_canvas
 from labkit.lab_parts.experiment import Result, Row, Run, badge
 from labkit.lab_parts.figures import finished, hollow, in_style
-from labkit.lab_parts.panel import Lab, stays_open, switches
+from labkit.lab_parts.panel import Lab, switches
+from labkit.lab_parts.predictions import stays_open
 
 # The lines that make a training leak, by the name of the leak. That of "retain_graph" takes the place of the backward line.
 LEAKS = {

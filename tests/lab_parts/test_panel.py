@@ -10,7 +10,8 @@ import pytest
 
 import labkit
 from labkit import labs
-from labkit.lab_parts.panel import Lab, parse_prediction
+from labkit.lab_parts.panel import Lab
+from labkit.lab_parts.predictions import parse_prediction
 from labkit.labs import (
     AllocatorLab,
     ClaimsPanel,

@@ -35,6 +35,44 @@ EXPECTED_VALUES = {
     ),
     "the closure of the work": ("00.1", "def on_gpu(numbers):\n    labkit.check.__closure__\n    ANSWER"),
     "the collector's objects": ("00.1", "import gc", "def on_gpu(numbers):\n    gc.get_objects()\n    ANSWER"),
+    "the signature of what it was lent": (
+        "09.5",
+        "import inspect",
+        "def most_rows(peak, limit):\n    case = inspect.signature(peak).parameters['case'].default\n"
+        "    return max(0, (limit - case['fixed']) // case['row'])",
+    ),
+    "frames by a signal of another module's": (
+        "00.1",
+        "import subprocess, operator",
+        "def on_gpu(numbers):\n    get = operator.attrgetter('f_' + 'back.f_' + 'locals')\n"
+        "    subprocess.signal.signal(10, lambda n, frame: get(frame))\n    ANSWER",
+    ),
+    "an attribute whose name is made up": (
+        "00.1",
+        "from operator import attrgetter as reach\nnames = reach('__glo' + 'bals__')(labkit.check)",
+        "def on_gpu(numbers): ANSWER",
+    ),
+    "an attribute in a format": ("00.1", "print(('{0.__glo' + 'bals__}').format(labkit.check)[:9])", "def on_gpu(numbers): ANSWER"),
+    "all classes by the class of classes": (
+        "00.1",
+        "[c for c in type.__dict__['__sub' + 'classes__'](object) if c.__name__ == '_Session']",
+        "def on_gpu(numbers): ANSWER",
+    ),
+    "a module of its own": (
+        "00.1",
+        "open('mine.py', 'w').write('def above(frame): return frame.f_' + 'back')\nimport mine",
+        "def on_gpu(numbers): ANSWER",
+    ),
+    "a compiled module of its own": (
+        "00.1",
+        "import py_compile\nopen('one.py', 'w').write('x = 1')\npy_compile.compile('one.py', 'two.pyc')\nimport two",
+        "def on_gpu(numbers): ANSWER",
+    ),
+    "a cell that a cell makes up": (
+        "00.1",
+        "get_ipython().ev('labkit.check.__glo' + 'bals__')",
+        "def on_gpu(numbers): ANSWER",
+    ),
     "the kit's own formula": (
         "09.1",
         "from labkit.checks.lesson_09 import _bytes_of_training",
@@ -109,6 +147,25 @@ LIES = {
         "T = type('T', (torch.Tensor,), {'device': property(lambda self: 'cuda:0')})",
         "def on_gpu(numbers): return torch.Tensor._make_subclass(T, torch.tensor(numbers))",
     ),
+    "a class that says it is the tensors'": (
+        "00.1",
+        "class T:\n    __module__ = 'torch'\n    __class__ = property(lambda self: torch.Tensor)\n"
+        "    device, dtype = 'cuda:0', 'torch.float32'\n"
+        "    detach = cpu = flatten = lambda self: self\n    tolist = lambda self: self.values\n"
+        "    shape = property(lambda self: [len(self.values)])",
+        "def on_gpu(numbers):\n    t = T()\n    t.values = list(numbers)\n    return t",
+    ),
+    "a tensor class from elsewhere": (
+        "00.1",
+        "B = torch.ones(1).__class__\nT = type(B)('Tensor', (B,), {'device': 'cuda:0', '__module__': 'torch'})",
+        "def on_gpu(numbers):\n    t = torch.tensor(numbers)\n    t.__class__ = T\n    return t",
+    ),
+    "the virtual GPU behind a tensor": ("00.1", "def on_gpu(numbers):\n    torch.ones(1, device='cuda')._gpu.allocator\n    ANSWER"),
+    "the virtual GPUs themselves": (
+        "00.1",
+        "import virtualgpu\nwith virtualgpu.use(2) as used: used.machine.clock",
+        "def on_gpu(numbers): ANSWER",
+    ),
     "a mode over all functions": (
         "00.1",
         "from torch.overrides import TorchFunctionMode\nclass Lie(TorchFunctionMode):\n"
@@ -182,6 +239,17 @@ HABITS = {
     "anomaly": "torch.autograd.set_detect_anomaly(True)",
     "collector": "import gc\ngc.disable()\ngc.collect()",
     "folder": "import os\nos.makedirs('mine', exist_ok=True)\nos.chdir('mine')",
+    "a module of one's own": "open('mine.py', 'w').write('def double(x): return 2 * x')\nimport mine\nmine.double(1)",
+    "sorting by attributes": "from operator import attrgetter\nsorted([torch.ones(2), torch.ones(1)], key=attrgetter('nbytes'))\n"
+    "print('{0.shape} {1:.2f}'.format(torch.ones(1), 2))",
+    "snapshots": "torch.cuda.memory._record_memory_history()\ntorch.cuda.memory._snapshot()\n"
+    "input = torch.ones(1)\ninput.type(torch.int32)",
+    "scratch": "try: import wandb\nexcept ImportError: pass\nfor step in range(500): print(step)\nimport inspect\nlabkit.use?\n"
+    "print(inspect.signature(labkit.use))",
+    "syntax": "def f(:",
+    "threads and processes": "import multiprocessing\nfrom concurrent.futures import ThreadPoolExecutor\n"
+    "with ThreadPoolExecutor(2) as pool: list(pool.map(abs, [-1]))\n"
+    "with multiprocessing.get_context('fork').Pool(1) as pool: pool.map(abs, [-1])",
     "names": "from collections import namedtuple\nfrom dataclasses import dataclass\nPoint = namedtuple('Point', 'x y')\n"
     "@dataclass\nclass Size:\n    rows: int = 0\nlist_ = [Point(1, 2), Size(3)]\nsum = 3\nmax = 4",
     "tracebacks": "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()",

@@ -170,6 +170,7 @@ WORTHLESS = {
     "a forged answer": FORGED + "on_gpu = Forged()",
     "a forged class": "class F:\n    __class__ = torch.Tensor\ndef on_gpu(numbers): return F()",
     "what is expected, printed": "print('00.1 Right.', {'observed': 1, 'points': 1})\n" + WRONG,
+    "a chain of names without end": "x" + ".y" * 1500 + " = 0\n" + WRONG,
     "an exception that lies": "class E(Exception):\n    def __str__(self): raise SystemExit\ndef on_gpu(numbers): raise E()",
     "SystemExit": "def on_gpu(numbers): raise SystemExit(0)",
     "no answer any more": RIGHT + "\ndel on_gpu",

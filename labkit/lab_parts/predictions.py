@@ -1,0 +1,39 @@
+"""A learner's prediction: how it is read, and what is said of it when the result is there."""
+
+import re
+from math import isfinite, nan
+
+LARGEST_PREDICTION = 1000.0
+
+
+def typed_number(text: str) -> float:
+    """The number that a learner typed; nan for what is none. Raises ValueError for a decimal comma, which Python does not know."""
+    if re.fullmatch(r"[-+]?\d*,\d+", text.strip()):
+        raise ValueError(f"“{text.strip()}” has a comma: type a point, {text.strip().replace(',', '.')}.")
+    try:
+        return float(text.strip())
+    except ValueError:
+        return nan
+
+
+def parse_prediction(text: str, zero_is_possible: bool = False) -> float:
+    """The number that a learner typed. Raises ValueError saying what is allowed."""
+    number = typed_number(text)
+    if not isfinite(number) or not 0 <= number <= LARGEST_PREDICTION or (number == 0 and not zero_is_possible):
+        typed = f"“{text.strip()}” is not a prediction" if text.strip() else "There is no prediction yet"
+        allowed = f"from 0 to {LARGEST_PREDICTION:g}" if zero_is_possible else f"greater than 0 and up to {LARGEST_PREDICTION:g}"
+        raise ValueError(f"{typed}: type a number {allowed}, such as 1.5, and press Predict.")
+    return number
+
+
+def stays_open(why: str, prediction: float, unit: str = "") -> str:
+    """What a lab says of a prediction that nothing was measured for."""
+    return f"{why}, so your prediction of {prediction:g}{unit} stays open. Press Run to try again."
+
+
+def compared_as_factor(was: str, prediction: float, measured: float, good: float) -> str:
+    """A sentence that ends in how many times too high or low the prediction was; within the factor `good` it is a good one."""
+    off = prediction / measured
+    if 1 / good <= off <= good:
+        return f"{was}. A good prediction!"
+    return f"{was}, which is {off:.1f} times too high." if off > 1 else f"{was}, which is {1 / off:.1f} times too low."
