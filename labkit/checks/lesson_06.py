@@ -179,7 +179,8 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         return not_yet(f"your function took {len(answer['held'])} of {STEPS} batches, and did not ask for more. What of the others?")
     if not _same(answer["returned"], expected["returned"]):
         got, due = _short(answer["returned"]), _short(expected["returned"])
-        return not_yet(f"your function must return what the script returned, {due}; yours returned {got}.")
+        other = " with other values" if got == due else ""
+        return not_yet(f"your function must return what the script returned, {due}; yours returned {got}{other}.")
     if not _same(answer["model"], expected["model"]):
         return not_yet("the model has not learned what it learns from the script.")
     grown = _grown(answer["held"])

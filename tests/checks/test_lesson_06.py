@@ -54,6 +54,12 @@ def test_what_is_wrong_is_said(answer, said):
     assert said in verdict(answer)
 
 
+def test_a_tensor_of_the_same_shape_has_other_values():
+    tensor = {"type": "Tensor", "device": "cpu", "dtype": "torch.float32", "shape": [2], "values": [1.0, 2.0]}
+    told = verdict({"returned": tensor | {"values": [1.0, 3.0]}}, {"returned": tensor})
+    assert "yours returned a tensor of shape [2] on cpu with other values." in told
+
+
 def test_memory_that_comes_and_goes_between_steps_is_no_leak():
     assert verdict({"held": [512 * (step % 3) for step in range(STEPS + 1)]}).startswith("Right.")
 
