@@ -1,4 +1,4 @@
-"""Tensor methods that change the device, with autograd: `to`, `cuda`, `cpu`, `data`, `pin_memory`.
+"""Tensor methods that change the device, with autograd: `to`, `cuda`, `cpu`, `copy_`, `data`, `pin_memory`.
 
 C++ takes every copy here for CPU to CPU, and would leave the gradient where it is; so a copy is an autograd Function of its own.
 """
@@ -18,6 +18,7 @@ from virtualgpu.ops.copies import move
 from virtualgpu.tensor import VirtualStorage, VirtualTensor, allocate_on, empty_without_values, new_storage
 
 _to = torch.Tensor.to
+_copy: Any = torch.Tensor.copy_
 _data: Any = torch.Tensor.data
 _type = torch.Tensor.type
 _parse_to = torch._C._nn._parse_to
@@ -31,6 +32,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
         torch.Tensor,
         {
             "to": to,
+            "copy_": copy_,
             "cuda": cuda,
             "cpu": cpu,
             "data": Attribute("data", get_data, set_data),
@@ -62,6 +64,22 @@ class Move(torch.autograd.Function):
         gpu, dtype = ctx.back
         hardware.machine().selected.visit(torch._C._current_graph_task_id(), gpu, gpu_of(gradient))
         return to_device(gradient, gpu, dtype), None, None, None, None
+
+
+class MoveInto(torch.autograd.Function):
+    """A copy into a tensor on another device, and the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+        ctx.back = gpu_of(source), source.dtype
+        ctx.shape = source.shape
+        ctx.mark_dirty(target)
+        return _copy(target, source, non_blocking)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        own = torch.zeros_like(gradient) if ctx.needs_input_grad[0] else None
+        return own, Move.backward(ctx, gradient.sum_to_size(ctx.shape))[0], None
 
 
 def gpu_of(tensor: torch.Tensor) -> Gpu | None:
@@ -130,6 +148,13 @@ def cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, mem
 @outermost
 def cpu(self: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
     return to_device(self, None, memory_format=memory_format)
+
+
+@outermost
+def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if isinstance(src, torch.Tensor) and src.requires_grad and torch.is_grad_enabled() and gpu_of(src) is not gpu_of(self):
+        return MoveInto.apply(self, src, non_blocking)
+    return _copy(self, src, non_blocking)
 
 
 # What C++ reads of a tensor on the host without calling an operator

@@ -7,16 +7,18 @@ from labkit.checks.checking import Check, Plain, Verdict, describe, not_yet, rig
 
 
 def draw(generator: random.Random) -> Plain:
-    """Floats that neither integers nor half precision can hold: one below zero, one above, one twice, in no order."""
-    some = [generator.choice([-1, 1]) * (generator.randint(4096, 2**20) + 1 / 8) for _ in range(generator.randint(2, 6))]
-    return [max(map(abs, some)) + 1, *some, -generator.randint(4096, 2**20) - 1 / 8, some[0]]
+    """Floats that neither integers, two decimals nor half precision can hold: one below zero, one above, one twice, in no order."""
+    some = [generator.choice([-1, 1]) * (generator.randint(4096, 2**16) + 1 / 8) for _ in range(generator.randint(2, 6))]
+    return [max(map(abs, some)) + 1, *some, -generator.randint(4096, 2**16) - 1 / 8, some[0]]
 
 
 def observe(on_gpu: Any, numbers: Plain) -> Plain:
-    return describe(on_gpu(list(numbers)))
+    given = list(numbers)
+    return {"tensor": describe(on_gpu(given)), "given": given}
 
 
-def judge(tensor: Plain, numbers: Plain) -> Verdict:
+def judge(observed: Plain, numbers: Plain) -> Verdict:
+    tensor = observed["tensor"]
     if tensor["type"] != "Tensor":
         return not_yet(f"your function returned {tensor['type']}, not a tensor.")
     if not tensor["device"].startswith("cuda"):
@@ -27,6 +29,8 @@ def judge(tensor: Plain, numbers: Plain) -> Verdict:
         return not_yet(f"for {len(numbers)} numbers a tensor of shape {[len(numbers)]} was due; yours has shape {tensor['shape']}.")
     if tensor["values"] != numbers:
         return not_yet(f"for {numbers} your tensor holds {tensor['values']}.")
+    if observed["given"] != numbers:
+        return not_yet("the tensor is right, but your function changed the list that it was given.")
     return right()
 
 

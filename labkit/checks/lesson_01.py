@@ -12,6 +12,14 @@ from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right
 
 DEVICES = ("cpu", "cuda:0", "cuda:1")
+CURRENT = "another GPU was current after your function than before. Name the device where you need it, or put the current one back."
+
+
+def _from_elsewhere(device: str, answer: Any, *arguments: Any) -> tuple[Any, bool]:
+    """What the answer returns while another GPU than `device` is current, and whether that one still is afterwards."""
+    other = 0 if device == "cuda:1" else 1
+    with torch.cuda.device(other):
+        return answer(*arguments), torch.cuda.current_device() == other
 
 
 # 01.1: a mask is made where its lengths are
@@ -31,8 +39,9 @@ def observe_masks(padding_mask: Any, cases: Plain) -> Plain:
     masks = []
     for case in cases:
         lengths = torch.tensor(case["lengths"], device=case["device"])
-        with torch.cuda.device(0 if case["device"] == "cuda:1" else 1), during(f"lengths on {case['device']}"):
-            masks.append(describe(padding_mask(lengths, case["size"])))
+        with during(f"lengths on {case['device']}"):
+            mask, kept = _from_elsewhere(case["device"], padding_mask, lengths, case["size"])
+        masks.append({**describe(mask), "kept": kept, "lengths": lengths.tolist()})
     return masks
 
 
@@ -47,6 +56,10 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
             return not_yet(f"a mask of torch.bool and shape [{len(lengths)}, {size}] was due; yours is {mask['dtype']}, {mask['shape']}.")
         if mask["values"] != [position < length for length in lengths for position in range(size)]:
             return not_yet(f"for lengths {lengths} and size {size} some values are wrong. Row i has lengths[i] times True, then False.")
+        if mask["lengths"] != lengths:
+            return not_yet(f"the mask is right, but your function changed the lengths it was given: they were {lengths}.")
+        if not mask["kept"]:
+            return not_yet(CURRENT)
     return right("One function serves every device.")
 
 
@@ -57,7 +70,7 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
 
 
 def draw_batch(generator: random.Random) -> Plain:
-    """A batch for the CPU and one for a GPU. At each level there is a tensor to move, one to leave, and a container of another kind."""
+    """A batch for the CPU and one for a GPU. At each level: a tensor to move, one to leave, None, a value, a container of another kind."""
     targets = ["cpu", generator.choice(DEVICES[1:])]
     return [{"device": target, "batch": _nested(generator, target, tops)} for target, tops in zip(targets, ("tuple", "dict"), strict=True)]
 
@@ -67,14 +80,15 @@ def _nested(generator: random.Random, target: str, top: str) -> Plain:
     kinds = cycle(["list", "dict", "tuple"] if top == "tuple" else ["tuple", "list", "dict"])
 
     def tensor(device: str) -> Plain:
-        return ["tensor", [generator.randint(0, 9) for _ in range(3)], generator.choice(["float32", "int64"]), device]
+        values = [[generator.randint(0, 9) for _ in range(2)] for _ in range(2)]
+        return ["tensor", values, generator.choice(["float32", "float16", "int64"]), device]
 
     node: Plain = [top, []]
-    for value in (None, "image", 7, True, "", 0):
-        inside = [tensor(next(others)), tensor(target), ["value", value], node]
+    for value in ("image", 7, True, "", 0, 0.5):
+        inside = [tensor(next(others)), tensor(target), ["value", None], ["value", value], node]
         generator.shuffle(inside)
         kind = next(kinds)
-        node = [kind, [[f"{letter}{value}", child] for letter, child in zip("abcd", inside, strict=True)] if kind == "dict" else inside]
+        node = [kind, [[f"{letter}{value}", child] for letter, child in zip("abcde", inside, strict=True)] if kind == "dict" else inside]
     return node
 
 
@@ -84,11 +98,11 @@ def observe_batch(move: Any, cases: Plain) -> Plain:
     for case in cases:
         batch, device = _build(case["batch"]), torch.device(case["device"])
         given = list(_content(batch))
-        with torch.cuda.device(0 if device.index == 1 else 1), during(f"a batch of dicts, lists and tuples, and {device}"):
-            moved = move(batch, device)
+        with during(f"a batch of dicts, lists and tuples, and {device}"):
+            moved, kept = _from_elsewhere(case["device"], move, batch, device)
         for index in range(2):
             torch.cuda.synchronize(index)
-        observations.append({"given": given, "moved": list(_content(moved)), "batch": list(_content(batch))})
+        observations.append({"given": given, "moved": list(_content(moved)), "batch": list(_content(batch)), "kept": kept})
     return observations
 
 
@@ -121,6 +135,8 @@ def judge_batch(observations: Plain, cases: Plain) -> Verdict:
                 return not_yet(f"{path} {trouble}")
         if observed["batch"] != observed["given"]:
             return not_yet("the batch you were given has changed; build a new one and leave it as it was.")
+        if not observed["kept"]:
+            return not_yet(CURRENT)
     return right("Tensors that were there already were not copied.")
 
 
@@ -152,9 +168,12 @@ class Masked(nn.Module):
         self.register_buffer("mask", torch.ones(size, size, dtype=torch.bool, device=device), persistent=False)
 
 
-def draw_model(generator: random.Random) -> Plain:
-    """On each device: a linear layer, of a dtype that no other has, and one layer more, of which one has a frozen weight."""
-    devices = generator.sample(DEVICES, k=3)
+def draw_models(generator: random.Random) -> Plain:
+    """The layers of a model on all devices, and of one on two of them. On each a linear layer, and one layer more; one weight is frozen."""
+    return [_layers(generator, generator.sample(DEVICES, k=3)), _layers(generator, generator.sample(DEVICES, k=2) * 2)]
+
+
+def _layers(generator: random.Random, devices: list[str]) -> Plain:
     sizes = [generator.randint(2, 9) for _ in range(8)]
     layers = [
         {"kind": "linear", "device": device, "dtype": dtype, "in": size, "out": out}
@@ -169,15 +188,17 @@ def draw_model(generator: random.Random) -> Plain:
     return layers
 
 
-def observe_model(bytes_per_device: Any, layers: Plain) -> Plain:
-    """The answer for the layers, each deeper in the model than the one before. A shared weight is frozen."""
-    model = nn.Sequential()
-    for layer in layers:
-        model = nn.Sequential(*_modules(layer), model)
-    answer = bytes_per_device(model)
-    if not isinstance(answer, dict):
-        return {"type": type(answer).__name__}
-    return {"type": "dict", "bytes": {str(device): number(count) for device, count in answer.items()}}
+def observe_models(bytes_per_device: Any, models: Plain) -> Plain:
+    """The answer for each model, whose layers lie each deeper than the one before. A shared weight is frozen."""
+    observations: list[Plain] = []
+    for layers in models:
+        model = nn.Sequential()
+        for layer in layers:
+            model = nn.Sequential(*_modules(layer), model)
+        answer = bytes_per_device(model)
+        told = {str(device): number(count) for device, count in answer.items()} if isinstance(answer, dict) else None
+        observations.append({"type": type(answer).__name__, "bytes": told})
+    return observations
 
 
 def _modules(layer: Plain) -> list[nn.Module]:
@@ -207,17 +228,17 @@ def expected_bytes(layers: Plain) -> dict[str, int]:
     return total
 
 
-def judge_model(observed: Plain, layers: Plain) -> Verdict:
-    if observed["type"] != "dict":
-        return not_yet(f"your function returned {observed['type']}, not a dict from device to bytes.")
-    expected = expected_bytes(layers)
-    if observed["bytes"] == expected:
-        return right()
-    if observed["bytes"].keys() != expected.keys():
-        return not_yet(f"the model is on {', '.join(sorted(expected))}; your dict has {', '.join(sorted(observed['bytes'])) or 'nothing'}.")
-    device = next(name for name in sorted(expected) if observed["bytes"][name] != expected[name])
-    hint = "Do all dtypes have the same size? Are parameters all that a layer keeps? Did you count a shared weight twice?"
-    return not_yet(f"on {device} the model has {expected[device]} bytes, you counted {observed['bytes'][device]}. {hint}")
+def judge_models(observations: Plain, models: Plain) -> Verdict:
+    for observed, layers in zip(observations, models, strict=True):
+        expected, counted = expected_bytes(layers), observed["bytes"]
+        if counted is None:
+            return not_yet(f"your function returned {observed['type']}, not a dict from device to bytes.")
+        if counted.keys() != expected.keys():
+            return not_yet(f"the model is on {', '.join(sorted(expected))}; your dict has {', '.join(sorted(counted)) or 'nothing'}.")
+        if wrong := [device for device in sorted(expected) if counted[device] != expected[device]]:
+            hint = "Do all dtypes have the same size? Are parameters all that a layer keeps? Did you count a shared weight twice?"
+            return not_yet(f"on {wrong[0]} the model has {expected[wrong[0]]} bytes, you counted {counted[wrong[0]]}. {hint}")
+    return right()
 
 
 # 01.4: work runs on a device, and the current device is put back
@@ -228,13 +249,12 @@ class Interrupted(Exception):  # noqa: N818 (it is no error of the learner's)
 
 
 def draw_work(generator: random.Random) -> Plain:
-    """Every pair of devices, the same one twice as well, once with an exception; the results include those that are false."""
-    results = generator.sample([0, None, "", generator.randint(1, 999)], k=4)
+    """Every pair of devices, the same one twice as well, with an exception and with results of which some are false."""
     cases = [
-        {"before": before, "on": on, "raises": raises, "result": None if raises else results.pop()}
+        {"before": before, "on": on, "raises": raises, "result": result}
         for before in (0, 1)
         for on in (0, 1)
-        for raises in (False, True)
+        for raises, result in ((True, None), (False, None), (False, 0), (False, ""), (False, generator.randint(1, 999)))
     ]
     generator.shuffle(cases)
     return cases
@@ -285,35 +305,44 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
 
 # 01.5: a copy and other work at the same time
 
-COPY_BYTES = 32 << 20
 TRIES = 3  # on a real GPU the best of them counts
 
 
-def draw_copy(generator: random.Random) -> Plain:
-    return {"device": generator.choice(DEVICES[1:]), "first": generator.randint(1, 999)}
+def draw_copies(generator: random.Random) -> Plain:
+    """A copy that takes twice as long as its work, and one that takes half as long: no fixed pause suits both."""
+    sizes = [{"numbers": 8 << 20, "work": 0.5}, {"numbers": 2 << 20, "work": 2.0}]
+    devices = generator.sample(DEVICES[1:], k=2)
+    return [{**size, "device": device, "first": generator.randint(1, 999)} for size, device in zip(sizes, devices, strict=True)]
 
 
-def observe_copy(copy_while: Any, inputs: Plain) -> Plain:
-    """Seconds of a plain pinned copy, of the work, and of both in the answer's hands; the best of several tries."""
-    device = torch.device(inputs["device"])
-    source = torch.arange(COPY_BYTES // 4, dtype=torch.int32).add_(inputs["first"]).pin_memory()
-    copy = min(_seconds(lambda: source.to(device), device) for _ in range(TRIES))
-    tries = []
-    for _ in range(TRIES):
-        calls: list[float] = []
-        start = machine.host_time()
-        with torch.cuda.device(1 - device.index), during(f"a pinned tensor and {device}"):
-            result = copy_while(source, device, lambda calls=calls: calls.append(_keep_busy(copy / 2)))
-        returned = machine.host_time()
-        torch.cuda.synchronize(device)
-        left = machine.host_time() - returned
-        if not isinstance(result, torch.Tensor):
-            return {"type": type(result).__name__}
-        same = result.dtype == source.dtype and torch.equal(result.detach().cpu(), source)
-        tried = {"total": returned - start, "left": left, "calls": len(calls), "work": sum(calls)}
-        tries.append({**tried, "device": str(result.device), "shape": list(result.shape), "same": same})
-        del result
-    return {"type": "Tensor", "copy": copy, "tries": tries}
+def observe_copies(copy_while: Any, cases: Plain) -> Plain:
+    """Seconds of a plain pinned copy, of the work, and of both in the answer's hands, in several tries of each case."""
+    observations: list[Plain] = []
+    for case in cases:
+        device = torch.device(case["device"])
+        numbers = torch.arange(case["numbers"], dtype=torch.int32).add_(case["first"])
+        source = numbers.pin_memory()
+        copy, tries = min(_seconds(lambda source=source, device=device: source.to(device), device) for _ in range(TRIES)), []
+        for _ in range(TRIES):
+            calls: list[float] = []
+
+            def work(calls: list[float] = calls, seconds: float = case["work"] * copy) -> None:
+                calls.append(_keep_busy(seconds))
+
+            with during(f"a pinned tensor and {device}"):
+                start = machine.host_time()
+                result, kept = _from_elsewhere(case["device"], copy_while, source, device, work)
+                returned = machine.host_time()
+            tried: Plain = {"total": returned - start, "calls": len(calls), "work": sum(calls), "kept": kept, "type": type(result).__name__}
+            torch.cuda.synchronize(device)
+            tried["left"] = machine.host_time() - returned
+            if isinstance(result, torch.Tensor):
+                same = result.dtype == numbers.dtype and torch.equal(result.detach().cpu(), numbers)
+                tried |= {"device": str(result.device), "shape": list(result.shape), "same": same}
+            tries.append(tried)
+            del result
+        observations.append({"copy": copy, "tries": tries})
+    return observations
 
 
 def _seconds(work: Any, device: torch.device) -> float:
@@ -333,34 +362,39 @@ def _keep_busy(seconds: float) -> float:
     return machine.host_time() - start
 
 
-def judge_copy(observed: Plain, inputs: Plain) -> Verdict:
-    if observed["type"] != "Tensor":
-        return not_yet(f"your function returned {observed['type']}, not the copy.")
-    for attempt in observed["tries"]:
-        if attempt["calls"] != 1:
-            return not_yet(f"work was to run once; it ran {attempt['calls']} times.")
-        if attempt["device"] != inputs["device"]:
-            return not_yet(f"the copy is on {attempt['device']}, not on {inputs['device']}.")
-        if attempt["shape"] != [COPY_BYTES // 4]:
-            return not_yet(f"the copy's shape is {attempt['shape']}, the source's {[COPY_BYTES // 4]}.")
-        if not attempt["same"]:
-            return not_yet("the copy has other values than the source, or another dtype.")
-    copy = observed["copy"]
-    if not min(attempt["left"] for attempt in observed["tries"]) <= copy / 4:
-        return not_yet("your function returned before the copy had arrived. What waits for a GPU that need not be the current one?")
-    best = min(observed["tries"], key=lambda attempt: attempt["total"])
-    if best["total"] > copy + best["work"] / 2:
-        return not_yet(
-            f"a copy of {copy * 1e3:.2f} ms and work of {best['work'] * 1e3:.2f} ms took {best['total'] * 1e3:.2f} ms together: "
-            "they ran one after the other. Which argument of Tensor.to lets it return at once, and when do you wait?"
-        )
-    return right(f"Copy {copy * 1e3:.2f} ms, work {best['work'] * 1e3:.2f} ms, together {best['total'] * 1e3:.2f} ms.")
+def judge_copies(observations: Plain, cases: Plain) -> Verdict:
+    took = ""
+    for observed, case in zip(observations, cases, strict=True):
+        for attempt in observed["tries"]:
+            if attempt["calls"] != 1:
+                return not_yet(f"work was to run once before your function returns; it ran {attempt['calls']} times.")
+            if "same" not in attempt:
+                return not_yet(f"your function returned {attempt['type']}, not the copy.")
+            if attempt["device"] != case["device"]:
+                return not_yet(f"the copy is on {attempt['device']}, not on {case['device']}.")
+            if attempt["shape"] != [case["numbers"]]:
+                return not_yet(f"the copy's shape is {attempt['shape']}, the source's {[case['numbers']]}.")
+            if not attempt["same"]:
+                return not_yet("the copy has other values than the source, or another dtype.")
+            if not attempt["kept"]:
+                return not_yet(CURRENT)
+        copy = observed["copy"]
+        if not min(attempt["left"] for attempt in observed["tries"]) <= copy / 4:
+            return not_yet("your function returned before the copy had arrived. What waits for a GPU that need not be the current one?")
+        best = min(observed["tries"], key=lambda attempt: attempt["total"])
+        took = took or f"copy {copy * 1e3:.2f} ms, work {best['work'] * 1e3:.2f} ms, together {best['total'] * 1e3:.2f} ms"
+        if not best["total"] <= max(copy, best["work"]) + min(copy, best["work"]) / 2:
+            return not_yet(
+                f"a copy of {copy * 1e3:.2f} ms and work of {best['work'] * 1e3:.2f} ms took {best['total'] * 1e3:.2f} ms together, "
+                "no less than one after the other. Which argument of Tensor.to lets it return at once, and when do you wait?"
+            )
+    return right(f"{took.capitalize()}.")
 
 
 CHECKS = [
     Check("01.1", draw_masks, observe_masks, judge_masks, gpus=2, section="Is the GPU faster?"),
     Check("01.2", draw_batch, observe_batch, judge_batch, gpus=2, section="Moving tensors and models"),
-    Check("01.3", draw_model, observe_model, judge_model, gpus=2, section="Moving tensors and models"),
+    Check("01.3", draw_models, observe_models, judge_models, gpus=2, section="Moving tensors and models"),
     Check("01.4", draw_work, observe_work, judge_work, gpus=2, section="Naming a device"),
-    Check("01.5", draw_copy, observe_copy, judge_copy, gpus=2, section="What a copy costs"),
+    Check("01.5", draw_copies, observe_copies, judge_copies, gpus=2, section="What a copy costs"),
 ]

@@ -2,15 +2,16 @@
 
 Each keeps the GPU busy with `torch.cuda._sleep`, which does nothing for so many cycles, before the work that an answer must wait for.
 So an answer that forgets an order reads old values on a real GPU too. Whether it waited is asked of an event that was recorded before.
-An answer is called once before: kernels that are loaded and memory that is taken for the first time make the host wait too.
-The caller's stream is not always the default one.
+An answer is called once before: kernels that are loaded and memory that is taken for the first time make the host wait too. The caller's
+stream is not always the default one.
 """
 
 import gc
 import random
 import statistics
 import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,26 +19,11 @@ import torch
 
 from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.checks.gpu_seconds import cycles_in, gpu_seconds
 from virtualgpu import RaceWarning
 
-PROBE = 10_000_000  # cycles, to learn how many there are in a second
 LONG = 0.1  # seconds: longer than the host needs for anything that a check asks
 SIZE = 1 << 20  # numbers in a tensor whose copy takes a while
-
-
-def _cycles(seconds: float) -> int:
-    """How many cycles `torch.cuda._sleep` needs for so many seconds on this GPU."""
-    return round(seconds * PROBE / _gpu_seconds(lambda: torch.cuda._sleep(PROBE)))
-
-
-def _gpu_seconds(work: Callable[[], Any]) -> float:
-    torch.cuda.synchronize()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
 
 
 @contextmanager
@@ -53,23 +39,22 @@ def _told_by_values(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
 
 # 02.1: how long work takes on the GPU
 
-CLOSE = 0.15  # a measurement is right within this share
+CLOSE = 0.15  # the share within which a measurement is right
 OVERHEAD = 0.5e-3  # seconds that launching and waiting may add
 
 
 def draw_durations(generator: random.Random) -> Plain:
-    """Milliseconds of the pieces of each work, and of what is queued already when it begins."""
-    cases = [
-        {"pieces": [generator.uniform(2, 20) for _ in range(pieces)], "queued": queued}
-        for pieces, queued in ((1, 0.0), (1, generator.uniform(20, 40)), (3, 0.0), (2, generator.uniform(10, 30)))
+    """Milliseconds of the pieces of each work, of which one is short, and of what is queued already when it begins; on which stream."""
+    kinds = ((1, 4, 0.0), (1, 20, generator.uniform(20, 40)), (3, 20, 0.0), (2, 20, generator.uniform(10, 30)))
+    return [
+        {"pieces": [generator.uniform(2, most) for _ in range(pieces)], "queued": queued, "aside": pieces > 1}
+        for pieces, most, queued in generator.sample(kinds, k=4)
     ]
-    generator.shuffle(cases)
-    return cases
 
 
 def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
     """What the answer says of each work, and what two events say, both in seconds."""
-    rate, observations = _cycles(1.0), []
+    rate, observations = cycles_in(1.0), []
     seconds_of(lambda: torch.cuda._sleep(1))
     for case in cases:
         cycles = [round(rate * milliseconds / 1e3) for milliseconds in case["pieces"]]
@@ -78,12 +63,11 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
             for count in cycles:
                 torch.cuda._sleep(count)
 
-        torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
-        with during(f"work of {sum(case['pieces']):.1f} ms"):
+        with _told_by_values(torch.cuda.Stream() if case["aside"] else None), during(f"work of {sum(case['pieces']):.1f} ms"):
+            torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
             said = seconds_of(work)
-        torch.cuda.synchronize()
         seconds = number(said)
-        observations.append([type(said).__name__ if seconds is None else seconds, _gpu_seconds(work)])
+        observations.append([type(said).__name__ if seconds is None else seconds, gpu_seconds(work)])
     return observations
 
 
@@ -128,9 +112,9 @@ class Double(torch.nn.Module):
 
 
 def observe_losses(answer: Any, cases: Plain) -> Plain:
-    """For each list of values the result, whether it has a graph, and whether the host waited for what was launched before."""
+    """For each list of values the result, whether it has a graph, whether the host waited, and whether the model still trains."""
     observations = []
-    sleep, model = _cycles(LONG), Double()
+    sleep, model = cycles_in(LONG), Double()
     for case in cases:
         batches = [torch.full((rows, 4), float(value), device="cuda") for value, rows in case]
         with during(f"{len(case)} batches"):
@@ -140,8 +124,8 @@ def observe_losses(answer: Any, cases: Plain) -> Plain:
             earlier = torch.cuda.current_stream().record_event()
             result = answer(model, batches)
         waited = earlier.query()
-        graph = isinstance(result, torch.Tensor) and result.requires_grad
-        observations.append({"result": describe(result), "waited": waited, "graph": graph})
+        told = {"waited": waited, "graph": getattr(result, "requires_grad", False), "result": describe(result)}
+        observations.append(told | {"trains": torch.is_grad_enabled() and model.training and model.weight.requires_grad})
         torch.cuda.synchronize()
     return observations
 
@@ -162,6 +146,10 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"the mean of {len(case)} losses is {due:.5g}; yours is {result['values'][0]:.5g}.")
         if observed["graph"]:
             return not_yet("your result requires a gradient: its graph keeps what every batch left for the backward pass.")
+        if not observed["trains"]:
+            return not_yet(
+                "after your function the model cannot be trained as before: gradients or its training mode were left switched off."
+            )
     return right("The host ran ahead; whoever prints the loss waits, once.")
 
 
@@ -176,7 +164,7 @@ def draw_work(generator: random.Random) -> Plain:
 def observe_work(run_on: Any, cases: Plain) -> Plain:
     """For each case where the work ran, whether the host waited, and the sum of the result, which is used at once and then let go of."""
     observations = []
-    nap = _cycles(LONG / 5)
+    nap = cycles_in(LONG / 5)
     for case in cases:
         stream, here = torch.cuda.Stream(), torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
         seen: list[Plain] = []
@@ -187,7 +175,7 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
             return x * case["factor"]
 
         with _told_by_values(here):
-            x = torch.zeros(SIZE, device="cuda")
+            held, x = torch.cuda.memory_allocated(), torch.zeros(SIZE, device="cuda")
             with during("work that multiplies"):
                 run_on(stream, work, x)
                 torch.cuda.set_stream(here)
@@ -208,7 +196,9 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
                     taken = [torch.full((SIZE,), -1.0, device="cuda") for _ in range(4)]
                 torch.cuda.synchronize()
                 observed["sum"] = total.item()
-                del taken
+                del taken, x
+                torch.cuda.empty_cache()  # what waited for an event is free, too
+                observed["kept"] = torch.cuda.memory_allocated() - held >= 4 * SIZE
             observations.append(observed)
     return observations
 
@@ -232,6 +222,8 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
                 f"the result adds up to {observed['sum']:g}, not to {due}: somebody read what was not there yet. "
                 "Does `stream` wait for the caller's stream, and that one for `stream`?"
             )
+        if observed["kept"]:
+            return not_yet("the caller deleted the result, and its memory was not free afterwards. Who else holds it?")
     return right("The streams wait for each other, the host for neither.")
 
 
@@ -246,15 +238,15 @@ def draw_values(generator: random.Random) -> Plain:
 def observe_values(fetch: Any, cases: Plain) -> Plain:
     """Whether `fetch` waited for earlier work, and the function that it returned for later work, and what that gave."""
     observations = []
-    nap = _cycles(LONG)
     for case in cases:
         here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
+        nap = cycles_in(LONG * (2 if case["aside"] else 0.5))  # no fixed pause is long enough for both, and not too long
         with _told_by_values(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
             x = torch.zeros(len(case["rows"]), SIZE, device="cuda")
             target = torch.tensor([float(value) for value in case["rows"]], device="cuda")[:, None]
             for cycles in (1, nap):
                 x.zero_()
-                fetch(x)
+                before = fetch(x)
                 torch.cuda.synchronize()
                 torch.cuda._sleep(cycles)
                 x.copy_(target.expand_as(x))
@@ -270,6 +262,7 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
                 if isinstance(got, torch.Tensor):
                     observed |= {"device": str(got.device), "shape": list(got.shape)}
                     observed["values"] = got.detach().cpu().reshape(len(got), -1)[:, -1].tolist() if got.dim() else [got.item()]
+                    observed["before"] = bool(before().any())  # of the zeros that were fetched first
             torch.cuda.synchronize()
             observations.append(observed)
     return observations
@@ -288,6 +281,8 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"the rows are {case['rows']}; the host read {observed['values']}. Had the copy arrived?")
         if observed["too long"]:
             return not_yet("the values were right, but the host waited for work that was launched after the copy. Wait for less.")
+        if observed["before"]:
+            return not_yet("what was fetched before changed when the next tensor was fetched: each needs memory of its own.")
     return right("The host waited for the copy, and for nothing after it.")
 
 
@@ -309,11 +304,11 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
     """What each batch's work read, how far ahead the source was drawn, the seconds of copies, of work, of both, and those that the loader
     keeps the host for a batch; and whether it waited for what had been launched before."""
     host, scratch = torch.zeros(SIZE).pin_memory(), torch.empty(SIZE, device="cuda")
-    size = round(SIZE * COPY / min(_gpu_seconds(lambda: scratch.copy_(host, non_blocking=True)) for _ in range(5)))
+    size = round(SIZE * COPY / min(gpu_seconds(lambda: scratch.copy_(host, non_blocking=True)) for _ in range(5)))
     hosts, scratch = [torch.zeros(size).pin_memory() for _ in inputs["values"]], torch.empty(size, device="cuda")
-    copying = BATCHES * min(_gpu_seconds(lambda: scratch.copy_(hosts[0], non_blocking=True)) for _ in range(5))
-    cycles = _cycles(inputs["longer"] * copying / BATCHES)
-    busy, waited = _cycles(LONG), False
+    copying = BATCHES * min(gpu_seconds(lambda: scratch.copy_(hosts[0], non_blocking=True)) for _ in range(5))
+    cycles = cycles_in(inputs["longer"] * copying / BATCHES)
+    busy, waited = cycles_in(LONG), False
     drawn: list[int] = []
 
     def source() -> Iterator[torch.Tensor]:
@@ -326,7 +321,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
         torch.cuda._sleep(cycles)
         return mean
 
-    working = BATCHES * min(_gpu_seconds(lambda: work(scratch)) for _ in range(3))
+    working = BATCHES * min(gpu_seconds(lambda: work(scratch)) for _ in range(3))
     with _told_by_values(torch.cuda.Stream()):
         for filled in (False, True):  # the first finds the GPU busy, takes memory from it, and leaves no batch's values there
             for host, value in zip(hosts, inputs["values"], strict=True):
@@ -337,7 +332,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
             earlier = torch.cuda.current_stream().record_event()
             start = machine.host_time()
             means: list[torch.Tensor] = []
-            devices, ahead, held = [], 0, []
+            devices, ahead, held, used, kept = [], 0, [], [], 0
             loader = iter(prefetched(source()))
             while len(means) <= BATCHES:  # one more than there are: it might never end
                 asked = machine.host_time()
@@ -348,12 +343,15 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
                 ahead = max(ahead, len(drawn) - len(means) - 1)
                 devices.append(str(batch.device))
                 means.append(work(batch))
+                used.append(weakref.ref(batch))
                 del batch
                 gc.collect(0)
+                kept = max(kept, len({id(there()) for there in used} - {id(None)}))
             waited = earlier.query() if not filled else waited
             torch.cuda.synchronize()
             seconds = {"copies": copying, "work": working, "both": machine.host_time() - start, "held": statistics.median(held)}
-    return {"means": [mean.item() for mean in means], "devices": devices, "ahead": ahead, "seconds": seconds, "waited": waited}
+    counts = {"ahead": ahead, "kept": kept, "waited": waited}
+    return {"means": [mean.item() for mean in means], "devices": devices, "seconds": seconds, **counts}
 
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
@@ -372,6 +370,10 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
         )
     if observed["ahead"] > AHEAD:
         return not_yet(f"your loader drew {observed['ahead']} batches ahead: a large data set would not fit the GPU. Copy one ahead.")
+    if observed["kept"] > AHEAD:
+        return not_yet(
+            f"your loader still held {observed['kept']} batches that had been used. Who else can keep their memory until it was read?"
+        )
     copies, works, both, held = (observed["seconds"][name] for name in ("copies", "work", "both", "held"))
     share = (copies + works - both) / min(copies, works)
     if not share >= REACHED:
@@ -390,7 +392,7 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
 
 
 CHECKS = [
-    Check("02.1", draw_durations, observe_durations, judge_durations, section="A launch is not the work"),
+    Check("02.1", draw_durations, observe_durations, judge_durations, section="How long does it take?"),
     Check("02.2", draw_losses, observe_losses, judge_losses, script=mean_loss, section="Which lines make Python wait?"),
     Check("02.3", draw_work, observe_work, judge_work, section="Order is your task"),
     Check("02.4", draw_values, observe_values, judge_values, section="Order is your task"),

@@ -4,9 +4,8 @@ import gc
 import random
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -39,7 +38,7 @@ class Rows(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen.append([str(x.device), len(x)])
-        return (x * self.weight).sum(1)
+        return (x * self.weight).sum(1, keepdim=True)
 
 
 def draw_batches(generator: random.Random) -> Plain:
@@ -55,24 +54,22 @@ def draw_batches(generator: random.Random) -> Plain:
 
 
 def observe_batches(data_parallel: Any, cases: Plain) -> Plain:
-    """For each case the result, what ran where, the bytes that the forward pass left on each GPU, and the weight's gradient."""
+    """For each case the result, what ran where, the bytes that the forward pass left on each GPU, and the gradients of weight and batch."""
     observations = []
     for case in cases:
         first = f"cuda:{case['devices'][0]}"
         module = Rows(float(case["weight"]), first)
-        x = torch.tensor([float(value) for value in case["values"]], device=first)[:, None].repeat(1, WIDTH)
+        x = torch.tensor([float(value) for value in case["values"]], device=first)[:, None].repeat(1, WIDTH).requires_grad_()
         before = _allocated()
-        for index in range(2):
-            torch.cuda.reset_peak_memory_stats(index)
         with _without_the_wrapper(), during(f"{len(x)} rows and device_ids={case['devices']}"):
             y = data_parallel(module, x, list(case["devices"]))
-        observed = {"result": describe(y), "seen": sorted(module.seen), "gradient": None}
+        observed = {"result": describe(y), "seen": sorted(module.seen), "gradient": None, "peak": _above(before)}
         gc.collect()
-        observed["peak"] = [torch.cuda.max_memory_allocated(index) - earlier for index, earlier in enumerate(before)]
         observed["held"] = [now - earlier for now, earlier in zip(_allocated(), before, strict=True)]
         if isinstance(y, torch.Tensor) and y.requires_grad:
             y.sum().backward()
             observed["gradient"] = None if module.weight.grad is None else module.weight.grad[0].item()
+        observed["batch"] = None if x.grad is None else x.grad[:, 0].tolist()
         observations.append(observed)
         del module, x, y
     return observations
@@ -80,17 +77,28 @@ def observe_batches(data_parallel: Any, cases: Plain) -> Plain:
 
 @contextmanager
 def _without_the_wrapper() -> Iterator[None]:
-    """nn.DataParallel, and the function that does the same, say that they are not to be used."""
+    """nn.DataParallel, and the function that does the same, say that they are not to be used, whatever name they were imported under."""
 
     def refuse(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("the exercise asks for what nn.DataParallel does inside: scatter, replicate, parallel_apply, gather")
 
-    with patch.object(nn.DataParallel, "forward", refuse), patch.object(nn.parallel, "data_parallel", refuse):
+    with ExitStack() as stack:
+        for function in (nn.DataParallel.forward, nn.parallel.data_parallel):
+            stack.callback(setattr, function, "__code__", function.__code__)
+            function.__code__ = refuse.__code__
         yield
 
 
 def _allocated() -> list[int]:
+    """What is allocated on each GPU, from where its peak counts anew."""
+    for index in range(2):
+        torch.cuda.reset_peak_memory_stats(index)
     return [torch.cuda.memory_allocated(index) for index in range(2)]
+
+
+def _above(before: list[int]) -> list[int]:
+    """How much more than that each GPU has had allocated."""
+    return [torch.cuda.max_memory_allocated(index) - earlier for index, earlier in enumerate(before)]
 
 
 def judge_batches(observations: Plain, cases: Plain) -> Verdict:
@@ -101,7 +109,7 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"your function returned {result['type']}, not one tensor. What puts the outputs together?")
         if result["device"] != f"cuda:{devices[0]}":
             return not_yet(f"{given} the result is on {result['device']}; it belongs on the first of the devices.")
-        if result["shape"] != [len(values)] or result["values"] != [value * case["weight"] * WIDTH for value in values]:
+        if result["shape"] != [len(values), 1] or result["values"] != [value * case["weight"] * WIDTH for value in values]:
             return not_yet(f"{given} the result is not what the module itself gives for the batch.")
         sizes = dict(zip(devices, chunks(len(values), 2), strict=False))
         if observed["seen"] != sorted([f"cuda:{device}", rows] for device, rows in sizes.items()):
@@ -113,6 +121,8 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
                 f"{given} the gradient of the module's weight is {observed['gradient']}, not {sum(values)}. "
                 "Do the gradients of all replicas come back to it?"
             )
+        if observed["batch"] != [case["weight"]] * len(values):
+            return not_yet(f"{given} the gradient of the batch is not what the module itself gives. Which scatter does autograd follow?")
         for device in devices:
             due = ROW_BYTES * (1 + sizes[device]) if device in sizes and device != devices[0] else 0
             if (put := observed["held" if device in sizes else "peak"][device]) > due + SLACK:
@@ -130,11 +140,12 @@ CLOSE = 2 << 20  # a block of the allocator may be a little larger than what was
 
 def draw_peaks(generator: random.Random) -> Plain:
     """In units, what each GPU holds before the step, the tensors that the step makes there in turn, and the one that it keeps."""
-    highest = generator.sample(range(4, 9), k=2)
+    highest, before = generator.sample(range(4, 9), k=2), generator.sample(range(1, 9), k=2)
     gpus = [
-        {"before": generator.randint(1, 8), "brief": [most, generator.randint(1, 3)], "kept": generator.randint(1, 3)} for most in highest
+        {"before": held, "brief": [most, generator.randint(1, 3)], "kept": generator.randint(1, 3)}
+        for held, most in zip(before, highest, strict=True)
     ]
-    return {"gpus": gpus, "current": generator.randint(0, 1), "devices": [1, 0]}
+    return {"gpus": gpus, "current": 1, "devices": [1, 0]}
 
 
 def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
@@ -150,8 +161,9 @@ def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
 
     with torch.cuda.device(inputs["current"]):
         said = peaks(step, list(inputs["devices"]))
+        now = torch.cuda.current_device()
     told = [number(value) for value in said] if isinstance(said, list | tuple) else type(said).__name__
-    return {"said": told, "calls": len(kept) // len(held)}
+    return {"said": told, "calls": len(kept) // len(held), "current": now}
 
 
 def _take(index: int, units: int) -> torch.Tensor:
@@ -169,6 +181,8 @@ def judge_peaks(observed: Plain, inputs: Plain) -> Verdict:
             f"at the step's peak the GPUs {inputs['devices']} held {due} bytes more than before it; you say {observed['said']}. "
             "Since when is a peak counted, and what was there already?"
         )
+    if observed["current"] != inputs["current"]:
+        return not_yet(f"GPU {inputs['current']} was the current one before your function, and GPU {observed['current']} afterwards.")
     return right("What a GPU holds at its peak must fit, however briefly.")
 
 
@@ -178,7 +192,7 @@ def judge_peaks(observed: Plain, inputs: Plain) -> Verdict:
 def draw_weights(generator: random.Random) -> Plain:
     cases = []
     for devices in ([0, 1], [1, 0], [1, 0, 1]):
-        values = [generator.randint(-9, 9) for _ in range(generator.randint(2, 5))]
+        values = [generator.randint(-9, 9) + 2.0**-12 for _ in range(generator.randint(2, 5))]  # more than half precision holds
         cases.append({"devices": devices, "values": values, "factors": [generator.randint(1, 9) for _ in devices]})
     generator.shuffle(cases)
     return cases
@@ -212,8 +226,9 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
         found = [copy.get("device", copy["type"]) for copy in observed["copies"]]
         if found != devices:
             return not_yet(f"the copies belong on {', '.join(devices)}; yours: {', '.join(found)}.")
-        if any(copy["values"] != case["values"] for copy in observed["copies"]):
-            return not_yet("a copy has other values than the weight.")
+        same = {"dtype": "torch.float32", "shape": [len(case["values"])], "values": case["values"]}
+        if any(copy | same != copy for copy in observed["copies"]):
+            return not_yet("a copy has other values than the weight, another shape or another dtype.")
         if observed["gradient"] != [float(sum(case["factors"]))] * len(case["values"]):
             return not_yet(
                 f"each copy was used once, with the factors {case['factors']}, so the weight's gradient is {sum(case['factors'])} "
@@ -226,27 +241,30 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_parts(generator: random.Random) -> Plain:
-    """Rows for the GPUs in either order, fewer for the first; once the first gets none. Once the batch comes from the host."""
+    """Rows for the GPUs in either order, fewer for the first; once the first gets none, and once also the last. Once from the host."""
     cases = []
-    for devices, source, least in (([0, 1], "cuda:0", 1), ([1, 0], "cuda:1", 0), ([1, 0], "cpu", 1)):
+    for devices, source, least in (([0, 1], "cuda:0", 1), ([1, 0, 1], "cuda:1", 0), ([1, 0], "cpu", 1)):
         first = least and generator.randint(1, 3)
-        cases.append({"devices": devices, "source": source, "rows": [first, first + generator.randint(1, 4)]})
+        rows = [first, *(first + generator.randint(1, 4) for _ in devices[1:])]
+        cases.append({"devices": devices, "source": source, "rows": rows})
     generator.shuffle(cases)
     return cases
 
 
 def observe_parts(scatter_rows: Any, cases: Plain) -> Plain:
-    """For each case the parts by device and rows, the bytes that they added to each GPU, and the gradient that comes back to the batch."""
+    """For each case the parts by device and rows, the bytes that each GPU took at most, and the gradient that comes back to the batch."""
     observations = []
     for case in cases:
         count = sum(case["rows"])
         x = torch.arange(float(count), device=case["source"])[:, None].repeat(1, WIDTH).requires_grad_()
-        before = _allocated()
+        before, given = _allocated(), [list(case["devices"]), list(case["rows"])]
         with during(f"a batch on {case['source']}, device_ids={case['devices']} and rows={case['rows']}"):
-            parts = scatter_rows(x, list(case["devices"]), list(case["rows"]))
-        observed: dict[str, Plain] = {"type": type(parts).__name__, "held": [now - b for now, b in zip(_allocated(), before, strict=True)]}
+            parts = scatter_rows(x, *given)
+        observed: dict[str, Plain] = {"type": type(parts).__name__, "peak": _above(before), "given": given}
         if isinstance(parts, list | tuple) and all(isinstance(part, torch.Tensor) for part in parts):
-            observed["parts"] = [[str(part.device), list(part.shape), part.detach()[:, -1].tolist()] for part in parts if part.dim() == 2]
+            observed["parts"] = [
+                [str(part.device), list(part.shape), str(part.dtype), part.detach()[:, -1].tolist()] for part in parts if part.dim() == 2
+            ]
             if len(parts) == len(observed["parts"]) and any(part.requires_grad for part in parts):
                 torch.autograd.backward([(index + 1) * part.sum() for index, part in enumerate(parts) if part.requires_grad])
             observed["gradient"] = None if x.grad is None else x.grad[:, 0].tolist()
@@ -263,18 +281,21 @@ def judge_parts(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"your function returned {observed['type']}, not a list of tensors.")
         due, start = [], 0
         for device, count in zip(devices, rows, strict=True):
-            due.append([f"cuda:{device}", [count, WIDTH], [float(row) for row in range(start, start + count)]])
+            due.append([f"cuda:{device}", [count, WIDTH], "torch.float32", [float(row) for row in range(start, start + count)]])
             start += count
         if observed["parts"] != due:
-            found, asked = (", ".join(f"{shape[0]} on {device}" for device, shape, _ in told) for told in (observed["parts"], due))
-            other = "; the rows are others, or in another order" if found == asked else f"; yours are {found}"
+            found, asked = (", ".join(f"{shape[0]} on {device}" for device, shape, *_ in told) for told in (observed["parts"], due))
+            other = "; yours hold other values, in another order or of another dtype" if found == asked else f"; yours are {found}"
             return not_yet(f"{given} the parts are due with these rows: {asked}{other}.")
         if observed["gradient"] != [float(index + 1) for index, count in enumerate(rows) for _ in range(count)]:
             return not_yet(f"{given} the gradients of the parts do not come back to it.")
-        for device, count in zip(devices, rows, strict=True):
-            need = 0 if case["source"] == f"cuda:{device}" else count * ROW_BYTES
-            if (put := observed["held"][device]) > need + SLACK:
+        for device, put in enumerate(observed["peak"]):
+            own = sum(count for other, count in zip(devices, rows, strict=True) if other == device)
+            need = 0 if case["source"] == f"cuda:{device}" else own * ROW_BYTES
+            if put > need + SLACK:
                 return not_yet(f"{given} cuda:{device} has to take {need >> 10} KiB; you put {put >> 10} KiB there. What does a view keep?")
+        if observed["given"] != [devices, rows]:
+            return not_yet("the parts are right, but your function changed the lists it was given.")
     return right("Each GPU holds its own rows, and no others.")
 
 
@@ -290,39 +311,42 @@ def draw_losses(generator: random.Random) -> Plain:
 
 
 class Wide(nn.Module):
-    """One number a row in, CLASSES numbers a row out: (number × weight) in each."""
+    """Two numbers a row in, CLASSES numbers a row out: (the first number × weight) in each."""
 
     def __init__(self, weight: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((CLASSES,), weight))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[:, None] * self.weight
+        return x[:, :1] * self.weight
 
 
 def observe_losses(with_loss: Any, inputs: Plain) -> Plain:
     """What DataParallel around the answer gathers, and the gradient of the loss that follows."""
-    model, where = Wide(float(inputs["shift"])).cuda(0), []
+    devices, where = [1, 0], []
+    model = Wide(float(inputs["shift"])).cuda(devices[0])
 
     def criterion(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The mean over the rows of (a row's mean output - its target)²."""
         where.append(str(output.device))
         return (output.mean(1) - target).square().mean()
 
-    targets = torch.tensor([float(target % 7) for target in inputs["targets"]], device="cuda:0")
-    x = torch.ones(len(targets), device="cuda:0")
+    targets = torch.tensor([float(target % 7) for target in inputs["targets"]], device=devices[0])
+    x = torch.ones(len(targets), 2, device=devices[0])
     module = with_loss(model, criterion)
     if not isinstance(module, nn.Module):
         return {"type": type(module).__name__}
-    with during("a batch on cuda:0, without DataParallel around your module"):
+    with during("a batch on cuda:1, without DataParallel around your module"):
         alone = module(x, targets)
     shapes = [_shape(value) for value in alone] if isinstance(alone, list | tuple) else [_shape(alone)]
     if len(shapes) != 2 or any(shape not in ([], [1]) for shape in shapes):
         return {"type": "other", "shapes": shapes}
+    if elsewhere := [str(value.device) for value in alone if value.device != x.device]:
+        return {"type": "elsewhere", "on": elsewhere[0], "due": str(x.device)}
     where.clear()
     with warnings.catch_warnings(), during("a batch, with DataParallel around your module"):
         warnings.simplefilter("ignore", UserWarning)  # tensors without a dimension are gathered, with a warning
-        losses, rows = nn.DataParallel(module, device_ids=[0, 1])(x, targets)
+        losses, rows = nn.DataParallel(module, device_ids=devices)(x, targets)
     (losses.sum() / rows.sum()).backward()
     gradient = None if model.weight.grad is None else model.weight.grad.sum().item()
     return {"type": "losses", "losses": losses.tolist(), "rows": rows.tolist(), "gradient": gradient, "where": sorted(set(where))}
@@ -333,6 +357,8 @@ def _shape(value: Any) -> list[int] | str:
 
 
 def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
+    if observed["type"] == "elsewhere":
+        return not_yet(f"for a batch on {observed['due']}, one of the two tensors is on {observed['on']}. It belongs where the rows are.")
     if observed["type"] not in ("other", "losses"):
         return not_yet(f"your function returned {observed['type']}, not an nn.Module.")
     if observed["type"] == "other":

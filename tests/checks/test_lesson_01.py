@@ -5,7 +5,7 @@ import random
 import pytest
 
 from labkit.checks import lesson_01
-from labkit.checks.lesson_01 import COPY_BYTES, expected_bytes, judge_copy, judge_masks, judge_model, judge_work
+from labkit.checks.lesson_01 import expected_bytes, judge_copies, judge_masks, judge_models, judge_work
 
 
 def test_masks_of_every_device_are_tried():
@@ -16,8 +16,17 @@ def test_masks_of_every_device_are_tried():
 def test_a_mask_is_judged_by_device_dtype_shape_and_values():
     case = {"device": "cuda:1", "size": 3, "lengths": [1, 3]}
     good = {"type": "Tensor", "device": "cuda:1", "dtype": "torch.bool", "shape": [2, 3], "values": [True, False, False, True, True, True]}
+    good |= {"lengths": [1, 3], "kept": True}
     assert judge_masks([good], [case]).passed
-    for change in ({"device": "cuda:0"}, {"dtype": "torch.int64"}, {"shape": [3, 2]}, {"values": [True] * 6}, {"type": "list"}):
+    for change in (
+        {"device": "cuda:0"},
+        {"dtype": "torch.int64"},
+        {"shape": [3, 2]},
+        {"values": [True] * 6},
+        {"type": "list"},
+        {"lengths": [0, 2]},
+        {"kept": False},
+    ):
         assert not judge_masks([good | change], [case]).passed
 
 
@@ -43,9 +52,19 @@ def test_bytes_are_counted_by_hand():
         {"kind": "shared", "device": "cuda:0", "dtype": "float32", "in": 2, "out": 2},  # (4 + 2) × 4
     ]
     assert expected_bytes(layers) == {"cpu": 16, "cuda:0": 112}
-    assert judge_model({"type": "dict", "bytes": {"cpu": 16, "cuda:0": 112}}, layers).passed
-    assert "has 112 bytes, you counted 100" in judge_model({"type": "dict", "bytes": {"cpu": 16, "cuda:0": 100}}, layers).message
-    assert "your dict has nothing" in judge_model({"type": "dict", "bytes": {}}, layers).message
+
+    def judged(counted):
+        return judge_models([{"type": "dict", "bytes": counted}], [layers])
+
+    assert judged({"cpu": 16, "cuda:0": 112}).passed
+    assert "has 112 bytes, you counted 100" in judged({"cpu": 16, "cuda:0": 100}).message
+    assert "your dict has nothing" in judged({}).message
+
+
+def test_one_of_the_models_is_not_on_every_device():
+    for seed in range(10):
+        models = lesson_01.draw_models(random.Random(seed))
+        assert [len({layer["device"] for layer in layers}) for layers in models] == [3, 2]
 
 
 def test_the_work_gives_what_is_false_too():
@@ -61,7 +80,8 @@ def test_the_work_gives_what_is_false_too():
     ("change", "hint"),
     [
         ({}, None),
-        ({"total": 0.0158}, "one after the other"),
+        ({"total": 0.0158}, "no less than one after the other"),
+        ({"kept": False}, "another GPU was current"),
         ({"left": 0.005}, "before the copy had arrived"),
         ({"calls": 0}, "ran 0 times"),
         ({"same": False}, "other values"),
@@ -71,9 +91,9 @@ def test_the_work_gives_what_is_false_too():
 )
 def test_a_copy_is_judged_by_its_time_and_values(change, hint):
     """A copy of 10 ms and work of 5 ms: 10 ms together are possible, 15 ms need no skill."""
-    inputs = {"device": "cuda:1", "first": 2}
-    attempt = {"total": 0.0101, "left": 0.0, "calls": 1, "work": 0.005, "device": "cuda:1", "shape": [COPY_BYTES // 4]}
+    case = {"device": "cuda:1", "first": 2, "numbers": 100}
+    attempt = {"total": 0.0101, "left": 0.0, "calls": 1, "work": 0.005, "device": "cuda:1", "shape": [100], "kept": True}
     attempt |= {"same": True} | change
-    verdict = judge_copy({"type": "Tensor", "copy": 0.010, "tries": [attempt]}, inputs)
+    verdict = judge_copies([{"copy": 0.010, "tries": [attempt]}], [case])
     assert verdict.passed == (hint is None)
     assert hint is None or hint in verdict.message

@@ -43,11 +43,12 @@ LOSS = {"type": "Tensor", "device": "cuda:0", "shape": [], "values": [20.0]}
         ({"result": LOSS | {"device": "cpu"}}, "yours is on cpu"),
         ({"result": LOSS | {"values": [21.0]}}, "is 20; yours is 21"),
         ({"graph": True}, "requires a gradient"),
+        ({"trains": False}, "cannot be trained as before"),
     ],
 )
 def test_a_loss_is_judged_by_its_value_its_place_and_who_waited(change, hint):
     """Values 1 and 3 are doubled: losses 4 and 36."""
-    verdict = judge_losses([{"result": LOSS, "waited": False, "graph": False} | change], [[[1, 5], [3, 2]]])
+    verdict = judge_losses([{"result": LOSS, "waited": False, "graph": False, "trains": True} | change], [[[1, 5], [3, 2]]])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
 
@@ -63,16 +64,17 @@ def test_a_loss_is_judged_by_its_value_its_place_and_who_waited(change, hint):
         ({"waited": True}, "the host waited"),
         ({"sum": -float(SIZE)}, "was overwritten"),
         ({"sum": 0.0}, "somebody read what was not there yet"),
+        ({"kept": True}, "Who else holds it"),
     ],
 )
 def test_work_on_a_stream_is_judged_by_what_was_read(change, hint):
-    observed = {"type": "Tensor", "seen": [True], "waited": False, "left": False, "sum": 6.0 * SIZE} | change
+    observed = {"type": "Tensor", "seen": [True], "waited": False, "left": False, "sum": 6.0 * SIZE, "kept": False} | change
     verdict = judge_work([observed], [{"value": 2, "factor": 3}])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
 
 
-FETCHED = {"waited": False, "too long": False, "type": "Tensor", "device": "cpu", "shape": [2, SIZE], "values": [3.0, 4.0]}
+FETCHED = {"waited": False, "too long": False, "before": False, "type": "Tensor", "device": "cpu", "shape": [2, SIZE], "values": [3.0, 4.0]}
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,7 @@ FETCHED = {"waited": False, "too long": False, "type": "Tensor", "device": "cpu"
         ({"too long": True}, "launched after the copy"),
         ({"values": [0.0, 4.0]}, "Had the copy arrived"),
         ({"device": "cuda:0"}, "yours are on cuda:0"),
+        ({"before": True}, "each needs memory of its own"),
     ],
 )
 def test_a_fetched_tensor_is_judged_by_values_and_waits(change, hint):
@@ -96,7 +99,7 @@ def test_what_is_no_tensor_is_named():
 
 
 VALUES = list(range(1, BATCHES + 1))
-LOADED = {"means": [float(value) for value in VALUES], "devices": ["cuda:0"] * BATCHES, "ahead": 1, "waited": False}
+LOADED = {"means": [float(value) for value in VALUES], "devices": ["cuda:0"] * BATCHES, "ahead": 1, "kept": 1, "waited": False}
 LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "held": 0.0001}
 
 
@@ -109,6 +112,7 @@ LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "h
         ({"means": [2.0, *LOADED["means"][1:]]}, "batch 0 read another batch's values"),
         ({"means": [0.0, *LOADED["means"][1:]]}, "batch 0 read no batch's values"),
         ({"ahead": 3}, "drew 3 batches ahead"),
+        ({"kept": 8}, "still held 8 batches"),
         ({"seconds": SECONDS | {"both": 0.030}}, "0% of the copying is hidden, and 60%"),
         ({"seconds": SECONDS | {"both": 0.025}}, "50% of the copying is hidden"),
         ({"seconds": SECONDS | {"held": 0.001}}, "it waits there"),

@@ -22,8 +22,8 @@ def test_both_orders_of_devices_and_a_tiny_batch_are_tried():
 
 
 CASE = {"devices": [1, 0], "weight": 2, "values": [3, 4, 5]}
-RESULT = {"type": "Tensor", "device": "cuda:1", "shape": [3], "values": [6 * WIDTH, 8 * WIDTH, 10 * WIDTH]}
-GOOD = {"result": RESULT, "seen": [["cuda:0", 1], ["cuda:1", 2]], "gradient": 12, "held": [2 * ROW_BYTES, 0]}
+RESULT = {"type": "Tensor", "device": "cuda:1", "shape": [3, 1], "values": [6 * WIDTH, 8 * WIDTH, 10 * WIDTH]}
+GOOD = {"result": RESULT, "seen": [["cuda:0", 1], ["cuda:1", 2]], "gradient": 12, "batch": [2, 2, 2], "held": [2 * ROW_BYTES, 0]}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,7 @@ GOOD = {"result": RESULT, "seen": [["cuda:0", 1], ["cuda:1", 2]], "gradient": 12
         ({"seen": [["cuda:1", 3]]}, "it saw 3 rows on cuda:1"),
         ({"seen": []}, "it saw nothing"),
         ({"gradient": 7}, "is 7, not 12"),
+        ({"batch": None}, "the gradient of the batch"),
         ({"held": [4 * ROW_BYTES, 0]}, "needs 512 KiB, for weights and rows; you put 1024 KiB there"),
     ],
 )
@@ -46,32 +47,42 @@ def test_a_batch_is_judged_by_values_places_gradient_and_memory(change, hint):
 
 
 def test_peaks_are_those_above_what_was_there():
-    inputs = {"gpus": [{"before": 3, "brief": [5, 2], "kept": 1}, {"before": 1, "brief": [7, 3], "kept": 2}], "devices": [0, 1]}
-    assert judge_peaks({"said": [5 * UNIT, 7 * UNIT + 512], "calls": 1}, inputs).passed
+    inputs = {"current": 0, "devices": [0, 1]}
+    inputs |= {"gpus": [{"before": 3, "brief": [5, 2], "kept": 1}, {"before": 1, "brief": [7, 3], "kept": 2}]}
+    observed = {"calls": 1, "current": 0}
+    assert judge_peaks(observed | {"said": [5 * UNIT, 7 * UNIT + 512]}, inputs).passed
     for said in ([8 * UNIT, 8 * UNIT], [5 * UNIT], [None, 7 * UNIT], [7 * UNIT, 5 * UNIT]):
-        assert "Since when is a peak counted" in judge_peaks({"said": said, "calls": 1}, inputs).message
-    assert judge_peaks({"said": [7 * UNIT, 5 * UNIT], "calls": 1}, inputs | {"devices": [1, 0]}).passed
+        assert "Since when is a peak counted" in judge_peaks(observed | {"said": said}, inputs).message
+    assert judge_peaks(observed | {"said": [7 * UNIT, 5 * UNIT]}, inputs | {"devices": [1, 0]}).passed
+    assert "GPU 1 afterwards" in judge_peaks(observed | {"said": [5 * UNIT, 7 * UNIT], "current": 1}, inputs).message
     assert "it ran 2 times" in judge_peaks({"said": [5 * UNIT, 7 * UNIT], "calls": 2}, inputs).message
 
 
 def test_copies_are_judged_by_device_values_and_gradient():
     case = {"devices": [0, 1], "values": [3, 4], "factors": [2, 5]}
-    made = [{"type": "Tensor", "device": f"cuda:{i}", "values": [3, 4]} for i in (0, 1)]
+    made = [{"type": "Tensor", "device": f"cuda:{i}", "dtype": "torch.float32", "shape": [2], "values": [3, 4]} for i in (0, 1)]
     good = {"copies": made, "gradient": [7.0, 7.0]}
     assert judge_weights([good], [case]).passed
     assert "Yours is [2.0, 2.0]" in judge_weights([good | {"gradient": [2.0, 2.0]}], [case]).message
     assert "other values" in judge_weights([good | {"copies": [made[0], made[1] | {"values": [3, 5]}]}], [case]).message
+    assert "another dtype" in judge_weights([good | {"copies": [made[0], made[1] | {"dtype": "torch.float64"}]}], [case]).message
     assert "yours: cuda:0, int" in judge_weights([good | {"copies": [made[0], {"type": "int"}]}], [case]).message
 
 
 def test_parts_are_judged_by_rows_gradient_and_memory():
     case = {"devices": [1, 0], "source": "cuda:1", "rows": [1, 2]}
-    parts = [["cuda:1", [1, WIDTH], [0.0]], ["cuda:0", [2, WIDTH], [1.0, 2.0]]]
-    good = {"type": "list", "parts": parts, "gradient": [1.0, 2.0, 2.0], "held": [2 * ROW_BYTES, 0]}
+    parts = [["cuda:1", [1, WIDTH], "torch.float32", [0.0]], ["cuda:0", [2, WIDTH], "torch.float32", [1.0, 2.0]]]
+    good = {"type": "list", "parts": parts, "gradient": [1.0, 2.0, 2.0], "peak": [2 * ROW_BYTES, 0], "given": [[1, 0], [1, 2]]}
     assert judge_parts([good], [case]).passed
     assert "1 on cuda:1, 2 on cuda:0; yours are 2 on cuda:0" in judge_parts([good | {"parts": parts[1:]}], [case]).message
     assert "do not come back" in judge_parts([good | {"gradient": None}], [case]).message
-    assert "cuda:0 has to take 512 KiB; you put 768" in judge_parts([good | {"held": [3 * ROW_BYTES, 0]}], [case]).message
+    assert "cuda:0 has to take 512 KiB; you put 768" in judge_parts([good | {"peak": [3 * ROW_BYTES, 0]}], [case]).message
+    assert "changed the lists" in judge_parts([good | {"given": [[1, 0], []]}], [case]).message
+
+
+def test_tensors_that_are_elsewhere_are_told():
+    verdict = judge_losses({"type": "elsewhere", "on": "cuda:0", "due": "cuda:1"}, {})
+    assert "for a batch on cuda:1, one of the two tensors is on cuda:0" in verdict.message
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,18 @@ def test_gradients_return_to_their_device(path):
     assert (x.grad.device.type, x.grad.tolist()) == ("cpu", [2 * k * 4 ** len(path) for k in range(3)])
 
 
+@pytest.mark.parametrize(("here", "there"), [("cuda:0", "cuda:1"), ("cpu", "cuda:0"), ("cuda:1", "cpu")])
+def test_gradients_come_back_from_a_copy_into_a_tensor_elsewhere(here, there):
+    row = torch.ones(3, device=here, requires_grad=True)
+    both = torch.zeros(2, 3, device=there)
+    both[1].copy_(row)
+    whole = torch.empty(2, 3, device=there, dtype=torch.float64).copy_(row, non_blocking=True)
+    (2 * both + whole).sum().backward()
+    assert str(row.grad.device) == here and row.grad.dtype == torch.float32 and row.grad.tolist() == [4.0] * 3
+    with torch.no_grad():
+        assert not torch.empty(3, device=there).copy_(row).requires_grad
+
+
 def test_a_copy_with_another_dtype_gives_the_gradient_back_in_its_own():
     x = torch.ones(3, requires_grad=True)
     x.to("cuda", torch.half).sum().backward()
