@@ -14,7 +14,7 @@ import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 
 from virtualgpu import autocast, comm, factories, generators, hardware, moves, refusals, torchscript
-from virtualgpu.collectives import reducer, wrappers
+from virtualgpu.collectives import profiled, reducer, wrappers
 from virtualgpu.driver import cuda, nvml, smi
 from virtualgpu.graphs import cuda_graph, pools
 from virtualgpu.hardware import Machine
@@ -28,7 +28,7 @@ from virtualgpu.threads import replacements as threads
 
 # Each has `replacements(machine)`: by owner, the names that change.
 _PARTS = (
-    reducer, wrappers,
+    reducer, wrappers, profiled,
     generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing, autocast, backward, comm, torchscript,
     python_costs, time_module, refusals,
 )  # fmt: skip

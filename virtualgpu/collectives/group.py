@@ -5,6 +5,7 @@ it, which this rank learns when somebody waits for it, so until then it is under
 """
 
 import datetime
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class ProcessGroupNCCL(ProcessGroupGloo):
         ranks = list(self._options.global_ranks_in_group) or list(range(size))
         self.rendezvous = Rendezvous(PrefixStore("virtual nccl", store), rank, ranks, self._options._timeout)
         self.coalescing: list[VirtualWork] | None = None
+        self.to_itself: deque[list[torch.Tensor]] = deque()  # what this rank has sent to itself
         self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
         self._streams: dict[int, StreamTime] = {}
         self._stashed: list[VirtualWork] = []
@@ -134,7 +136,6 @@ class ProcessGroupNCCL(ProcessGroupGloo):
         looked = max(now // WATCHDOG_SECONDS * WATCHDOG_SECONDS, self._watched)
         for work in list(self._stashed):
             if work.is_over(looked):
-                self._stashed.remove(work)
                 work.drop()
 
 
@@ -223,7 +224,7 @@ class VirtualWork(Work):
             part.land()
 
     def wait(self, timeout: Any = None) -> bool:
-        self.settle()
+        self.order()
         self.drop()
         return True
 
@@ -231,10 +232,12 @@ class VirtualWork(Work):
         return all(part.event is not None and part.event.time <= time for part in self._parts)
 
     def drop(self) -> None:
-        """Nobody needs it any more, nor what it keeps."""
+        """Nobody needs it any more, nor what it keeps; who still holds it finds its result there."""
         for part in self._parts:
             part.stash = []
-        self._future, self._result = None, []
+            if self in part.group._stashed:
+                part.group._stashed.remove(self)
+        self._future = None
         if self in _works:
             _works.remove(self)
 
@@ -272,13 +275,16 @@ class VirtualWork(Work):
 
     def get_future(self) -> Any:
         """C++ waits for it (DDP's reducer) when nobody can see, so the values land now; the backward's stream waits at its end."""
-        if self._future is None:
-            self.land()
-            self._future = OrderedFuture(self)
-            self._future.set_result(self._result)
-            if torch._C._current_graph_task_id() != -1:
-                torch.autograd.Variable._execution_engine.queue_callback(self.order)
-        return self._future
+        if self._future is not None:
+            return self._future
+        self.land()
+        future = OrderedFuture(self)
+        future.set_result(self._result)
+        if self in _works:  # nobody has waited for it: until then it keeps its future
+            self._future = future
+        if torch._C._current_graph_task_id() != -1:
+            torch.autograd.Variable._execution_engine.queue_callback(self.order)
+        return future
 
     def get_future_result(self) -> Any:
         future: Any = torch.futures.Future()
@@ -303,6 +309,13 @@ class OrderedFuture(torch.futures.Future):
 
 
 _works: list[VirtualWork] = []  # C++ holds them by pointer only
+
+
+def ordered(future: Any) -> OrderedFuture:
+    """In place of a future that C++ made of the collective that began last, and which orders nothing."""
+    after = OrderedFuture(_works[-1])
+    after.set_result(future.wait())
+    return after
 
 
 def end_coalescing(group: ProcessGroupNCCL) -> VirtualWork:

@@ -12,6 +12,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
 
 from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on
+from virtualgpu.collectives.profiled import record
 from virtualgpu.errors import unsupported
 from virtualgpu.ops.call import Call, bytes_of, different_devices
 from virtualgpu.ops.without_values import all_known
@@ -35,6 +36,8 @@ def run(call: Call) -> Any:
         raise different_devices(call.args, call.kwargs)
     with torch.no_grad():
         transfer = _OPERATORS[name](call, group)
+        if torch.autograd._profiler_enabled():
+            record(name, transfer)
         is_async = call.argument("async_op")
         work = group.run(call.gpu, transfer, is_async=is_async is None or bool(is_async)).boxed()
     return (call.args[0], work) if len(call.op.func._schema.returns) == 2 else work
@@ -50,6 +53,8 @@ def _group(call: Call) -> ProcessGroupNCCL:
     found = call.argument("process_group")
     group = ProcessGroup.unbox(found) if isinstance(found, torch.ScriptObject) else found
     backend = group._get_backend(torch.device("cuda"))
+    if isinstance(backend, c10d._ProcessGroupWrapper):  # TORCH_DISTRIBUTED_DEBUG=DETAIL: it compares what ranks call, as `Rendezvous` does
+        backend = backend.wrapped_pg
     if not isinstance(backend, ProcessGroupNCCL):
         raise unsupported(f"torch.distributed's backend {backend.name()} for CUDA tensors")
     return backend
@@ -318,22 +323,33 @@ def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given, there, tag = call.argument("tensors"), call.argument("dst"), call.argument("tag")
     values = private(given)
-    size, peers = sum(map(bytes_of, given)), (group.rank(), there)
-    return Transfer("send", _said("send", given), size, given, [], lambda: [Gloo.send(group, values, there, tag)], peers=peers)
+    to_itself = there == group.rank()  # as a batch may; gloo has no such pair
+    if to_itself:
+        group.to_itself.append(values)
+    return Transfer(
+        "send",
+        _said("send", given),
+        sum(map(bytes_of, given)),
+        given,
+        [],
+        start=lambda: [] if to_itself else [Gloo.send(group, values, there, tag)],
+        peers=(group.rank(), there),
+    )
 
 
 @_operator("recv_")
 def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given, there, tag = call.argument("tensors"), call.argument("src"), call.argument("tag")
     values = private(given)
+    to_itself = there == group.rank()
     return Transfer(
         "send",
         _said("send", given),
         sum(map(bytes_of, given)),
         [],
         given,
-        start=lambda: [Gloo.recv(group, values, there, tag)],
-        finish=lambda: list(zip(given, values, strict=True)),
+        start=lambda: [] if to_itself else [Gloo.recv(group, values, there, tag)],
+        finish=lambda: list(zip(given, group.to_itself.popleft() if to_itself else values, strict=True)),
         peers=(there, group.rank()),
     )
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from virtualgpu.collectives.group import Options, ProcessGroupNCCL, end_coalescing, let_watchdogs_look, made_on
+from virtualgpu.collectives.group import Options, ProcessGroupNCCL, end_coalescing, let_watchdogs_look, made_on, ordered
 from virtualgpu.hardware import Machine
 from virtualgpu.tensor import VirtualTensor
 
@@ -31,8 +31,8 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "default_pg_nccl_timeout": Options()._timeout,
         },
     )
-    for module in (dist, c10d):
-        yield module, {"ProcessGroupNCCL": ProcessGroupNCCL}
+    yield c10d, {"ProcessGroupNCCL": ProcessGroupNCCL, "_hash_tensors": lambda xs: hash(tuple(x.cpu().numpy().tobytes() for x in xs))}
+    yield dist, {"ProcessGroupNCCL": ProcessGroupNCCL}
     yield dist, {"Reducer": Reducer, "_verify_params_across_processes": verify_parameters}
     yield gc, {"collect": _collecting(machine, gc.collect)}
     yield dist.ProcessGroup, _coalescing(dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing)
@@ -97,6 +97,10 @@ class Reducer(c10d.Reducer):
         self._gpu = parameters[0]._gpu if type(parameters[0]) is VirtualTensor else None
         with self._on_its_gpu():
             super().__init__(parameters, *args, **kwargs)
+
+    def _run_allreduce_hook(self, bucket: Any) -> Any:
+        future = super()._run_allreduce_hook(bucket)  # type: ignore[misc]
+        return future if self._gpu is None else ordered(future)
 
     def _on_its_gpu(self) -> Any:
         return nullcontext() if self._gpu is None else made_on(self._gpu)

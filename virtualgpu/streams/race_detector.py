@@ -135,7 +135,8 @@ class RaceDetector:
             call = Call(call.op, *mapped((call.args, call.kwargs), lambda x: stale.get(id(x), x)))
         # What a write replaces: nothing if nobody has written there yet, or nobody knows what.
         befores = [snapshot(use.tensor) if use.writes and use.known and use.place.filled else None for use in uses]
-        if all(use.known for use in uses) and all(map(has_region, call.tensors())):
+        # C++ that is told where it is writes to the host's tensors by pointers, which miss a memory that was shared before.
+        if selected.made_on is None and all(use.known for use in uses) and all(map(has_region, call.tensors())):
             self._keep(launch, call)
         ready = stream.ready
         selected.in_operator = True

@@ -6,14 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-pytestmark = pytest.mark.usefixtures("machine")
-
-
-@pytest.fixture(autouse=True)
-def world(machine):
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("machine", "world")
 
 
 def test_a_batch_that_was_waited_for_keeps_nothing():
@@ -38,3 +31,16 @@ def test_what_nobody_waits_for_is_kept_until_the_watchdog_has_looked():
     gc.collect()  # takes a real process about as long as the watchdog's period
     dist.all_reduce(y)
     assert torch.cuda.memory_allocated() == before - 4096
+
+
+def test_a_rank_sends_to_itself_in_a_batch():
+    x, y = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, y, 0), dist.P2POp(dist.isend, x, 0)]):
+        work.wait()
+    assert y.tolist() == [1, 1, 1]
+
+
+def test_a_work_that_was_waited_for_still_has_its_result():
+    work = dist.all_reduce(torch.ones(1, device="cuda"), async_op=True)
+    work.wait()
+    assert [x.item() for x in work.get_future().value()] == [1]

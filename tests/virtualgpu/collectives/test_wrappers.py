@@ -2,16 +2,10 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from virtualgpu import hardware
 
-
-@pytest.fixture(autouse=True)
-def world(machine):
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world")
 
 
 def host_seconds(call):

@@ -1,0 +1,26 @@
+"""DDP's reducer in a world of one rank."""
+
+import copy
+
+import pytest
+import torch
+from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward, param_to_acc_grad_map
+from torch.nn.parallel import DistributedDataParallel
+
+pytestmark = pytest.mark.usefixtures("machine", "world")
+
+
+def test_an_optimizer_in_the_backward_comes_after_the_gradients_on_its_stream():
+    model = torch.nn.Linear(3, 3).cuda()
+    inside = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _apply_optimizer_in_backward(torch.optim.SGD, inside.parameters(), {"lr": 0.1})
+    parallel = DistributedDataParallel(inside, device_ids=[0])
+    x = torch.ones(2, 3, device="cuda")
+    for _ in range(2):  # the second step builds the buckets anew
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        parallel(x).sum().backward()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), inside.parameters(), strict=True))
+    param_to_acc_grad_map.clear()  # torch keeps the parameters there
