@@ -84,6 +84,11 @@ def write(
     write_file(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS).encode())
     write_file(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE).encode())
     returns.write(course, submissions, store.folder, people)
+    _write_index(course, store, keys, problems, pages)
+
+
+def _write_index(course: Course, store: Store, keys: list[tuple[str, str]], problems: list[Problem], pages: jinja2.Environment) -> None:
+    """The instructor's page."""
     essences = [_essence(record, course) for record in _records(store, keys)]
     summaries = [_summary(lab, [essence for essence in essences if essence["lab"] == lab.name]) for lab in course.labs]
     looks = [(item["student"], item["lab"], look) for item in essences for look in item["looks"]]
