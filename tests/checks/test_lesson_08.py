@@ -60,7 +60,7 @@ def test_a_limit_is_put_back():
         ({"raised": "ValueError: no"}, "in its process, your function raised ValueError: no"),
         ({"came": [], "lost": "RuntimeError: gone"}, "did not wait until the consumer was done"),
         ({"waited": False}, "did not wait until the consumer was done"),
-        ({"came": []}, "of 2 tensors, 0 came"),
+        ({"came": []}, "0 of 2 tensors came"),
         ({"ended": False}, "your producer still ran"),
         ({"waited": False, "ended": False}, "your producer still ran"),
         ({"forged": True}, "set `done` itself"),
