@@ -89,6 +89,17 @@ EXPECTED_VALUES = {
         "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
         "    while labkit.labs.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
     ),
+    "the kit's formula by a star": (
+        "10.6",
+        "from labkit.labs import *",
+        "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
+        "    while rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
+    ),
+    "the kit's formula by a default": (
+        "10.6",
+        "def ranks_needed(parameters, layer, memory, kit=labkit.labs):\n    n = 1\n"
+        "    while kit.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
+    ),
     "the kit's schedule": (
         "04.5",
         "from labkit.labs.schedules import order, ONE_F_ONE_B",
