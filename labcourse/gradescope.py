@@ -6,6 +6,7 @@ python -m labcourse.gradescope LAB [FOLDER]        (in the container; FOLDER is 
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def _described(course: Course, lab: Assignment) -> str:
     for task in lab.written:
         lines += [f'[[labs."{lab.name}".written]]', f"id = {json.dumps(task.id)}", f"question = {json.dumps(task.question)}"]
         lines += [f"points = {task.points:g}"]
+    lines += ["[limits]", *(f"{name} = {value}" for name, value in asdict(course.limits).items())]
     return "\n".join(lines) + "\n"
 
 

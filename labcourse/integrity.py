@@ -34,7 +34,7 @@ LOADING = {"marshal.loads", "marshal.load", "pickle.find_class", "ctypes.dlsym",
 INSIDES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame", "gi_code", "__code__", "__defaults__", "__kwdefaults__"}
 EVENTS = FRAMES | OBJECTS | LOADING | {"object.__getattr__", "object.__setattr__", "compile", "open", "os.kill", "os.killpg"}
 NETWORK = {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname"}
-EVENTS |= NETWORK | {"import"}
+EVENTS |= NETWORK | {"import", "labkit.labs"}
 DONE_FOR_IT = NETWORK | {"open", "os.kill", "os.killpg", "compile", "ctypes.dlopen"}  # also where a library does it for the notebook
 BUILT_IN = (torch.Tensor, int, float, complex, str, bytes, list, tuple, dict)
 SECRET = re.compile(r"\.ipynb$|^/proc/[^/]+/(mem|fd|task|root|cwd|environ|maps)|^/dev/fd")  # files
@@ -77,7 +77,7 @@ def watch(reports: Reports, names: dict[str, Any]) -> None:
         try:
             through, importing = _passed_on(event, arguments)
             written = event == "compile" and not str(arguments[1]).startswith("<") and not _is_known(str(arguments[1]))
-            if written or _own_frame(getframe(1), through, importing) is not None:
+            if written or _own_frame(getframe(1 + (event == "labkit.labs")), through, importing) is not None:
                 for kind, text in _said(event, arguments, names):
                     add(kind, text)
         finally:
@@ -139,6 +139,8 @@ def _said(event: str, arguments: tuple[Any, ...], names: dict[str, Any]) -> list
         source = first.decode(errors="replace") if isinstance(first, bytes) else first
         named = [("suspect", "it gave its code another file's name")] if _is_known(str(arguments[1])) else []
         return [("source", source), *named] if isinstance(source, str) else named
+    if event == "labkit.labs":  # under whatever name it goes
+        return [("suspect", told)] if (told := scan.of_path(f"labkit.labs.{first}")) else []
     if event in ("object.__getattr__", "object.__setattr__"):
         return _of_attribute(event, first, str(arguments[1]), names)
     if event in NETWORK:

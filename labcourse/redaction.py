@@ -44,6 +44,8 @@ def _cut(text: str, module: types.ModuleType | None, needed: set[int]) -> str:
         if id(_plain(vars(module)[name])) not in needed and name not in kept:
             node.args = ast.arguments([], [], ast.arg("arguments"), [], [], ast.arg("keywords"), [])
             node.body, node.decorator_list, node.returns = ast.parse(LEFT_OUT).body, [], None
+        elif ast.get_docstring(node) is not None:  # its words are no names
+            node.body = node.body[1:] or [ast.Pass()]
     _leave_out_unused(tree)
     return ast.unparse(tree) + "\n"
 

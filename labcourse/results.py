@@ -63,18 +63,22 @@ def write(
     keys = [(item.lab, item.student) for item in submissions]
     questions = {lab.name: release.questions(course, lab) for lab in course.labs}
     for item in submissions:
-        record = store.record(item.lab, item.student)
-        if record is None:  # it could not be written
-            keys.remove((item.lab, item.student))
-            problems = [*problems, Problem(item.student, item.lab, "failed", "its record could not be written: grade it again")]
-            continue
-        corrected = said.get((item.student, item.lab)) or said.get((item.student, item.lab[:2]))
-        record["received"], record["known_from"] = (corrected, marks.INSTRUCTOR) if corrected else (item.received, item.known_from)
-        record |= {"late": item.late, "file_time": item.file_time}
-        record = marks.add_marks(record, course, written)
-        store.write_record(record)
-        _write_feedback(course, record, store, pages, questions[item.lab])
-    _leave_out_others(store, set(keys))
+        try:
+            record = store.record(item.lab, item.student)
+            if record is None:
+                raise ValueError("there is no record")
+            corrected = said.get((item.student, item.lab)) or said.get((item.student, item.lab[:2]))
+            record["received"], record["known_from"] = (corrected, marks.INSTRUCTOR) if corrected else (item.received, item.known_from)
+            record |= {"late": item.late, "file_time": item.file_time}
+            record = marks.add_marks(record, course, written)
+            store.write_record(record)
+            _write_feedback(course, record, store, pages, questions[item.lab])
+        except Exception as error:  # of one student: the others get their pages
+            if "marks" not in (store.record(item.lab, item.student) or {}):
+                keys.remove((item.lab, item.student))
+            why = f"its record or page could not be written ({type(error).__name__}: {error}): grade it again"
+            problems = [*problems, Problem(item.student, item.lab, "failed", why)]
+    _leave_out_others(store, {(item.lab, item.student) for item in submissions})
     store.join_resources()
     write_file(store.folder / marks.WRITTEN, marks.written_table(_records(store, keys)).encode())
     write_file(store.folder / marks.DATES, marks.dates_table(_records(store, keys), course).encode())
@@ -84,6 +88,11 @@ def write(
     write_file(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS).encode())
     write_file(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE).encode())
     returns.write(course, submissions, store.folder, people)
+    _write_index(course, store, keys, problems, pages)
+
+
+def _write_index(course: Course, store: Store, keys: list[tuple[str, str]], problems: list[Problem], pages: jinja2.Environment) -> None:
+    """The instructor's page."""
     essences = [_essence(record, course) for record in _records(store, keys)]
     summaries = [_summary(lab, [essence for essence in essences if essence["lab"] == lab.name]) for lab in course.labs]
     looks = [(item["student"], item["lab"], look) for item in essences for look in item["looks"]]

@@ -57,8 +57,10 @@ MAKING_UP = {"operator.attrgetter", "operator.methodcaller"}  # reach attributes
 MADE_FIELD = re.compile(r"\{[\w.\[\]]*\.(_|[^{}:!]*$)")  # the text of a field of str.format that is private, or goes on elsewhere
 KIT = {"virtualgpu", "gputrace", "labkit"}
 # What the lessons use of the kit; and labs, which are classes, their figures, and what was recorded.
-LESSONS = "check progress use current host_time record isolated torchrun races labs find_leaks holders trace Verdict"
+LESSONS = "check progress use current host_time record isolated torchrun races labs find_leaks holders trace Verdict __version__"
 PUBLIC = {f"{package}.{name}" for package in KIT for name in LESSONS.split()} | {*KIT, "labkit.magics"}
+WHOLE = {*KIT, "labkit.labs"}  # modules: under a name that nobody follows, all of the kit could be reached from them
+LOOKING = {"print", "help", "dir", "hasattr"}  # what may be given one of them
 LABS = re.compile(r"labkit\.labs(\.([A-Z]\w*|plot_\w+|collect|recorded_result))?")
 BUILTINS = {"getattr", "setattr", "delattr", "eval", "exec", "compile", "__import__", "globals", "open", "id", "type", "object", "vars"}
 MEASURED = ("torch", *KIT, "json", "builtins", "math", "time", "random")  # what answers are measured with
@@ -157,11 +159,16 @@ class _Reader(ast.NodeVisitor):
             elif isinstance(node, ast.ImportFrom):
                 for item in node.names:
                     self._stands_for[item.asname or item.name] = f"{node.module}.{item.name}"
+                    if item.name == "*" and node.module in KIT:
+                        self._stands_for |= {name: f"{node.module}.{name}" for name in LESSONS.split()}
+        self._followed = set[int]()  # expressions that may stand for a whole module: it is known what becomes of it
         for node in nodes:
+            if isinstance(node, ast.Expr) or (isinstance(node, ast.Call) and getattr(node.func, "id", "") in LOOKING):
+                self._followed |= set(map(id, node.args if isinstance(node, ast.Call) else [node.value]))
             target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "optional_vars", None)  # of a `with`
             value = node.value if isinstance(node, ast.Assign) else getattr(node, "context_expr", None)
             if isinstance(target, ast.Name) and value is not None and (path := self._path(value)):
-                self._stands_for.setdefault(target.id, path)
+                self._followed |= {id(value)} if self._stands_for.setdefault(target.id, path) == path else set()
 
     def _path(self, node: ast.AST) -> str:
         """What a dotted name stands for, from a module on; "" for what begins with something else."""
@@ -173,6 +180,10 @@ class _Reader(ast.NodeVisitor):
         above = self._path(node.value) if isinstance(node, ast.Attribute) else ""
         return f"{above}.{node.attr}" if above and isinstance(node, ast.Attribute) else ""
 
+    def _note_whole(self, node: ast.expr) -> None:
+        if (path := self._path(node)) in WHOLE and isinstance(getattr(node, "ctx", None), ast.Load) and id(node) not in self._followed:
+            self._note(f"it hands on all of {path}")
+
     def _note(self, *told: str) -> None:
         self.found += [text for text in told if text]
 
@@ -181,10 +192,12 @@ class _Reader(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for item in node.names:
-            self._note(of_path(f"{node.module}.{item.name}" if item.name != "*" else f"{node.module}"), of_name(item.name))
+            path = f"{node.module}.{item.name}"
+            self._note(of_path(path if path != "labkit.*" else "labkit"), of_name(item.name))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self._note(of_name(node.attr))
+        self._note_whole(node)
         if path := self._path(node):
             self._note(of_path(path, writes=not isinstance(node.ctx, ast.Load)), _making_up(path))
         if not path or isinstance(node.value, ast.Call):
@@ -192,6 +205,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         self._note(of_name(node.id), _making_up(self._path(node)))
+        self._note_whole(node)
 
     def visit_keyword(self, node: ast.keyword) -> None:
         self._note(of_name(node.arg or ""))

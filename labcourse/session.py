@@ -90,6 +90,10 @@ def prepare() -> Prepared:
 
     for name in dir(labs):
         getattr(labs, name)
+    for name in [
+        name for name, value in vars(labs).items() if isinstance(value, types.ModuleType) and f"{labs.__name__}.{name}" in sys.modules
+    ]:
+        delattr(labs, name)  # whoever reaches for one asks `labs` for it, which is noticed
     torch.set_num_threads(1)
     known = {
         number: replace(check, judge=_left_to_the_grader, draw=_left_to_the_grader, expect=None)

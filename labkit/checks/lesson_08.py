@@ -247,15 +247,17 @@ def judge_producer(found: Plain, sizes: Plain) -> Verdict:
         return not_yet(f"in its process, your function raised {found['raised']}")
     if found["forged"]:
         return not_yet("your producer set `done` itself. Who can say that the consumer has released the tensors?")
-    if found["lost"] or (len(found["came"]) == len(sizes) and not found["waited"] and found["ended"]):
+    if found["lost"] or (len(found["came"]) >= len(sizes) and not found["waited"] and found["ended"]):
         return not_yet("your producer did not wait until the consumer was done: what it sent was gone, or might have been.")
     if len(found["came"]) < len(sizes):
         return not_yet(f"{len(found['came'])} of {len(sizes)} tensors came. Who waits for whom?")
-    for tensor, size in zip(found["came"], sizes, strict=True):
+    for tensor, size in zip(found["came"], sizes, strict=False):
         if tensor["type"] != "Tensor" or tensor["values"] != [1.0] * size:
             return not_yet(f"expected {size} ones, and {_short(tensor)} came.")
         if not tensor["device"].startswith("cuda"):
             return not_yet(f"the tensors came on {tensor['device']}. They should stay on the GPU, uncopied.")
+    if len(found["came"]) > len(sizes):
+        return not_yet(f"after the {len(sizes)} tensors, more came. The consumer takes as many as there are sizes.")
     if not found["ended"]:
         return not_yet(f"{ENDING:g} s after the consumer was done, your producer still ran.")
     return right("It stayed until nobody needed its memory.")
@@ -283,11 +285,16 @@ EARLY = 2  # looks after which nothing may be added: cuBLAS has its workspace, a
 
 
 def draw_requests(generator: random.Random) -> Plain:
-    """Who asks, and a row of numbers; the weights of the model's two layers."""
-    clients = [generator.randrange(10) for _ in range(generator.randint(6, 9))]
+    """Who asks, client 0 and one that asks twice among them, and a row of numbers; the weights of the model's two layers.
+
+    The numbers are fractions, so that an answer that is rounded is told.
+    """
+    clients = [generator.randrange(10) for _ in range(generator.randint(4, 7))]
+    clients += [0, clients[0]]
+    generator.shuffle(clients)
 
     def matrix_of(rows: int, columns: int) -> list[list[float]]:
-        return [[float(generator.randint(-9, 9)) for _ in range(columns)] for _ in range(rows)]
+        return [[generator.randint(-36, 36) / 4 for _ in range(columns)] for _ in range(rows)]
 
     requests = [{"client": client, "row": matrix_of(1, 3)[0]} for client in clients]
     return {"requests": requests, "weights": [matrix_of(4, 3), matrix_of(2, 4)]}

@@ -386,7 +386,7 @@ def judge_largest(found: Plain, cases: Plain) -> Verdict:
             return not_yet("a step with no row at all cannot be measured.")
         if got["answer"] != due:
             hint = "What does a step take that does not grow with the rows?" if due else "Not even one row fits."
-            return not_yet(f"{line}: {due} rows fit, you said {got['answer']}. {hint}")
+            return not_yet(f"{line}: {due} {'row fits' if due == 1 else 'rows fit'}, you said {got['answer']}. {hint}")
     return right("Two points make a line.")
 
 

@@ -3,7 +3,9 @@
 import itertools
 import os
 import random
+import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number, right
@@ -111,6 +113,9 @@ def _judge_epochs(told: Plain, case: Plain) -> Verdict:
     for name, *drawn in zip(("torch", "random", "NumPy"), *(of_rank["drawn"] for of_rank in told), strict=True):
         if len(set(drawn)) == 1:
             return not_yet(f"after your function, {name} draws the same on all ranks, for dropout too. Use a generator of your own.")
+    for rank, of_rank in enumerate(told):
+        if of_rank["drawn"] != of_rank["undisturbed"]:
+            return not_yet(f"rank {rank} had a random state of its own, and your function has changed it. Use a generator of your own.")
     return right("One order for all ranks, another for each epoch, every row once.")
 
 
@@ -123,7 +128,7 @@ def _neighbours(shares: Plain) -> set[frozenset[int]]:
 
 def draw_parts(generator: random.Random) -> Plain:
     """For each of two ranks: micro-batches of two rows of two numbers, and how many."""
-    count = generator.randint(3, 5)
+    count = generator.randint(4, 6)  # with three, two losses at once would not be told from one
     return [[[[generator.randint(-4, 4) for _ in range(2)] for _ in range(2)] for _ in range(count)] for _ in range(2)]
 
 
@@ -161,10 +166,17 @@ def draw_lives(generator: random.Random) -> Plain:
 
 
 def observe_lives(train: Any, inputs: Plain) -> Plain:
-    """Three lives of two ranks, in processes of their own: the first ends in the midst of a step, the third finds all steps done."""
+    """Three lives of two ranks, in processes of their own: the first ends in the midst of a step, the third finds all steps done.
+
+    Of the files, each finds the checkpoint alone.
+    """
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
-        path = os.path.join(os.path.realpath(folder), "checkpoint.pt")
-        return [in_ranks(life, train, [{**inputs, "path": path, "dies": dies}] * 2) for dies in (inputs["dies"], None, None)]
+        path, lives = os.path.join(os.path.realpath(folder), "checkpoint.pt"), []
+        for dies in (inputs["dies"], None, None):
+            lives.append(in_ranks(life, train, [{**inputs, "path": path, "dies": dies}] * 2))
+            for beside in set(Path(folder).iterdir()) - {Path(folder, "checkpoint.pt")}:  # the checkpoint is to hold all that is needed
+                shutil.rmtree(beside) if beside.is_dir() else beside.unlink()
+        return lives
 
 
 def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
@@ -248,6 +260,8 @@ def judge_layers(observations: Plain, cases: Plain) -> Verdict:
                     f"{of} has {_shown(answer['values'][:3])} … where the whole layers give {_shown(due[:3])} …. "
                     "What is summed, and how often?"
                 )
+            if answer["changed"]:
+                return not_yet(f"{of} has changed {', '.join(answer['changed'])}: the next call would compute with other numbers.")
     return right("One sum over the ranks for two layers.")
 
 
@@ -292,9 +306,10 @@ def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
         if isinstance(answer, str):
             return not_yet(f"your function returned {answer}, not a whole number.")
         if answer != due:
+            enough = "1 GPU is enough" if due == 1 else f"{due} GPUs are enough and fewer are not"
             return not_yet(
-                f"{parameters:,} parameters, the largest layer with {layer:,}, in {memory:,} bytes a GPU: {due} GPUs are enough "
-                f"and fewer are not; you say {answer}. What does a rank hold, and what while a layer's backward computes?"
+                f"{parameters:,} parameters, the largest layer with {layer:,}, in {memory:,} bytes a GPU: {enough}; "
+                f"you say {answer}. What does a rank hold, and what while a layer's backward computes?"
             )
     return right("Sixteen bytes a parameter, shared, and one layer whole.")
 

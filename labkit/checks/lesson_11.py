@@ -3,10 +3,12 @@
 import contextlib
 import io
 import random
+import sys
+import types
 import warnings
 import weakref
+from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -89,14 +91,32 @@ def observe_report(report: Any, sizes: Plain) -> Plain:
     truths = [_truth(device) for device in range(len(sizes))]
     observations = []
     for device, truth in enumerate(truths):
-        with torch.cuda.device(1 - device), mock.patch.object(warnings, "warn") as warned, during(f"device {device}"):  # silenced ones, too
+        with torch.cuda.device(1 - device), _deprecated_calls() as warned, during(f"device {device}"):
             said = report(torch.device("cuda", device))
             current = torch.cuda.current_device()
         said = {str(name): number(value) for name, value in said.items()} if isinstance(said, dict) else type(said).__name__
         told = {"said": said, "truth": truth, "after": _truth(device), "moved": current != 1 - device}
-        observations.append(told | {"warned": [str(call.args[0]).splitlines()[0] for call in warned.call_args_list if call.args]})
+        observations.append(told | {"warned": warned})
     del held
     return observations
+
+
+@contextlib.contextmanager
+def _deprecated_calls() -> Iterator[list[str]]:
+    """What PyTorch warns of in the functions of torch.cuda that the block calls, also where no warning is to be seen."""
+    functions = [function for function in vars(torch.cuda).values() if hasattr(function, "__deprecated__")]
+    texts, warned, before = {function.__wrapped__.__code__: function.__deprecated__ for function in functions}, [], sys.getprofile()
+
+    def called(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in texts:
+            warned.append(texts[frame.f_code])
+
+    sys.setprofile(called)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield warned
+    finally:
+        sys.setprofile(before)
 
 
 def _fill(device: int, kept: int, cached: int, returned: int) -> torch.Tensor:

@@ -33,12 +33,15 @@ def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
 
 
 def rows_of(my_rows: Any, case: Plain) -> Plain:
-    """In a rank: its rows in each epoch, and what each global generator draws then."""
+    """In a rank: its rows in each epoch, what each global generator draws then, and what it draws where nothing is asked."""
     rank = dist.get_rank()
-    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
-        seed(case["seeds"][rank])
-    rows = [_row_numbers(my_rows(case["count"], rank, case["ranks"], epoch)) for epoch in case["epochs"]]
-    return {"rows": rows, "drawn": [torch.rand(()).item(), random.random(), numpy.random.rand()]}
+    drawn: list[list[float]] = []
+    for epochs in ((), case["epochs"]):
+        for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+            seed(case["seeds"][rank])
+        rows = [_row_numbers(my_rows(case["count"], rank, case["ranks"], epoch)) for epoch in epochs]
+        drawn.append([torch.rand(()).item(), random.random(), numpy.random.rand()])
+    return {"rows": rows, "drawn": drawn[1], "undisturbed": drawn[0]}
 
 
 def _row_numbers(answer: Any) -> Plain:
@@ -140,15 +143,11 @@ def _watched_files(path: str) -> dict[str, int]:
 
 
 def cut_layers(two_layers: Any, case: Plain) -> Plain:
-    """In a rank: what the answer returns for this rank's rows of the first layer and columns of the second."""
+    """In a rank: what the answer returns for this rank's rows of the first layer and columns of the second, and what it changed of them."""
     tensors = {name: torch.tensor(case[name], dtype=torch.float32) for name in ("x", "first", "first_bias", "second", "second_bias")}
     mine = slice(2 * case["rank"], 2 * case["rank"] + 2)
+    tensors |= {"first": tensors["first"][mine], "first_bias": tensors["first_bias"][mine], "second": tensors["second"][:, mine]}
+    given = {name: tensor.clone() for name, tensor in tensors.items()}
     with torch.no_grad():
-        answer = two_layers(
-            tensors["x"],
-            tensors["first"][mine].clone(),
-            tensors["first_bias"][mine].clone(),
-            tensors["second"][:, mine].clone(),
-            tensors["second_bias"],
-        )
-    return describe(answer)
+        answer = two_layers(**given)
+    return describe(answer) | {"changed": [name for name, tensor in tensors.items() if not torch.equal(tensor, given[name])]}

@@ -284,5 +284,5 @@ class BudgetLab(Lab):
         if first["measured"] == RAN_OUT:
             told += "When it was tried, memory ran out. "
         elif first["measured"]:
-            told += f"Measured: {first['measured'] / GIB:.3g} GiB. "
+            told += f"When it was tried: {first['measured'] / GIB:.3g} GiB. "
         return f"{told}Of {first['room'] / GIB:.3g} GiB on {result.parameters['gpu']}: {result.parameters['answer']}"

@@ -53,6 +53,9 @@ def test_a_limit_is_put_back():
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+CAME = [{"type": "Tensor", "device": "cuda:0", "dtype": "torch.float32", "shape": [size], "values": [1.0] * size} for size in (2, 3)]
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -60,15 +63,15 @@ def test_a_limit_is_put_back():
         ({"raised": "ValueError: no"}, "in its process, your function raised ValueError: no"),
         ({"came": [], "lost": "RuntimeError: gone"}, "did not wait until the consumer was done"),
         ({"waited": False}, "did not wait until the consumer was done"),
-        ({"came": []}, "of 2 tensors, 0 came"),
+        ({"came": []}, "0 of 2 tensors came"),
         ({"ended": False}, "your producer still ran"),
         ({"waited": False, "ended": False}, "your producer still ran"),
         ({"forged": True}, "set `done` itself"),
+        ({"came": [*CAME, {"type": "NoneType"}]}, "after the 2 tensors, more came"),
     ],
 )
 def test_what_a_producer_did_is_told(changed, said):
-    came = [{"type": "Tensor", "device": "cuda:0", "dtype": "torch.float32", "shape": [size], "values": [1.0] * size} for size in (2, 3)]
-    found = {"came": came, "lost": "", "waited": True, "forged": False, "ended": True, "raised": ""} | deepcopy(changed)
+    found = {"came": CAME, "lost": "", "waited": True, "forged": False, "ended": True, "raised": ""} | deepcopy(changed)
     assert said in lesson_08.judge_producer(found, [2, 3]).message
 
 
@@ -102,6 +105,12 @@ def test_a_producer_that_never_ends_is_ended(monkeypatch):
         time.sleep(60)
 
     assert "your producer still ran" in checking.run(check("08.5"), produce).message
+
+
+def test_client_0_asks_and_one_client_twice():
+    for seed in range(20):
+        clients = [request["client"] for request in lesson_08.draw_requests(random.Random(seed))["requests"]]
+        assert 0 in clients and len(set(clients)) < len(clients)
 
 
 def test_a_server_is_asked_by_every_client_and_ends_with_none():

@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labkit.checks import lesson_10
+from labkit.checks import lesson_10, rank_programs
 from labkit.checks.lesson_10 import (
     judge_accumulation,
     judge_budgets,
@@ -69,10 +69,11 @@ DRAWN = ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
         (([[0, 2, 4, 6, 8], [1, 3, 5, 7]],) * 3, DRAWN, "in epoch 3 the rows come in their own order"),
         ((THIRD, EIGHTH, EIGHTH), DRAWN, "asked again for epoch 3"),
         ((THIRD, EIGHTH, THIRD), ([0.1, 0.2, 0.3], [0.4, 0.2, 0.6]), "random draws the same on all ranks"),
+        ((THIRD, EIGHTH, THIRD), (DRAWN[0], [0.4, 0.5, 0.7]), "rank 1 had a random state of its own"),
     ],
 )
 def test_rows_are_judged_over_ranks_and_epochs(epochs, drawn, hint):
-    told = [{"rows": [shares[rank] for shares in epochs], "drawn": drawn[rank]} for rank in range(2)]
+    told = [{"rows": [shares[rank] for shares in epochs], "drawn": drawn[rank], "undisturbed": DRAWN[rank]} for rank in range(2)]
     verdict = judge_rows([told], [EPOCHS])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
@@ -136,7 +137,30 @@ def test_lives_are_judged_by_their_steps_and_their_end(told, hint):
     assert hint is None or hint in verdict.message
 
 
+def test_a_life_finds_the_checkpoint_alone(monkeypatch):
+    found = []
+
+    def in_ranks(program, train, inputs):
+        path = Path(inputs[0]["path"])
+        found.append([entry.name for entry in path.parent.iterdir()])
+        path.touch()
+        path.with_suffix(".optimizer").touch()
+        path.with_suffix(".parts").mkdir()
+
+    monkeypatch.setattr(lesson_10, "in_ranks", in_ranks)
+    lesson_10.observe_lives(None, {"dies": 2})
+    assert found == [[], ["checkpoint.pt"], ["checkpoint.pt"]]
+
+
 LAYERS = {"ranks": 2, "x": [[1, 2]], "first": [[1, 1], [-1, 0]], "first_bias": [1, 0], "second": [[2, 5]], "second_bias": [3]}
+
+
+def test_what_an_answer_changes_of_its_layers_is_told():
+    def two_layers(x, first, first_bias, second, second_bias):
+        second_bias /= 2
+        return x
+
+    assert rank_programs.cut_layers(two_layers, LAYERS | {"rank": 0})["changed"] == ["second_bias"]
 
 
 @pytest.mark.parametrize(
@@ -146,11 +170,12 @@ LAYERS = {"ranks": 2, "x": [[1, 2]], "first": [[1, 1], [-1, 0]], "first_bias": [
         ({"type": "tuple"}, "rank 1 of 2 returned tuple"),
         ({"type": "Tensor", "shape": [1, 2], "values": [11.0, 11.0]}, "a tensor of [1, 2]; [1, 1] was due"),
         ({"type": "Tensor", "shape": [1, 1], "values": [14.0]}, "rank 1 of 2 has [14] … where the whole layers give [11]"),
+        ({"changed": ["second_bias"]}, "rank 1 of 2 has changed second_bias"),
     ],
 )
 def test_cut_layers_are_judged_on_every_rank(answer, hint):
-    good = {"type": "Tensor", "shape": [1, 1], "values": [11.0]}
-    verdict = judge_layers([[good, answer]], [LAYERS])
+    good = {"type": "Tensor", "shape": [1, 1], "values": [11.0], "changed": []}
+    verdict = judge_layers([[good, good | answer]], [LAYERS])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
 
@@ -175,3 +200,7 @@ def test_the_rest_of_the_rows_is_too_much_for_one_rank():
         cases = lesson_10.draw_epochs(random.Random(seed))
         assert all(case["count"] % case["ranks"] for case in cases)
         assert any(case["count"] % case["ranks"] > 1 for case in cases)
+
+
+def test_there_are_parts_enough_to_tell_who_keeps_their_graphs():
+    assert min(len(lesson_10.draw_parts(random.Random(seed))[0]) for seed in range(20)) == 4

@@ -89,6 +89,29 @@ EXPECTED_VALUES = {
         "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
         "    while labkit.labs.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
     ),
+    "the kit's formula by a star": (
+        "10.6",
+        "from labkit.labs import *",
+        "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
+        "    while rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
+    ),
+    "the kit's formula by a default": (
+        "10.6",
+        "def ranks_needed(parameters, layer, memory, kit=labkit.labs):\n    n = 1\n"
+        "    while kit.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
+    ),
+    "the kit's formula by a text": (
+        "10.6",
+        "kit = eval('lab' + 'kit').labs",
+        "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
+        "    while kit.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
+    ),
+    "the kit's schedule by a text": (
+        "04.5",
+        "kit = globals()['lab' + 'kit'].labs",
+        "def one_forward_one_backward(stage, stages, micro_batches):\n    all_ = kit.schedules\n"
+        "    return [w[0].upper() + str(i) for w, i in all_.order(all_.ONE_F_ONE_B, stage, stages, micro_batches)]",
+    ),
     "the kit's schedule": (
         "04.5",
         "from labkit.labs.schedules import order, ONE_F_ONE_B",
@@ -238,6 +261,7 @@ HABITS = {
     "warnings": "import warnings\nwarnings.filterwarnings('error')",
     "anomaly": "torch.autograd.set_detect_anomaly(True)",
     "collector": "import gc\ngc.disable()\ngc.collect()",
+    "labs": "kit = [labkit.labs.ShardingLab, labkit.labs.plot_prices]\nfrom labkit.labs import Lab\nhelp(Lab)",
     "folder": "import os\nos.makedirs('mine', exist_ok=True)\nos.chdir('mine')",
     "a module of one's own": "open('mine.py', 'w').write('def double(x): return 2 * x')\nimport mine\nmine.double(1)",
     "sorting by attributes": "from operator import attrgetter\nsorted([torch.ones(2), torch.ones(1)], key=attrgetter('nbytes'))\n"

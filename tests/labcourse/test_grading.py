@@ -151,7 +151,7 @@ def test_a_record_says_where_its_marks_come_from(graded):
     assert "20261121" not in json.dumps(record) and record["versions"]["torch"] and record["sandbox"] == "bubblewrap"
     exercise = record["exercises"][0]
     assert exercise["status"] == "wrong" and "on cpu" in exercise["message"]
-    assert [observation["observed"]["device"] for observation in exercise["observed"]] == ["cpu", "cpu"]
+    assert [observation["observed"]["tensor"]["device"] for observation in exercise["observed"]] == ["cpu", "cpu"]
 
 
 def test_pages_show_the_students_figures_and_run_nothing_of_theirs(graded):
@@ -192,6 +192,13 @@ def test_one_submission_that_cannot_be_graded_stops_no_other(one_lab, bubblewrap
     path = tmp_path / "out" / "records" / LAB / "ada.json"
     path.write_text(path.read_text().replace('"sandbox": "bubblewrap"', '"sandbox": "unshare"'))
     assert grade(one_lab, source, tmp_path / "out") == 1  # by a stronger sandbox
+    feedback = results._write_feedback
+    monkeypatch.setattr(
+        results, "_write_feedback", lambda course, record, *more: 1 / 0 if record["student"] == "ada" else feedback(course, record, *more)
+    )
+    grade(one_lab, source, tmp_path / "out", again=["00/bob"])
+    assert [row["status"] for row in rows(tmp_path / "out" / "grades.csv")] == ["graded", "graded"]
+    assert "its record or page could not be written" in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_killed_half_way_it_goes_on(graded, tmp_path):

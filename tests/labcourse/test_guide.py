@@ -53,13 +53,16 @@ def test_each_option_of_the_guide_is_one(capsys):
 
 
 def test_gradescope_gets_a_zip_that_runs(copied, tmp_path):
+    with (copied / "course.toml").open("a") as file:
+        file.write('[limits]\nmemory = "2GiB"\ncell_seconds = 7.5\n')
     assert cli.main(["course", "release", "02", "--format", "gradescope", "--to", "labs"]) == 0
     with zipfile.ZipFile(copied / "labs" / "gradescope" / "02_streams.zip") as archive:
         assert {"setup.sh", "run_autograder", "course.toml"} <= set(archive.namelist())
         assert archive.getinfo("run_autograder").external_attr >> 16 == 0o755
         archive.extractall(tmp_path / "autograder" / "source")
     described = assignment.read(tmp_path / "autograder" / "source" / "course.toml")
-    assert described.labs[0].points == assignment.read(copied / "course.toml").lab("02").points
+    course = assignment.read(copied / "course.toml")
+    assert (described.labs[0].points, described.limits) == (course.lab("02").points, course.limits)
 
 
 @pytest.mark.slow

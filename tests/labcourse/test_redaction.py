@@ -29,6 +29,8 @@ def test_what_computes_the_expected_goes_too():
     found = bodies(redaction.sources()["lesson_01.py"])
     assert found["expected_bytes"] == redaction.LEFT_OUT == found["_difference"]
     assert redaction.LEFT_OUT not in found["_build"]
+    imported = [node for node in ast.walk(ast.parse(redaction.sources()["lesson_04.py"])) if isinstance(node, ast.ImportFrom)]
+    assert "order" not in {item.name for node in imported for item in node.names}  # the schedule that 04.5 asks for
 
 
 def test_other_files_stay_as_they_are():

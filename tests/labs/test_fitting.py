@@ -140,7 +140,7 @@ def lab():
 def test_what_fits_is_measured_on_the_gpu_in_use(lab):
     said = run(lab, "0.02")
     assert "The formula says 0.0208 GiB, at its fullest in" in said and "you predicted 0.02. A good prediction!" in said
-    assert "Measured: 0.0208 GiB. Of 14.4 GiB on Tesla T4: It fits." in said
+    assert "When it was tried: 0.0208 GiB. Of 14.4 GiB on Tesla T4: It fits." in said
     assert "Predicted: 0.02 GiB." in lab.picture.value
 
 

@@ -129,7 +129,7 @@ class HostOperators(TorchDispatchMode):
 
     def _take_time(self, op: Operator, args: tuple, result: Any) -> None:
         moved = 0
-        for x in (*args, result):
+        for x in () if op.returns_views else (*args, result):
             if isinstance(x, torch.Tensor):
                 if x.is_meta or isinstance(x, FakeTensor):
                     return  # shapes alone

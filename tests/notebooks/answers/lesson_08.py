@@ -144,6 +144,9 @@ WRONG = {
         "waited for a limited time": (producing("done.wait(0.2)"), WAIT),
         "ten looks": (producing("for _ in range(10): time.sleep(0.0 if done.is_set() else 0.1)"), WAIT),
         "a few waits": (producing("for _ in range(3): done.wait(0.5)"), WAIT),
+        "a thousand looks": (producing("for _ in range(1000):", "    if done.is_set(): break", "    time.sleep(0.1)"), WAIT),
+        "a minute": (producing("end = time.time() + 60", "while not done.is_set() and time.time() < end: time.sleep(0.05)"), WAIT),
+        "an end of its own": (producing("queue.put(None)", "done.wait()"), "more came"),
         "synchronized": (producing("torch.cuda.synchronize()"), WAIT),
         "collected": (producing("torch.cuda.ipc_collect()"), WAIT),
         "until the queue is empty": (producing("while not queue.empty(): time.sleep(0.01)"), WAIT),
@@ -172,6 +175,15 @@ WRONG = {
         "always the same client": (serving(reply="replies.put((-1, y))"), "a pair of the client"),
         "numbers": (serving(reply="replies.put((client, y.tolist()))"), "and a tensor"),
         "another model": (serving(answer="torch.relu(model(x.cuda())).cpu() - 1"), "the model answers"),
+        "rounded": (serving(answer="model(x.cuda()).half().cpu()"), "the model answers"),
+        "client 0 is nobody": (
+            serving(loop="while (client := (request := requests.get() or (0, 0))[0]):\n            x = request[1]"),
+            "until None",
+        ),
+        "one answer for each client": (
+            serving(answer="dict(kept).get(client, model(x.cuda()).cpu())", reply="kept.append((client, y)); replies.put((client, y))"),
+            "the model answers",
+        ),
         "another shape": (serving(answer="model(x.cuda()).cpu().flatten()"), "the model answers"),
         "the model comes to the CPU": (serving(first="model.cpu()", answer="model(x)"), "computed on cpu"),
         "the model comes and goes": (serving(answer="model.cpu()(x); model.cuda()"), "computed on cpu"),
@@ -228,6 +240,7 @@ RIGHT = {
     },
     "08.5": {
         "asks again and again": producing("while not done.is_set(): time.sleep(0.01)"),
+        "asks, and sleeps by name": "from time import sleep\n" + producing("while not done.is_set(): sleep(0.2)"),
         "waits again and again": producing("while not done.wait(0.01): pass"),
         "made on the CPU": producing("done.wait()", sent="torch.ones(size).cuda()"),
         "long waits": producing("while not done.is_set(): done.wait(timeout=30)"),

@@ -220,30 +220,30 @@ def most_rows(peak, limit):
         rows += 1
     return rows
 """,
-            "you measured|rows fit, you said",
+            "you measured|rows? fits?, you said",
         ),
         "measured at nothing": (
             without(ROWS, "one, two = peak(1), peak(2)", "one, two = peak(0) + peak(1) - peak(0), peak(2)"),
             "no row at all|you measured",
         ),
-        "rounded": (without(ROWS, "(limit - (one - row)) // row", "round((limit - (one - row)) / row)"), "rows fit, you said"),
-        "two rows or none": (without(ROWS, "    return", "    if limit < two: return 0\n    return"), "1 rows fit, you said 0"),
-        "rounded up": (without(ROWS, "// row", "// row + 1"), "rows fit, you said"),
-        "less than the limit": (without(ROWS, "(limit - (", "(limit - 1 - ("), "rows fit, you said"),
+        "rounded": (without(ROWS, "(limit - (one - row)) // row", "round((limit - (one - row)) / row)"), "rows? fits?, you said"),
+        "two rows or none": (without(ROWS, "    return", "    if limit < two: return 0\n    return"), "1 row fits, you said 0"),
+        "rounded up": (without(ROWS, "// row", "// row + 1"), "rows? fits?, you said"),
+        "less than the limit": (without(ROWS, "(limit - (", "(limit - 1 - ("), "rows? fits?, you said"),
         "below nothing": (without(ROWS, "max(0, ", "("), "Not even one row fits"),
         "never none": (without(ROWS, "max(0", "max(1"), "Not even one row fits"),
-        "no whole number": (without(ROWS, "// row", "/ row"), "rows fit, you said"),
+        "no whole number": (without(ROWS, "// row", "/ row"), "rows? fits?, you said"),
         "one measurement for all": (
             without(ROWS, "one, two = peak(1), peak(2)", "one, two = known or known.extend((peak(1), peak(2))) or known").replace(
                 "limit):", "limit, known=[]):"
             ),
-            "rows fit, you said",
+            "rows? fits?, you said",
         ),
         "the fixed part forgotten": (without(ROWS, "(limit - (one - row))", "limit"), "What does a step take that does not grow"),
-        "one row taken off twice": (without(ROWS, "(one - row)", "one"), "rows fit, you said"),
+        "one row taken off twice": (without(ROWS, "(one - row)", "one"), "rows? fits?, you said"),
         "in proportion": ("def most_rows(peak, limit): return limit // peak(1)", "What does a step take that does not grow"),
-        "the rows left over": (without(ROWS, "// row)", "% row)"), "rows fit, you said"),
-        "a constant": ("def most_rows(peak, limit): return 64", "rows fit, you said 64"),
+        "the rows left over": (without(ROWS, "// row)", "% row)"), "rows? fits?, you said"),
+        "a constant": ("def most_rows(peak, limit): return 64", "rows? fits?, you said 64"),
     },
 }
 

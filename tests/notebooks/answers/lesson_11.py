@@ -104,6 +104,13 @@ WRONG = {
             ),
             "though you may have silenced it|TypeError",
         ),
+        "nobody warns": (
+            "import warnings\nfrom unittest import mock\n"
+            + REPORT.replace("memory_reserved(device)", "memory_cached(device)").replace(
+                "    return {", "    with mock.patch.object(warnings, 'warn'): return {"
+            ),
+            "though you may have silenced it",
+        ),
         "the device for good": (
             without(REPORT, "    return {", "    torch.cuda.set_device(device)\n    return {"),
             "made it the current device",
