@@ -128,7 +128,7 @@ def _neighbours(shares: Plain) -> set[frozenset[int]]:
 
 def draw_parts(generator: random.Random) -> Plain:
     """For each of two ranks: micro-batches of two rows of two numbers, and how many."""
-    count = generator.randint(3, 5)
+    count = generator.randint(4, 6)  # with three, two losses at once would not be told from one
     return [[[[generator.randint(-4, 4) for _ in range(2)] for _ in range(2)] for _ in range(count)] for _ in range(2)]
 
 

@@ -8,6 +8,7 @@ and what waits for real processes go on by the real clock: their deadlines are f
 `os.times` and the processes that a script starts use the real time.
 """
 
+import functools
 import sys
 import sysconfig
 import time
@@ -30,6 +31,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change."""
     real_sleep = time.sleep
 
+    @functools.wraps(real_sleep)  # found by this name, it can be sent to another process
     def sleep(seconds: float) -> None:
         real_sleep(seconds)
         if is_users(sys._getframe(1).f_code.co_filename) and not machine.selected.untimed:

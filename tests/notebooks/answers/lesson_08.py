@@ -240,6 +240,7 @@ RIGHT = {
     },
     "08.5": {
         "asks again and again": producing("while not done.is_set(): time.sleep(0.01)"),
+        "asks, and sleeps by name": "from time import sleep\n" + producing("while not done.is_set(): sleep(0.2)"),
         "waits again and again": producing("while not done.wait(0.01): pass"),
         "made on the CPU": producing("done.wait()", sent="torch.ones(size).cuda()"),
         "long waits": producing("while not done.is_set(): done.wait(timeout=30)"),

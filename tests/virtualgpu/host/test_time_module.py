@@ -1,5 +1,6 @@
 """Python's clocks on the host time of a virtual machine."""
 
+import pickle
 import subprocess
 import threading
 import time
@@ -105,5 +106,6 @@ def test_who_sleeps_between_questions_to_an_event_waits_for_it():
         while not done.query():
             asked += 1
             time.sleep(0.01)
+        assert pickle.loads(pickle.dumps(time.sleep)) is time.sleep  # a function that names it can go to another process
     assert 4 <= asked <= 7
     assert isinstance(time.sleep, type(len))
