@@ -124,8 +124,8 @@ def _bubblewrap(scratch_bytes: int) -> Backend:
     with contextlib.suppress(OSError):
         if "--disable-userns" in subprocess.run([program, "--help"], capture_output=True, text=True).stdout:  # since version 0.8
             command.append("--disable-userns")
-    command += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "lab"]
-    command += ["--dir", "/tmp"]
+    command += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "localhost"]
+    command += ["--dir", "/tmp", "--ro-bind", os.fspath(PACKAGES[3] / "hosts"), "/etc/hosts"]  # ranks look each other up
     for path in _visible():
         command += ["--ro-bind-try", path, path]
     command += ["--ro-bind", VISIBLE_CHECKS, os.fspath(CHECKS)]

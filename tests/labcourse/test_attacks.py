@@ -261,6 +261,7 @@ HABITS = {
     "warnings": "import warnings\nwarnings.filterwarnings('error')",
     "anomaly": "torch.autograd.set_detect_anomaly(True)",
     "collector": "import gc\ngc.disable()\ngc.collect()",
+    "names of this machine": "import socket\nfor name in ('localhost', socket.gethostname()): socket.getaddrinfo(name, 0)",
     "labs": "kit = [labkit.labs.ShardingLab, labkit.labs.plot_prices]\nfrom labkit.labs import Lab\nhelp(Lab)",
     "folder": "import os\nos.makedirs('mine', exist_ok=True)\nos.chdir('mine')",
     "a module of one's own": "open('mine.py', 'w').write('def double(x): return 2 * x')\nimport mine\nmine.double(1)",
