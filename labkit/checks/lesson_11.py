@@ -79,8 +79,10 @@ def memory_report(device):  # what the exercise hands out; without types, as in 
 
 
 def draw_sizes(generator: random.Random) -> Plain:
-    """For each device, MiB that stay allocated, that are cached, and that were given back."""
-    return [[generator.randint(3, 9) * 2, generator.randint(10, 19) * 2, generator.randint(20, 29) * 2] for _ in range(2)]
+    """For each device, MiB that stay allocated, that are cached, and that were given back: one has more of each, so no sums agree."""
+    ranges = (range(10, 20, 2), range(20, 40, 2), range(40, 60, 2))
+    less, more = zip(*(sorted(generator.sample(sizes, k=2)) for sizes in ranges), strict=True)
+    return generator.sample([list(less), list(more)], k=2)
 
 
 def observe_report(report: Any, sizes: Plain) -> Plain:
