@@ -292,6 +292,8 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(
                 f"the results of the pieces were to be joined row by row, in order: {rows} rows of {COLUMNS}. You returned {got}."
             )
+        if result["device"] == "cpu":
+            return not_yet("the results of the pieces were on the GPU; what you returned is on the CPU.")
         fitting = [size for size in sizes if size <= case["fits"]]
         if len(fitting) > 2 * (-(-rows // case["fits"])):
             return not_yet(f"{rows} rows, of which {case['fits']} fit at once, took {len(fitting)} pieces: halve, and no more.")
@@ -310,7 +312,7 @@ def observe_scattered(compact: Any, inputs: Plain) -> Plain:
     size, values = inputs["size"], inputs["values"]
     with _tidy():
         base = torch.cuda.memory_reserved()
-        blocks = [_empty(size) for _ in range(4 * len(values))]  # four lie in a segment
+        blocks = [_empty(size - less * KIB) for value in values for less in (value, 0, 0, 0)]  # four lie in a segment
         kept = [block.fill_(value) for block, value in zip(blocks[::4], values, strict=True)]
         for block in kept:
             block[-1] = 255  # a block filled with its first number is another one
