@@ -312,7 +312,7 @@ def observe_scattered(compact: Any, inputs: Plain) -> Plain:
     size, values = inputs["size"], inputs["values"]
     with _tidy():
         base = torch.cuda.memory_reserved()
-        blocks = [_empty(size - less * KIB) for value in values for less in (value, 0, 0, 0)]  # four lie in a segment
+        blocks = [_empty(size) for _ in range(4 * len(values))]  # four lie in a segment
         kept = [block.fill_(value) for block, value in zip(blocks[::4], values, strict=True)]
         for block in kept:
             block[-1] = 255  # a block filled with its first number is another one

@@ -23,7 +23,7 @@ def draw_bits(generator: random.Random) -> Plain:
     for negative, (exponent_bits, fraction_bits) in enumerate(formats, start=generator.randint(0, 1)):
         ones = 2**exponent_bits - 1
         some = generator.randint(1, 2**fraction_bits - 1)
-        for exponent, fraction in [(generator.randint(1, ones - 1), some), (0, some), (0, 0), (ones, 0), (ones, some)]:
+        for exponent, fraction in [(generator.randint(1, ones - 1), some), (0, some), (0, 0), (ones, 0), (ones, some), (ones, 1)]:
             bits = f"{negative % 2}{exponent:0{exponent_bits}b}{fraction:0{fraction_bits}b}"
             cases.append({"bits": bits, "exponent_bits": exponent_bits})
     generator.shuffle(cases)
@@ -92,7 +92,7 @@ def draw_boxes(generator: random.Random) -> Plain:
         return [left - odd_left, top - odd_top, left + width, top + height]
 
     pairs = [[box(2000, 3800), box(2000, 3800)] for _ in range(PAIRS - 4)]  # such large ones always touch
-    small = box(10, 100)
+    small = box(10, 20)  # one pixel more is seen in its overlap
     pairs.append([small, [small[0] + 4, small[1], small[2] + 4, small[3]]])
     pairs.append([[0, 0, 600, 800], [1000, 1200, 1600, 1800]])  # apart both ways: two negative sides make a positive area
     pairs.append([[0, 0, 1000, 1000], [1200, 0, 2200, 1000]])
@@ -237,7 +237,7 @@ def draw_gradients(generator: random.Random) -> Plain:
             rows[place][generator.randrange(3)] = largest
             cases.append([rows[0], rows[1:3], rows[3]])
     alike = 2.0 ** generator.randint(-20, -2) * generator.uniform(1.0, 1.9)  # the norm and the sum are much larger
-    cases.append([[alike, -alike], [[-alike, alike]] * 2, [alike]])
+    cases.append([[alike, alike], [[alike, alike]] * 2, [-alike]])
     cases.append([[65510 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65504, once scaled
     cases.append([[65528 * 2.0 ** generator.randint(-20, -2)]])  # is rounded to 65536, which is infinite there
     generator.shuffle(cases)

@@ -76,6 +76,7 @@ WRONG = {
         "no clamp": (without(IOU, ".clamp(min=0)"), "Do they touch"),
         "in float32": (without(IOU, ".half()"), "torch.float32"),
         "the shared area counted twice": (without(IOU, " - shared)", " )"), "overlap by"),
+        "sides in float16": (without(IOU, "(high - low)", "(high.half() - low.half()).float()"), "rounded to three digits"),
         "converted too late": (
             without(IOU, "a, b = a.float(), b.float()", "pass").replace(".prod(dim=1)", ".prod(dim=1).float()"),
             "larger than 65504",
@@ -182,6 +183,8 @@ def half_but_norms(model):
             "only BatchNorm stays",
         ),
         "no result": ("def half_but_norms(model): model.half()", "returned NoneType"),
+        "frozen": (without(MENDED, "    return model", "    return model.requires_grad_(False)"), "no longer require"),
+        "in evaluation mode": (without(MENDED, "    return model", "    return model.eval()"), "another mode"),
     },
     "07.4": {
         "no sign": (without(SCALE, ".abs()"), "ValueError|infinite in float16"),
