@@ -275,8 +275,8 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
             return not_yet("when fetch returned, all that was launched before it was done: fetch itself waited. Which copies let it go on?")
         if "values" not in observed:
             return not_yet(f"fetch was to return a function that returns the tensor; you gave {observed['type']}.")
-        if (found := [observed[name] for name in ("device", "dtype", "shape")]) != (due := ["cpu", case["dtype"], [len(case["rows"]), SIZE]]):
-            return not_yet("the values belong on {}, of {} and shape {}; yours are on {}, of {} and shape {}.".format(*due, *found))
+        if (own := [observed[name] for name in ("device", "dtype", "shape")]) != (due := ["cpu", case["dtype"], [len(case["rows"]), SIZE]]):
+            return not_yet("the values belong on {}, of {} and shape {}; yours are on {}, of {} and shape {}.".format(*due, *own))
         if observed["values"] != [float(value) for value in case["rows"]]:
             return not_yet(f"the rows are {case['rows']}; the host read {observed['values']}. Had the copy arrived?")
         if observed["too long"]:
