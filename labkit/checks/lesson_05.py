@@ -311,8 +311,9 @@ def observe_scattered(compact: Any, inputs: Plain) -> Plain:
     with _tidy():
         base = torch.cuda.memory_reserved()
         blocks = [_empty(size) for _ in range(4 * len(values))]  # four lie in a segment
-        kept = [block.fill_(value) for block, value in zip(blocks[::4], values, strict=True)]
-        for block in kept:
+        kept = sorted(blocks[::4], key=torch.Tensor.data_ptr, reverse=True)  # moved one at a time, the last finds the first segment full
+        for block, value in zip(kept, values, strict=True):
+            block.fill_(value)
             block[-1] = 255  # a block filled with its first number is another one
         due = [block.cpu() for block in kept]
         del blocks, block
