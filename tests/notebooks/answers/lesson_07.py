@@ -24,6 +24,15 @@ def best_scale(gradients):
     largest = max(gradient.abs().max().item() for gradient in gradients)
     return 2.0 ** math.floor(math.log2(65519 / largest))
 """
+MENDED = """
+def half_but_norms(model):
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    for layer in model.modules():
+        if not isinstance(layer, norms):
+            for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+                tensor.data = tensor.data.to(torch.float16) if tensor.is_floating_point() else tensor.data
+    return model
+"""
 STEP = """
 def training_step(model, optimizer, scaler, x, y):
     with torch.autocast("cuda", dtype=torch.float16):
@@ -240,15 +249,6 @@ def best_scale(gradients):
     },
 }
 
-MENDED = """
-def half_but_norms(model):
-    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    for layer in model.modules():
-        if not isinstance(layer, norms):
-            for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
-                tensor.data = tensor.data.to(torch.float16) if tensor.is_floating_point() else tensor.data
-    return model
-"""
 RIGHT = {
     "07.1": {
         "powers": DECODE,
