@@ -64,7 +64,6 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
 
 
 # 01.2: a nested batch is moved, and what is there already stays
-#
 # A node of a batch is ["dict", [[key, node], …]], ["list", [node, …]], ["tuple", [node, …]], ["tensor", values, dtype, device] or
 # ["value", value].
 
@@ -169,8 +168,9 @@ class Masked(nn.Module):
 
 
 def draw_models(generator: random.Random) -> Plain:
-    """The layers of a model on all devices, and of one on two of them. On each a linear layer, and one layer more; one weight is frozen."""
-    return [_layers(generator, generator.sample(DEVICES, k=3)), _layers(generator, generator.sample(DEVICES, k=2) * 2)]
+    """The layers of a model on all devices, whose own children share a weight, and of one on two devices; on each of them two layers."""
+    on_all, on_two = _layers(generator, generator.sample(DEVICES, k=3)), _layers(generator, generator.sample(DEVICES, k=2) * 2)
+    return [sorted(on_all, key=lambda layer: layer["kind"] == "shared"), on_two]
 
 
 def _layers(generator: random.Random, devices: list[str]) -> Plain:

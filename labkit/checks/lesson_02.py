@@ -44,8 +44,8 @@ OVERHEAD = 0.5e-3  # seconds that launching and waiting may add
 
 
 def draw_durations(generator: random.Random) -> Plain:
-    """Milliseconds of the pieces of each work, of which one is short, and of what is queued already when it begins; on which stream."""
-    kinds = ((1, 4, 0.0), (1, 20, generator.uniform(20, 40)), (3, 20, 0.0), (2, 20, generator.uniform(10, 30)))
+    """Milliseconds of the pieces of each work, of which two are short, and of what is queued already when it begins; on which stream."""
+    kinds = ((1, 4, 0.0), (1, 4, generator.uniform(20, 40)), (3, 20, 0.0), (2, 20, generator.uniform(10, 30)))
     return [
         {"pieces": [generator.uniform(2, most) for _ in range(pieces)], "queued": queued, "aside": pieces > 1}
         for pieces, most, queued in generator.sample(kinds, k=4)
@@ -231,8 +231,9 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_values(generator: random.Random) -> Plain:
-    """Once on the caller's default stream, once on another."""
-    return [{"rows": [generator.randint(1, 99) for _ in range(generator.randint(4, 6))], "aside": aside} for aside in (False, True)]
+    """Numbers with a point on the caller's default stream, whole ones on another."""
+    rows = [[generator.randint(1, 99) for _ in range(generator.randint(4, 6))] for _ in range(2)]
+    return [{"rows": rows[aside], "aside": aside, "dtype": f"torch.{('float32', 'int32')[aside]}"} for aside in (False, True)]
 
 
 def observe_values(fetch: Any, cases: Plain) -> Plain:
@@ -242,7 +243,7 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
         here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
         nap = cycles_in(LONG * (2 if case["aside"] else 0.5))  # no fixed pause is long enough for both, and not too long
         with _told_by_values(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
-            x = torch.zeros(len(case["rows"]), SIZE, device="cuda")
+            x = torch.zeros(len(case["rows"]), SIZE, dtype=getattr(torch, case["dtype"].split(".")[1]), device="cuda")
             target = torch.tensor([float(value) for value in case["rows"]], device="cuda")[:, None]
             for cycles in (1, nap):
                 x.zero_()
@@ -260,7 +261,7 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
                 got = get()
                 observed |= {"too long": later.query(), "type": f"one that returns {type(got).__name__}"}
                 if isinstance(got, torch.Tensor):
-                    observed |= {"device": str(got.device), "shape": list(got.shape)}
+                    observed |= {"device": str(got.device), "dtype": str(got.dtype), "shape": list(got.shape)}
                     observed["values"] = got.detach().cpu().reshape(len(got), -1)[:, -1].tolist() if got.dim() else [got.item()]
                     observed["before"] = bool(before().any())  # of the zeros that were fetched first
             torch.cuda.synchronize()
@@ -274,9 +275,8 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
             return not_yet("when fetch returned, all that was launched before it was done: fetch itself waited. Which copies let it go on?")
         if "values" not in observed:
             return not_yet(f"fetch was to return a function that returns the tensor; you gave {observed['type']}.")
-        if observed["device"] != "cpu" or observed["shape"] != [len(case["rows"]), SIZE]:
-            where = f"on {observed['device']}, of shape {observed['shape']}"
-            return not_yet(f"the values belong on the cpu, in a tensor of shape {[len(case['rows']), SIZE]}; yours are {where}.")
+        if (own := [observed[name] for name in ("device", "dtype", "shape")]) != (due := ["cpu", case["dtype"], [len(case["rows"]), SIZE]]):
+            return not_yet("the values belong on {}, of {} and shape {}; yours are on {}, of {} and shape {}.".format(*due, *own))
         if observed["values"] != [float(value) for value in case["rows"]]:
             return not_yet(f"the rows are {case['rows']}; the host read {observed['values']}. Had the copy arrived?")
         if observed["too long"]:

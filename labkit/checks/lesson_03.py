@@ -241,9 +241,9 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_parts(generator: random.Random) -> Plain:
-    """Rows for the GPUs in either order, fewer for the first; once the first gets none, and once also the last. Once from the host."""
+    """Rows for the GPUs in either order, fewer for the first; once four parts, the first without rows; once from the host."""
     cases = []
-    for devices, source, least in (([0, 1], "cuda:0", 1), ([1, 0, 1], "cuda:1", 0), ([1, 0], "cpu", 1)):
+    for devices, source, least in (([0, 1], "cuda:0", 1), ([1, 0, 1, 0], "cuda:1", 0), ([1, 0], "cpu", 1)):
         first = least and generator.randint(1, 3)
         rows = [first, *(first + generator.randint(1, 4) for _ in devices[1:])]
         cases.append({"devices": devices, "source": source, "rows": rows})

@@ -252,8 +252,9 @@ ALLOWED = 1.07  # times as long as the lesson's way; with two micro-batches, one
 
 def draw_steps(generator: random.Random) -> Plain:
     """A batch, rising, whose micro-batches are not equally long; and into how many it is cut."""
-    values = sorted(generator.sample(range(1, 10), generator.choice([5, 7])))
-    return {"values": values, "weights": [generator.randint(1, 4), generator.randint(1, 4)], "splits": generator.choice([2, 3])}
+    rows, splits = generator.choice([(5, 2), (5, 3), (7, 2)])  # chunk(splits) and split(splits) differ for each
+    values = sorted(generator.sample(range(1, 10), rows))
+    return {"values": values, "weights": [generator.randint(1, 4), generator.randint(1, 4)], "splits": splits}
 
 
 def observe_steps(step: Any, inputs: Plain) -> Plain:

@@ -292,6 +292,8 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(
                 f"the results of the pieces were to be joined row by row, in order: {rows} rows of {COLUMNS}. You returned {got}."
             )
+        if result["device"] == "cpu":
+            return not_yet("the results of the pieces were on the GPU; what you returned is on the CPU.")
         fitting = [size for size in sizes if size <= case["fits"]]
         if len(fitting) > 2 * (-(-rows // case["fits"])):
             return not_yet(f"{rows} rows, of which {case['fits']} fit at once, took {len(fitting)} pieces: halve, and no more.")
@@ -306,13 +308,19 @@ def draw_scattered(generator: random.Random) -> Plain:
 
 
 def observe_scattered(compact: Any, inputs: Plain) -> Plain:
+    """The worse of two lists, as allocated and the other way round: with one of them, moving one tensor at a time is enough by luck."""
+    found = [_scattered(compact, inputs["size"], inputs["values"], order) for order in (1, -1)]
+    return max(found, key=lambda each: (not each["same"], "cpu" in each["devices"], each["after"]))
+
+
+def _scattered(compact: Any, size: int, values: list[int], order: int) -> dict[str, Plain]:
     """The values afterwards, where they are, and what is reserved for the tensors before and after."""
-    size, values = inputs["size"], inputs["values"]
     with _tidy():
         base = torch.cuda.memory_reserved()
         blocks = [_empty(size) for _ in range(4 * len(values))]  # four lie in a segment
-        kept = [block.fill_(value) for block, value in zip(blocks[::4], values, strict=True)]
-        for block in kept:
+        kept = blocks[::4][::order]
+        for block, value in zip(kept, values, strict=True):
+            block.fill_(value)
             block[-1] = 255  # a block filled with its first number is another one
         due = [block.cpu() for block in kept]
         del blocks, block

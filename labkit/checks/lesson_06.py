@@ -81,6 +81,7 @@ def _run(train: Any, inputs: Plain) -> Plain:
         "left": torch.cuda.memory_allocated() - before,
         "hooks": _hooks(model) - hooks,
         "names": sorted(_names(model) - names),
+        "modes": [module.training for module in model.modules()],
     }
 
 
@@ -183,6 +184,8 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         return not_yet(f"your function must return what the script returned, {due}; yours returned {got}{other}.")
     if not _same(answer["model"], expected["model"]):
         return not_yet("the model has not learned what it learns from the script.")
+    if answer["modes"] != expected["modes"]:
+        return not_yet("your function left the model, or a layer, in another mode. What else did eval() change?")
     grown = _grown(answer["held"])
     if grown > 0:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)

@@ -74,7 +74,8 @@ def test_work_on_a_stream_is_judged_by_what_was_read(change, hint):
     assert hint is None or hint in verdict.message
 
 
-FETCHED = {"waited": False, "too long": False, "before": False, "type": "Tensor", "device": "cpu", "shape": [2, SIZE], "values": [3.0, 4.0]}
+FETCHED = {"waited": False, "too long": False, "before": False, "type": "Tensor", "device": "cpu"}
+FETCHED |= {"dtype": "torch.float32", "shape": [2, SIZE], "values": [3.0, 4.0]}
 
 
 @pytest.mark.parametrize(
@@ -85,11 +86,12 @@ FETCHED = {"waited": False, "too long": False, "before": False, "type": "Tensor"
         ({"too long": True}, "launched after the copy"),
         ({"values": [0.0, 4.0]}, "Had the copy arrived"),
         ({"device": "cuda:0"}, "yours are on cuda:0"),
+        ({"dtype": "torch.int32"}, "of torch.int32"),
         ({"before": True}, "each needs memory of its own"),
     ],
 )
 def test_a_fetched_tensor_is_judged_by_values_and_waits(change, hint):
-    verdict = judge_values([FETCHED | change], [{"rows": [3, 4]}])
+    verdict = judge_values([FETCHED | change], [{"rows": [3, 4], "dtype": "torch.float32"}])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
 

@@ -45,13 +45,15 @@ def test_the_largest_hole_is_neither_all_nor_another():
 def test_work_in_pieces():
     case = {"rows": 4, "fits": 2, "fails": False}
     doubled = [2.0 * entry for entry in range(12)]
-    good = {"result": {"shape": [4, 3], "values": doubled}, "raised": None, "tries": [[4, 0], [2, 0], [2, 512]]}
+    result = {"shape": [4, 3], "values": doubled, "device": "cuda:0"}
+    good = {"result": result, "raised": None, "tries": [[4, 0], [2, 0], [2, 512]]}
     assert judge_work([good], [case]).passed
     changes = {
         "whole batch": {"tries": [[1, 0]] * 4},
         "still allocated": {"tries": [[4, 0], [2, SCRATCH], [2, SCRATCH]]},
         "row by row, in order: 4 rows of 3. You returned shape [4, 3]": {"result": {"shape": [4, 3], "values": doubled[::-1]}},
         "You returned shape [2, 6]": {"result": {"shape": [2, 6], "values": doubled}},
+        "is on the CPU": {"result": result | {"device": "cpu"}},
         "You returned list": {"result": {"type": "list"}},
         "halve them": {"tries": [[4, 0], *[[1, 0]] * 5]},
         "halve, and no more": {"tries": [[4, 0], [2, 0], *[[1, 0]] * 4]},

@@ -23,7 +23,7 @@ def gpu():
 def verdict(answer=(), expected=()) -> str:
     """What is said when the answer did as well as it can, but for `answer`, beside a script that kept 1 KiB a step."""
     script = {"returned": [0.5, "text"], "model": [[1.0]], "held": [1024 * step for step in range(STEPS + 1)], "left": 0, "hooks": 0}
-    script |= {"graphs": [0] * (STEPS + 1), "retained": 0, "names": []}
+    script |= {"graphs": [0] * (STEPS + 1), "retained": 0, "names": [], "modes": [True]}
     good = {**deepcopy(script), "held": [512] * (STEPS + 1)}
     return judge({"answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}, {}, "Who?").message
 
@@ -47,6 +47,7 @@ def test_a_mended_script_keeps_nothing():
         ({"graphs": list(range(STEPS + 1))}, "in the computer's memory. Who?"),
         ({"hooks": 2}, "left 2 hook(s) behind"),
         ({"names": ["1.forward"]}, "left something on the model: 1.forward"),
+        ({"modes": [False]}, "left the model, or a layer, in another mode"),
         ({"held": [1024 * (step % 5) for step in range(STEPS + 1)]}, "held 3 KiB more after three steps in a row, if not at the end. Who?"),
     ],
 )

@@ -102,6 +102,10 @@ class Reducer(c10d.Reducer):
         future = super()._run_allreduce_hook(bucket)  # type: ignore[misc]
         return future if self._gpu is None else ordered(future)
 
+    def _set_forward_pass_work_handle(self, work: Any, *args: Any, **kwargs: Any) -> None:
+        self._forward_work = work  # C++ holds it by pointer only, and asks for its result after it has waited
+        super()._set_forward_pass_work_handle(work, *args, **kwargs)
+
     def _on_its_gpu(self) -> Any:
         return nullcontext() if self._gpu is None else made_on(self._gpu)
 

@@ -70,7 +70,19 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # each has a list of its own
         module = importlib.import_module(name)  # torch.optim hides its submodule
         if types := getattr(module, "_foreach_supported_types", None):
-            yield module, {"_foreach_supported_types": [*types, VirtualTensor]}
+            yield module, {"_foreach_supported_types": ForeachTypes(types)}
+
+
+class ForeachTypes(list):
+    """torch's list and virtual tensors. What is appended, as DTensor does when it is imported, stays with torch."""
+
+    def __init__(self, types: list[type]) -> None:
+        super().__init__([*types, VirtualTensor])
+        self._types = types
+
+    def append(self, added: type) -> None:
+        super().append(added)
+        self._types.append(added)
 
 
 @cache

@@ -51,6 +51,7 @@ WRONG = {
     "06.1": {
         "names deleted": (changed(VALIDATE, (ERROR, ERROR + "        del x, y, loss\n")), MORE),
         "evaluation mode": (changed(VALIDATE, (ERROR, "        model.eval()\n" + ERROR + "        model.train()\n")), MORE),
+        "evaluation mode for good": (changed(MENDED_VALIDATE, (ERROR_ITEM, "        model.eval()\n" + ERROR_ITEM)), "another mode"),
         "errors without a graph in a list": (
             changed(
                 VALIDATE,

@@ -24,6 +24,15 @@ def best_scale(gradients):
     largest = max(gradient.abs().max().item() for gradient in gradients)
     return 2.0 ** math.floor(math.log2(65519 / largest))
 """
+MENDED = """
+def half_but_norms(model):
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    for layer in model.modules():
+        if not isinstance(layer, norms):
+            for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+                tensor.data = tensor.data.to(torch.float16) if tensor.is_floating_point() else tensor.data
+    return model
+"""
 STEP = """
 def training_step(model, optimizer, scaler, x, y):
     with torch.autocast("cuda", dtype=torch.float16):
@@ -76,6 +85,7 @@ WRONG = {
         "no clamp": (without(IOU, ".clamp(min=0)"), "Do they touch"),
         "in float32": (without(IOU, ".half()"), "torch.float32"),
         "the shared area counted twice": (without(IOU, " - shared)", " )"), "overlap by"),
+        "sides in float16": (without(IOU, "(high - low)", "(high.half() - low.half()).float()"), "rounded to three digits"),
         "converted too late": (
             without(IOU, "a, b = a.float(), b.float()", "pass").replace(".prod(dim=1)", ".prod(dim=1).float()"),
             "larger than 65504",
@@ -182,6 +192,8 @@ def half_but_norms(model):
             "only BatchNorm stays",
         ),
         "no result": ("def half_but_norms(model): model.half()", "returned NoneType"),
+        "frozen": (without(MENDED, "    return model", "    return model.requires_grad_(False)"), "no longer require"),
+        "in evaluation mode": (without(MENDED, "    return model", "    return model.eval()"), "another mode"),
     },
     "07.4": {
         "no sign": (without(SCALE, ".abs()"), "ValueError|infinite in float16"),
@@ -237,15 +249,6 @@ def best_scale(gradients):
     },
 }
 
-MENDED = """
-def half_but_norms(model):
-    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    for layer in model.modules():
-        if not isinstance(layer, norms):
-            for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
-                tensor.data = tensor.data.to(torch.float16) if tensor.is_floating_point() else tensor.data
-    return model
-"""
 RIGHT = {
     "07.1": {
         "powers": DECODE,

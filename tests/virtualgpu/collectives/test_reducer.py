@@ -1,9 +1,11 @@
 """DDP's reducer in a world of one rank."""
 
 import copy
+import gc
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward, param_to_acc_grad_map
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,3 +26,12 @@ def test_an_optimizer_in_the_backward_comes_after_the_gradients_on_its_stream():
         parallel(x).sum().backward()
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), inside.parameters(), strict=True))
     param_to_acc_grad_map.clear()  # torch keeps the parameters there
+
+
+def test_with_uneven_inputs_the_mean_is_over_the_ranks_that_are_there():
+    parallel = DistributedDataParallel(torch.nn.Linear(3, 3, bias=False).cuda(), device_ids=[0])
+    with parallel.join(divide_by_initial_world_size=False):
+        parallel(torch.ones(1, 3, device="cuda")).sum().backward()
+    assert parallel.module.weight.grad.tolist() == [[1.0] * 3] * 3
+    gc.collect()
+    dist.all_reduce(torch.ones(1, device="cuda"))  # lets go of works that nobody waited for

@@ -51,6 +51,13 @@ def test_a_saved_file_opens_without_the_machine(tmp_path):
     assert type(torch.load(tmp_path / "layer.pt", map_location="cpu")["weight"]) is torch.Tensor
 
 
+def test_a_type_that_foreach_optimizers_learn_stays_when_the_machine_goes():
+    optimizers, added = importlib.import_module("torch.optim.optimizer"), type("Added", (), {})
+    with fresh():
+        optimizers._foreach_supported_types.append(added)
+    assert optimizers._foreach_supported_types.pop() is added
+
+
 # Devices
 
 
