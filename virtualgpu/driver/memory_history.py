@@ -8,6 +8,7 @@ from typing import Any
 
 from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.allocator.settings import UNLIMITED
+from virtualgpu.errors import unsupported
 from virtualgpu.front_end import HERE
 from virtualgpu.hardware import Machine
 
@@ -32,11 +33,14 @@ def answers(machine: Machine) -> dict[str, Any]:
     def record(
         enabled: str | None, context: str | None, stacks: str, max_entries: int, clear_history: bool = False,
         compile_context: bool = False, annotations: bool = False, skip_actions: Collection[str] = (),
+        pinned_memory: bool = False, cuda: bool = True,
     ) -> None:  # fmt: skip
-        """Stacks are of Python only: there is no C++ below a virtual GPU that anyone would look for."""
+        """Stacks are of Python only: there is no C++ below a virtual GPU that anyone would look for. The last two are torch 2.14's."""
+        if pinned_memory:
+            raise unsupported("a history of pinned memory")
         for gpu in machine.gpus:
             gpu.allocator.record_history(
-                enabled,
+                enabled if cuda else None,
                 max_entries,
                 python_frames,
                 context=context,

@@ -298,3 +298,10 @@ def test_workspaces_of_cublas_can_be_given_back(used, monkeypatch):
     torch._C._cuda_clearCublasWorkspaces()
     assert torch.cuda.memory_allocated() == before
     assert importlib.import_module("torch._inductor.cudagraph_trees")
+
+
+def test_the_history_takes_what_torch_2_14_passes_too(machine):
+    torch._C._cuda_record_memory_history("all", "all", "python", 9, True, False, False, [], False, True)
+    torch._C._cuda_record_memory_history(None, "all", "python", 9)
+    with pytest.raises(Exception, match="a history of pinned memory"):
+        torch._C._cuda_record_memory_history("all", "all", "python", 9, True, False, False, [], True, True)
