@@ -11,7 +11,6 @@ import torch.autograd.profiler
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
 
-
 SWITCHES = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # PyTorch's own, by which programs do without its compiler
 
 

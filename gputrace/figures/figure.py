@@ -114,8 +114,8 @@ class Figure:
 
         data, metadata = self._repr_mimebundle_()
         display(data, metadata=metadata, raw=True)
-        words = f'<details class="labkit-words"><summary>The figure in words</summary>{escape(self.alt)}</details>{NAME_PICTURES}{DARKEN_PICTURES}'
-        display({"text/html": words, "text/plain": "(the figure in words)"}, raw=True)
+        words = f'<details class="labkit-words"><summary>The figure in words</summary>{escape(self.alt)}</details>'
+        display({"text/html": words + NAME_PICTURES + DARKEN_PICTURES, "text/plain": "(the figure in words)"}, raw=True)
 
 
 def words(canvas: Canvas, *sentences: str) -> str:
