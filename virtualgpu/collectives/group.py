@@ -159,7 +159,7 @@ class Underway:
         self.stash = [*transfer.sent, *transfer.received]
         if transfer.peers is not None:  # who sends may free under way: only the allocator is told (recordStream in pointToPoint)
             for x in self.stash:
-                x.record_stream(stream)
+                x.record_stream(stream)  # type: ignore[arg-type]  # it needs the number only
             self.stash, transfer.sent = [], []
         self.said: list[dict[str, Any]] = []
         self.works: list[Any] | None = None
