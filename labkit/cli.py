@@ -72,6 +72,16 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--virtual-time", action="store_true", help="let Python's `time` tell the model's times: the same on every computer"
     )
+    parser.add_argument(
+        "--network", metavar="RATE", default="400Gb/s", help="what a virtual GPU's adapter carries to other nodes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--simulate",
+        type=int,
+        metavar="N",
+        help="run one rank of so many, alone, without values",
+    )
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help="the rank that is simulated (default: 0)")
     parser.add_argument("--in-order", action="store_true", help="show the ranks' output one rank after the other")
 
 
@@ -130,10 +140,12 @@ def _refuse(message: str, command: str) -> int:
 
 
 def _torchrun(options: argparse.Namespace) -> int:
+    if options.simulate is not None:
+        return _simulate(options)
     from labkit import ranks
 
     chosen = {name: getattr(options, name) for name in ("ranks", "nodes", "endpoint", "timeout", "join_timeout", "max_restarts", "devices")}
-    chosen |= {name: getattr(options, name) for name in ("like", "memory", "values", "virtual_time")}
+    chosen |= {name: getattr(options, name) for name in ("like", "memory", "values", "virtual_time", "network")}
     try:
         ranks.torchrun(options.script, *options.arguments, **chosen, live=not options.in_order)
     except ValueError as error:
@@ -147,6 +159,23 @@ def _torchrun(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("labkit torchrun: interrupted; all ranks are stopped.", file=sys.stderr)
         return 130  # as a shell reports it
+    return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from labkit.ranks import large_worlds
+
+    used = {
+        name: getattr(options, name) for name in ("endpoint", "timeout", "devices", "max_restarts", "in_order") if getattr(options, name)
+    }
+    try:
+        if used:
+            raise ValueError(f"--simulate starts no other rank: leave out --{', --'.join(used).replace('_', '-')}")
+        chosen = {name: getattr(options, name) for name in ("nodes", "rank", "network", "like", "memory")}
+        gpus = large_worlds.set_up(options.script, world=options.simulate, **chosen)
+    except ValueError as error:
+        return _refuse(str(error), "torchrun")
+    large_worlds.run(gpus, options.script, options.arguments)
     return 0
 
 

@@ -15,6 +15,7 @@ from virtualgpu import errors, front_end
 from virtualgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
 from virtualgpu.clock import costs
 from virtualgpu.clock.machine_clock import Clock, StreamEvents, StreamTime
+from virtualgpu.cluster import Cluster
 from virtualgpu.host_memory import host_budget
 from virtualgpu.processes.exported_blocks import PendingFrees
 from virtualgpu.processes.usage_table import UsageTable
@@ -276,6 +277,7 @@ class Machine:
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
         self.under_way: list[Any] = []  # collectives that this rank has entered, and nobody has waited for
+        self.cluster = Cluster()  # on which this machine is a node
         self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
         self.oom_observers: list[Callable[[int, int, int, int], object]] = []  # device, bytes asked for, all of its bytes, free ones
         self.leaf_streams: weakref.WeakKeyDictionary[Any, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory

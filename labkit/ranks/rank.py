@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
 from labkit.processes import messages
 from labkit.processes.supervision import end_before_others, leave
+from virtualgpu.cluster import Cluster
 from virtualgpu.commands import set_up_for_times
 from virtualgpu.machines import use
 from virtualgpu.script import run_script
@@ -44,6 +45,7 @@ def main(folder: str, script: str, *arguments: str) -> None:
         gpus = use(virtual["gpus"], virtual["like"], virtual["memory"], virtual["values"])
         tempfile.tempdir = before
         set_up_for_times(gpus, virtual["time"])
+        gpus.machine.cluster = Cluster(virtual["gpus"], virtual["network"])
     try:
         run_script(script, list(arguments))
     except SystemExit as error:
