@@ -157,6 +157,10 @@ class Underway:
         ready = max(self.launched, stream.ready)
         self.entry = group.rendezvous.enter(channel, transfer.name, transfer.kind, ready, self.known)
         self.stash = [*transfer.sent, *transfer.received]
+        if transfer.peers is not None:  # who sends may free under way: only the allocator is told (recordStream in pointToPoint)
+            for x in self.stash:
+                x.record_stream(stream)  # type: ignore[arg-type]  # it needs the number only
+            self.stash, transfer.sent = [], []
         self.said: list[dict[str, Any]] = []
         self.works: list[Any] | None = None
         self.event: EventTime | None = None
