@@ -300,12 +300,8 @@ class Machine:
     def current(self) -> Gpu:
         return self.gpus[self.selected.device]
 
-    def visible(self) -> int:
-        """How many GPUs a program sees."""
-        return len(self._numbers())
-
-    def _numbers(self) -> list[int]:
-        """Those that it sees, by their numbers: until CUDA is initialised, CUDA_VISIBLE_DEVICES may still hide some.
+    def visible(self) -> list[int]:
+        """The GPUs that a program sees, by their numbers: until CUDA is initialised, CUDA_VISIBLE_DEVICES may still hide some.
 
         A lesson's machine does not heed it, for there it speaks of the computer's real GPUs.
         """
@@ -316,14 +312,14 @@ class Machine:
 
     def nvml_index(self, device: "torch.device | int | str | None") -> int:
         """NVML's number of what the program calls so: NVML counts all GPUs of the computer. Raises RuntimeError for one not visible."""
-        index, numbers = torch.cuda._utils._get_device_index(device, optional=True), self._numbers()
+        index, numbers = torch.cuda._utils._get_device_index(device, optional=True), self.visible()
         if not 0 <= index < len(numbers):
             raise RuntimeError(f"device {index} is not visible (CUDA_VISIBLE_DEVICES={numbers})")
         return numbers[index]
 
     def initialise(self) -> None:
         """What `cuInit` does. Raises RuntimeError if no GPU is visible."""
-        numbers = self._numbers()
+        numbers = self.visible()
         if not numbers:
             raise RuntimeError("No CUDA GPUs are available")
         del self.gpus[len(numbers) :]

@@ -37,6 +37,7 @@ def torchrun(
     values: bool = True,
     virtual_time: bool = False,
     network: str = "400Gb/s",
+    trace: bool = False,
     live: bool = False,
     quiet: bool = False,
 ) -> Ranks:
@@ -63,6 +64,7 @@ def torchrun(
         values: False keeps the shapes, memory, order and time of virtual GPUs, but computes nothing.
         virtual_time: let Python's `time` tell the model's times in ranks with virtual GPUs: the same on every computer.
         network: what the adapter of a virtual GPU carries to other nodes, such as "400Gb/s" or "25GB/s".
+        trace: record what the ranks' virtual GPUs do; the trace of all, in which cuda:2 is the GPU of rank 2, is the result's `trace`.
         live: print lines as they come. Otherwise in the order of the ranks: the same text whatever the timing.
         quiet: print nothing.
 
@@ -76,7 +78,9 @@ def torchrun(
     check_script(path)
     request = _request(arguments, ranks, nodes, endpoint, timeout, join_timeout, max_restarts, devices)
     request["virtual"] = _virtual(request, like, memory, values, virtual_time, network)
-    request |= {"script": os.path.abspath(path), "name": str(path)}
+    if trace and request["virtual"] is None:
+        raise ValueError("trace=True records virtual GPUs: name their model too, such as like='H200'")
+    request |= {"script": os.path.abspath(path), "name": str(path), "trace": trace}
     return _run(path.read_bytes(), request, timeout, live, quiet)
 
 
@@ -85,7 +89,7 @@ def torchrun_cell(source: str, **options: Any) -> Ranks:
     chosen = {"ranks": 2, "nodes": 1, "endpoint": None, "timeout": 60, "join_timeout": 60, "max_restarts": 0, "devices": None} | options
     live = chosen.pop("live", False)
     virtual = chosen.pop("like", None), chosen.pop("memory", None), chosen.pop("values", True), chosen.pop("virtual_time", False), "400Gb/s"
-    request = _request((), **chosen) | {"script": None, "name": "cell.py"}
+    request = _request((), **chosen) | {"script": None, "name": "cell.py", "trace": False}
     request["virtual"] = _virtual(request, *virtual)
     return _run(source.encode(), request, chosen["timeout"], live, quiet=False)
 

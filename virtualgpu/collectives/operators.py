@@ -353,6 +353,11 @@ def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
     )
 
 
+@_operator("recv_any_source_")
+def _receive_from_any(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")  # nor does NCCL
+
+
 @_operator("barrier")
 def _barrier(call: Call, group: ProcessGroupNCCL) -> Transfer:
     group.barrier_tensor = call.argument("tensor")

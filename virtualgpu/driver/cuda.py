@@ -179,7 +179,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
 
     return {
         "_cuda_init": machine.initialise,
-        "_cuda_getDeviceCount": machine.visible,
+        "_cuda_getDeviceCount": lambda: len(machine.visible()),
         "_cuda_getDevice": lambda: selected.device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,

@@ -55,3 +55,8 @@ def test_what_is_sent_may_be_freed_before_anybody_waits():
     for work in works:
         work.wait()
     assert y.sum() == 1000
+
+
+def test_nccl_receives_from_a_rank_that_is_named():
+    with pytest.raises(NotImplementedError, match="ProcessGroupNCCL does not support recvAnysource"):
+        dist.recv(torch.ones(1, device="cuda"))
