@@ -97,6 +97,7 @@ WRONG = {
         ),
         "divided twice": (GRADIENTS.format(lines=f"parameter.grad /= dist.get_world_size(); {MEAN}"), "the mean over all ranks is"),
         "the largest": (GRADIENTS.format(lines="dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX)"), "the mean over all ranks is"),
+        "until one has none": (GRADIENTS.format(lines=f"{MEAN}\n        else: break"), "the mean over all ranks is"),
         "the first parameter": (GRADIENTS.format(lines=f"{MEAN}; break"), "the mean over all ranks is"),
         "from rank 0": (GRADIENTS.format(lines="dist.broadcast(parameter.grad, 0)"), "the mean over all ranks is"),
         "rank 0 alone asks": (
