@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from gputrace.events import Events
+from gputrace.files.archive import BY_DEVICE
 from gputrace.spans import HOST, SPAN_COLUMNS, WAIT_COLUMNS, Execution, Spans, Waits, is_collective
 from gputrace.trace import Trace
-
-_BY_DEVICE = ("allocated_at_end", "reserved_at_end", "totals")
 
 
 def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
@@ -29,7 +28,7 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
         settings=first.settings,
         phases=[],
         used=sorted(row for part in parts for row in part.used()),
-        **{name: {0: 0} | {device: n for part in parts for device, n in part.by_device(name).items()} for name in _BY_DEVICE},
+        **{name: {0: 0} | {device: n for part in parts for device, n in part.by_device(name).items()} for name in BY_DEVICE},
         seconds=max(trace.seconds for trace in traces),
         lost=sum(trace.lost for trace in traces),
         error=next((trace.error for trace in traces if trace.error), ""),
