@@ -5,7 +5,6 @@ A name is imported when it is first used: to ask for one loads no other lab.
 
 import ast
 import importlib
-import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,7 +93,6 @@ if not TYPE_CHECKING:  # a type checker would take any name for a public one
     __all__ = sorted(_modules())
 
     def __getattr__(name: str) -> object:
-        sys.audit("labkit.labs", name)  # who grades answers wants to know
         if name not in _modules():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(_modules()[name]), name)
