@@ -84,6 +84,9 @@ class KeptModule(types.ModuleType):
         tell(PUT, self, name)
         remove(self, name)
 
+    def __reduce__(self, ask: Any = types.ModuleType.__getattribute__) -> Any:  # other processes import it
+        return import_module, (ask(self, "__name__"),)
+
 
 class WatchedModule(KeptModule):
     """A module that tells of each name that is asked of it: who asks can hide the name in the text of his program, but not here."""
