@@ -43,10 +43,12 @@ NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests
 
 .PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-classic test-binder unit unit-all notebooks stored-outputs lint format clean
 
-# The address that JupyterLab prints leads to the first lesson. It refuses to run as root, which is who you are in most containers, unless told.
+# The address that JupyterLab prints leads to the first lesson. A kernel without encryption would warn of it in the terminal. JupyterLab refuses
+# to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed-lab
 	@$(BIN)/python -m labkit lessons --to work
-	@$(BIN)/python tools/running_lab.py work || $(BIN)/python -m jupyterlab --ServerApp.root_dir=work --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	@$(BIN)/python tools/running_lab.py work || $(BIN)/python -m jupyterlab --ServerApp.root_dir=work --LabApp.default_url=/lab/tree/$(FIRST) \
+		--KernelManager.transport_encryption=auto $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 # $(call in_turn,PARTS): make one part after the other, say which one runs, and at the end how long each took. A part that fails is the last.
 in_turn = @number=0; report=""; status=0; \

@@ -59,16 +59,21 @@ def run_and_report(
         raise
     finally:
         if trace is not None and os.getpid() == process:  # a child that the script forked comes by here too
-            recorded = trace
-            makers: dict[str, Callable[[Path], object]] = {
-                "--output": lambda path: path.write_text(page(recorded, command, ended, today), encoding="utf-8"),
-                "--chrome": recorded.export_chrome,
-                "--snapshot": recorded.export_snapshot,
-            }
-            written = all([_write(makers[option], path) for option, path in files.items()])
+            written = write_all(trace, command, ended, files, today)
             if trace.error and trace.oom is not None:
                 print(f"labkit trace: {trace.oom.title}", file=sys.stderr)
     return written
+
+
+def write_all(trace: Trace, command: str, ended: str, files: dict[str, Path], today: datetime.date) -> bool:
+    """Write the page and the other files asked for, by their options. Returns whether all could be written; if not, standard error says
+    why."""
+    makers: dict[str, Callable[[Path], object]] = {
+        "--output": lambda path: path.write_text(page(trace, command, ended, today), encoding="utf-8"),
+        "--chrome": trace.export_chrome,
+        "--snapshot": trace.export_snapshot,
+    }
+    return all([_write(makers[option], path) for option, path in files.items()])
 
 
 def _write(make: Callable[[Path], object], target: Path) -> bool:
@@ -97,12 +102,12 @@ def _ending(raised: BaseException) -> str:
 
 def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
     """One self-contained HTML page about a recording of today: where the numbers come from, and what each device did."""
-    leaks = trace.leaks()
+    leaks = None if trace.census is None else trace.leaks()  # of several ranks: their tensors lived in other processes
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     )
     pages.filters |= {"bytes": units.byte_text, "time": units.time_text}
-    peaks, kept = trace.peaks, leaks.table()
+    peaks, kept = trace.peaks, Table((), (), "") if leaks is None else leaks.table()
     devices = [device for device in trace.devices if peaks[device] or (trace.events.device == device).any()]
     return pages.get_template("page.html").render(
         trace=trace,

@@ -153,6 +153,12 @@ def chosen(spans: Spans, device: int, kinds: tuple[int, ...]) -> np.ndarray:
     return (spans.device == device) & np.isin(spans.kind, kinds)
 
 
+def is_collective(spans: Spans) -> np.ndarray:
+    """Which of the spans are a collective of NCCL's, real or virtual."""
+    of_name = np.array([name.startswith("nccl") for name in spans.names], bool)
+    return of_name[spans.name] & (spans.kind == KERNEL) if len(spans) else np.zeros(0, bool)
+
+
 def seconds_of(spans: Spans, *which: np.ndarray) -> float:
     """Seconds in which at least one of the spans, marked in one of `which`, went on."""
     mask = np.logical_or.reduce(which)

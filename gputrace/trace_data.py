@@ -21,7 +21,7 @@ from gputrace.events import (
 )
 from gputrace.phases import Phase
 from gputrace.replay import RecordedSegment
-from gputrace.spans import COPIES, HOST, KERNEL, KIND_GROUPS, WAIT, Execution, chosen, seconds_of, seconds_of_both
+from gputrace.spans import COPIES, HOST, KERNEL, KIND_GROUPS, WAIT, Execution, chosen, is_collective, seconds_of, seconds_of_both
 from virtualgpu.allocator import Settings
 from virtualgpu.instruments import stream_name
 from virtualgpu.source_lines import is_users
@@ -288,6 +288,15 @@ class TraceData:
         Raises as `busy` does.
         """
         return seconds_of_both(self.spans, self._ran(device, (KERNEL,)), self._ran(device, COPIES))
+
+    def collectives(self, device: "Device | None" = None) -> tuple[float, float]:
+        """Seconds in which a device was in a collective between ranks, and those of them in which another kernel ran there.
+
+        Raises as `busy` does.
+        """
+        kernels, collective = self._ran(device, (KERNEL,)), is_collective(self.spans)
+        taken = seconds_of(self.spans, kernels & collective)
+        return taken, seconds_of_both(self.spans, kernels & collective, kernels & ~collective)
 
     @property
     def host_waited(self) -> float:

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labcourse import assignment, backends, collect, grading, marks, release, returns
+from labcourse import assignment, backends, collect, grading, marks, release
 from labcourse.assignment import Assignment, Course
+from labcourse.results import zipped
 from labcourse.sandbox import Sandbox, SandboxError
 
 SETUP = """#!/usr/bin/env bash
@@ -41,7 +42,7 @@ def autograder(course: Course, lab: Assignment) -> bytes:
         "course.toml": _described(course, lab),
     }
     files[f"notebooks/{lab.name}.ipynb"] = (course.notebooks / f"{lab.name}.ipynb").read_text(encoding="utf-8")
-    return returns.zipped({name: text.encode() for name, text in files.items()}, ("setup.sh", "run_autograder"))
+    return zipped({name: text.encode() for name, text in files.items()}, ("setup.sh", "run_autograder"))
 
 
 def _described(course: Course, lab: Assignment) -> str:

@@ -1,16 +1,24 @@
-"""The results of a grading: tables for Canvas, for Moodle and for everything else, a page a student, and a page for the instructor."""
+"""The results of a grading: tables for Canvas, for Moodle and for everything else, a page a student, and a page for the instructor.
+
+The students' pages go back in zip files that Canvas and Moodle take, or as messages for a mail program.
+"""
 
 import base64
+import io
+import re
 import statistics
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
+from email.message import EmailMessage
+from email.policy import SMTP
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jinja2
 
-from labcourse import backends, marks, release, returns, tables
+from labcourse import backends, collect, marks, release, tables
 from labcourse.assignment import Assignment, Course
 from labcourse.collect import Problem, Submission
 from labcourse.examination import KINDS
@@ -35,6 +43,9 @@ GRADES = (
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 MOODLE = ("Identifier", "Full name", "ID number", "Email address")
 BINS = 10
+RETURN = "return"  # the folder of what goes back to students
+LONG_AGO = (1980, 1, 1, 0, 0, 0)  # so that the same pages make the same bytes
+MAIL = ("Email address", "Email", "email", "mail")  # columns of the table of students
 
 
 People = dict[str, dict[str, str]]  # rows of the instructor's own table by student: what a platform knows them by
@@ -87,7 +98,7 @@ def write(
     people = people or {}
     write_file(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS).encode())
     write_file(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE).encode())
-    returns.write(course, submissions, store.folder, people)
+    _write_returns(course, submissions, store, people)
     _write_index(course, store, keys, problems, pages)
 
 
@@ -235,3 +246,50 @@ def _looks(record: dict[str, Any], course: Course) -> Iterator[str]:
         yield remark
     if count := record["marks"]["to_mark"]:
         yield f"{count} written answer{'s' * (count != 1)} to mark in {marks.WRITTEN}: until then its mark is not in the platforms' tables"
+
+
+# The way back
+
+
+def _write_returns(course: Course, submissions: list[Submission], store: Store, people: People) -> None:
+    """Of each lab what its submissions' names allow: canvas-LAB.zip, moodle-LAB.zip, and mail-LAB/STUDENT.eml where an address is known."""
+    for lab in course.labs:
+        packed: dict[str, dict[str, bytes]] = {"canvas": {}, "moodle": {}}
+        for item in submissions:
+            page = _feedback(store, item.lab, item.student)
+            if item.lab != lab.name or not page.exists():
+                continue
+            top = PurePosixPath(item.origin).parts[0]
+            if named := collect.MOODLE.fullmatch(top):
+                packed["moodle"][f"{named['owner']}{'' if named['file'] else '/'}feedback.html"] = page.read_bytes()
+            elif collect.CANVAS.fullmatch(top):  # the platform knows whose it is by the numbers in its own name
+                packed["canvas"][f"{top.removesuffix('.ipynb')}.html"] = page.read_bytes()
+            if address := next((people[item.student][name] for name in MAIL if people.get(item.student, {}).get(name)), ""):
+                name = store.folder / RETURN / f"mail-{lab.name}" / f"{item.student}.eml"
+                write_file(name, _message(course, lab.title, address, page.read_bytes()))
+        for platform, pages in packed.items():
+            if pages:
+                write_file(store.folder / RETURN / f"{platform}-{lab.name}.zip", zipped(pages))
+
+
+def zipped(files: dict[str, bytes], executable: tuple[str, ...] = ()) -> bytes:
+    """A zip file's bytes, the same each time."""
+    with io.BytesIO() as target:
+        with zipfile.ZipFile(target, "w") as archive:
+            for name, data in sorted(files.items()):
+                member = zipfile.ZipInfo(name, LONG_AGO)
+                member.compress_type, member.external_attr = zipfile.ZIP_DEFLATED, (0o755 if name in executable else 0o644) << 16
+                archive.writestr(member, data)
+        return target.getvalue()
+
+
+def _message(course: Course, title: str, address: str, page: bytes) -> bytes:
+    """A message that a mail program opens as a draft, with the page attached."""
+    message = EmailMessage(policy=SMTP)
+    message["To"] = re.sub(r"[\r\n]", "", address)
+    message["Subject"] = re.sub(r"[\r\n]", " ", f"{course.name}: feedback on {title}")
+    message["X-Unsent"] = "1"
+    message.set_content(f"Your feedback on {title} is attached; open it in a browser.\n")
+    message.add_attachment(page, maintype="text", subtype="html", filename="feedback.html")
+    message.set_boundary("feedback-" + "0" * 24)
+    return message.as_bytes()

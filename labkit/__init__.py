@@ -1,6 +1,5 @@
 """The public names of the kit, imported when first used: `import labkit` loads neither torch nor matplotlib."""
 
-import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,65 +16,24 @@ if sys.platform == "win32":
 front_end.register("labkit", __file__, offers_use=True)
 cells.watch()
 
-__all__ = [
-    "Isolated",
-    "IsolatedError",
-    "TorchrunError",
-    "Trace",
-    "check",
-    "current",
-    "gpus",
-    "host_time",
-    "isolated",
-    "labs",
-    "progress",
-    "races",
-    "record",
-    "torchrun",
-    "use",
-]
-
-if TYPE_CHECKING:  # what a type checker reads in place of the tables below
-    from gputrace import Trace, record
-    from labkit import labs
-    from labkit.checks import check, progress
-    from labkit.isolation import Isolated, IsolatedError, isolated
-    from labkit.machine import current, gpus, host_time, races, use
-    from labkit.ranks import TorchrunError, torchrun
-
-# Where each public function lives.
-_FUNCTIONS = {
-    "use": "labkit.machine",
-    "gpus": "labkit.machine",
-    "host_time": "labkit.machine",
-    "races": "labkit.machine",
-    "current": "labkit.machine",
-    "check": "labkit.checks",
-    "progress": "labkit.checks",
-    "isolated": "labkit.isolation",
-    "Isolated": "labkit.isolation",
-    "IsolatedError": "labkit.isolation",
-    "torchrun": "labkit.ranks",
-    "TorchrunError": "labkit.ranks",
-    "record": "gputrace",
-    "Trace": "gputrace",
-}
-_MODULES = ("labs",)
-
-
-if not TYPE_CHECKING:  # it would take any name for a public one
-
-    def __getattr__(name: str) -> object:
-        """Import what `labkit.<name>` stands for; called only for names that are not here yet."""
-        if name in _FUNCTIONS:
-            return getattr(importlib.import_module(_FUNCTIONS[name]), name)
-        if name in _MODULES:
-            return importlib.import_module(f"labkit.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if TYPE_CHECKING:
+    from gputrace import Trace as Trace
+    from gputrace import record as record
+    from labkit import labs as labs
+    from labkit.checks import check as check
+    from labkit.checks import progress as progress
+    from labkit.isolation import Isolated as Isolated
+    from labkit.isolation import IsolatedError as IsolatedError
+    from labkit.isolation import isolated as isolated
+    from labkit.machine import current as current
+    from labkit.machine import gpus as gpus
+    from labkit.machine import host_time as host_time
+    from labkit.machine import races as races
+    from labkit.machine import use as use
+    from labkit.ranks import TorchrunError as TorchrunError
+    from labkit.ranks import torchrun as torchrun
+else:
+    __getattr__, __dir__, __all__ = front_end.lazily(__name__)
 
 
 def load_ipython_extension(shell: Any) -> None:

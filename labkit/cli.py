@@ -5,6 +5,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 from labkit.version import __version__
 from virtualgpu.commands import REFUSED, RUN, add_machine, add_run, add_script, checked_gpus, run_command, tell_machine
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--snapshot", metavar="FILE", help="also write the memory for https://pytorch.org/memory_viz, such as memory.pickle")
     trace.add_argument("--max-events", type=int, metavar="N", help="keep more or fewer events than labkit.record() does; the newest stay")
     trace.add_argument("--no-timeline", action="store_true", help="leave out what ran when: on real GPUs PyTorch's profiler stays off")
+    trace.add_argument("--ranks", type=int, metavar="N", help="run it in so many processes, each with a virtual GPU: one page about all")
     torchrun = command(
         "torchrun", _torchrun, "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour."
     )
@@ -72,6 +74,16 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--virtual-time", action="store_true", help="let Python's `time` tell the model's times: the same on every computer"
     )
+    parser.add_argument(
+        "--network", metavar="RATE", default="400Gb/s", help="what a virtual GPU's adapter carries to other nodes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--simulate",
+        type=int,
+        metavar="N",
+        help="run one rank of so many, alone, without values",
+    )
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help="the rank that is simulated (default: 0)")
     parser.add_argument("--in-order", action="store_true", help="show the ranks' output one rank after the other")
 
 
@@ -100,6 +112,8 @@ def _trace(options: argparse.Namespace) -> int:
             "--snapshot": options.snapshot,
         }
         files = {option: report.checked(path, option) for option, path in wanted.items() if path is not None}
+        if options.ranks is not None:
+            return _trace_ranks(options, files)
         wishes = (options.gpus, options.like, options.memory, options.no_values or None)
         used = machine.use(
             checked_gpus(options),
@@ -124,16 +138,48 @@ def _trace(options: argparse.Namespace) -> int:
     return 0 if written else 1
 
 
+def _trace_ranks(options: argparse.Namespace, files: dict[str, Any]) -> int:
+    """Raises ValueError for an argument that is not one of the choices."""
+    import datetime
+    import shlex
+
+    from gputrace import report
+    from labkit import ranks
+    from virtualgpu.machines import DEFAULT_MODEL
+
+    given = {"-m": options.module, "--gpus": options.gpus, "--max-events": options.max_events, "--no-timeline": options.no_timeline}
+    if unfit := [option for option, value in given.items() if value]:
+        raise ValueError(f"--ranks {options.ranks}: leave out {', '.join(unfit)}; each rank has one virtual GPU, and its timeline")
+    chosen = {"like": options.like or DEFAULT_MODEL, "memory": options.memory, "values": not options.no_values, "timeout": None}
+    ended, trace = "at its last line", None
+    try:
+        trace = ranks.torchrun(options.script, *options.arguments, ranks=options.ranks, **chosen, trace=True, live=True).trace
+    except ranks.TorchrunError as error:
+        _tell(error, "trace")
+        ended, trace = f"by a rank: {error}", error.trace
+    if trace is None:
+        return _refuse("no rank left a recording, so there is no page", "trace")
+    command = shlex.join([f"--ranks={options.ranks}", options.script, *options.arguments])
+    written = report.write_all(trace, command, ended, files, datetime.date.today())
+    return 0 if written and ended == "at its last line" else 1
+
+
+def _tell(error: Exception, command: str) -> None:
+    print("\n".join([f"labkit {command}: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+
+
 def _refuse(message: str, command: str) -> int:
     print(f"labkit {command}: {message}", file=sys.stderr)
     return REFUSED
 
 
 def _torchrun(options: argparse.Namespace) -> int:
+    if options.simulate is not None:
+        return _simulate(options)
     from labkit import ranks
 
     chosen = {name: getattr(options, name) for name in ("ranks", "nodes", "endpoint", "timeout", "join_timeout", "max_restarts", "devices")}
-    chosen |= {name: getattr(options, name) for name in ("like", "memory", "values", "virtual_time")}
+    chosen |= {name: getattr(options, name) for name in ("like", "memory", "values", "virtual_time", "network")}
     try:
         ranks.torchrun(options.script, *options.arguments, **chosen, live=not options.in_order)
     except ValueError as error:
@@ -142,11 +188,28 @@ def _torchrun(options: argparse.Namespace) -> int:
         print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
         return 1
     except ranks.TorchrunError as error:
-        print("\n".join([f"labkit torchrun: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        _tell(error, "torchrun")
         return 1
     except KeyboardInterrupt:
         print("labkit torchrun: interrupted; all ranks are stopped.", file=sys.stderr)
         return 130  # as a shell reports it
+    return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from labkit.ranks import large_worlds
+
+    used = {
+        name: getattr(options, name) for name in ("endpoint", "timeout", "devices", "max_restarts", "in_order") if getattr(options, name)
+    }
+    try:
+        if used:
+            raise ValueError(f"--simulate starts no other rank: leave out --{', --'.join(used).replace('_', '-')}")
+        chosen = {name: getattr(options, name) for name in ("nodes", "rank", "network", "like", "memory")}
+        gpus = large_worlds.set_up(options.script, world=options.simulate, **chosen)
+    except ValueError as error:
+        return _refuse(str(error), "torchrun")
+    large_worlds.run(gpus, options.script, options.arguments)
     return 0
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -34,13 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
 def pytest_configure(config: pytest.Config) -> None:
-    """Without --everything, searches at random take few examples: others with each commit, the same in each run of one."""
+    """Searches at random take the same examples in each run of a commit: with --everything many, and the same for all commits, without it
+    few, and others with each commit."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `make test &` leaves it, to all processes that tests start, too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     everything = config.getoption("everything")
     settings.load_profile("whole" if everything else "sample")
-    if not everything:
-        config.option.hypothesis_seed = config.option.hypothesis_seed or commit()
+    config.option.hypothesis_seed = config.option.hypothesis_seed or ("everything" if everything else commit())
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -64,6 +65,20 @@ def no_lab_used_before() -> None:
     """As in a new kernel: a lab that is brought up again has what it had."""
     if (panel := sys.modules.get("labkit.lab_parts.panel")) is not None:
         panel.Panel._last_used.clear()
+
+
+@pytest.fixture(autouse=True)
+def the_same_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check draws by the test's name what it draws by chance elsewhere, so that no run of the tests differs from another. With
+    LABKIT_TRIES, which asks for a search, it draws anew."""
+    checking = sys.modules.get("labkit.checks.checking")
+    if checking is not None and "LABKIT_TRIES" not in os.environ:
+        of_this_test = random.Random(request.node.nodeid)
+
+        def by_name(seed: int | None = None) -> random.Random:
+            return random.Random(of_this_test.random() if seed is None else seed)
+
+        monkeypatch.setattr(checking, "random", SimpleNamespace(Random=by_name))
 
 
 @pytest.fixture(autouse=True)

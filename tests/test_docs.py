@@ -28,9 +28,7 @@ GIVEN = [Holder, Leak, Leaks, MachineInUse, Progress, Race, Ranks, Table, Memory
 
 def named() -> Iterator[tuple[str, object]]:
     """Public functions and classes; a constant says what it is by its name."""
-    for name in labkit._FUNCTIONS:
-        yield f"labkit.{name}", getattr(labkit, name)
-    for package in (virtualgpu, gputrace, labs):
+    for package in (labkit, virtualgpu, gputrace, labs):
         yield from ((f"{package.__name__}.{name}", getattr(package, name)) for name in package.__all__ if callable(getattr(package, name)))
     yield from ((f"{given.__module__}.{given.__name__}", given) for given in GIVEN)
 

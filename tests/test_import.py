@@ -138,15 +138,6 @@ def test_version_is_the_installed_one():
     assert labkit.__version__ == installed
 
 
-def test_a_type_checker_reads_the_same_names():
-    """`labkit/__init__.py` tells them twice: in a table, and in imports that run in type checkers alone."""
-    tree = ast.parse(Path(labkit.__file__).read_text())
-    [checked] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    imported = {name.name: node.module for node in checked.body if isinstance(node, ast.ImportFrom) for name in node.names}
-    assert imported == {**labkit._FUNCTIONS, **dict.fromkeys(labkit._MODULES, "labkit")}
-    assert sorted(imported) == sorted(labkit.__all__)
-
-
 def test_the_program_that_is_checked_uses_every_public_name():
     tree = ast.parse(Path(__file__).with_name("typed_program.py").read_text())
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "labkit"}

@@ -1,11 +1,13 @@
 """What `make lab` asks: where pip takes PyTorch from, and whether JupyterLab already serves the folder."""
 
+import re
 import subprocess
 import sys
 import urllib.error
 from pathlib import Path
 
 import pytest
+from jupyter_client import KernelManager
 
 TOOL = Path(__file__).parents[1] / "tools" / "torch_index.py"
 sys.path.insert(0, str(TOOL.parent))
@@ -73,3 +75,8 @@ def test_a_server_of_the_same_folder_is_found_and_no_other(tmp_path):
     ]
     assert running_lab.address(str(tmp_path / "work" / ".." / "work"), servers) == "http://localhost:8889/lab?token=b"
     assert running_lab.address(str(tmp_path), servers) is None
+
+
+def test_kernels_are_encrypted_so_that_none_warns_in_the_terminal():
+    [policy] = re.findall(r"--KernelManager.transport_encryption=(\w+)", (TOOL.parents[1] / "Makefile").read_text())
+    assert KernelManager(transport_encryption=policy).transport_encryption == "auto"

@@ -69,7 +69,7 @@ def broadcast_coalesced(
     tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int = BUFFER_BYTES
 ) -> list[list[torch.Tensor]]:
     """Every tensor on every device. Small ones are sent in one flat buffer, of which the receivers keep views."""
-    if any(gpu_of(tensor) is not hardware.machine().gpus[devices[0]] for tensor in tensors):
+    if any(tensor.device != hardware.machine().gpus[devices[0]].device for tensor in tensors):
         raise RuntimeError("All tensors must be on devices[0]: " + str(devices[0]))
     received: list[dict[int, torch.Tensor]] = [{} for _ in devices]
     _take_time(tensors=len(tensors) * len(devices))

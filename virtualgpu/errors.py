@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from virtualgpu import front_end
 from virtualgpu.source_lines import is_users
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -177,9 +176,7 @@ def tensor_type(dtype: torch.dtype) -> str:
 
 
 def unsupported(what: str) -> Exception:
-    who = front_end.name()  # this package itself has virtual GPUs alone
-    how = "" if who == "virtualgpu" else f": {who}.use(virtual=False)"
-    return NotImplementedError(f"{what} is not served by the virtual GPU. It works on a real one{how}")
+    return NotImplementedError(f"{what} is not served by the virtual GPU. It works on a real one")
 
 
 # Gradients

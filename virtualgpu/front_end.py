@@ -1,6 +1,14 @@
-"""The packages that build on the virtual GPU register here: their source lines are not the user's, and messages name the one imported."""
+"""The packages that build on the virtual GPU register here: their source lines are not the user's, and messages name the one imported.
 
+Their public names are imported when first used.
+"""
+
+import ast
+import importlib
 import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # where this package lies
 _WAIT = ("torch.distributed", "torch.multiprocessing")  # modules that wait for real processes, as the tools do
@@ -37,6 +45,24 @@ def folders() -> tuple[str, ...]:
 def keeps_real_time(module: str) -> bool:
     """Whether a module waits for real processes, so that its deadlines need real time."""
     return any(module == known or module.startswith(f"{known}.") for known in (*_packages, *_WAIT))
+
+
+def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """A package's `__getattr__`, `__dir__` and `__all__`: its `__init__.py` imports each public name `if TYPE_CHECKING`, and so it stands
+    there once."""
+    module = sys.modules[package]
+    tree = ast.parse(Path(str(module.__file__)).read_text("utf-8"))
+    imports = (node for branch in tree.body if isinstance(branch, ast.If) for node in branch.body if isinstance(node, ast.ImportFrom))
+    homes = {name.name: str(node.module) for node in imports for name in node.names}
+
+    def get(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if homes[name] == package:
+            return importlib.import_module(f"{package}.{name}")
+        return getattr(importlib.import_module(homes[name]), name)
+
+    return get, lambda: sorted({*vars(module), *homes}), sorted(homes)
 
 
 register("virtualgpu", __file__)

@@ -15,6 +15,7 @@ from virtualgpu import errors, front_end
 from virtualgpu.allocator import Block, CachingAllocator, OutOfMemory, Settings
 from virtualgpu.clock import costs
 from virtualgpu.clock.machine_clock import Clock, StreamEvents, StreamTime
+from virtualgpu.cluster import Cluster
 from virtualgpu.host_memory import host_budget
 from virtualgpu.processes.exported_blocks import PendingFrees
 from virtualgpu.processes.usage_table import UsageTable
@@ -276,6 +277,7 @@ class Machine:
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
         self.under_way: list[Any] = []  # collectives that this rank has entered, and nobody has waited for
+        self.cluster = Cluster()  # on which this machine is a node
         self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
         self.oom_observers: list[Callable[[int, int, int, int], object]] = []  # device, bytes asked for, all of its bytes, free ones
         self.leaf_streams: weakref.WeakKeyDictionary[Any, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory
@@ -298,12 +300,8 @@ class Machine:
     def current(self) -> Gpu:
         return self.gpus[self.selected.device]
 
-    def visible(self) -> int:
-        """How many GPUs a program sees."""
-        return len(self._numbers())
-
-    def _numbers(self) -> list[int]:
-        """Those that it sees, by their numbers: until CUDA is initialised, CUDA_VISIBLE_DEVICES may still hide some.
+    def visible(self) -> list[int]:
+        """The GPUs that a program sees, by their numbers: until CUDA is initialised, CUDA_VISIBLE_DEVICES may still hide some.
 
         A lesson's machine does not heed it, for there it speaks of the computer's real GPUs.
         """
@@ -314,14 +312,14 @@ class Machine:
 
     def nvml_index(self, device: "torch.device | int | str | None") -> int:
         """NVML's number of what the program calls so: NVML counts all GPUs of the computer. Raises RuntimeError for one not visible."""
-        index, numbers = torch.cuda._utils._get_device_index(device, optional=True), self._numbers()
+        index, numbers = torch.cuda._utils._get_device_index(device, optional=True), self.visible()
         if not 0 <= index < len(numbers):
             raise RuntimeError(f"device {index} is not visible (CUDA_VISIBLE_DEVICES={numbers})")
         return numbers[index]
 
     def initialise(self) -> None:
         """What `cuInit` does. Raises RuntimeError if no GPU is visible."""
-        numbers = self._numbers()
+        numbers = self.visible()
         if not numbers:
             raise RuntimeError("No CUDA GPUs are available")
         del self.gpus[len(numbers) :]

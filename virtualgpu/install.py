@@ -20,7 +20,8 @@ from virtualgpu.graphs import cuda_graph, pools
 from virtualgpu.hardware import Machine
 from virtualgpu.host import pinned, python_costs, time_module
 from virtualgpu.host.cpu_operators import HostOperators
-from virtualgpu.ops import call, recurrent
+from virtualgpu.ops import call
+from virtualgpu.ops.nn import recurrent
 from virtualgpu.processes import sharing, usage_table
 from virtualgpu.streams import backward, cuda_streams
 from virtualgpu.tensor import VirtualTensor, tensors

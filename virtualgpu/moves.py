@@ -45,7 +45,8 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
     )
     yield torch, {"get_device": get_device, "is_storage": partial(_is_storage, torch.is_storage)}
     yield torch._C._nn, {"_parse_to": parse_to}
-    yield UninitializedTensorMixin, {"materialize": materialize}
+    device = property(lambda self: getattr(self, "_destination", torch.device("cpu")))
+    yield UninitializedTensorMixin, {"materialize": materialize, "device": device}
     yield torch.UntypedStorage, {"to": storage_to, "cuda": storage_cuda, "__new__": staticmethod(new_storage)}
     yield torch.TypedStorage, {"_new_wrapped_storage": wrapped_storage}
     yield torch.serialization, {"_package_registry": [(0, lambda storage: None, restore), *torch.serialization._package_registry]}
@@ -91,7 +92,7 @@ def to_device(
     tensor: torch.Tensor, gpu: Gpu | None, dtype: Any = None, non_blocking: bool = False, copy: bool = False, memory_format: Any = None
 ) -> torch.Tensor:
     if isinstance(tensor, UninitializedTensorMixin):
-        tensor._destination = "cpu" if gpu is None else gpu.device
+        tensor._destination = torch.device("cpu") if gpu is None else gpu.device
         if dtype is not None:
             tensor.data = torch.empty(0, dtype=dtype, device="cpu")
         return tensor
@@ -256,7 +257,7 @@ def _shell(gradient: torch.Tensor, value: torch.Tensor) -> Any:
 
 def materialize(self: UninitializedTensorMixin, shape: Any, device: Any = None, dtype: Any = None) -> None:
     """A lazy module's parameter gets its shape, where the module has been moved meanwhile."""
-    data = torch.empty(shape, device=device or getattr(self, "_destination", "cpu"), dtype=dtype or self.data.dtype)
+    data = torch.empty(shape, device=device or self.device, dtype=dtype or self.data.dtype)
     self.__class__ = self.cls_to_become
     self.data = data
 

@@ -1,5 +1,6 @@
 """What a virtual GPU cannot do: it raises NotImplementedError by name, at its first use."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,10 +11,12 @@ import torch.autograd.profiler
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
 
+SWITCHES = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")  # PyTorch's own, by which programs do without its compiler
+
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change."""
-    yield torch, {"compile": refuse("torch.compile")}
+    yield torch, {"compile": leave_as_it_is if any(os.environ.get(switch) == "1" for switch in SWITCHES) else refuse_to_compile}
     profile = torch.autograd.profiler.profile
     yield profile, {"__init__": profile_of_the_cpu(profile.__init__)}
     yield torch.autograd, {"_supported_activities": lambda: {torch.profiler.ProfilerActivity.CPU}}
@@ -33,6 +36,15 @@ def refuse(name: str, original: Any = None) -> Any:
     if wrapped := getattr(original, "__wrapped__", None):
         refused.__wrapped__ = wrapped  # type: ignore[attr-defined]
     return refused
+
+
+def refuse_to_compile(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError(f"{unsupported('torch.compile')}. With {SWITCHES[0]}=1 in the environment, programs run without it")
+
+
+def leave_as_it_is(model: Any = None, **options: Any) -> Any:
+    """`torch.compile` where it is switched off; with options alone it is a decorator."""
+    return leave_as_it_is if model is None else model
 
 
 def profile_of_the_cpu(prepare: Callable[..., None]) -> Callable[..., None]:

@@ -27,6 +27,7 @@ class VirtualStorage(torch.UntypedStorage):
     """A storage on a virtual GPU: the class that a storage gets when memory of a GPU is hung on it."""
 
     memory: Memory
+    _resized: int | None = None  # bytes, of a storage without values
 
     is_cuda = True
 
@@ -36,6 +37,11 @@ class VirtualStorage(torch.UntypedStorage):
 
     def get_device(self) -> int:
         return self.memory.gpu.index
+
+    def nbytes(self) -> int:
+        return super().nbytes() if self._resized is None else self._resized
+
+    size = __len__ = nbytes
 
     def data_ptr(self) -> int:
         return self.memory.address
@@ -52,10 +58,13 @@ class VirtualStorage(torch.UntypedStorage):
         gpu, kept = self.memory.gpu, self.memory.kept is not None
         if kept:
             super().resize_(nbytes)
+        elif nbytes <= super().nbytes():  # C++ would move it to the meta device, and so the views made of it later: it need not know
+            self._resized = nbytes
         else:  # Python refuses that where there are no values
             with _DisableTorchDispatch():
                 bare = torch.empty(0, dtype=torch.uint8, device=torch.UntypedStorage.device.__get__(self))
                 torch.ops.inductor.resize_storage_bytes_(bare.set_(self), nbytes)
+            self._resized = None
         self.memory = Memory(gpu, gpu.allocate(nbytes), nbytes if kept else None)
         return self
 

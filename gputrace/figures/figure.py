@@ -66,6 +66,11 @@ for (const words of document.querySelectorAll("details.labkit-words")) {
   if (picture && !picture.alt) picture.alt = words.lastChild.textContent;
 }
 </script>"""
+# In JupyterLab's dark theme pictures are inverted, and their hues turned back, as they are on a trace's page.
+IN_THE_DARK = "{ filter: invert(.91) hue-rotate(180deg) }"
+DARKEN_PICTURES = (
+    f"<style>[data-jp-theme-light=false] .jp-OutputArea-child:has(+ .jp-OutputArea-child .labkit-words) img {IN_THE_DARK}</style>"
+)
 
 
 class Figure:
@@ -109,8 +114,8 @@ class Figure:
 
         data, metadata = self._repr_mimebundle_()
         display(data, metadata=metadata, raw=True)
-        words = f'<details class="labkit-words"><summary>The figure in words</summary>{escape(self.alt)}</details>{NAME_PICTURES}'
-        display({"text/html": words, "text/plain": "(the figure in words)"}, raw=True)
+        words = f'<details class="labkit-words"><summary>The figure in words</summary>{escape(self.alt)}</details>'
+        display({"text/html": words + NAME_PICTURES + DARKEN_PICTURES, "text/plain": "(the figure in words)"}, raw=True)
 
 
 def words(canvas: Canvas, *sentences: str) -> str:

@@ -70,7 +70,8 @@ def kinds_of(trace: "TraceData") -> np.ndarray:
 def lanes_of(trace: "TraceData", devices: list[int]) -> list[Lane]:
     """From the top down: the host, and of each device its streams in use; of a single one its copy engines in use, too."""
     spans = trace.spans
-    lanes = [Lane(HOST, None, None, "host", spans.device == HOST)]
+    host = spans.device == HOST
+    lanes = [Lane(HOST, None, None, "host", host)] if host.any() or not len(spans) else []
     for device in devices:
         prefix = f"cuda:{device} " if len(trace.devices) > 1 else ""
         mine = spans.device == device
@@ -89,8 +90,9 @@ def fitting(trace: "TraceData", lanes: list[Lane], most: int) -> list[Lane]:
     """As many lanes as there is room for: the host, and those that were busy longest, in their order."""
     if len(lanes) <= most:
         return lanes
-    busiest = sorted(lanes[1:], key=lambda lane: -seconds_of(trace.spans, lane.mask))[: most - 1]
-    kept = {id(lane) for lane in [lanes[0], *busiest]}
+    hosts = [lane for lane in lanes if lane.is_host]
+    busiest = sorted((lane for lane in lanes if not lane.is_host), key=lambda lane: -seconds_of(trace.spans, lane.mask))
+    kept = {id(lane) for lane in [*hosts, *busiest[: most - len(hosts)]]}
     return [lane for lane in lanes if id(lane) in kept]
 
 

@@ -30,8 +30,8 @@ from gputrace.figures.figure import (
 )
 from gputrace.figures.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, kinds_of, lanes_of, shade
 from gputrace.figures.phases import add_phases
-from gputrace.figures.relations import draw_races, draw_waits, race_text
-from gputrace.spans import HOST, KIND_GROUPS, chosen, seconds_of, seconds_of_both
+from gputrace.figures.relations import draw_collectives, draw_races, draw_waits, race_text
+from gputrace.spans import HOST, KIND_GROUPS, chosen, is_collective, seconds_of, seconds_of_both
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
@@ -141,6 +141,7 @@ def _draw(
             _share_text(trace, lane, inches), (1, row + 0.5), (8, 0), xycoords=axes.get_yaxis_transform(), **BESIDE, fontsize=TEXT_POINTS
         )
     draw_waits(axes, trace, lanes, window, PIXELS)
+    draw_collectives(axes, trace, lanes, window)
     draw_races(axes, races, lanes, window)
     return crowded
 
@@ -150,9 +151,9 @@ def _share_text(trace: "TraceData", lane: Lane, inches: float) -> str:
     if lane.is_host:
         return f"waits {_percent(trace.host_waited, trace.end)}"
     taken = seconds_of(trace.spans, lane.mask)
-    if lane.kind is None:
+    if lane.kind is None and not is_collective(trace.spans)[lane.mask].all():
         return f"busy {_percent(taken, trace.end)}"
-    hidden = seconds_of_both(trace.spans, lane.mask, chosen(trace.spans, lane.device, KIND_GROUPS["kernel"]))
+    hidden = seconds_of_both(trace.spans, lane.mask, chosen(trace.spans, lane.device, KIND_GROUPS["kernel"]) & ~lane.mask)
     busy = f"busy {_percent(taken, trace.end)}"
     return f"{busy}, of which\n{_percent(hidden, taken)} overlapped" if inches >= TWO_LINES else busy
 
@@ -239,11 +240,15 @@ def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
         parts = [f"kernels {units.time_text(trace.busy(device, 'kernel'))}"]
         if copied := trace.busy(device, "copy"):
             parts.append(f"copies {units.time_text(copied)}, of which {units.time_text(trace.overlap(device))} while kernels ran")
+        in_collectives, hidden = trace.collectives(device)
+        if in_collectives:
+            parts.append(f"collectives {units.time_text(in_collectives)}, of which {units.time_text(hidden)} while other kernels ran")
         parts.append(f"idle {units.time_text(trace.idle(device))} of {units.time_text(trace.end)}")
         texts.append(f"Cuda:{device}: {'; '.join(parts)}")
-    waits = len(trace.waits)
-    texts.append(f"The host waited {units.time_text(trace.host_waited)}; {waits} wait{'s' * (waits != 1)} of a stream for another")
-    texts.append(f"{int((trace.spans.device != HOST).sum())} kernels and copies")
+    waits, work = len(trace.waits), int((trace.spans.device != HOST).sum())
+    host = f"The host waited {units.time_text(trace.host_waited)}; " if work < len(trace.spans) or not work else ""
+    texts.append(f"{host}{waits} wait{'s' * (waits != 1)} of a stream for another")
+    texts.append(f"{work} kernels and copies")
     if trace.lost_spans:
         texts.append(f"The oldest {trace.lost_spans} spans and waits were lost")
     return [*texts, trace.badge]

@@ -55,9 +55,12 @@ class OutOfMemoryExplanation:
 
     def _repr_html_(self) -> str:
         helps = "".join(f"<li>{escape(remedy)}</li>" for remedy in self.remedies)
+        code, reason = escape(_text(self.situation.line)), escape(self.reason)
+        if code:
+            reason = reason.replace(code, f"<code>{code}</code>", 1)
         holders = self.holders._repr_html_() if self.holders.rows else ""
         return (
-            f"<p><strong>{escape(self.title)}.</strong> {escape(self.reason)}</p>{self.numbers._repr_html_()}{holders}"
+            f"<p><strong>{escape(self.title)}.</strong> {reason}</p>{self.numbers._repr_html_()}{holders}"
             f"<p>What would help</p><ul>{helps}</ul>"
         )
 

@@ -1,7 +1,6 @@
 """Feedback on the exercises of the lessons: `labkit.check("01.2", answer)`."""
 
 import pkgutil
-import random
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -32,7 +31,7 @@ def check(number: str, answer: Any) -> Verdict:
 
 
 def _tried(known: Check, answer: Any) -> Verdict:
-    number, inputs = known.number, known.draw(random.Random())
+    number, inputs = known.number, checking.drawn(known)
     try:
         with limits.in_time(number, answer), limits.a_screenful():
             seen = checking.observe(known, answer, inputs)

@@ -100,8 +100,13 @@ class Check:
 
 def run(check: Check, answer: Any, seed: int | None = None) -> Verdict:
     """Draw, observe and judge, here and now. `seed` repeats a draw; without it, each call draws anew."""
-    inputs = check.draw(random.Random(seed))
+    inputs = drawn(check, seed)
     return judge(check, observe(check, answer, inputs), inputs)
+
+
+def drawn(check: Check, seed: int | None = None) -> Plain:
+    """The inputs of one try: those of `seed`, or others at each call."""
+    return check.draw(random.Random(seed))
 
 
 LOST = "The GPU takes no work after that: call labkit.use(None) and run the first cell again, on a real GPU in a new kernel"

@@ -135,12 +135,12 @@ def _listed(devices: list[str]) -> str:
 
 
 def draw_stages(generator: random.Random) -> Plain:
-    """Stages of equal and of different length, the slowest first, last and between; one stage alone, and one micro-batch."""
+    """Stages of equal length, one stage alone, one micro-batch; the slowest first, last and between, with an end at no whole second."""
     cases: list[Plain] = [
         [[generator.randint(1, 35) / 4 for _ in range(generator.randint(2, 6))], generator.randint(2, 12)] for _ in range(4)
     ]
     cases += [[[3] * generator.randint(2, 5), generator.randint(2, 9)], [[generator.randint(1, 9)], generator.randint(2, 9)]]
-    cases += [[[generator.randint(1, 9) for _ in range(3)], 1], [[1, 2, 8], 4], [[9, 2, 1], 5]]
+    cases += [[[generator.randint(1, 9) for _ in range(3)], 1], [[1.5, 2.75, 8], 4], [[9, 2, 1.25], 5], [[2, 7.75, 1], 2]]
     generator.shuffle(cases)
     return cases
 

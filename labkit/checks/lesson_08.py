@@ -89,7 +89,8 @@ def _short(told: Plain) -> str:
 
 def draw_parameters(generator: random.Random) -> Plain:
     def numbers(count: int) -> list[float]:
-        return [generator.randint(-32, 32) / 16 for _ in range(count)]
+        """None is 0 or 1: each of them shows whether it was used."""
+        return [generator.randrange(-31, 32, 2) / 16 for _ in range(count)]
 
     sizes = [generator.randint(1, 5) for _ in range(3)]
     tensors: list[Plain] = [{"values": numbers(size), "gradient": numbers(size)} for size in sizes]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 import ipywidgets as widgets
 
-from gputrace.figures.figure import BLUE, Figure
+from gputrace.figures.figure import BLUE, IN_THE_DARK, Figure
 from labkit.lab_parts.experiment import Result, Run, collect
 from labkit.lab_parts.predictions import parse_prediction
 
@@ -35,10 +35,12 @@ _STYLE = (
 .PANEL .widget-checkbox { padding-left: 4px }
 .PROGRAM select { font-family: var(--jp-code-font-family, monospace) }
 .PANEL a { color: var(--jp-content-link-color, BLUE); text-decoration: underline }
+[data-jp-theme-light=false] .PANEL img DARK
 [data-jp-theme-light=false] .PANEL { --jp-widgets-dropdown-arrow: url("data:image/svg+xml,ARROW") }
 </style>""".replace("PANEL", PANEL)
     .replace("PROGRAM", PROGRAM)
     .replace("BLUE", BLUE)
+    .replace("DARK", IN_THE_DARK)
     .replace("ARROW", _ARROW)
 )
 _KEYS = (

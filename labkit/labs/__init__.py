@@ -3,13 +3,11 @@
 A name is imported when it is first used: to ask for one loads no other lab.
 """
 
-import ast
-import importlib
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each name stands here once
+from virtualgpu import front_end
+
+if TYPE_CHECKING:
     from labkit.lab_parts.budget import Setting as Setting
     from labkit.lab_parts.experiment import Result as Result
     from labkit.lab_parts.experiment import Run as Run
@@ -79,23 +77,5 @@ if TYPE_CHECKING:  # for type checkers; `_modules` reads it too, so that each na
     from labkit.labs.training_leaks import LeakLab as LeakLab
     from labkit.labs.training_leaks import leaky_training as leaky_training
     from labkit.labs.training_leaks import plot_leaky_training as plot_leaky_training
-
-
-@cache
-def _modules() -> dict[str, str]:
-    """The module of each public name, by the imports above."""
-    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and str(node.module).startswith("labkit."))
-    return {name.name: str(node.module) for node in imports for name in node.names}
-
-
-if not TYPE_CHECKING:  # a type checker would take any name for a public one
-    __all__ = sorted(_modules())
-
-    def __getattr__(name: str) -> object:
-        if name not in _modules():
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(_modules()[name]), name)
-
-    def __dir__() -> list[str]:
-        return __all__
+else:
+    __getattr__, __dir__, __all__ = front_end.lazily(__name__)

@@ -329,7 +329,7 @@ class AllocatorLab(Panel):
         came_true = round(predicted / MIB, 2) == round(now / MIB, 2)
         self.right += came_true
         held = units.byte_text(now) if now else "nothing"
-        judged = "as you predicted" if came_true else f"you predicted {units.byte_text(predicted) if predicted else 'nothing'}"
+        judged = "as you predicted" if came_true else f"you predicted {units.byte_text(predicted) if predicted else 0}"
         return f"{did} Now {held} reserved, {judged}. {self.right} of {len(hand.steps)} predictions came true."
 
     def _reset(self) -> None:

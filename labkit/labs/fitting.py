@@ -241,7 +241,7 @@ class BudgetLab(Lab):
         self.micro_batches = choice("Micro-batches:", [2**power for power in range(8)], 1, "11em")
         self.gpus = choice("GPUs:", [1, 2, 4, 8, 16], 1, "8em")
         self.spread = choice("by", list(SPREADS), "DDP", "10em")
-        self.gpu = choice("Each is:", list(gpu_models()), IN_USE, "14em")
+        self.gpu = choice("Each is:", list(gpu_models()), IN_USE, "16em")
         rows = [
             [self.network, self.batch, self.micro_batches],
             [self.precision, self.optimizer, self.checkpointing],

@@ -190,7 +190,7 @@ class StreamsLab(Panel):
             options=[(NOT_YET, ""), *((MEANS[verdict], verdict) for verdict in VERDICTS)],
             description="You predict:",
             style=WIDE,
-            layout=widgets.Layout(width="28em"),
+            layout=widgets.Layout(width="32em", max_width="100%"),
         )
         self.run_button = widgets.Button(description="Run", icon="play", tooltip="Run the program on a virtual GPU")
         self.message = widgets.HTML()

@@ -13,6 +13,7 @@ from labkit.ranks.job import TorchrunJob
 from labkit.ranks.printing import RankPrinter
 from labkit.ranks.result import Ranks, TorchrunError, result
 from virtualgpu import profiles
+from virtualgpu.cluster import parse_rate
 from virtualgpu.machines import MAXIMUM, check_memory, parse_bytes
 from virtualgpu.script import check_script
 
@@ -35,6 +36,8 @@ def torchrun(
     memory: str | int | None = None,
     values: bool = True,
     virtual_time: bool = False,
+    network: str = "400Gb/s",
+    trace: bool = False,
     live: bool = False,
     quiet: bool = False,
 ) -> Ranks:
@@ -60,6 +63,8 @@ def torchrun(
         memory: of each virtual GPU, in bytes or as "16GiB". The default is the model's.
         values: False keeps the shapes, memory, order and time of virtual GPUs, but computes nothing.
         virtual_time: let Python's `time` tell the model's times in ranks with virtual GPUs: the same on every computer.
+        network: what the adapter of a virtual GPU carries to other nodes, such as "400Gb/s" or "25GB/s".
+        trace: record what the ranks' virtual GPUs do; the trace of all, in which cuda:2 is the GPU of rank 2, is the result's `trace`.
         live: print lines as they come. Otherwise in the order of the ranks: the same text whatever the timing.
         quiet: print nothing.
 
@@ -72,8 +77,10 @@ def torchrun(
     path = Path(script)
     check_script(path)
     request = _request(arguments, ranks, nodes, endpoint, timeout, join_timeout, max_restarts, devices)
-    request["virtual"] = _virtual(request, like, memory, values, virtual_time)
-    request |= {"script": os.path.abspath(path), "name": str(path)}
+    request["virtual"] = _virtual(request, like, memory, values, virtual_time, network)
+    if trace and request["virtual"] is None:
+        raise ValueError("trace=True records virtual GPUs: name their model too, such as like='H200'")
+    request |= {"script": os.path.abspath(path), "name": str(path), "trace": trace}
     return _run(path.read_bytes(), request, timeout, live, quiet)
 
 
@@ -81,8 +88,8 @@ def torchrun_cell(source: str, **options: Any) -> Ranks:
     """Run the text of a notebook's cell as a script: what `%%torchrun` does. Options and errors as of `torchrun`."""
     chosen = {"ranks": 2, "nodes": 1, "endpoint": None, "timeout": 60, "join_timeout": 60, "max_restarts": 0, "devices": None} | options
     live = chosen.pop("live", False)
-    virtual = chosen.pop("like", None), chosen.pop("memory", None), chosen.pop("values", True), chosen.pop("virtual_time", False)
-    request = _request((), **chosen) | {"script": None, "name": "cell.py"}
+    virtual = chosen.pop("like", None), chosen.pop("memory", None), chosen.pop("values", True), chosen.pop("virtual_time", False), "400Gb/s"
+    request = _request((), **chosen) | {"script": None, "name": "cell.py", "trace": False}
     request["virtual"] = _virtual(request, *virtual)
     return _run(source.encode(), request, chosen["timeout"], live, quiet=False)
 
@@ -141,7 +148,7 @@ def _request(
     }
 
 
-def _virtual(request: dict[str, Any], like: Any, memory: Any, values: Any, virtual_time: bool) -> dict[str, Any] | None:
+def _virtual(request: dict[str, Any], like: Any, memory: Any, values: Any, virtual_time: bool, network: str) -> dict[str, Any] | None:
     """The virtual machine of one node, checked; None for no virtual GPUs."""
     if like is None:
         if memory is not None or values is not True or virtual_time:
@@ -149,13 +156,14 @@ def _virtual(request: dict[str, Any], like: Any, memory: Any, values: Any, virtu
         return None
     if request["devices"] == "cuda":
         raise ValueError("devices='cuda' asks for real GPUs, and like= for virtual ones: leave one of them out")
-    limit = None if memory is None else parse_bytes(memory)
+    limit, carried = None if memory is None else parse_bytes(memory), parse_rate(network)
     if limit is not None:
         check_memory(limit)
     if not (values is True or values is False):
         raise ValueError(f"values={values!r}: choose one of True, False")
     name = profiles.load(like).name
-    return {"gpus": request["ranks_here"], "like": like, "name": name, "memory": limit, "values": values, "time": virtual_time}
+    gpus = {"gpus": request["ranks_here"], "like": like, "name": name, "memory": limit, "values": values}
+    return gpus | {"time": virtual_time, "network": carried}
 
 
 def _port(endpoint: str) -> int:

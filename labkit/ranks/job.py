@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import IO, Any
 
 from labkit.processes import forkserver, messages
@@ -78,6 +79,9 @@ class TorchrunJob:
         """The processes of each attempt, in the order of the ranks."""
         count = range(len(self._attempts))
         return [sorted((process for process in self.processes if process.attempt == k), key=lambda process: process.rank) for k in count]
+
+    def trace_file(self, process: RankProcess) -> Path:
+        return Path(self._folder, f"trace-{process.pid}.npz")
 
     def first_failed(self, attempt: int) -> RankProcess | None:
         """The rank because of which the attempt failed: one that lost another, and one that torchrun ended, failed after it."""

@@ -12,12 +12,15 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
 from labkit.processes import messages
 from labkit.processes.supervision import end_before_others, leave
+from virtualgpu.cluster import Cluster
 from virtualgpu.commands import set_up_for_times
 from virtualgpu.machines import use
 from virtualgpu.script import run_script
@@ -38,14 +41,17 @@ def main(folder: str, script: str, *arguments: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash writes no file of gigabytes
     stacks = open(os.path.join(folder, f"stacks-{os.getpid()}"), "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, stacks)  # it stays open for the signal
-    virtual = json.loads(Path(folder, "request.json").read_text())["virtual"]
+    request = json.loads(Path(folder, "request.json").read_text())
+    virtual = request["virtual"]
     if virtual is not None:
         before, tempfile.tempdir = tempfile.tempdir, folder  # its nvidia-smi goes with the job, even if this process is killed
         gpus = use(virtual["gpus"], virtual["like"], virtual["memory"], virtual["values"])
         tempfile.tempdir = before
         set_up_for_times(gpus, virtual["time"])
+        gpus.machine.cluster = Cluster(virtual["gpus"], virtual["network"])
     try:
-        run_script(script, list(arguments))
+        with _traced(folder, request["trace"]):
+            run_script(script, list(arguments))
     except SystemExit as error:
         if error.code not in (None, 0):
             messages.send(reports, ended="exit", text=str(error.code))
@@ -58,6 +64,21 @@ def main(folder: str, script: str, *arguments: str) -> None:
     else:
         messages.send(reports, **_returned())
         leave(0)
+
+
+@contextmanager
+def _traced(folder: str, asked: bool) -> Iterator[None]:
+    """Leave a recording of the block in the folder, also where an exception ends it, if this is asked for."""
+    if not asked:
+        yield
+        return
+    from gputrace import record
+
+    try:
+        with record() as trace:
+            yield
+    finally:
+        trace.save(os.path.join(folder, f"trace-{os.getpid()}.npz"))
 
 
 def _end_with_torchrun() -> None:

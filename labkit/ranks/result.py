@@ -3,6 +3,8 @@
 import linecache
 import re
 
+from gputrace import Trace
+from gputrace.ranks import together
 from labkit.ranks.job import TorchrunJob
 from labkit.ranks.rank_process import RankProcess
 
@@ -17,6 +19,7 @@ class Ranks:
         outputs: all that each printed to stdout and stderr, in order; of very much, the first and the last part.
         exit_codes: 0 each.
         restarts: why torchrun started all ranks again, a sentence each time.
+        trace: what the ranks' virtual GPUs did, a `gputrace.Trace`, where that was asked for; else None.
         command: what does the same in a terminal, without this kit; on several machines, the same on each.
     """
 
@@ -27,6 +30,7 @@ class Ranks:
         self.exit_codes = [0 for _ in last]
         self.restarts = _restarts(job)
         self.command = command
+        self.trace = trace_of(job)
 
     def __repr__(self) -> str:
         count, again = len(self.results), len(self.restarts)
@@ -42,7 +46,7 @@ class TorchrunError(Exception):
         outputs: as in `Ranks`, each with the traceback that ended it; "" for a rank that never came to its script.
         exit_codes: None for a rank that never ended by itself, or never came to its script; negative: by that signal. torchrun ends the
             others with SIGTERM (-15).
-        restarts: as in `Ranks`.
+        restarts, trace: as in `Ranks`; the trace is that of the ranks that were not killed.
     """
 
     def __init__(self, message: str, kind: str = "", rank: int | None = None, job: TorchrunJob | None = None) -> None:
@@ -52,6 +56,7 @@ class TorchrunError(Exception):
         self.outputs = ["" if process is None else process.text for process in last]
         self.exit_codes = [None if process is None else _exit_code(process) for process in last]
         self.restarts = [] if job is None else _restarts(job)
+        self.trace = None if job is None else trace_of(job)
 
 
 def _last(job: TorchrunJob) -> list[RankProcess | None]:
@@ -63,6 +68,13 @@ def _last(job: TorchrunJob) -> list[RankProcess | None]:
 
 def _exit_code(process: RankProcess) -> int | None:
     return 0 if process.succeeded else process.exit_code
+
+
+def trace_of(job: TorchrunJob) -> Trace | None:
+    """The traces that the ranks of the last attempt left, as one; None if none did."""
+    last = job.attempts()[-1] if job.request["trace"] and job.processes else []
+    traces = {process.rank: Trace.load(file) for process in last if (file := job.trace_file(process)).exists()}
+    return together(traces, job.request["ranks_here"]) if traces else None
 
 
 def _restarts(job: TorchrunJob) -> list[str]:

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Using -1 to represent CPU tensor is deprecated:FutureWarning"),
 ]
 FOLDER = Path(__file__).parents[2] / "notebooks"
-TRIES = int(os.environ.get("LABKIT_TRIES", 2))  # inputs are drawn afresh each time; 60 show a leak of one in fifty
+TRIES = int(os.environ.get("LABKIT_TRIES", 2))  # set to 60, inputs are drawn anew in each run, which shows a leak of one in fifty
 SLOW = ("09.4", "10.")  # they train, or start processes: once is enough for each wrong answer
 
 # For each exercise, answers that a learner may well give, and a part of what the check says to each, one file a lesson: a text as that of

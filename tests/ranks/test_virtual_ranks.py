@@ -1,10 +1,12 @@
 """Ranks that have a virtual GPU each: collectives and DDP give what gloo gives on CPU tensors, with an H200's memory and times."""
 
+import json
 import re
 
 import pytest
 
 import labkit
+from labkit import cli
 
 pytestmark = [pytest.mark.usefixtures("nothing_left", "on_cpus"), pytest.mark.slow]
 
@@ -240,3 +242,30 @@ def test_a_hang_and_a_mismatch_are_explained(script, case):
     with pytest.raises(labkit.TorchrunError) as caught:
         labkit.torchrun(script(short + lines), like="H200", quiet=True)
     assert re.search(told, "\n".join([str(caught.value), *caught.value.__notes__, *caught.value.outputs])), caught.value.outputs
+
+
+def test_one_trace_of_all_ranks(script, tmp_path):
+    page, chrome = tmp_path / "page.html", tmp_path / "ranks.json"
+    train = script(
+        START
+        + """
+    model = DDP(nn.Linear(1000, 1000).to(device))
+    model(torch.ones(8 * (1 + rank), 1000, device=device)).sum().backward()
+    """
+    )
+    files = ["--output", str(page), "--chrome", str(chrome)]
+    assert cli.main(["trace", "--ranks", "2", "--like", "H200", *files, str(train)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "2 ranks: virtual GPU, modelled on NVIDIA H200" in text and "<h2>cuda:1</h2>" in text and "Alive at the end" not in text
+    events = json.loads(chrome.read_text())["traceEvents"]
+    ends = [{round(e["ts"] + e["dur"], 3) for e in events if e["name"] == "nccl all_reduce" and e["pid"] == process} for process in (2, 3)]
+    assert ends[0] == ends[1] != set()  # a collective ends on all ranks at once
+    assert "NCCL stream" in [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+
+
+def test_ranks_that_failed_leave_the_traces_of_the_others(script):
+    train = script(START + "    x = torch.zeros(1, device=device)\n    assert rank == 0")
+    with pytest.raises(labkit.TorchrunError) as raised:
+        labkit.torchrun(train, ranks=2, like="H200", trace=True, quiet=True)
+    assert raised.value.rank == 1
+    assert raised.value.trace.devices[-1] == 1

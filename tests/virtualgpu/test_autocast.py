@@ -20,7 +20,7 @@ def test_the_lists_name_every_operator_that_the_installed_torch_casts_on_cuda():
     names = (*autocast.LOWER_PRECISION, *autocast.FLOAT32, *autocast.FLOAT32_RESULT, *autocast.APPEND_FLOAT32, *autocast.PROMOTE)
     assert len(names) == len(set(names))
     cast = {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(autocast.KEY)}
-    # Banned; and cuDNN's own, which only builds with CUDA have: ops.recurrent casts in its place.
+    # Banned; and cuDNN's own, which only builds with CUDA have: ops.nn.recurrent casts in its place.
     assert cast - {"_cudnn_rnn"} == set(names) & cast | {"binary_cross_entropy"}
 
 

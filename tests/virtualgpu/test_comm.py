@@ -160,3 +160,9 @@ def test_data_parallel_says_what_went_wrong_and_where():
         RuntimeError, match=r"module must have its parameters and buffers on device cuda:0 \(device_ids\[0\]\) but found one"
     ):
         nn.DataParallel(nn.Linear(2, 2))(torch.ones(4, 2))
+
+
+def test_data_parallel_refuses_a_module_without_shapes():
+    parallel = nn.DataParallel(nn.LazyLinear(3).cuda(), [0, 1])
+    with pytest.raises(ValueError, match="Attempted to use an uninitialized parameter"):
+        parallel(torch.ones(2, 4, device="cuda"))

@@ -115,6 +115,14 @@ def test_every_name_of_the_driver_is_served_or_refused_by_name():
             torch.cuda.tunable.is_enabled()
 
 
+def test_the_compiler_is_refused_unless_pytorchs_own_switch_leaves_it_out(monkeypatch):
+    with labkit.use(gpus=1, virtual=True, quiet=True), pytest.raises(NotImplementedError, match="With TORCHDYNAMO_DISABLE=1"):
+        torch.compile(torch.sin)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        assert torch.compile(torch.sin) is torch.compile(mode="max-autotune")(torch.sin) is torch.sin
+
+
 def test_a_tensor_of_a_machine_that_is_gone_raises():
     with labkit.use(gpus=1, virtual=True, quiet=True):
         x = torch.ones(3, device="cuda")

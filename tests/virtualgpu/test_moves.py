@@ -241,6 +241,7 @@ def test_shared_parameters_buffers_and_lazy_modules():
         empty = nn.Linear(3, 3)
     assert empty.to_empty(device="cuda").weight.is_cuda
     lazy = nn.LazyLinear(3).cuda()
+    assert {str(parameter.device) for parameter in lazy.parameters()} == {"cuda:0"}
     assert lazy(torch.ones(2, 4, device="cuda")).is_cuda and lazy.weight.shape == (3, 4)
 
 

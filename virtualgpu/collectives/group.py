@@ -24,6 +24,7 @@ from virtualgpu.ops.without_values import all_known, forget
 
 WATCHDOG_SECONDS = 0.1  # between two looks of NCCL's watchdog at what is done (kWatchdogThreadSleepMillis, ProcessGroupNCCL.hpp)
 
+_Gloo: Any = ProcessGroupGloo  # whose methods its type stub leaves out
 _alive: list[Any] = []  # C++ holds groups by pointer only
 
 
@@ -57,17 +58,17 @@ class Options:
         self.config = type("Config", (), {})()
 
 
-class ProcessGroupNCCL(ProcessGroupGloo):
+class ProcessGroupNCCL(_Gloo):
     """One group of ranks, with a communication stream on each GPU that it is used on."""
 
-    Options = Options  # type: ignore[assignment]
+    Options = Options
     NCCL_SPLIT_NOCOLOR = -1
 
     def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
         self._options = options or Options()
         super().__init__(store, rank, size, timeout=self._options._timeout)
-        ranks = list(self._options.global_ranks_in_group) or list(range(size))
-        self.rendezvous = Rendezvous(PrefixStore("virtual nccl", store), rank, ranks, self._options._timeout)
+        self.ranks_of_all = list(self._options.global_ranks_in_group) or list(range(size))
+        self.rendezvous = Rendezvous(PrefixStore("virtual nccl", store), rank, self.ranks_of_all, self._options._timeout)
         self.coalescing: list[VirtualWork] | None = None
         self.to_itself: deque[list[torch.Tensor]] = deque()  # what this rank has sent to itself
         self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
@@ -156,6 +157,10 @@ class Underway:
         ready = max(self.launched, stream.ready)
         self.entry = group.rendezvous.enter(channel, transfer.name, transfer.kind, ready, self.known)
         self.stash = [*transfer.sent, *transfer.received]
+        if transfer.peers is not None:  # who sends may free under way: only the allocator is told (recordStream in pointToPoint)
+            for x in self.stash:
+                x.record_stream(stream)  # type: ignore[arg-type]  # it needs the number only
+            self.stash, transfer.sent = [], []
         self.said: list[dict[str, Any]] = []
         self.works: list[Any] | None = None
         self.event: EventTime | None = None
@@ -201,7 +206,8 @@ class Underway:
         else:
             for target in transfer.received:
                 forget(target)
-        seconds = collective_seconds(self.gpu.profile, transfer.kind, transfer.nbytes, len(self.said))
+        ranks = [self.group.ranks_of_all[rank] for rank in self.entry.ranks]
+        seconds = collective_seconds(self.gpu.profile, transfer.kind, transfer.nbytes, ranks, machine.cluster)
         name = f"nccl {transfer.kind}"
         start = max(each["ready"] for each in self.said)
         self.event = machine.clock.launch_together(self.stream, name, self.launched, start, seconds)

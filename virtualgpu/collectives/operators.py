@@ -19,7 +19,6 @@ from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import VirtualTensor
 
 Tensor = torch.Tensor
-Gloo: Any = torch.distributed.distributed_c10d.ProcessGroupGloo  # whose methods its type stub leaves out
 Values = list[tuple[Tensor, Tensor]]
 _OPERATORS: dict[str, Callable[[Call, ProcessGroupNCCL], Transfer]] = {}
 
@@ -105,7 +104,7 @@ def _reduction(call: Call, ranks: int) -> tuple[Any, str, Callable[[Tensor], Ten
 
 
 def _all_reduce_values(group: ProcessGroupNCCL, values: list[Tensor], op: Any) -> list[Any]:
-    return [Gloo.allreduce(group, [value], _options(c10d.AllreduceOptions, reduceOp=op)) for value in values]
+    return [group.allreduce([value], _options(c10d.AllreduceOptions, reduceOp=op)) for value in values]
 
 
 @_operator("allreduce_", "allreduce_coalesced_")
@@ -136,7 +135,7 @@ def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
         bytes_of(given),
         [given],
         here,
-        start=lambda: [Gloo.reduce(group, values, _options(c10d.ReduceOptions, reduceOp=op, rootRank=root, rootTensor=0))],
+        start=lambda: [group.reduce(values, _options(c10d.ReduceOptions, reduceOp=op, rootRank=root, rootTensor=0))],
         finish=lambda: [(x, after(values[0])) for x in here],
     )
 
@@ -151,7 +150,7 @@ def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, given)),
         given,
         given,
-        start=lambda: [Gloo.broadcast(group, [value], _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)) for value in values],
+        start=lambda: [group.broadcast([value], _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)) for value in values],
         finish=lambda: list(zip(given, values, strict=True)) if group.rank() != root else [],
     )
 
@@ -164,12 +163,12 @@ def _gathering(group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[
     def start() -> list[Any]:
         if all(part.numel() == value.numel() for value, each in zip(values, received, strict=True) for part in each):
             flat = [[part.view(value.shape) for part in each] for value, each in zip(values, received, strict=True)]
-            return [Gloo.allgather(group, [each], [value], c10d.AllgatherOptions()) for value, each in zip(values, flat, strict=True)]
+            return [group.allgather([each], [value], c10d.AllgatherOptions()) for value, each in zip(values, flat, strict=True)]
         works = []  # of several sizes: each rank sends its own to all
         for value, each in zip(values, received, strict=True):
             each[group.rank()].copy_(value.view(each[group.rank()].shape))
             options = [_options(c10d.BroadcastOptions, rootRank=rank, rootTensor=0) for rank in range(group.size())]
-            works += [Gloo.broadcast(group, [part], option) for part, option in zip(each, options, strict=True)]
+            works += [group.broadcast([part], option) for part, option in zip(each, options, strict=True)]
         return works
 
     outs = [x for each in parts for x in each]
@@ -259,7 +258,7 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, outputs)),
         sources,
         outputs,
-        start=lambda: [Gloo.scatter(group, received, [values] if sources else [], options)],
+        start=lambda: [group.scatter(received, [values] if sources else [], options)],
         finish=lambda: list(zip(outputs, received, strict=True)),
     )
 
@@ -276,7 +275,7 @@ def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, sources)),
         sources,
         outputs,
-        start=lambda: [Gloo.gather(group, [received] if outputs else [], values, options)],
+        start=lambda: [group.gather([received] if outputs else [], values, options)],
         finish=lambda: list(zip(outputs, received, strict=True)),
     )
 
@@ -292,7 +291,7 @@ def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
         bytes_of(source),
         [source],
         [output],
-        start=lambda: [Gloo.alltoall_base(group, received, value, *splits, c10d.AllToAllOptions())],
+        start=lambda: [group.alltoall_base(received, value, *splits, c10d.AllToAllOptions())],
         finish=lambda: [(output, received)],
     )
 
@@ -306,7 +305,7 @@ def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
     def start() -> list[Any]:
         flat = torch.cat([value.view(-1) for value in values])
-        return [Gloo.alltoall_base(group, received, flat, *sizes, c10d.AllToAllOptions())]
+        return [group.alltoall_base(received, flat, *sizes, c10d.AllToAllOptions())]
 
     return Transfer(
         "all_to_all",
@@ -332,7 +331,7 @@ def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, given)),
         given,
         [],
-        start=lambda: [] if to_itself else [Gloo.send(group, values, there, tag)],
+        start=lambda: [] if to_itself else [group.send(values, there, tag)],
         peers=(group.rank(), there),
     )
 
@@ -348,13 +347,18 @@ def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, given)),
         [],
         given,
-        start=lambda: [] if to_itself else [Gloo.recv(group, values, there, tag)],
+        start=lambda: [] if to_itself else [group.recv(values, there, tag)],
         finish=lambda: list(zip(given, group.to_itself.popleft() if to_itself else values, strict=True)),
         peers=(there, group.rank()),
     )
 
 
+@_operator("recv_any_source_")
+def _receive_from_any(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")  # nor does NCCL
+
+
 @_operator("barrier")
 def _barrier(call: Call, group: ProcessGroupNCCL) -> Transfer:
     group.barrier_tensor = call.argument("tensor")
-    return Transfer("all_reduce", "barrier()", 4, [], [], start=lambda: [Gloo.barrier(group, c10d.BarrierOptions())])
+    return Transfer("all_reduce", "barrier()", 4, [], [], start=lambda: [group.barrier(c10d.BarrierOptions())])

@@ -1,14 +1,18 @@
-"""How long a collective takes: a ring over the links of a node, each rank sending to the next.
+"""How long a collective takes: a ring over the links of its nodes, each rank sending to the next; an all_reduce over many nodes, a tree.
 
 Each kind has a time to begin and a rate, fitted on the collectives of 16 MiB and more that two H200s with NVLink did in twelve runs
 (torch 2.11, NCCL 2.28.9; the fastest run of each size, least relative squares). Below that size a collective lasts as long as its host
 needs to launch it. More ranks: the bytes of a ring (NCCL's tests, PERFORMANCE.md), and a time to pass on for each further rank, assumed.
-Other models: the rate in proportion to `p2p_bytes_per_second` of their profiles, assumed.
+Other models: the rate in proportion to `p2p_bytes_per_second` of their profiles, assumed. Between nodes nothing was measured: each GPU
+has a network adapter of its own, as many rings as a node has ranks share the bytes, and a step takes what NCCL's own choice of an algorithm
+counts for it (hwLat of LL128 and the number of steps in src/graph/tuning.cc).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import ceil, log2
 
 from virtualgpu import profiles
+from virtualgpu.cluster import Cluster
 from virtualgpu.profiles import Profile
 
 # By kind: seconds until the first byte moves, and bytes per second that one rank sends.
@@ -22,6 +26,8 @@ _RATES = {
     "send": (11.7e-6, 362e9),
 }
 _HOP_SECONDS = 1.5e-6
+_NETWORK_RING_SECONDS, _NETWORK_TREE_SECONDS = 4.0e-6, 8.5e-6  # of a step from node to node
+_TREE_RATE = 0.9  # of a ring's
 _LAUNCH_SECONDS = 32e-6  # host time of one collective, from those of 1 KiB to 4 MiB,
 _ALL_TO_ALL_LAUNCH_SECONDS = 36e-6  # which launches a send and a receive for each rank
 
@@ -37,12 +43,23 @@ _SENT: dict[str, Callable[[int], float]] = {
 }
 
 
-def collective_seconds(profile: Profile, kind: str, nbytes: int, ranks: int) -> float:
-    """Seconds from the moment when the last rank enters. `nbytes` are those of one rank's input."""
+def collective_seconds(profile: Profile, kind: str, nbytes: int, ranks: Sequence[int], cluster: Cluster) -> float:
+    """Seconds from the moment when the last rank enters. `nbytes` are those of one rank's input, `ranks` are numbered as in the world."""
     begin, rate = _RATES[kind]
     rate *= profile.p2p_bytes_per_second / profiles.load("H200").p2p_bytes_per_second
-    hops = 0 if kind == "send" else max(0, ranks - 2)
-    return begin + hops * _HOP_SECONDS + nbytes * _SENT[kind](ranks) / rate
+    by_node = cluster.ranks_by_node(ranks)
+    nodes, sent = len(by_node), nbytes * _SENT[kind](len(ranks))
+    if kind != "send":
+        begin += max(0, len(ranks) - nodes - 1) * _HOP_SECONDS
+    if nodes == 1:
+        return begin + sent / rate
+    rate = min(rate, max(by_node.values()) * cluster.network)
+    passes = 2 if kind == "all_reduce" else 1
+    ring = begin + passes * (nodes - 1) * _NETWORK_RING_SECONDS + sent / rate
+    if kind != "all_reduce":
+        return ring
+    tree = begin + passes * ceil(log2(nodes)) * _NETWORK_TREE_SECONDS + sent / (_TREE_RATE * rate)
+    return min(ring, tree)
 
 
 def launch_seconds(kind: str) -> float:

@@ -35,6 +35,20 @@ ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # what PyTorch's build 
 # Names of the driver in `torch._C`, and as they stand in the source of torch's own Python.
 NAME = re.compile(r"_(cuda|accelerator|nccl)_\w+")
 USES = re.compile(rf"\b_C\.({NAME.pattern})")
+# What torch.accelerator asks under a name of its own and torch.cuda asks too.
+SAME = {
+    "_accelerator_deviceCount": "_cuda_getDeviceCount",
+    "_accelerator_getDeviceIndex": "_cuda_getDevice",
+    "_accelerator_setDeviceIndex": "_cuda_setDevice",
+    "_accelerator_exchangeDevice": "_cuda_exchangeDevice",
+    "_accelerator_maybeExchangeDevice": "_cuda_maybeExchangeDevice",
+    "_accelerator_synchronizeDevice": "_cuda_synchronize",
+    "_accelerator_emptyCache": "_cuda_emptyCache",
+    "_accelerator_setAllocatorSettings": "_cuda_cudaCachingAllocator_set_allocator_settings",
+    "_accelerator_getDeviceStats": "_cuda_memoryStats",
+    "_accelerator_resetPeakStats": "_cuda_resetPeakMemoryStats",
+    "_accelerator_resetAccumulatedStats": "_cuda_resetAccumulatedMemoryStats",
+}
 CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)  # torch/backends/cudnn/__init__.py
 
 
@@ -99,7 +113,9 @@ def names_in_torch() -> frozenset[str]:
 
 def answers(machine: Machine) -> dict[str, Any]:
     """The driver's names in `torch._C` while the machine is in place: each is served or refused."""
-    served = device_answers(machine) | stream_answers(machine) | memory_answers(machine) | memory_history.answers(machine) | comm.ANSWERS
+    served = device_answers(machine) | build_answers(machine) | stream_answers(machine)
+    served |= memory_answers(machine) | raw_memory_answers(machine) | memory_history.answers(machine) | comm.ANSWERS
+    served |= {name: served[same] for name, same in SAME.items()}
     return {name: refuse(f"torch._C.{name}", getattr(torch._C, name, None)) for name in names_in_torch() - served.keys()} | served
 
 
@@ -128,7 +144,6 @@ def group_tensors(lists: list[list[torch.Tensor | None]], with_indices: bool = F
 
 def device_answers(machine: Machine) -> dict[str, Any]:
     selected = machine.selected
-    benchmark = {"limit": 10}
 
     def checked(index: int) -> int:
         machine.require_alive()
@@ -162,12 +177,9 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         seconds = cycles / (gpu.profile.sm_clock_khz * 1e3)
         gpu.machine.clock.launch(gpu.stream, seconds, gpu.profile.launch_seconds, "sleep", costs.share(gpu.profile, bytes_moved=0))
 
-    def capability(index: int) -> dict[str, Any]:
-        return {"supported_dtypes": set(), "major": machine.profile.major, "minor": machine.profile.minor}
-
     return {
         "_cuda_init": machine.initialise,
-        "_cuda_getDeviceCount": machine.visible,
+        "_cuda_getDeviceCount": lambda: len(machine.visible()),
         "_cuda_getDevice": lambda: selected.device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
@@ -175,29 +187,31 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_synchronize": synchronize,
         "_cuda_sleep": sleep,
         "_cuda_isInBadFork": lambda: machine.forked,
-        "_cuda_canDeviceAccessPeer": lambda a, b: a != b and machine.profile.peer_access,
-        "_cuda_getArchFlags": lambda: ARCHITECTURES,
         "_cuda_get_sync_debug_mode": lambda: machine.sync_debug.mode,
         "_cuda_set_sync_debug_mode": machine.sync_debug.set,
-        "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.replace(".", "0")) * 10,
         "_cuda_hasPrimaryContext": lambda index: machine.initialised and checked(index) == index,
+        "_cuda_isCurrentStreamCapturing": lambda: machine.current.stream.capture is not None,
+        "_cuda_ipc_collect": machine.pending_frees.collect,
+        "_accelerator_getDefaultGenerator": lambda index: machine.gpus[checked(index)].generator,
+    }
+
+
+def build_answers(machine: Machine) -> dict[str, Any]:
+    """What PyTorch's build and the model of GPU say, whichever GPU is chosen."""
+    profile = machine.profile
+    benchmark = {"limit": 10}
+    return {
+        "_cuda_canDeviceAccessPeer": lambda a, b: a != b and profile.peer_access,
+        "_cuda_getArchFlags": lambda: ARCHITECTURES,
+        "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.replace(".", "0")) * 10,
         "_cuda_get_cudnn_benchmark_limit": lambda: benchmark["limit"],
         "_cuda_set_cudnn_benchmark_limit": lambda limit: benchmark.update(limit=limit),
-        "_cuda_isCurrentStreamCapturing": lambda: machine.current.stream.capture is not None,
         "_cuda_lock_mutex": lambda: None,  # until torch 2.8: around the freeing of memory
         "_cuda_unlock_mutex": lambda: None,
-        "_cuda_ipc_collect": machine.pending_frees.collect,
         "_group_tensors_by_device_and_dtype": group_tensors,
         "_get_accelerator": lambda: torch.device("cuda"),
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
-        "_accelerator_deviceCount": machine.visible,
-        "_accelerator_getDeviceIndex": lambda: selected.device,
-        "_accelerator_setDeviceIndex": set_device,
-        "_accelerator_exchangeDevice": exchange,
-        "_accelerator_maybeExchangeDevice": maybe_exchange,
-        "_accelerator_synchronizeDevice": synchronize,
-        "_accelerator_getDeviceCapability": capability,
-        "_accelerator_getDefaultGenerator": lambda index: machine.gpus[checked(index)].generator,
+        "_accelerator_getDeviceCapability": lambda index: {"supported_dtypes": set(), "major": profile.major, "minor": profile.minor},
     }
 
 
@@ -229,7 +243,6 @@ def stream_answers(machine: Machine) -> dict[str, Any]:
 
 def memory_answers(machine: Machine) -> dict[str, Any]:
     gpus = machine.gpus
-    raw: dict[int, tuple[Any, Any]] = {}  # address -> GPU and block of caching_allocator_alloc
 
     def empty_cache() -> None:
         machine.take_turn()
@@ -255,18 +268,6 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         for gpu in gpus:
             gpu.allocator.configure(settings)
 
-    def raw_allocate(size: int, stream: int) -> int:
-        machine.take_turn()
-        gpu = machine.current
-        block = gpu.allocate(size)
-        assert block is not None
-        raw[block.address] = gpu, block
-        return block.address
-
-    def raw_free(address: int) -> None:
-        gpu, block = raw.pop(address)
-        gpu.allocator.free(block)
-
     def clear_workspaces() -> None:
         for gpu in gpus:
             blas.clear_workspaces(gpu)
@@ -282,17 +283,32 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_emptyCache": empty_cache,
         "_host_emptyCache": lambda: None,  # of page-locked memory nothing is kept
         "_cuda_getAllocatorBackend": lambda: "native",
-        "_cuda_cudaCachingAllocator_raw_alloc": raw_allocate,
-        "_cuda_cudaCachingAllocator_raw_delete": raw_free,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_cuda_cudaCachingAllocator_set_allocator_settings": configure,  # until torch 2.8; then the accelerator's
         "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_emptyCache": empty_cache,
-        "_accelerator_setAllocatorSettings": configure,
-        "_accelerator_getDeviceStats": of_one("stats"),
-        "_accelerator_resetPeakStats": of_one("reset_peak_stats"),
-        "_accelerator_resetAccumulatedStats": of_one("reset_accumulated_stats"),
         "_accelerator_getMemoryInfo": lambda index: free_and_total(one_gpu(machine, index)),
+    }
+
+
+def raw_memory_answers(machine: Machine) -> dict[str, Any]:
+    """`torch.cuda.caching_allocator_alloc` and its counterpart."""
+    blocks: dict[int, tuple[Any, Any]] = {}  # by address, with their GPU
+
+    def raw_allocate(size: int, stream: int) -> int:
+        machine.take_turn()
+        gpu = machine.current
+        block = gpu.allocate(size)
+        assert block is not None
+        blocks[block.address] = gpu, block
+        return block.address
+
+    def raw_free(address: int) -> None:
+        gpu, block = blocks.pop(address)
+        gpu.allocator.free(block)
+
+    return {
+        "_cuda_cudaCachingAllocator_raw_alloc": raw_allocate,
+        "_cuda_cudaCachingAllocator_raw_delete": raw_free,
     }
 
 

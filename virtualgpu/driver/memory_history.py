@@ -27,6 +27,23 @@ def python_frames() -> list[dict[str, Any]]:
     return frames
 
 
+def snapshot(machine: Machine, pool: tuple[int, int, bool] | None = None) -> dict[str, Any]:
+    settings = machine.gpus[0].allocator.settings
+    divisions = settings.divisions
+    return {
+        "segments": [segment for gpu in machine.gpus for segment in gpu.allocator.segments(pool[:2] if pool else NO_POOL)],
+        "device_traces": [gpu.allocator.history() for gpu in machine.gpus],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+            "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
+            "garbage_collection_threshold": settings.garbage_collection_threshold,
+            "expandable_segments": settings.expandable_segments,
+            "roundup_power2_divisions": {str(1 << i): division for i, division in enumerate(divisions)},
+        },
+        "external_annotations": [],
+    }
+
+
 def answers(machine: Machine) -> dict[str, Any]:
     metadata = {"text": ""}
 
@@ -56,22 +73,6 @@ def answers(machine: Machine) -> dict[str, Any]:
         context = None if not record_context else "alloc" if alloc_context else "state"
         record("all" if enabled else None, context, "python", max_entries, *rest)
 
-    def snapshot(pool: tuple[int, int, bool] | None = None) -> dict[str, Any]:
-        settings = machine.gpus[0].allocator.settings
-        divisions = settings.divisions
-        return {
-            "segments": [segment for gpu in machine.gpus for segment in gpu.allocator.segments(pool[:2] if pool else NO_POOL)],
-            "device_traces": [gpu.allocator.history() for gpu in machine.gpus],
-            "allocator_settings": {
-                "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-                "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
-                "garbage_collection_threshold": settings.garbage_collection_threshold,
-                "expandable_segments": settings.expandable_segments,
-                "roundup_power2_divisions": {str(1 << i): division for i, division in enumerate(divisions)},
-            },
-            "external_annotations": [],
-        }
-
     def traceback_of(address: int) -> list[dict[str, Any]] | None:
         for gpu in machine.gpus:
             for segment in gpu.allocator.segments():
@@ -83,7 +84,7 @@ def answers(machine: Machine) -> dict[str, Any]:
     return {
         "_cuda_record_memory_history": record,
         "_cuda_record_memory_history_legacy": record_legacy,
-        "_cuda_memorySnapshot": snapshot,
+        "_cuda_memorySnapshot": lambda pool=None: snapshot(machine, pool),
         "_cuda_allocationTraceback": traceback_of,
         "_cuda_setMemoryMetadata": lambda text: metadata.update(text=text),
         "_cuda_getMemoryMetadata": lambda: metadata["text"],

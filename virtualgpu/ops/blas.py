@@ -21,7 +21,7 @@ from virtualgpu.allocator import Block
 from virtualgpu.errors import cpp_name, not_implemented, scalar_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, Work, device_time, temporaries
+from virtualgpu.ops.call import Call, Work, device_time, shapes_by, temporaries
 from virtualgpu.ops.call import handles as handles_operators
 from virtualgpu.ops.half import sums_in_float32
 from virtualgpu.tensor import VirtualTensor, memory_of
@@ -217,6 +217,26 @@ def matrix_work(name: str, args: tuple) -> tuple[int, int] | None:
 def product_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     flops, outputs = matrix_work(call.op.name, call.args) or (0, 0)
     return Work(moved, flops, product_format(call.args[0].dtype), outputs)
+
+
+@device_time("_grouped_mm")
+def grouped_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
+    """Of a batch, each matrix meets only its group of the other's columns."""
+    left, right = call.args[:2]
+    times = left.shape[0] if left.dim() > right.dim() else 1
+    return Work(moved, 2 * left.numel() * right.shape[-1] // times, product_format(left.dtype), results[0].numel())
+
+
+@shapes_by("_grouped_mm")
+def grouped_shape(left: torch.Tensor, right: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
+    """Rows begin at multiples of 16 bytes (aten/src/ATen/native/GroupedMMUtils.h)."""
+    if left.dtype is torch.bfloat16:
+        return torch.ops.aten._grouped_mm.default(left, right, offs, bias, out_dtype)
+    groups = left.shape[:1] if left.dim() == right.dim() == 3 else offs.shape if left.dim() == right.dim() else ()
+    rows, columns = left.shape[-2], right.shape[-1]
+    width = -(-columns * left.itemsize // 16) * 16 // left.itemsize
+    strides = (rows * width, width, 1)[-2 - len(groups) :]
+    return torch.empty_strided((*groups, rows, columns), strides, dtype=left.dtype, device="meta")
 
 
 @temporaries("mm", "bmm")

@@ -160,6 +160,7 @@ ASSERTIONS: dict[str, tuple[str, re.Pattern[str]]] = {}
 OVERWRITES: set[str] = set()
 NO_ASSERTION = "", re.compile("(?!)")  # no error is known by it
 CPU_KERNELS: dict[Any, Callable[..., Any]] = {}  # by OpOverload: what computes its values in place of PyTorch's kernel
+SHAPES: dict[str, Callable[..., Any]] = {}
 REFUSE_HALF: set[str] = set()
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -187,6 +188,11 @@ def temporaries(*names: str) -> Callable[[Temporaries], Temporaries]:
 def device_time(*names: str) -> Callable[[DeviceTime], DeviceTime]:
     """Say what the kernels of these operators do beyond moving their bytes."""
     return _registering(DEVICE_TIMES, names)
+
+
+def shapes_by(*names: str) -> Callable[[Rule], Rule]:
+    """Say these operators' results of tensors on the meta device, where PyTorch's own kernel there refuses what CUDA takes."""
+    return _registering(SHAPES, names)
 
 
 def composes(*names: str) -> Callable[[Rule], Rule]:

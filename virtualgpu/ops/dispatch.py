@@ -91,5 +91,5 @@ def choose(op: Operator) -> Handler:
     return operators.into_given if op.written else operators.compute
 
 
-for _module in pkgutil.iter_modules(ops.__path__):  # the families say what they know of their operators
-    import_module(f"{ops.__name__}.{_module.name}")
+for _module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):  # the families say what they know of their operators
+    import_module(_module.name)

@@ -6,7 +6,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu.errors import unsupported
-from virtualgpu.ops.call import Call
+from virtualgpu.ops.call import SHAPES, Call
 from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors
 
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
@@ -75,7 +75,8 @@ def _on_meta(call: Call) -> Any:
         return None if isinstance(x, torch.Generator) else x
 
     try:
-        return call.func(*shape_of(call.args), **{key: shape_of(value) for key, value in call.kwargs.items()})
+        kernel = SHAPES.get(call.op.name, call.func)
+        return kernel(*shape_of(call.args), **{key: shape_of(value) for key, value in call.kwargs.items()})
     except NotImplementedError:
         return None
 

@@ -80,7 +80,8 @@ class Stream:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._context.__exit__(*exception)
+        context, self._context = self._context, None  # which holds the stream
+        context.__exit__(*exception)
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, Stream) and self._time is other._time

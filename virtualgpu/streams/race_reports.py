@@ -21,6 +21,7 @@ _ADVICE = {
     OVERWRITTEN: f"{_ORDER}, or, if the memory was freed, tell the allocator who uses it (record_stream).",
     BOTH_WRITE: f"{_ORDER}.",
 }
+_AS_WRITTEN = {"_local_scalar_dense": "item", "_to_copy": "to"}  # operators that go by another name in a program
 _ADVICE_TO_HOST = "The host has not waited for it: synchronize the stream, or an event recorded after it, first."
 
 
@@ -49,11 +50,12 @@ class Side:
     @classmethod
     def of(cls, launch: Launch) -> "Side":
         line, file = _read(launch.line), launch.line[0] if launch.line else ""
-        return cls(launch.device, launch.stream.stream_id, launch.name, *line, launch.seconds, launch.start, launch.end, file)
+        name = _as_written(launch.name)
+        return cls(launch.device, launch.stream.stream_id, name, *line, launch.seconds, launch.start, launch.end, file)
 
     @classmethod
     def of_host(cls, name: str, line: UserLine | None, seconds: float) -> "Side":
-        return cls(HOST, 0, name, *_read(line), seconds, seconds, seconds, line[0] if line else "")
+        return cls(HOST, 0, _as_written(name), *_read(line), seconds, seconds, seconds, line[0] if line else "")
 
     @property
     def queue(self) -> str:
@@ -87,6 +89,11 @@ class Race:
         """Warns at `line`, that of the second of the two."""
         filename, number = ("<unknown>", 0) if line is None else line[:2]
         warnings.warn_explicit(str(self), RaceWarning, filename, number)
+
+
+def _as_written(operator: str) -> str:
+    """The name by which a program calls an operator: `softmax`, where PyTorch's own is `_softmax`."""
+    return _AS_WRITTEN.get(operator, operator.removeprefix("_"))
 
 
 def _read(line: UserLine | None) -> tuple[str, str]:

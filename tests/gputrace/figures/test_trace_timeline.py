@@ -169,7 +169,7 @@ def test_of_very_many_waits_only_those_are_drawn_that_held_a_stream_up(timeline,
 
 
 def test_lanes_for_which_there_is_no_room_are_counted(timeline, drawn, texts):
-    rows = [(0.0, 1.0 + stream, 0, stream, KERNEL, "mm", 1, -1) for stream in range(30)]
+    rows = [(0.0, 1.0 + stream, 0, stream, KERNEL, "mm", 1, -1) for stream in range(30)] + [(0.0, 1.0, HOST, 0, LAUNCH, "mm", 1, -1)]
     timeline(rows, seconds=40.0).plot_timeline()
     shown = texts(drawn[-1])
     left_out = next(text for text in shown if "left out" in text)
@@ -245,3 +245,10 @@ def test_names_of_any_kind_are_written_as_they_are(timeline, drawn, texts):
     odd = replace(spans, names=["$x$ 漢" if name == "mm" else name for name in spans.names])
     timeline(execution=Execution(odd, Waits.of([]), [])).plot_timeline()
     assert "$x$ □" in texts(drawn[-1])
+
+
+def test_collectives_are_joined_from_gpu_to_gpu(timeline, drawn):
+    rows = [(device, 5.0 - device, device, 1, KERNEL, "nccl all_reduce", 1, -1) for device in (0, 1)]
+    timeline([*rows, (1.0, 1.0, 0, 1, KERNEL, "nccl broadcast", 1, -1)], devices=(0, 1)).plot_timeline()
+    joints = [shown for shown in drawn[-1].axes[0].collections if isinstance(shown, LineCollection) and len(shown.get_segments())]
+    assert [segment[:, 0].tolist() for shown in joints for segment in shown.get_segments()] == [[5.0, 5.0]]

@@ -337,14 +337,14 @@ def test_a_stored_trace_explains_the_same(card, tmp_path):
 
 
 def test_as_html(card):
-    """Well formed, and the source lines are text, not markup."""
+    """Well formed, and the source lines are text, not markup, in the font of code."""
     from xml.etree import ElementTree
 
     with running_out() as trace:
         assert "<b>" and take(3000)
     html = trace.oom._repr_html_()
     ElementTree.fromstring(f"<div>{html}</div>")
-    assert "<b>" not in html
+    assert "<b>" not in html and "<code>" in html
 
 
 @pytest.fixture

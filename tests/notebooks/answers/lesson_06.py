@@ -114,7 +114,6 @@ WRONG = {
             changed(SMOOTHED, ("0.1 * loss", "0.1 * loss.item()"), ("[value.item() for value in curve]", "curve")),
             "Which argument",
         ),
-        "only the argument gone": (changed(SMOOTHED, ("retain_graph=True", "")), "more after"),
         "averages without gradients on the GPU": (
             changed(SMOOTHED, ("retain_graph=True", ""), ("        average = ", "        with torch.no_grad():\n            average = ")),
             "3 KiB more",

@@ -231,7 +231,6 @@ def best_scale(gradients):
     "07.5": {
         "clipped by the largest gradient": (without(STEP, "1.0)", 'float(1), norm_type=float("inf"))'), "clipped: after unscale_"),
         "clipped by value": (without(STEP, "clip_grad_norm_", "clip_grad_value_"), "clipped: after unscale_"),
-        "never unscaled for the clip": (without(STEP, UNSCALE), "clipped: after unscale_"),
         "not clipped": (without(STEP, CLIP), "clipped: after unscale_"),
         "old gradients": (without(STEP, "    optimizer.zero_grad()\n"), "old gradients cleared"),
         "no autocast": (without(STEP, 'torch.autocast("cuda", dtype=torch.float16)', "torch.enable_grad()"), "in torch.float32"),

@@ -101,7 +101,6 @@ WRONG = {
         "allocated, not reserved": (holding("total - free - torch.cuda.memory_allocated()"), CACHE),
         "what is free": (holding("free"), CACHE),
         "at most, not now": (holding("total - free - torch.cuda.max_memory_reserved()"), CACHE),
-        "all that is used": (holding("total - free"), CACHE),
         "the cache": (holding("torch.cuda.memory_reserved()"), CACHE),
         "the unused cache alone": (holding("total - free - torch.cuda.memory_reserved() + torch.cuda.memory_allocated()"), CACHE),
         "the context alone": (
@@ -122,7 +121,6 @@ WRONG = {
     },
     "08.4": {
         "one context for all": (limiting("(total - context) / processes / total"), "What does the limit count"),
-        "no context": (limiting("1 / processes"), "What does the limit count"),
         "twice the context": (limiting("(total / processes - 2 * context) / total"), "the rest lies idle"),
         "the context is added": (limiting("min(1, (total / processes + context) / total)"), "What does the limit count"),
         "of what is free now": (limiting("(free / processes - context) / total"), "the rest lies idle"),
@@ -138,7 +136,6 @@ WRONG = {
         ),
     },
     "08.5": {
-        "a nap": (producing("time.sleep(0.3)"), WAIT),
         "a list": (producing("pass", before="kept = []", sent="kept.append(torch.ones(size, device='cuda')) or kept[-1]"), WAIT),
         "asked, not waited": (producing("done.is_set()"), WAIT),
         "waited for a limited time": (producing("done.wait(0.2)"), WAIT),

@@ -241,7 +241,6 @@ def most_rows(peak, limit):
         ),
         "the fixed part forgotten": (without(ROWS, "(limit - (one - row))", "limit"), "What does a step take that does not grow"),
         "one row taken off twice": (without(ROWS, "(one - row)", "one"), "rows? fits?, you said"),
-        "in proportion": ("def most_rows(peak, limit): return limit // peak(1)", "What does a step take that does not grow"),
         "the rows left over": (without(ROWS, "// row)", "% row)"), "rows? fits?, you said"),
         "a constant": ("def most_rows(peak, limit): return 64", "rows? fits?, you said 64"),
     },

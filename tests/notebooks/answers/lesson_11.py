@@ -74,7 +74,6 @@ WRONG = {
         "set to 0 in a view": (zeros("t.detach().zero_()"), "has changed"),
         "made on the CPU": (zeros("torch.zeros(t.shape, dtype=t.dtype)"), "with device"),
         "on the current GPU": (zeros("torch.zeros_like(t, device='cuda')"), "with device"),
-        "the article's": (zeros("torch.tensor(t.shape).to(t.device)"), "with (dtype|shape)"),
         "one number": (zeros("torch.zeros(1, dtype=t.dtype, device=t.device)"), "with shape"),
         "a list": (zeros("[0] * t.numel()"), "returned list"),
         "always the same": ("def zeros_beside(t): return torch.zeros(3, 4, device='cuda:0')", "with"),
@@ -215,14 +214,6 @@ WRONG = {
         "in the function's own names": (without(OUTCOMES, ', {"torch": torch, "nn": nn}'), "Whose names|The class's name"),
         "a module for all": (
             without(OUTCOMES, '{"torch": torch, "nn": nn}', "globals()"),
-            "Whose names does it see",
-        ),
-        "a copy made once": (
-            without(
-                without(OUTCOMES, "found = []", 'found, names = [], {"torch": torch, "nn": nn}'),
-                '{"torch": torch, "nn": nn})\n',
-                "names)\n",
-            ),
             "Whose names does it see",
         ),
         "what failed alone": (without(OUTCOMES, '            found.append("ok")\n', ""), "gave the outcomes of"),

@@ -44,3 +44,19 @@ def test_a_work_that_was_waited_for_still_has_its_result():
     work = dist.all_reduce(torch.ones(1, device="cuda"), async_op=True)
     work.wait()
     assert [x.item() for x in work.get_future().value()] == [1]
+
+
+def test_what_is_sent_may_be_freed_before_anybody_waits():
+    x, y = torch.ones(1000, device="cuda"), torch.zeros(1000, device="cuda")
+    before = torch.cuda.memory_allocated()
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 0), dist.P2POp(dist.irecv, y, 0)])
+    del x
+    assert torch.cuda.memory_allocated() == before - 4096
+    for work in works:
+        work.wait()
+    assert y.sum() == 1000
+
+
+def test_nccl_receives_from_a_rank_that_is_named():
+    with pytest.raises(NotImplementedError, match="ProcessGroupNCCL does not support recvAnysource"):
+        dist.recv(torch.ones(1, device="cuda"))

@@ -31,6 +31,9 @@ CASES = {
     ),
     "reflection_pad1d_backward": (lambda: (spread(1, 6), zeros(1, 3), [1, 2]), [12, 24, -24]),
     "upsample_nearest1d_backward": (lambda: (spread(2, 3, 3), [3], [2, 3, 4]), [96, 72, -72]),
+    "native_batch_norm_backward": (
+        lambda: (spread(2, 3, 4, 4), zeros(2, 3, 4, 4), *(zeros(3) for _ in range(5)), False, 1e-5, [True, True, True]), [384, 12, 12],
+    ),
     "embedding_dense_backward": (lambda: (spread(5, 5), longs(5), 10, -1, False), [100, 200, -100]),
     "nll_loss_backward": (lambda: (spread(2), zeros(2, 3), longs(2), None, 0, -100, zeros()), [24, 8, -8]),
     "soft_margin_loss": (lambda: (zeros(5), zeros(5)), [20, 4, -4]),
@@ -94,3 +97,13 @@ def test_composed_operators_agree_with_the_cpu(machine):
     for function in (lambda t: t.mvlgamma(2), lambda t: torch.ldexp(t, t), lambda t: t.roll((1, 2), (0, 1)), lambda t: t.roll(3)):
         torch.testing.assert_close(function(x.cuda()).cpu(), function(x))
     assert torch.equal(x.cuda(), x.cuda()) and not torch.equal(x.cuda(), x.cuda() + 1)
+
+
+def test_ctc_loss_keeps_its_targets_as_64_bit_integers_on_the_gpu(machine):
+    scores, lengths = torch.zeros(8, 3, 5, device="cuda", requires_grad=True), [2, 2, 2]
+    targets = torch.ones(3, 2, dtype=torch.int32, device="cuda")
+    loss, asked = recorded(lambda: torch.nn.functional.ctc_loss(scores, targets, [8, 8, 8], lengths))
+    assert asked[0] == "+48" and "-48" not in asked
+    assert loss.item() == torch.nn.functional.ctc_loss(scores.detach().cpu(), targets.cpu().long(), [8, 8, 8], lengths).item()
+    with pytest.raises(NotImplementedError, match="\"ctc_loss_cuda\" not implemented for 'Half'"):
+        torch.nn.functional.ctc_loss(scores.half(), targets, [8, 8, 8], lengths)

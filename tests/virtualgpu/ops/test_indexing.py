@@ -5,8 +5,8 @@ import torch
 from recorded import check
 
 from virtualgpu.ops import cub
-from virtualgpu.ops.embeddings import sorted_gradient
 from virtualgpu.ops.indexing import nonzero_plan
+from virtualgpu.ops.nn.embeddings import sorted_gradient
 
 NAMES = (
     "shared/embedding_bag", "shared/one_hot", "shared/gather", "shared/index_select", "shared/index_long", "shared/unique",

@@ -234,3 +234,20 @@ def test_inference_without_values():
     with labkit.use(gpus=1, values=False, quiet=True), torch.inference_mode():
         x = torch.ones(8, 4, device="cuda").to(torch.float64)
         assert torch.nn.functional.layer_norm(x, (4,)).reshape(-1).shape == (32,)
+
+
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="torch 2.10 has it")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_grouped_product_has_its_shape_and_memory(dtype):
+    def run() -> tuple:
+        x, weights = (torch.ones(*shape, device="cuda", dtype=dtype, requires_grad=True) for shape in ((8, 16), (2, 16, 40)))
+        y = F.grouped_mm(x, weights, offs=torch.tensor([3, 8], dtype=torch.int32, device="cuda"))
+        y.backward(torch.ones_like(y))
+        found = [(v.shape, v.stride(), v.dtype) for v in (y, x.grad, weights.grad)]
+        return found, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+
+    answers = []
+    for values in (True, False):
+        with labkit.use(gpus=1, like="H200", virtual=True, quiet=True, values=values):
+            answers.append(run())
+    assert answers[0] == answers[1]

@@ -27,6 +27,15 @@ def test_a_copy_to_the_host_is_not_there_before_the_host_has_waited():
     assert kinds() == [STALE] * 2 and {race.second.device for race in labkit.races()} == {HOST}
 
 
+@RACES
+def test_a_race_names_operators_as_the_program_does():
+    kept = torch.zeros(1).pin_memory()
+    kept.copy_(torch.ones(1, device="cuda"), non_blocking=True)
+    kept.item()
+    torch.softmax(kept, 0)
+    assert {race.second.name for race in labkit.races()} == {"item", "softmax"}
+
+
 def test_a_copy_to_the_host_is_there_for_the_next_copy_of_the_stream():
     kept, back = torch.zeros(4).pin_memory(), torch.empty(3, dtype=torch.long, device="cuda")
     kept[:2].copy_(torch.ones(2, device="cuda"), non_blocking=True)

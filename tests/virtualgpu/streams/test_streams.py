@@ -1,5 +1,7 @@
 """Streams and events of a virtual machine, as torch.cuda offers them."""
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -29,6 +31,19 @@ def test_current_default_and_own_streams():
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     with torch.cuda.stream(None):
         assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def test_a_stream_that_was_entered_is_no_garbage():
+    own = torch.cuda.Stream()
+    with own:
+        pass
+    left = weakref.ref(own)
+    gc.disable()
+    try:
+        del own
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_a_stream_of_another_device_brings_its_device_along():

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from recorded import check, recorded
 
-from virtualgpu.ops.attention import backend
+from virtualgpu.ops.nn.attention import backend
 
 
 @pytest.mark.sample(20)

@@ -303,13 +303,13 @@ def _in_float32(func: Any, args: tuple) -> Any:
 def batch_norm_backward(call: Call) -> Any:
     """Where a channel's values do not lie together (two dimensions, channels last), sums come first and the input's gradient last.
 
-    cuDNN reads a gradient that lies as the image does: another is copied first.
+    cuDNN, which has no backward of evaluation, reads a gradient that lies as the image does: another is copied first.
     """
     gradient, x, weight, mean, _, _, _, training, _, mask = call.args
     narrow = _is_narrow(x, weight, mean)
     if call.kwargs:
         return operators.into_given(call)
-    cudnn = uses_cudnn(x, weight, weight, mean, training)
+    cudnn = training and uses_cudnn(x, weight, weight, mean, training)
     separate = not cudnn and x.stride(1) == 1 and x.shape[1] > 1
     gpu = call.common_gpu()
     channels = x.shape[1]

@@ -20,11 +20,11 @@ from torch.autograd.function import once_differentiable
 
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
-from virtualgpu.ops.attention import scratch_tensor
 from virtualgpu.ops.blas import cudnn_format
 from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, handles, made_of
 from virtualgpu.ops.half import HALF
-from virtualgpu.ops.recurrent_cells import plain_values
+from virtualgpu.ops.nn.attention import scratch_tensor
+from virtualgpu.ops.nn.recurrent_cells import plain_values
 from virtualgpu.ops.sequence import play
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import VirtualTensor, empty, wrap

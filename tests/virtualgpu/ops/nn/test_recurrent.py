@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence
 
 from virtualgpu import hardware
-from virtualgpu.ops.recurrent import workspace
+from virtualgpu.ops.nn.recurrent import workspace
 
 NAMES = (
     "shared/lstm", "shared/gru", "more/lstm1", "more/lstm2", "more/lstm_bi",

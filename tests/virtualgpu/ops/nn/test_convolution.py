@@ -4,7 +4,7 @@ import pytest
 import torch
 from recorded import check, recorded
 
-from virtualgpu.ops.convolution import workspaces
+from virtualgpu.ops.nn.convolution import workspaces
 
 
 @pytest.mark.parametrize("name", recorded(("conv",), every=3))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, device_time, handles, refuses_half, temporaries
+from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, cuda_kernel, device_time, handles, refuses_half, temporaries
 from virtualgpu.ops.elementwise import contiguous_gradient
 from virtualgpu.ops.reductions import contiguous_staging, sum_bytes
 from virtualgpu.ops.sequence import OUT, Out, Plan, perform
@@ -22,6 +22,7 @@ asserts("t >= 0 && t < n_classes", "nll_loss_forward", "nll_loss2d_forward", "nl
 asserts("target_k < dim", "multi_margin_loss")
 asserts("input_val >= zero && input_val <= one", "binary_cross_entropy", cpu="between 0 and 1")
 refuses_half("_ctc_loss")
+cuda_kernel("ctc_loss_cuda", "_ctc_loss")
 
 
 def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
@@ -144,6 +145,7 @@ def ctc_loss(
     single = log_probs.dim() == 2
     wide = log_probs.unsqueeze(1) if single else log_probs
     lengths = _integers(target_lengths)
+    targets = targets.to(log_probs.device, torch.int64)
     loss = aten._ctc_loss.default(wide, targets, _integers(input_lengths), lengths, blank, zero_infinity)[0]
     if zero_infinity:
         loss = torch.where(loss == torch.inf, torch.zeros((), dtype=loss.dtype, device=loss.device), loss)

@@ -1,0 +1,87 @@
+"""`labkit torchrun --simulate 1024`: one rank of a large world, in this process, without values."""
+
+import os
+import sys
+from collections import Counter
+from typing import Any
+
+from virtualgpu.cluster import Cluster, parse_rate
+from virtualgpu.collectives import simulated
+from virtualgpu.commands import set_up_for_times
+from virtualgpu.instruments import Span
+from virtualgpu.machines import MAXIMUM, VirtualGPUs, gibibytes, use, with_maker
+from virtualgpu.script import check_script, run_script
+
+LARGEST = 1 << 20  # ranks of a world
+
+
+def set_up(script: str, world: int, nodes: int, rank: int, network: str, like: str | None, memory: str | None) -> VirtualGPUs:
+    """Make this process rank `rank` of `world`, on `nodes` machines whose ranks have a virtual GPU each, until it ends. Says so.
+
+    Raises ValueError for an argument that is not one of the choices; nothing is changed then.
+    """
+    check_script(script)
+    if not 1 <= world <= LARGEST:
+        raise ValueError(f"--simulate {world}: choose a whole number from 1 to {LARGEST}")
+    if nodes < 1 or world % nodes or world // nodes > MAXIMUM:
+        raise ValueError(f"--nodes {nodes}: {world} ranks do not divide into so many machines of 1 to {MAXIMUM} GPUs each")
+    if not 0 <= rank < world:
+        raise ValueError(f"--rank {rank}: choose one from 0 to {world - 1}")
+    per_node, cluster = world // nodes, Cluster(world // nodes, parse_rate(network))
+    gpus = use(per_node, like or "H100", memory, values=False)
+    gpus.machine.cluster = cluster
+    os.environ.update(_environment(world, rank, per_node))
+    set_up_for_times(gpus, virtual_time=True)
+    simulated.put_in_place()
+    _tell(f"rank {rank} of {world:,} simulated, on {nodes:,} node{'s' * (nodes > 1)} of {per_node} virtual {with_maker(gpus.name)}.")
+    between = f" {network} from each GPU to other nodes," if nodes > 1 else ""
+    _tell(f"assumed:{between} all ranks alike, and none late. No values are computed.")
+    return gpus
+
+
+def run(gpus: VirtualGPUs, script: str, arguments: list[str]) -> None:
+    """Run the script, and say on standard error what it took. What it raises goes up."""
+    sent: Counter[str] = Counter()
+    gpus.machine.clock.listen(lambda work: sent.update(_collective(work)))
+    try:
+        run_script(script, arguments)
+    finally:
+        _sum_up(gpus.machine, sent)
+
+
+def _environment(world: int, rank: int, per_node: int) -> dict[str, str]:
+    """What torchrun tells a rank."""
+    told: dict[str, Any] = {
+        "RANK": rank,
+        "LOCAL_RANK": rank % per_node,
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": per_node,
+        "GROUP_RANK": rank // per_node,
+        "GROUP_WORLD_SIZE": world // per_node,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": "simulated",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 29400,
+    }
+    return {name: str(value) for name, value in told.items()}
+
+
+def _collective(work: Any) -> list[str]:
+    """Its kind, if this is a collective's time on a stream."""
+    return [work.name.removeprefix("nccl ")] if isinstance(work, Span) and work.name.startswith("nccl ") else []
+
+
+def _sum_up(machine: Any, sent: Counter[str]) -> None:
+    for gpu in machine.gpus:
+        if reserved := gpu.allocator.peak_reserved:
+            total = gibibytes(machine.total_memory)
+            _tell(f"peak {gibibytes(gpu.allocator.peak_allocated)} allocated, {gibibytes(reserved)} reserved, of {total}.")
+    collectives = ", ".join(f"{count:,} {kind}" for kind, count in sorted(sent.items())) or "none"
+    _tell(f"{machine.clock.host:.3g} s of virtual time; collectives: {collectives}.")
+
+
+def _tell(text: str) -> None:
+    print(f"labkit torchrun: {text}", file=sys.stderr)

@@ -1,0 +1,66 @@
+"""The traces of several ranks as one."""
+
+import numpy as np
+import pytest
+import torch
+
+from gputrace import record
+from gputrace.events import ALLOC
+from gputrace.ranks import together
+from gputrace.spans import HOST
+
+pytestmark = pytest.mark.usefixtures("machine")
+
+
+def recorded(device, size, stays):
+    """What a rank does on its own GPU: a kernel, and memory of which a part stays."""
+    with record() as trace:
+        x = torch.ones(size, device=device)
+        y = x * 2
+        if not stays:
+            del y
+        torch.cuda.synchronize(device)
+    return trace
+
+
+@pytest.fixture
+def two():
+    return recorded("cuda:0", 1000, stays=True), recorded("cuda:1", 5000, stays=False)
+
+
+def test_each_rank_keeps_its_memory_and_its_work(two):
+    whole = together(dict(enumerate(two)), per_node=2)
+    assert whole.devices == [0, 1]
+    assert whole.peaks == {rank: trace.peaks[rank] for rank, trace in enumerate(two)}
+    for rank, trace in enumerate(two):
+        assert whole.busy(rank) == trace.busy(rank) > 0
+        assert whole.timeline(rank).allocated.tolist() == trace.timeline(rank).allocated.tolist()
+        assert list(whole.lines(rank)) == list(trace.lines(rank))
+    assert HOST not in whole.spans.device
+    assert whole.badge == f"2 ranks: {two[0].badge}"
+
+
+def test_frees_find_the_block_that_they_free(two):
+    whole = together(dict(enumerate(two)), per_node=2).events
+    freed = np.flatnonzero(whole.birth >= 0)
+    assert len(freed) > 0
+    for index in freed[whole.action[freed] != ALLOC]:
+        birth = whole.birth[index]
+        assert (whole.device[birth], whole.address[birth]) == (whole.device[index], whole.address[index])
+        assert whole.time[birth] <= whole.time[index]
+
+
+def test_a_rank_of_another_node_has_its_own_number(two):
+    whole = together({0: two[0], 3: two[1]}, per_node=2)
+    assert whole.devices == [0, 3]
+    assert whole.peaks[3] == two[1].peaks[1]
+
+
+def test_figures_and_files_take_it(two, tmp_path):
+    whole = together(dict(enumerate(two)), per_node=2)
+    told = whole.plot_timeline().alt
+    assert told.startswith("Cuda:0 worked ") and "host" not in told
+    whole.plot_devices()
+    whole.export_chrome(tmp_path / "ranks.json")
+    whole.save(tmp_path / "ranks.npz")
+    assert type(whole).load(tmp_path / "ranks.npz").peaks == whole.peaks

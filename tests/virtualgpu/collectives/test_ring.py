@@ -1,0 +1,38 @@
+"""How long a collective takes, in a node and between nodes."""
+
+import pytest
+
+from virtualgpu import profiles
+from virtualgpu.cluster import Cluster
+from virtualgpu.collectives.ring import collective_seconds
+
+H100, LARGE = profiles.load("H100"), 1 << 30
+NODE = Cluster(8, 400e9 / 8)
+
+
+def seconds(kind, nbytes, ranks, cluster=NODE):
+    return collective_seconds(H100, kind, nbytes, ranks, cluster)
+
+
+def test_in_a_node_the_network_does_not_matter():
+    assert seconds("all_reduce", LARGE, range(8, 16)) == seconds("all_reduce", LARGE, range(8), Cluster(None, 1.0))
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+def test_between_nodes_the_adapters_limit_the_rate(kind):
+    few, many = seconds(kind, LARGE, [0, 8]), seconds(kind, LARGE, [0, 1, 2, 3, 8, 9, 10, 11])
+    slower = seconds(kind, LARGE, [0, 8], Cluster(8, 200e9 / 8))
+    assert slower == pytest.approx(2 * few, rel=0.01)
+    assert many < few * 7.1  # an all_gather moves seven times as much; the other kinds less
+    assert seconds(kind, LARGE, [0, 1]) < few
+
+
+def test_a_send_to_another_node_goes_by_one_adapter():
+    assert seconds("send", LARGE, [0, 8]) == pytest.approx(LARGE / NODE.network, rel=0.01)
+
+
+def test_a_small_all_reduce_over_many_nodes_goes_by_a_tree():
+    first_ranks = [range(0, 8 * nodes, 8) for nodes in (64, 128)]
+    tree = [seconds("all_reduce", 1024, ranks) for ranks in first_ranks]
+    ring = [seconds("all_gather", 1024, ranks) for ranks in first_ranks]
+    assert tree[1] - tree[0] < 20e-6 < 200e-6 < ring[1] - ring[0]  # one step more each way, and 64 more
