@@ -5,6 +5,7 @@ None of it is forbidden, and a person decides: a notebook may have a reason.
 """
 
 import ast
+import contextlib
 import re
 import threading
 import warnings
@@ -95,6 +96,16 @@ def remarks(sources: Iterable[str]) -> list[str]:
         return list(dict.fromkeys(reader.found))
     except RecursionError:
         return ["its code is nested too deeply to be read"]
+
+
+def texts(sources: Iterable[str]) -> list[str]:
+    """The texts in these cells, which may be programs."""
+    found: list[str] = []
+    for source in sources:
+        with PARSING, contextlib.suppress(SyntaxError):
+            constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+            found += [value for value in constants if isinstance(value, str)]
+    return found
 
 
 def cells(sources: list[str]) -> list[str]:
