@@ -14,6 +14,7 @@ from gputrace import units
 from gputrace.events import OOM
 from gputrace.lines import times_of
 from gputrace.recording import MAX_EVENTS, record
+from gputrace.spans import HOST
 from gputrace.tables import Table
 from gputrace.trace import Trace
 
@@ -131,7 +132,8 @@ def _times(trace: Trace, devices: list[int]) -> Table:
     for device in devices:
         seconds = trace.busy(device), trace.busy(device, "kernel"), trace.busy(device, "copy"), trace.overlap(device), trace.idle(device)
         rows.append((f"cuda:{device}", *map(units.time_text, seconds)))
-    return Table(header, tuple(rows), f"Of {units.time_text(trace.end)}; the host waited {units.time_text(trace.host_waited)}")
+    host = f"; the host waited {units.time_text(trace.host_waited)}" if HOST in trace.spans.device else ""
+    return Table(header, tuple(rows), f"Of {units.time_text(trace.end)}{host}")
 
 
 def _moment(trace: Trace, device: int) -> tuple[str | int, str]:

@@ -98,7 +98,8 @@ def questions(course: Course, lab: Assignment) -> dict[str, str]:
     found = {
         item.number: re.search(rf"\*\*{re.escape(item.number)}\*\*(.*?)(?=\n\n\*\*\d|\n#|\Z)", texts, re.DOTALL) for item in lab.exercises
     }
-    return {number: re.sub(r"\*\*|`", "", text[1]).strip() for number, text in found.items() if text}
+    plain = {number: re.sub(r"\*\*|`", "", text[1]).strip() for number, text in found.items() if text}
+    return {number: re.sub(r"\*(\w[^*]*)\*", r"\1", text) for number, text in plain.items()}
 
 
 def instructor_copy(course: Course, lab: Assignment) -> NotebookNode:

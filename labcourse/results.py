@@ -127,12 +127,12 @@ def _moment(time: datetime | str) -> str:
     return release.moment(datetime.fromisoformat(time) if isinstance(time, str) else time)
 
 
-def _by_student(essences: list[dict[str, Any]]) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+def _by_student(essences: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
     """Each student with what he has in each lab."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for item in essences:
         found.setdefault(item["student"], {})[item["lab"]] = item
-    return sorted(found.items())
+    return dict(sorted(found.items()))
 
 
 def _records(store: Store, keys: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:

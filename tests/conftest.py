@@ -68,17 +68,19 @@ def no_lab_used_before() -> None:
 
 
 @pytest.fixture(autouse=True)
-def the_same_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def the_same_draws(request: pytest.FixtureRequest) -> Iterator[None]:
     """A check draws by the test's name what it draws by chance elsewhere, so that no run of the tests differs from another. With
     LABKIT_TRIES, which asks for a search, it draws anew."""
     checking = sys.modules.get("labkit.checks.checking")
-    if checking is not None and "LABKIT_TRIES" not in os.environ:
-        of_this_test = random.Random(request.node.nodeid)
+    with pytest.MonkeyPatch.context() as patch:  # of its own: a test's is undone before the test's fixtures end
+        if checking is not None and "LABKIT_TRIES" not in os.environ:
+            of_this_test = random.Random(request.node.nodeid)
 
-        def by_name(seed: int | None = None) -> random.Random:
-            return random.Random(of_this_test.random() if seed is None else seed)
+            def by_name(seed: int | None = None) -> random.Random:
+                return random.Random(of_this_test.random() if seed is None else seed)
 
-        monkeypatch.setattr(checking, "random", SimpleNamespace(Random=by_name))
+            patch.setattr(checking, "random", SimpleNamespace(Random=by_name))
+        yield
 
 
 @pytest.fixture(autouse=True)

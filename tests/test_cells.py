@@ -91,6 +91,12 @@ def test_what_an_answer_warns_of_is_cut_too(notebook, capsys):
     assert shown.err.splitlines() == [str(n) for n in range(40)] and "… and 60 more lines" in shown.out
 
 
+def test_an_answer_asks_nobody(notebook):
+    notebook("def on_gpu(numbers):\n    return torch.zeros(int(input('how many? ')))")
+    assert "EOFError: nobody is asked while an answer is checked" in notebook(CHECK, "check")
+    assert input.__name__ != "refused"
+
+
 def test_an_answer_whose_cell_has_not_run_since_is_told(notebook):
     same = "The cell of `on_gpu` has not run since the last check: this is about the same version."
     for answer, told in ((WRONG, "Not yet: your tensor is on cpu"), (RIGHT, "Right.")):

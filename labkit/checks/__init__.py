@@ -33,7 +33,7 @@ def check(number: str, answer: Any) -> Verdict:
 def _tried(known: Check, answer: Any) -> Verdict:
     number, inputs = known.number, checking.drawn(known)
     try:
-        with limits.in_time(number, answer), limits.a_screenful():
+        with limits.in_time(number, answer), limits.a_screenful(), limits.no_questions():
             seen = checking.observe(known, answer, inputs)
     except limits.TookTooLongError as error:
         told = f"your answer took longer than {limits.LIMIT:g} s{_at(error, answer)}."

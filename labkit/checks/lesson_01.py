@@ -69,7 +69,7 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
 
 
 def draw_batch(generator: random.Random) -> Plain:
-    """A batch for the CPU and one for a GPU. At each level: a tensor to move, one to leave, None, a value, a container of another kind."""
+    """A batch for the CPU and one for a GPU. At each level: a tensor to move, one to leave, other values, a container of another kind."""
     targets = ["cpu", generator.choice(DEVICES[1:])]
     return [{"device": target, "batch": _nested(generator, target, tops)} for target, tops in zip(targets, ("tuple", "dict"), strict=True)]
 
@@ -77,17 +77,18 @@ def draw_batch(generator: random.Random) -> Plain:
 def _nested(generator: random.Random, target: str, top: str) -> Plain:
     others = cycle(generator.sample([device for device in DEVICES if device != target], k=2))
     kinds = cycle(["list", "dict", "tuple"] if top == "tuple" else ["tuple", "list", "dict"])
+    dtypes = cycle(generator.sample(["float32", "float16", "int64"], k=3))  # each is moved, and each stays
 
     def tensor(device: str) -> Plain:
-        values = [[generator.randint(0, 9) for _ in range(2)] for _ in range(2)]
-        return ["tensor", values, generator.choice(["float32", "float16", "int64"]), device]
+        values = [generator.randint(0, 9) for _ in range(2)]
+        return ["tensor", [values, values[::-1]] if level % 2 else values[0], next(dtypes), device]
 
     node: Plain = [top, []]
-    for value in ("image", 7, True, "", 0, 0.5):
-        inside = [tensor(next(others)), tensor(target), ["value", None], ["value", value], node]
+    for level in range(6):
+        inside = [tensor(next(others)), tensor(target), *(["value", value] for value in (None, "image", 7, True, "", 0, 0.5)), node]
         generator.shuffle(inside)
         kind = next(kinds)
-        node = [kind, [[f"{letter}{value}", child] for letter, child in zip("abcde", inside, strict=True)] if kind == "dict" else inside]
+        node = [kind, [[f"{key}{level}", child] for key, child in zip("abcdefghij", inside, strict=True)] if kind == "dict" else inside]
     return node
 
 
@@ -168,9 +169,9 @@ class Masked(nn.Module):
 
 
 def draw_models(generator: random.Random) -> Plain:
-    """The layers of a model on all devices, whose own children share a weight, and of one on two devices; on each of them two layers."""
-    on_all, on_two = _layers(generator, generator.sample(DEVICES, k=3)), _layers(generator, generator.sample(DEVICES, k=2) * 2)
-    return [sorted(on_all, key=lambda layer: layer["kind"] == "shared"), on_two]
+    """The layers of a model on all devices, whose own children share a weight, and of two models on two, with two layers on each."""
+    on_all, *on_two = [_layers(generator, generator.sample(on, k=len(on)) * 2) for on in (DEVICES, DEVICES[1:], DEVICES[::2])]
+    return [sorted(on_all, key=lambda layer: layer["kind"] == "shared"), *on_two]
 
 
 def _layers(generator: random.Random, devices: list[str]) -> Plain:
@@ -207,6 +208,7 @@ def _modules(layer: Plain) -> list[nn.Module]:
     if layer["kind"] == "mask":
         return [Masked(layer["size"], layer["device"])]
     linear = nn.Linear(layer["in"], layer["out"], device=layer["device"], dtype=getattr(torch, layer["dtype"]))
+    linear.weight.grad = torch.zeros_like(linear.weight)  # not to be counted
     if layer["kind"] == "linear":
         return [linear]
     twin = nn.Linear(layer["in"], layer["out"], bias=False, device=layer["device"])
@@ -271,8 +273,8 @@ def observe_work(on_device: Any, cases: Plain) -> Plain:
                 result = on_device(case["on"], _work(case, seen))
         except Interrupted as error:
             raised = quote(error)
-        result = result if isinstance(result, int | str | None) else type(result).__name__
-        observations.append({"seen": seen, "after": torch.cuda.current_device(), "result": result, "raised": raised})
+        told = result if isinstance(result, int | str | None) else type(result).__name__
+        observations.append({"seen": seen, "after": torch.cuda.current_device(), "result": told, "raised": raised})
     return observations
 
 
@@ -309,10 +311,9 @@ TRIES = 3  # on a real GPU the best of them counts
 
 
 def draw_copies(generator: random.Random) -> Plain:
-    """A copy that takes twice as long as its work, and one that takes half as long: no fixed pause suits both."""
-    sizes = [{"numbers": 8 << 20, "work": 0.5}, {"numbers": 2 << 20, "work": 2.0}]
-    devices = generator.sample(DEVICES[1:], k=2)
-    return [{**size, "device": device, "first": generator.randint(1, 999)} for size, device in zip(sizes, devices, strict=True)]
+    """Copies to each GPU that take twice as long as their work, and one that takes half as long: no fixed pause suits both."""
+    sizes = [(8 << 20, 0.5, "cuda:0"), (8 << 20, 0.5, "cuda:1"), (2 << 20, 2.0, generator.choice(DEVICES[1:]))]
+    return [{"numbers": count, "work": work, "device": device, "first": generator.randint(1, 999)} for count, work, device in sizes]
 
 
 def observe_copies(copy_while: Any, cases: Plain) -> Plain:
@@ -363,7 +364,6 @@ def _keep_busy(seconds: float) -> float:
 
 
 def judge_copies(observations: Plain, cases: Plain) -> Verdict:
-    took = ""
     for observed, case in zip(observations, cases, strict=True):
         for attempt in observed["tries"]:
             if attempt["calls"] != 1:
@@ -382,7 +382,7 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
         if not min(attempt["left"] for attempt in observed["tries"]) <= copy / 4:
             return not_yet("your function returned before the copy had arrived. What waits for a GPU that need not be the current one?")
         best = min(observed["tries"], key=lambda attempt: attempt["total"])
-        took = took or f"copy {copy * 1e3:.2f} ms, work {best['work'] * 1e3:.2f} ms, together {best['total'] * 1e3:.2f} ms"
+        took = f"copy {copy * 1e3:.2f} ms, work {best['work'] * 1e3:.2f} ms, together {best['total'] * 1e3:.2f} ms"
         if not best["total"] <= max(copy, best["work"]) + min(copy, best["work"]) / 2:
             return not_yet(
                 f"a copy of {copy * 1e3:.2f} ms and work of {best['work'] * 1e3:.2f} ms took {best['total'] * 1e3:.2f} ms together, "

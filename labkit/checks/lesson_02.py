@@ -13,12 +13,14 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
+from operator import length_hint
 from typing import Any
 
 import torch
 
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right
 from labkit.checks.gpu_seconds import cycles_in, gpu_seconds
 from virtualgpu import RaceWarning
 
@@ -99,7 +101,7 @@ def draw_losses(generator: random.Random) -> Plain:
     """For each batch its value and its rows: a few batches, and so many that an answer comes to its hundredth step."""
     counts = [generator.randint(2, 8), generator.randint(101, 109)]
     drawn = [[[generator.randint(1, 8), generator.randint(1, 9)] for _ in range(count)] for count in counts]
-    return [[*case[:-1], [9, generator.randint(1, 9)]] for case in drawn]  # the last is not the mean
+    return [[*case[:-1], [9, 400]] for case in drawn]  # the last is not the mean, and by rows it nearly is
 
 
 class Double(torch.nn.Module):
@@ -119,13 +121,14 @@ def observe_losses(answer: Any, cases: Plain) -> Plain:
         batches = [torch.full((rows, 4), float(value), device="cuda") for value, rows in case]
         with during(f"{len(case)} batches"):
             answer(model, batches)
+            torch.empty(SIZE * 8, device="cuda")  # a segment of its own, which is free now: returning it waits
             torch.cuda.synchronize()
             torch.cuda._sleep(sleep)
             earlier = torch.cuda.current_stream().record_event()
             result = answer(model, batches)
-        waited = earlier.query()
-        told = {"waited": waited, "graph": getattr(result, "requires_grad", False), "result": describe(result)}
-        observations.append(told | {"trains": torch.is_grad_enabled() and model.training and model.weight.requires_grad})
+        told = {"waited": earlier.query(), "graph": getattr(result, "requires_grad", False), "result": describe(result)}
+        trains = torch.is_grad_enabled() and model.training and model.weight.requires_grad and model.weight.grad is None
+        observations.append(told | {"trains": trains})
         torch.cuda.synchronize()
     return observations
 
@@ -147,9 +150,7 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
         if observed["graph"]:
             return not_yet("your result requires a gradient: its graph keeps what every batch left for the backward pass.")
         if not observed["trains"]:
-            return not_yet(
-                "after your function the model cannot be trained as before: gradients or its training mode were left switched off."
-            )
+            return not_yet("after your function the model cannot be trained as before: what did it leave switched off, or in `.grad`?")
     return right("The host ran ahead; whoever prints the loss waits, once.")
 
 
@@ -301,20 +302,13 @@ def draw_batches(generator: random.Random) -> Plain:
 
 
 def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
-    """What each batch's work read, how far ahead the source was drawn, the seconds of copies, of work, of both, and those that the loader
-    keeps the host for a batch; and whether it waited for what had been launched before."""
+    """What each batch's work read, what the loader drew, held and waited for, and the seconds of copies, of work and of both."""
     host, scratch = torch.zeros(SIZE).pin_memory(), torch.empty(SIZE, device="cuda")
     size = round(SIZE * COPY / min(gpu_seconds(lambda: scratch.copy_(host, non_blocking=True)) for _ in range(5)))
-    hosts, scratch = [torch.zeros(size).pin_memory() for _ in inputs["values"]], torch.empty(size, device="cuda")
+    (other, *hosts), scratch = [torch.ones(size).pin_memory() for _ in range(BATCHES + 1)], torch.empty(size, device="cuda")
     copying = BATCHES * min(gpu_seconds(lambda: scratch.copy_(hosts[0], non_blocking=True)) for _ in range(5))
     cycles = cycles_in(inputs["longer"] * copying / BATCHES)
-    busy, waited = cycles_in(LONG), False
-    drawn: list[int] = []
-
-    def source() -> Iterator[torch.Tensor]:
-        for host in hosts:
-            drawn.append(1)
-            yield host
+    busy, seen = cycles_in(LONG), dict[str, Plain]()
 
     def work(batch: torch.Tensor) -> torch.Tensor:
         mean = batch.sum() / batch.numel()  # at once: a copy that nobody waits for would be there after the sleep
@@ -326,32 +320,38 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
         for filled in (False, True):  # the first finds the GPU busy, takes memory from it, and leaves no batch's values there
             for host, value in zip(hosts, inputs["values"], strict=True):
                 host.fill_(float(value) if filled else 0.0)
-            drawn.clear()
             torch.cuda.synchronize()
             torch.cuda._sleep(1 if filled else busy)
             earlier = torch.cuda.current_stream().record_event()
             start = machine.host_time()
             means: list[torch.Tensor] = []
             devices, ahead, held, used, kept = [], 0, [], [], 0
-            loader = iter(prefetched(source()))
+            loader = iter(prefetched(source := iter(hosts)))
             while len(means) <= BATCHES:  # one more than there are: it might never end
                 asked = machine.host_time()
                 batch = next(loader, None)
                 held.append(machine.host_time() - asked)
                 if batch is None:
                     break
-                ahead = max(ahead, len(drawn) - len(means) - 1)
+                ahead = max(ahead, BATCHES - length_hint(source) - len(means) - 1)
                 devices.append(str(batch.device))
                 means.append(work(batch))
                 used.append(weakref.ref(batch))
                 del batch
                 gc.collect(0)
                 kept = max(kept, len({id(there()) for there in used} - {id(None)}))
-            waited = earlier.query() if not filled else waited
+            if not filled:
+                _ = [torch.cuda.Stream() for _ in range(31)]  # the next one is the loader's again: there are 32
+                seen["alone"] = len(list(islice(prefetched(iter([other])), 2)))
+                seen["waited"] = earlier.query()
+                seen["reused"] = [index for index, mean in enumerate(means) if mean.item() != 0]
             torch.cuda.synchronize()
             seconds = {"copies": copying, "work": working, "both": machine.host_time() - start, "held": statistics.median(held)}
-    counts = {"ahead": ahead, "kept": kept, "waited": waited}
-    return {"means": [mean.item() for mean in means], "devices": devices, "seconds": seconds, **counts}
+    try:
+        seen["none"] = len(list(islice(prefetched(iter([])), 1)))
+    except Exception as error:
+        seen["none"] = quote(error, prefetched)
+    return {"means": [mean.item() for mean in means], "devices": devices, "seconds": seconds, "ahead": ahead, "kept": kept, **seen}
 
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
@@ -362,7 +362,7 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     if any(not device.startswith("cuda") for device in observed["devices"]):
         return not_yet("a batch was not on the GPU.")
     read = enumerate(zip(observed["means"], due, strict=True))
-    if wrong := [index for index, (mean, value) in read if not abs(mean - value) <= 1e-3 * value]:
+    if wrong := [index for index, (mean, value) in read if not abs(mean - value) <= 1e-3 * value] or observed["reused"]:
         index = wrong[0]
         other = "another batch's" if any(abs(observed["means"][index] - value) <= 1e-3 * value for value in due) else "no batch's"
         return not_yet(
@@ -371,9 +371,7 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     if observed["ahead"] > AHEAD:
         return not_yet(f"your loader drew {observed['ahead']} batches ahead: a large data set would not fit the GPU. Copy one ahead.")
     if observed["kept"] > AHEAD:
-        return not_yet(
-            f"your loader still held {observed['kept']} batches that had been used. Who else can keep their memory until it was read?"
-        )
+        return not_yet(f"your loader still held {observed['kept']} batches that had been used. Who else keeps memory that is being read?")
     copies, works, both, held = (observed["seconds"][name] for name in ("copies", "work", "both", "held"))
     share = (copies + works - both) / min(copies, works)
     if not share >= REACHED:
@@ -388,6 +386,8 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
             f"a copy takes {copies / BATCHES * 1e3:.3g} ms, and for each batch the host spends {held * 1e3:.3g} ms in your loader: "
             "it waits there. Let streams wait for streams."
         )
+    if (observed["alone"], observed["none"]) != (1, 0):
+        return not_yet(f"of one batch your loader made {observed['alone']}; of none it made: {observed['none']}. `batches` may be empty.")
     return right(f"{min(1.0, share):.0%} of the copying is hidden behind the work.")
 
 

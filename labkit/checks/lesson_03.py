@@ -241,11 +241,11 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_parts(generator: random.Random) -> Plain:
-    """Rows for the GPUs in either order, fewer for the first; once four parts, the first without rows; once from the host."""
+    """Rows for the GPUs in either order, fewest for the first, no two alike; once four parts, the first empty; once from the host."""
     cases = []
     for devices, source, least in (([0, 1], "cuda:0", 1), ([1, 0, 1, 0], "cuda:1", 0), ([1, 0], "cpu", 1)):
         first = least and generator.randint(1, 3)
-        rows = [first, *(first + generator.randint(1, 4) for _ in devices[1:])]
+        rows = [first, *(first + more for more in generator.sample(range(1, 5), k=len(devices) - 1))]
         cases.append({"devices": devices, "source": source, "rows": rows})
     generator.shuffle(cases)
     return cases
@@ -305,9 +305,9 @@ CLASSES = 1 << 10
 
 
 def draw_losses(generator: random.Random) -> Plain:
-    """A batch that two GPUs cannot share evenly; `targets` are classes, `shift` makes the logits of this try."""
+    """A batch that two GPUs cannot share evenly; `shift` makes the outputs of this try: above all targets, so that no gradient cancels."""
     rows = generator.choice([9, 11, 13])
-    return {"targets": [generator.randrange(CLASSES) for _ in range(rows)], "shift": generator.randint(1, 9)}
+    return {"targets": [generator.randrange(CLASSES) for _ in range(rows)], "shift": generator.randint(7, 12)}
 
 
 class Wide(nn.Module):

@@ -70,13 +70,13 @@ def _later(x: torch.Tensor, cycles: int) -> torch.Tensor:
 
 
 def draw_cuts(generator: random.Random) -> Plain:
-    """Models cut in different places; the batch lies on each of the devices once. Its numbers fit float32, and no half precision."""
-    cases = []
-    for device in ("cpu", "cuda:0", "cuda:1"):
-        weights = [generator.randint(2, 4) for _ in range(generator.randint(3, 5))]
+    """Models cut early, late and anywhere; the batch lies on each of the devices once. Its numbers fit float32, and no half precision."""
+    cases: list[Plain] = []
+    for device in generator.sample(["cpu", "cuda:0", "cuda:1"], k=3):
+        weights = [generator.randint(2, 4) for _ in range(generator.randint(4, 5))]
         values = [2 * generator.randint(1024, 2047) + 1 for _ in range(generator.randint(2, 4))]
         cases.append({"device": device, "weights": weights, "values": values, "cut": generator.randint(1, len(weights) - 1)})
-    cases[-1]["cut"] = 1  # not the middle
+    cases[0]["cut"], cases[1]["cut"] = 1, len(cases[1]["weights"]) - 1  # neither is the middle
     generator.shuffle(cases)
     return cases
 
@@ -254,7 +254,7 @@ def draw_steps(generator: random.Random) -> Plain:
     """A batch, rising, whose micro-batches are not equally long; and into how many it is cut."""
     rows, splits = generator.choice([(5, 2), (5, 3), (7, 2)])  # chunk(splits) and split(splits) differ for each
     values = sorted(generator.sample(range(1, 10), rows))
-    return {"values": values, "weights": [generator.randint(1, 4), generator.randint(1, 4)], "splits": splits}
+    return {"values": values, "weights": generator.sample(range(2, 6), k=2), "splits": splits}
 
 
 def observe_steps(step: Any, inputs: Plain) -> Plain:
@@ -331,7 +331,7 @@ WORK = {"F": FORWARD, "B": BACKWARD}
 
 def draw_pipelines(generator: random.Random) -> Plain:
     """(stages, micro-batches): many and few of either, fewer micro-batches than stages among them."""
-    cases = [[generator.randint(3, 5), generator.randint(6, 9)], [2, generator.randint(3, 6)], [4, generator.randint(1, 2)]]
+    cases = [[generator.randint(3, 5), generator.randint(6, 9)], [2, generator.randint(3, 6)], [4, generator.randint(2, 3)], [3, 1]]
     generator.shuffle(cases)
     return cases
 

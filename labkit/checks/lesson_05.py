@@ -211,7 +211,9 @@ MOST_TRIES = 200
 
 
 def draw_work(generator: random.Random) -> Plain:
-    cases = [{"rows": 2 * generator.randint(10, 29) + 1, "fits": generator.randint(4, 12), "fails": False} for _ in range(2)]
+    """Odd numbers of rows, to be halved two or three times, and four or five; rows that never fit; work that fails for another reason."""
+    sizes = ((2 * generator.randint(10, 19) + 1, generator.randint(5, 9)), (2 * generator.randint(20, 29) + 1, generator.randint(3, 5)))
+    cases = [{"rows": rows, "fits": fits, "fails": False} for rows, fits in sizes]
     cases.append({"rows": generator.randint(3, 9), "fits": 0, "fails": False})
     cases.append({"rows": generator.randint(3, 9), "fits": 1, "fails": True})
     return cases
@@ -304,20 +306,22 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
 
 
 def draw_scattered(generator: random.Random) -> Plain:
-    return {"size": generator.randint(4300, 4900) * KIB, "values": generator.sample(range(1, 250), k=4)}
+    """Sizes of which four fill most of a segment, no two alike, the largest first, and what the tensors are full of."""
+    sizes = sorted(generator.sample(range(4300, 4900), k=4), reverse=True)
+    return {"sizes": [size * KIB for size in sizes], "values": generator.sample(range(1, 250), k=4)}
 
 
 def observe_scattered(compact: Any, inputs: Plain) -> Plain:
     """The worse of two lists, as allocated and the other way round: with one of them, moving one tensor at a time is enough by luck."""
-    found = [_scattered(compact, inputs["size"], inputs["values"], order) for order in (1, -1)]
+    found = [_scattered(compact, inputs["sizes"], inputs["values"], order) for order in (1, -1)]
     return max(found, key=lambda each: (not each["same"], "cpu" in each["devices"], each["after"]))
 
 
-def _scattered(compact: Any, size: int, values: list[int], order: int) -> dict[str, Plain]:
+def _scattered(compact: Any, sizes: list[int], values: list[int], order: int) -> dict[str, Plain]:
     """The values afterwards, where they are, and what is reserved for the tensors before and after."""
     with _tidy():
         base = torch.cuda.memory_reserved()
-        blocks = [_empty(size) for _ in range(4 * len(values))]  # four lie in a segment
+        blocks = [_empty(size) for size in sizes for _ in range(4)]  # four lie in a segment
         kept = blocks[::4][::order]
         for block, value in zip(kept, values, strict=True):
             block.fill_(value)
@@ -326,7 +330,7 @@ def _scattered(compact: Any, size: int, values: list[int], order: int) -> dict[s
         del blocks, block
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved() - base
-        with during(f"{len(kept)} tensors of {byte_text(size)}"):
+        with during(f"{len(kept)} tensors of {byte_text(min(sizes))} to {byte_text(max(sizes))}"):
             compact(kept)
         after = torch.cuda.memory_reserved() - base
         torch.cuda.empty_cache()

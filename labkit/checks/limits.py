@@ -1,5 +1,6 @@
 """What an answer may take while a learner checks it: a screenful of output, and the time that grading would give it."""
 
+import builtins
 import signal
 import sys
 import threading
@@ -62,6 +63,20 @@ def a_screenful() -> Iterator[None]:
     finally:
         if left_out := sum(screen.left_out for screen in screens):
             print(f"… and {left_out:,} more line{'s' * (left_out != 1)}, which labkit.check leaves out")
+
+
+@contextmanager
+def no_questions() -> Iterator[None]:
+    """Refuse `input()`. JupyterLab would run no other cell until its question is answered, also when the answer's time is over."""
+
+    def refused(prompt: object = "") -> str:
+        raise EOFError("nobody is asked while an answer is checked, so input() has nothing to return")
+
+    before, builtins.input = builtins.input, refused
+    try:
+        yield
+    finally:
+        builtins.input = before
 
 
 @contextmanager

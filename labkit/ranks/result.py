@@ -58,6 +58,10 @@ class TorchrunError(Exception):
         self.restarts = [] if job is None else _restarts(job)
         self.trace = None if job is None else trace_of(job)
 
+    def _render_traceback_(self) -> list[str]:
+        """A notebook shows what the ranks did, without the kit's own part of the traceback."""
+        return [f"TorchrunError: {self}", *getattr(self, "__notes__", [])]
+
 
 def _last(job: TorchrunJob) -> list[RankProcess | None]:
     """The ranks of this machine in the last attempt, in order; None for one that was not there yet when another had failed."""

@@ -102,6 +102,7 @@ def test_what_is_no_tensor_is_named():
 
 VALUES = list(range(1, BATCHES + 1))
 LOADED = {"means": [float(value) for value in VALUES], "devices": ["cuda:0"] * BATCHES, "ahead": 1, "kept": 1, "waited": False}
+LOADED |= {"alone": 1, "none": 0, "reused": []}
 LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "held": 0.0001}
 
 
@@ -113,6 +114,8 @@ LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "h
         ({"devices": ["cpu"] * BATCHES}, "was not on the GPU"),
         ({"means": [2.0, *LOADED["means"][1:]]}, "batch 0 read another batch's values"),
         ({"means": [0.0, *LOADED["means"][1:]]}, "batch 0 read no batch's values"),
+        ({"reused": [7]}, "batch 7 read another batch's values"),
+        ({"none": 1}, "of none it made: 1"),
         ({"ahead": 3}, "drew 3 batches ahead"),
         ({"kept": 8}, "still held 8 batches"),
         ({"seconds": SECONDS | {"both": 0.030}}, "0% of the copying is hidden, and 60%"),

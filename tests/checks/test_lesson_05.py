@@ -76,7 +76,7 @@ def test_a_row_that_does_not_fit_and_another_error_are_raised():
 
 
 def test_tensors_moved_together():
-    inputs = {"size": 4 * MIB, "values": [7, 9]}
+    inputs = {"sizes": [4 * MIB, 5 * MIB], "values": [7, 9]}
     good = {"before": 40 * MIB, "after": 20 * MIB, "least": 20 * MIB, "same": True, "devices": ["cuda", "cuda"]}
     assert judge_scattered(good, inputs).passed
     for change in ({"after": 40 * MIB}, {"same": False}, {"devices": ["cuda", "cpu"]}):

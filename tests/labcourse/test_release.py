@@ -54,6 +54,12 @@ def test_students_get_no_solution_and_no_output(whole_course):
         assert [task.metadata["labkit"]["exercise"] for task in tasks] == [exercise.number for exercise in lab.exercises]
 
 
+def test_feedback_asks_the_questions_in_plain_text(whole_course):
+    for lab in whole_course.labs:
+        asked = release.questions(whole_course, lab)
+        assert len(asked) == len(lab.exercises) and not any(mark in question for question in asked.values() for mark in "*`")
+
+
 def test_the_instructor_gets_each_solution(whole_course):
     for lab in whole_course.labs:
         cells = release.instructor_copy(whole_course, lab).cells

@@ -41,6 +41,8 @@ def test_a_rank_that_lost_another_did_not_fail_first():
     with pytest.raises(labkit.TorchrunError, match=r"^rank 1 raised ValueError: a bad batch \(line 7\)") as caught:
         result(job_of(lost, asked_to_end, first), "torchrun", None)
     assert (caught.value.rank, caught.value.kind) == (1, "exception")
+    caught.value.add_note("In rank 1: …")
+    assert caught.value._render_traceback_() == [f"TorchrunError: {caught.value}", "In rank 1: …"]  # as IPython asks for it
 
 
 def test_one_rank_that_returned_is_not_enough():

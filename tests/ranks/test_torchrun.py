@@ -219,7 +219,9 @@ def test_torchrun_starts_all_ranks_again(script, capsys):
 
 def test_attempts_in_which_a_rank_is_ended_before_it_says_a_word():
     """Rank 1 dies so soon that torchrun ends rank 0 in its first moments; another one is heard too late."""
-    job = TorchrunJob("", {"ranks_here": 3, "nodes_here": 1, "nodes": 1, "max_restarts": 1}, RankPrinter(3, live=False, quiet=True))
+    job = TorchrunJob(
+        "", {"ranks_here": 3, "nodes_here": 1, "nodes": 1, "max_restarts": 1, "trace": False}, RankPrinter(3, live=False, quiet=True)
+    )
     for pid, (rank, attempt) in enumerate([(1, "0"), (0, "1"), (2, "0"), (2, "1"), (1, "1")]):
         assert job._process(rank, pid, attempt) is job._process(rank, pid, attempt)
     assert [[process.rank for process in attempt] for attempt in job.attempts()] == [[1, 2], [0, 1, 2]]

@@ -87,9 +87,9 @@ def _hold(stack: contextlib.ExitStack, unshare: list[str], own_user: bool) -> Ma
     return Machine(holder, own_user)
 
 
-def command(script: object, *arguments: object, port: int = PORT, join_timeout: float = 60) -> list[object]:
+def command(script: object, *arguments: object, port: int = PORT, join_timeout: float = 60, virtual: tuple = ()) -> list[object]:
     """What is typed on each machine."""
-    options = ["--ranks", 4, "--nodes", 2, "--endpoint", f"{ADDRESSES[0]}:{port}", "--join-timeout", join_timeout, "--in-order"]
+    options = ["--ranks", 4, "--nodes", 2, "--endpoint", f"{ADDRESSES[0]}:{port}", "--join-timeout", join_timeout, "--in-order", *virtual]
     return [sys.executable, "-m", "labkit", "torchrun", *options, script, *arguments]
 
 
@@ -108,6 +108,27 @@ def test_an_all_reduce_over_both(machines, script):
     ranks = [0, 1, 2, 3] if first[0].startswith("[rank 0]") else [2, 3, 0, 1]
     expected = [f"[rank {rank}] {rank % 2} of 2 here, {ADDRESSES[at // 2]}: 15.0" for at, rank in enumerate(ranks)]
     assert first + second == expected
+
+
+def test_virtual_gpus_on_both_share_a_clock_and_a_network(machines, script):
+    path = script("""
+        import os, time, torch, torch.distributed as dist
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl")
+        x = torch.full((1 << 24,), 2.0 ** dist.get_rank(), device="cuda")
+        dist.all_reduce(x)
+        torch.cuda.synchronize()
+        print(x[0].item(), torch.cuda.device_count(), f"{time.perf_counter() * 1e3:.1f} ms")
+        dist.destroy_process_group()
+    """)
+    typed = command(path, virtual=("--like", "H200", "--virtual-time", "--network", "8Gb/s"))
+    (status, first, error), (status_2, second, error_2) = ends(*[machine.start(*typed) for machine in machines])
+    assert (status, error, status_2, error_2) == (0, "", 0, "")
+    told = {line.partition("] ")[2] for line in first[1:] + second[1:]}
+    assert len(told) == 1 and len(first) == len(second) == 3
+    value, gpus, milliseconds, _ = told.pop().split()
+    assert (value, gpus) == ("15.0", "2")
+    assert 50 < float(milliseconds) < 70  # 96 MiB over two adapters of 1 GB/s
 
 
 def test_each_machine_says_in_one_message_what_went_wrong(machines, script):

@@ -30,9 +30,10 @@ def _gathered(x: Tensor, dims: Any) -> int:
     return 0
 
 
-def _step_by_step(dims: Any) -> bool:
-    """Is one dimension transformed after the other (`use_optimized_cufft_path`)?"""
-    return len(dims) > 3 or list(dims[:2]) == [0, 1]
+def _step_by_step(call: Call, dims: Any) -> bool:
+    """Is one dimension transformed after the other? cuFFT takes three; real ones that begin with the first two go one by one
+    (`use_optimized_cufft_path`)."""
+    return len(dims) > 3 or (call.op.name == "_fft_r2c" and list(dims[:2]) == [0, 1])
 
 
 @handles("_fft_r2c", "_fft_c2c")
@@ -40,7 +41,7 @@ def transform(call: Call) -> Any:
     x, dims = call.args[:2]
     if call.op.outs or not x.numel() or not dims:
         return operators.compute_or_into_given(call)
-    several = len(dims) > 1 and _step_by_step(dims)
+    several = _step_by_step(call, dims)
     copy = _gathered(x, dims[-1:] if several else dims)
 
     def plan(outputs: list[Any]) -> Plan:

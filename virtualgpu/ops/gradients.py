@@ -42,7 +42,7 @@ OWN_TEMPORARIES = {
     "masked_fill": {"Atan2Backward0", "NormBackward0", "NormBackward1", "LinalgVectorNormBackward0"},
     "sub": {"BinaryCrossEntropyWithLogitsBackward0"},
     "index_fill": {"TraceBackward0"},
-    "mul": {"BinaryCrossEntropyWithLogitsBackward0"},
+    "mul": {"BinaryCrossEntropyBackward0", "BinaryCrossEntropyWithLogitsBackward0"},
 }
 if VERSION >= (2, 14):  # from then on equal values share a gradient: a `where` is masked in place, and masks are no longer
     OWN_TEMPORARIES["logical_and"] -= {"ClampBackward0"}

@@ -103,13 +103,17 @@ def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: in
 
 @handles("normal")
 def normal(call: Call) -> Any:
-    """Deviations are looked at before anything is drawn, by the host (aten/src/ATen/native/DistributionTemplates.h)."""
+    """Deviations are looked at by the host, once more when there is an output (aten/src/ATen/native/DistributionTemplates.h)."""
     mean, deviation = (call.args[i] if len(call.args) > i else None for i in range(2))
-    if isinstance(deviation, VirtualTensor) and deviation.numel() and not call.op.outs:
-        for _ in range(2):
+
+    def look() -> None:
+        if isinstance(deviation, VirtualTensor) and deviation.numel() and not call.op.outs:
             play(call.common_gpu(), (deviation.itemsize, *of_all("min", deviation), 1, -1, -deviation.itemsize))
             call.gpu.read(1)
+
+    look()
     result = operators.draw(call)
+    look()
     if isinstance(mean, VirtualTensor) and not call.op.outs and not isinstance(deviation, VirtualTensor):
         call.gpu.scratch((bytes_of(mean),))
     return result

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from virtualgpu.hardware import Gpu
-from virtualgpu.ops import operators
+from virtualgpu.ops import cub, operators
 from virtualgpu.ops.call import Call, Work, device_time, handles, operator, temporaries
+from virtualgpu.ops.sequence import Out, Plan, perform
 from virtualgpu.ops.work import fastest, pointwise
 
 Shape = tuple[int, ...]
@@ -243,6 +244,28 @@ def of_all(name: str, x: torch.Tensor) -> tuple[int, ...]:
     assert rule is not None, f"{name} is no reduction"
     sizes = [size for size in rule(call, torch.empty((), dtype=x.dtype, device="cpu")) if size]
     return (*sizes, *(-size for size in reversed(sizes)))
+
+
+# Segments
+
+
+@handles("segment_reduce", "_segment_reduce_backward")
+def segments(call: Call) -> Any:
+    """The lengths are checked by the host, and become offsets by a sum (aten/src/ATen/native/SegmentReduce.cpp)."""
+    lengths = call.argument("lengths")
+    if lengths is None or call.op.outs:
+        return operators.compute_or_into_given(call)
+    item, size = lengths.itemsize, lengths.numel() * lengths.itemsize
+    rows = lengths.numel() // max(lengths.shape[-1], 1)
+    scan = cub.scan(lengths.shape[-1] + 1, item) if lengths.dim() == 1 else 0
+    plan: Plan = (Out(0), rows * item, size + rows * item, -rows * item, scan, -scan, -size - rows * item)
+    if call.op.name == "_segment_reduce_backward":
+        copy = 0 if call.args[0].is_contiguous() else call.args[0].numel() * call.args[0].itemsize
+        plan = copy, *plan, -copy
+    elif not call.argument("unsafe"):
+        plan = item, -item, rows * 8, rows, 1, -1, -rows, -rows * 8, *plan
+        call.common_gpu().read(1)
+    return perform(call, plan)
 
 
 # Norms of lists of tensors, as gradient clipping takes them, are computed chunk by chunk first (ForeachReduceOp.cu)

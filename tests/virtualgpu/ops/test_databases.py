@@ -52,6 +52,7 @@ CASES = {
     "linalg_householder_product": (lambda: (zeros(5, 5), zeros(5)), [100, 4, 132224, -132224, -4]),
     "geqrf": (lambda: (zeros(5, 5),), [100, 20, 4, 3145856, -3145856, -4]),
     "_fft_r2c": (lambda: (zeros(5, 10, 7), [1], 1, True), [1680, 1400, -1400]),
+    "_fft_c2c": (lambda: (zeros(5, 6, 7, dtype=torch.complex64), [0, 1, 2], 0, True), [1680]),
     "convolution_backward": (
         lambda: (
             spread(1, 3, 3, 3), zeros(1, 3, 4, 4), zeros(3, 3, 3, 3), [3], [2, 2], [2, 2], [1, 1], False, [0, 0], 1, [True, True, True]
@@ -97,6 +98,36 @@ def test_composed_operators_agree_with_the_cpu(machine):
     for function in (lambda t: t.mvlgamma(2), lambda t: torch.ldexp(t, t), lambda t: t.roll((1, 2), (0, 1)), lambda t: t.roll(3)):
         torch.testing.assert_close(function(x.cuda()).cpu(), function(x))
     assert torch.equal(x.cuda(), x.cuda()) and not torch.equal(x.cuda(), x.cuda() + 1)
+
+
+def test_deviations_are_looked_at_again_when_there_is_an_output(machine):
+    mean, deviation = zeros(), torch.ones((), device="cuda")
+    assert [int(size) for size in recorded(lambda: torch.normal(mean, deviation))[1]] == [4, 1, -1, -4, 4, 4, 1, -1, -4]
+
+
+def test_segments_have_their_offsets_from_lengths(machine):
+    x, lengths = torch.arange(5.0, device="cuda", requires_grad=True), torch.tensor([1, 2, 0, 2], device="cuda")
+    segments, asked = recorded(lambda: torch.segment_reduce(x, "sum", lengths=lengths))
+    assert [int(size) for size in asked] == [8, -8, 8, 1, 1, -1, -1, -8, 16, 8, 40, -8, 1279, -1279, -40]
+    assert segments.tolist() == [0, 3, 0, 7]
+    gradient = spread(4)
+    into_x, asked = recorded(lambda: torch.autograd.grad(segments, x, gradient)[0])
+    assert [int(size) for size in asked] == [16, 20, 8, 40, -8, 1279, -1279, -40, -16]
+    assert into_x.tolist() == [1] * 5
+
+
+def test_the_gradient_of_binary_cross_entropy_by_its_target_is_multiplied_in_place(machine):
+    x, target = torch.full((3,), 0.5, device="cuda"), torch.full((3,), 0.5, device="cuda", requires_grad=True)
+    loss = torch.nn.functional.binary_cross_entropy(x, target, reduction="sum")
+    gradient = torch.ones_like(loss)
+    assert recorded(lambda: torch.autograd.grad(loss, target, gradient))[1] == ["+12"]
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "rms_norm"), reason="torch 2.4 has it")
+def test_the_backward_of_rms_norm_reads_a_gradient_that_lies_contiguous(machine):
+    x, weight = (torch.ones(*shape, device="cuda", requires_grad=True) for shape in ((2, 3), (3,)))
+    y, gradient = torch.nn.functional.rms_norm(x, (3,), weight), spread(2, 3)
+    assert recorded(lambda: torch.autograd.grad(y, (x, weight), gradient, retain_graph=True))[1] == ["+24", "+12", "+24", "-24"]
 
 
 def test_ctc_loss_keeps_its_targets_as_64_bit_integers_on_the_gpu(machine):

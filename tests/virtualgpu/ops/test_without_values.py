@@ -251,3 +251,10 @@ def test_a_grouped_product_has_its_shape_and_memory(dtype):
         with labkit.use(gpus=1, like="H200", virtual=True, quiet=True, values=values):
             answers.append(run())
     assert answers[0] == answers[1]
+
+
+def test_ctc_loss_goes_back():
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True, values=False):
+        scores = torch.zeros(8, 3, 5, device="cuda", requires_grad=True)
+        F.ctc_loss(scores, torch.ones(3, 2, dtype=torch.int64, device="cuda"), [8, 8, 8], [2, 2, 2]).backward()
+        assert scores.grad is not None and scores.grad.shape == scores.shape

@@ -9,7 +9,19 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import operators
-from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, cuda_kernel, device_time, handles, refuses_half, temporaries
+from virtualgpu.ops.call import (
+    Call,
+    Work,
+    asserts,
+    bytes_of,
+    composes,
+    cuda_kernel,
+    device_time,
+    handles,
+    refuses_half,
+    shapes_by,
+    temporaries,
+)
 from virtualgpu.ops.elementwise import contiguous_gradient
 from virtualgpu.ops.reductions import contiguous_staging, sum_bytes
 from virtualgpu.ops.sequence import OUT, Out, Plan, perform
@@ -162,6 +174,11 @@ def ctc_loss_forward(call: Call) -> Any:
     """Offsets of the targets and both lengths lie on the GPU meanwhile."""
     lengths = 8 * call.args[0].shape[1]
     return perform(call, (lengths, lengths, lengths, Out(1), Out(0), -lengths, -lengths, -lengths))
+
+
+@shapes_by("_ctc_loss_backward")
+def ctc_loss_backward_shape(gradient: torch.Tensor, log_probs: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return torch.empty_like(log_probs)
 
 
 @handles("_ctc_loss_backward")

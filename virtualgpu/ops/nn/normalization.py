@@ -189,6 +189,7 @@ class _RmsNorm(torch.autograd.Function):
             )
 
         into_x, into_weight = _fused("rms_norm_backward", rstd.numel(), values, shapes, gradient, x, weight, rstd)
+        gradient._gpu.scratch(contiguous_copies(gradient))  # type: ignore[attr-defined]
         return into_x, None, into_weight, None
 
 
