@@ -107,7 +107,8 @@ def test_what_a_lesson_shows_of_the_labs_costs_nothing_and_answers_nothing(cell,
 def test_what_else_an_answer_does_is_noticed(name, tried):
     cells = RIGHT_AND_MORE[name]
     examined = tried("00.1", *([cells] if isinstance(cells, str) else cells))
-    assert examined.status in ("suspect", "tampered") and examined.remarks, (examined.status, examined.points)
+    noticed = [remark for remark in examined.remarks if remark.startswith(("it did what no exercise needs", "tampered with"))]
+    assert noticed, (examined.status, examined.points, examined.remarks)  # also where it took too long
 
 
 def test_what_cells_start_does_not_outlive_them(tried):
