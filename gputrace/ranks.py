@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from gputrace.events import Events
-from gputrace.spans import HOST, SPAN_COLUMNS, WAIT_COLUMNS, Execution, Spans, Waits, is_collective
+from gputrace.files.archive import BY_DEVICE
+from gputrace.spans import HOST, SPAN_COLUMNS, WAIT_COLUMNS, Execution, RacingSpan, RecordedRace, Spans, Waits, is_collective
 from gputrace.trace import Trace
-
-_BY_DEVICE = ("allocated_at_end", "reserved_at_end", "totals")
 
 
 def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
@@ -29,7 +28,7 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
         settings=first.settings,
         phases=[],
         used=sorted(row for part in parts for row in part.used()),
-        **{name: {0: 0} | {device: n for part in parts for device, n in part.by_device(name).items()} for name in _BY_DEVICE},
+        **{name: {0: 0} | {device: n for part in parts for device, n in part.by_device(name).items()} for name in BY_DEVICE},
         seconds=max(trace.seconds for trace in traces),
         lost=sum(trace.lost for trace in traces),
         error=next((trace.error for trace in traces if trace.error), ""),
@@ -39,7 +38,7 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
         execution=Execution(
             _joined_spans([part.spans() for part in parts]),
             _joined(Waits, WAIT_COLUMNS, [part.waits() for part in parts], "until"),
-            [race for trace in traces for race in trace.races],
+            [race for part in parts for race in part.races()],
             sum(trace.lost_spans for trace in traces),
             first.no_timeline,
         ),
@@ -90,6 +89,12 @@ class _Part:
         waits = self._trace.waits
         moved = {"device": self._first, "to_device": self._first, "stack": self._stacks}
         return {name: getattr(waits, name) + moved.get(name, 0) for name in WAIT_COLUMNS}
+
+    def races(self) -> list[RecordedRace]:
+        return [replace(race, first=self._moved(race.first), second=self._moved(race.second)) for race in self._trace.races]
+
+    def _moved(self, side: RacingSpan) -> RacingSpan:
+        return side if side.device == HOST else replace(side, device=side.device + self._first)
 
 
 def _joined_events(parts: list[Events]) -> Events:

@@ -14,7 +14,6 @@ from gputrace import units
 from gputrace.events import OOM
 from gputrace.lines import times_of
 from gputrace.recording import MAX_EVENTS, record
-from gputrace.spans import HOST
 from gputrace.tables import Table
 from gputrace.trace import Trace
 
@@ -132,7 +131,7 @@ def _times(trace: Trace, devices: list[int]) -> Table:
     for device in devices:
         seconds = trace.busy(device), trace.busy(device, "kernel"), trace.busy(device, "copy"), trace.overlap(device), trace.idle(device)
         rows.append((f"cuda:{device}", *map(units.time_text, seconds)))
-    host = f"; the host waited {units.time_text(trace.host_waited)}" if HOST in trace.spans.device else ""
+    host = f"; the host waited {units.time_text(trace.host_waited)}" if trace.tells_of_host else ""
     return Table(header, tuple(rows), f"Of {units.time_text(trace.end)}{host}")
 
 

@@ -299,6 +299,11 @@ class TraceData:
         return taken, seconds_of_both(self.spans, kernels & collective, kernels & ~collective)
 
     @property
+    def tells_of_host(self) -> bool:
+        """Whether the host is part of it: of several ranks it is not."""
+        return HOST in self.spans.device or not len(self.spans)
+
+    @property
     def host_waited(self) -> float:
         """Seconds in which a thread of the host waited for a device. Raises RuntimeError where no timeline was recorded."""
         self.require_timeline()

@@ -77,12 +77,7 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--network", metavar="RATE", default="400Gb/s", help="what a virtual GPU's adapter carries to other nodes (default: %(default)s)"
     )
-    parser.add_argument(
-        "--simulate",
-        type=int,
-        metavar="N",
-        help="run one rank of so many, alone, without values",
-    )
+    parser.add_argument("--simulate", type=int, metavar="N", help="run one rank of so many, alone, without values")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="the rank that is simulated (default: 0)")
     parser.add_argument("--in-order", action="store_true", help="show the ranks' output one rank after the other")
 
@@ -151,17 +146,18 @@ def _trace_ranks(options: argparse.Namespace, files: dict[str, Any]) -> int:
     if unfit := [option for option, value in given.items() if value]:
         raise ValueError(f"--ranks {options.ranks}: leave out {', '.join(unfit)}; each rank has one virtual GPU, and its timeline")
     chosen = {"like": options.like or DEFAULT_MODEL, "memory": options.memory, "values": not options.no_values, "timeout": None}
-    ended, trace = "at its last line", None
+    failed = None
     try:
         trace = ranks.torchrun(options.script, *options.arguments, ranks=options.ranks, **chosen, trace=True, live=True).trace
     except ranks.TorchrunError as error:
         _tell(error, "trace")
-        ended, trace = f"by a rank: {error}", error.trace
+        failed, trace = error, error.trace
     if trace is None:
         return _refuse("no rank left a recording, so there is no page", "trace")
     command = shlex.join([f"--ranks={options.ranks}", options.script, *options.arguments])
+    ended = "at its last line" if failed is None else f"by a rank: {failed}"
     written = report.write_all(trace, command, ended, files, datetime.date.today())
-    return 0 if written and ended == "at its last line" else 1
+    return 0 if written and failed is None else 1
 
 
 def _tell(error: Exception, command: str) -> None:
@@ -199,12 +195,12 @@ def _torchrun(options: argparse.Namespace) -> int:
 def _simulate(options: argparse.Namespace) -> int:
     from labkit.ranks import large_worlds
 
-    used = {
-        name: getattr(options, name) for name in ("endpoint", "timeout", "devices", "max_restarts", "in_order") if getattr(options, name)
-    }
+    unfit = [
+        f"--{name.replace('_', '-')}" for name in ("endpoint", "timeout", "devices", "max_restarts", "in_order") if getattr(options, name)
+    ]
     try:
-        if used:
-            raise ValueError(f"--simulate starts no other rank: leave out --{', --'.join(used).replace('_', '-')}")
+        if unfit:
+            raise ValueError(f"--simulate starts no other rank: leave out {', '.join(unfit)}")
         chosen = {name: getattr(options, name) for name in ("nodes", "rank", "network", "like", "memory")}
         gpus = large_worlds.set_up(options.script, world=options.simulate, **chosen)
     except ValueError as error:

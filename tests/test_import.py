@@ -64,6 +64,10 @@ def test_a_package_loads_none_that_stands_on_it(package):
 
 
 @pytest.mark.slow
+def test_ranks_are_started_without_torch_in_the_process_that_waits():
+    assert python("import labkit.ranks, sys; print('torch' in sys.modules)") == "False"
+
+
 def test_virtual_gpus_need_torch_alone():
     others = ("numpy", "psutil", "pynvml", "GPUtil", "matplotlib", "cloudpickle", *JUPYTER, "gputrace", "labkit", "labcourse")
     assert python(MISSING + IN_A_BLOCK, ",".join(others)).splitlines() == ["NVIDIA H200 54.0 True", "False"]

@@ -70,8 +70,7 @@ def kinds_of(trace: "TraceData") -> np.ndarray:
 def lanes_of(trace: "TraceData", devices: list[int]) -> list[Lane]:
     """From the top down: the host, and of each device its streams in use; of a single one its copy engines in use, too."""
     spans = trace.spans
-    host = spans.device == HOST
-    lanes = [Lane(HOST, None, None, "host", host)] if host.any() or not len(spans) else []
+    lanes = [Lane(HOST, None, None, "host", spans.device == HOST)] if trace.tells_of_host else []
     for device in devices:
         prefix = f"cuda:{device} " if len(trace.devices) > 1 else ""
         mine = spans.device == device

@@ -9,7 +9,7 @@ from matplotlib.patheffects import withStroke
 
 from gputrace.figures.figure import BLACK, TEXT_POINTS
 from gputrace.figures.lanes import FILLED, RACE, Lane
-from gputrace.spans import HOST, RacingSpan, RecordedRace, is_collective
+from gputrace.spans import HOST, RacingSpan, RecordedRace
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
@@ -52,19 +52,19 @@ def _edge(row: int, other: int) -> float:
     return row + 1 - EDGE if other > row else row + EDGE
 
 
-def draw_collectives(axes: Axes, trace: "TraceData", lanes: list[Lane], window: tuple[float, float]) -> None:
-    """A line from rank to rank at the end of each collective, which is the same on all; of many, those of the longest."""
+def draw_collectives(axes: Axes, trace: "TraceData", collectives: np.ndarray, lanes: list[Lane], window: tuple[float, float]) -> None:
+    """A line from rank to rank at the end of each collective, which is the same on all; of many, those of the longest.
+
+    `collectives` marks them among the trace's spans.
+    """
     spans, rows = trace.spans, {(lane.device, lane.stream): row for row, lane in enumerate(lanes) if lane.stream is not None}
-    ends: dict[tuple, list[int]] = {}
-    longest: dict[tuple, float] = {}
-    for index in np.flatnonzero(is_collective(spans)).tolist():
+    durations: dict[tuple[int, float], dict[int, float]] = {}  # by name and end, in each lane
+    for index in np.flatnonzero(collectives).tolist():
         end, row = float(spans.end[index]), rows.get((int(spans.device[index]), int(spans.stream[index])))
         if row is not None and window[0] <= end <= window[1]:
-            key = int(spans.name[index]), round(end, 9)
-            ends.setdefault(key, []).append(row)
-            longest[key] = max(longest.get(key, 0.0), float(spans.duration[index]))
-    shared = sorted((key for key in ends if len(set(ends[key])) > 1), key=lambda key: -longest[key])[:MANY]
-    lines = [((key[1], min(ends[key]) + EDGE), (key[1], max(ends[key]) + 1 - EDGE)) for key in shared]
+            durations.setdefault((int(spans.name[index]), round(end, 9)), {})[row] = float(spans.duration[index])
+    shared = sorted((key for key in durations if len(durations[key]) > 1), key=lambda key: -max(durations[key].values()))[:MANY]
+    lines = [((key[1], min(durations[key]) + EDGE), (key[1], max(durations[key]) + 1 - EDGE)) for key in shared]
     if lines:
         axes.add_collection(LineCollection(lines, colors=BLACK, linewidths=0.6, linestyles="dotted", zorder=5), autolim=False)
 

@@ -134,24 +134,29 @@ def _draw(
     axes.tick_params(axis="y", length=0)
     axes.set_yticks([row + 0.5 for row in range(len(lanes))], [lane.name for lane in lanes], fontsize=TEXT_POINTS)
     shade(axes, len(lanes))
-    crowded = False
+    crowded, collectives = False, is_collective(trace.spans)
     for row, lane in enumerate(lanes):
         crowded |= draw_lane(axes, trace, kinds, lane, row, window, PIXELS)
         axes.annotate(
-            _share_text(trace, lane, inches), (1, row + 0.5), (8, 0), xycoords=axes.get_yaxis_transform(), **BESIDE, fontsize=TEXT_POINTS
+            _share_text(trace, lane, collectives, inches),
+            (1, row + 0.5),
+            (8, 0),
+            xycoords=axes.get_yaxis_transform(),
+            **BESIDE,
+            fontsize=TEXT_POINTS,
         )
     draw_waits(axes, trace, lanes, window, PIXELS)
-    draw_collectives(axes, trace, lanes, window)
+    draw_collectives(axes, trace, collectives, lanes, window)
     draw_races(axes, races, lanes, window)
     return crowded
 
 
-def _share_text(trace: "TraceData", lane: Lane, inches: float) -> str:
+def _share_text(trace: "TraceData", lane: Lane, collectives: np.ndarray, inches: float) -> str:
     """The share of the time that is written next to a lane of this height."""
     if lane.is_host:
         return f"waits {_percent(trace.host_waited, trace.end)}"
     taken = seconds_of(trace.spans, lane.mask)
-    if lane.kind is None and not is_collective(trace.spans)[lane.mask].all():
+    if lane.kind is None and not collectives[lane.mask].all():
         return f"busy {_percent(taken, trace.end)}"
     hidden = seconds_of_both(trace.spans, lane.mask, chosen(trace.spans, lane.device, KIND_GROUPS["kernel"]) & ~lane.mask)
     busy = f"busy {_percent(taken, trace.end)}"
@@ -245,10 +250,10 @@ def _proof(trace: "TraceData", devices: list[int], races: list) -> list[str]:
             parts.append(f"collectives {units.time_text(in_collectives)}, of which {units.time_text(hidden)} while other kernels ran")
         parts.append(f"idle {units.time_text(trace.idle(device))} of {units.time_text(trace.end)}")
         texts.append(f"Cuda:{device}: {'; '.join(parts)}")
-    waits, work = len(trace.waits), int((trace.spans.device != HOST).sum())
-    host = f"The host waited {units.time_text(trace.host_waited)}; " if work < len(trace.spans) or not work else ""
+    waits = len(trace.waits)
+    host = f"The host waited {units.time_text(trace.host_waited)}; " if trace.tells_of_host else ""
     texts.append(f"{host}{waits} wait{'s' * (waits != 1)} of a stream for another")
-    texts.append(f"{work} kernels and copies")
+    texts.append(f"{int((trace.spans.device != HOST).sum())} kernels and copies")
     if trace.lost_spans:
         texts.append(f"The oldest {trace.lost_spans} spans and waits were lost")
     return [*texts, trace.badge]

@@ -21,8 +21,8 @@ from virtualgpu.allocator import Settings
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
 
-_BY_DEVICE = ("allocated_at_end", "reserved_at_end", "totals")
-_PLAIN = ("used", *_BY_DEVICE, "seconds", "lost", "error", "badge", "origin")  # what JSON holds as it is
+BY_DEVICE = ("allocated_at_end", "reserved_at_end", "totals")
+_PLAIN = ("used", *BY_DEVICE, "seconds", "lost", "error", "badge", "origin")  # what JSON holds as it is
 _EVENT_COLUMNS = tuple(column.name for column in fields(Events))
 
 
@@ -60,7 +60,7 @@ def read(path: str | Path) -> dict[str, Any]:
         plain = {name: header[name] for name in _PLAIN}
     except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:  # TypeError: it holds one array
         raise ValueError(f"{path} holds no trace of labkit's: {error}") from None
-    plain |= {name: {int(device): nbytes for device, nbytes in plain[name].items()} for name in _BY_DEVICE}
+    plain |= {name: {int(device): nbytes for device, nbytes in plain[name].items()} for name in BY_DEVICE}
     plain["used"] = [tuple(row) for row in plain["used"]]
     return plain | {
         "events": events,

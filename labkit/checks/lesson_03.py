@@ -139,8 +139,8 @@ CLOSE = 2 << 20  # a block of the allocator may be a little larger than what was
 
 
 def draw_peaks(generator: random.Random) -> Plain:
-    """In units, what each GPU holds before the step, the tensors that the step makes there in turn, and the one that it keeps."""
-    highest, before = generator.sample(range(4, 9), k=2), generator.sample(range(1, 9), k=2)
+    """In units, what each GPU holds before the step, those that the step makes there in turn (GPU 1 more), and the one that it keeps."""
+    highest, before = sorted(generator.sample(range(4, 9), k=2)), generator.sample(range(1, 9), k=2)
     gpus = [
         {"before": held, "brief": [most, generator.randint(1, 3)], "kept": generator.randint(1, 3)}
         for held, most in zip(before, highest, strict=True)

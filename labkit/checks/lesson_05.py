@@ -37,6 +37,7 @@ def draw_requests(generator: random.Random) -> Plain:
         MIB,
         MIB + generator.randint(1, 255),  # rounded to the nearest block, it would be small
         generator.randint(2 * MIB, 9 * MIB),
+        10 * MIB - 512,  # the largest that shares a segment
         10 * MIB - generator.randint(257, 511),  # its block is 10 MiB large, though that is not the nearest
         10 * MIB,
         10 * MIB + generator.randint(1, MIB),
@@ -142,7 +143,7 @@ def draw_holes(generator: random.Random) -> Plain:
     """Sizes of the blocks of some layouts: in one alone, the largest may well be the first that is free, or the last."""
     sizes = [[generator.randint(10, 18) * 256 * KIB for _ in range(12)] for _ in range(4)]
     sizes.append([generator.randint(*((14, 18), (10, 13))[index % 2]) * 256 * KIB for index in range(12)])  # the larger ones stay in use
-    sizes.append([generator.randint(100, 400) * KIB for _ in range(12)])  # in segments for small blocks
+    sizes.append([generator.randint(*((350, 370), (290, 310))[index % 2]) * KIB for index in range(12)])  # in two segments for small blocks
     return {"sizes": sizes, "larger": generator.randint(30, 40) * MIB}
 
 
@@ -158,8 +159,7 @@ def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain
     with _tidy():
         here = torch.cuda.current_stream()
         tensors = [_empty(size) for size in sizes]
-        if min(sizes) > MIB:
-            tensors += [_empty(size) for size in _free(here)]  # the rests of the segments, each larger than 1 MiB
+        tensors += [_empty(size) for size in _free(here)]  # the rests of the segments, of 1 MiB or more where the blocks are large
         del tensors[1 : len(sizes) : 2]
         tensors.append(_empty(larger))
         other = unused_stream()

@@ -227,14 +227,14 @@ OVERFLOW = 65520  # from here on, numbers are rounded to infinity in float16
 
 
 def draw_gradients(generator: random.Random) -> Plain:
-    """Lists of tensors, of one and of two dimensions: tiny gradients, huge ones, the largest in any of them, positive or negative."""
+    """Lists of tensors, of one and of two dimensions: tiny gradients, huge ones, the largest in each row and column, of either sign."""
     cases: list[list[Any]] = []
-    for exponent in (generator.randint(-60, -40), generator.randint(-8, 4), generator.randint(40, 60)):
-        for sign in (1, -1):
+    columns = generator.sample(range(3), k=3)
+    for exponent, column in zip((generator.randint(-60, -40), generator.randint(-8, 4), generator.randint(40, 60)), columns, strict=True):
+        for sign, place in ((1, column), (-1, 3)):
             largest = sign * 2.0**exponent * generator.uniform(1.0, 1.9)
             rows = [[largest * generator.uniform(-0.2, 0.2) for _ in range(3)] for _ in range(4)]
-            place = generator.randrange(4) if sign == 1 else 3
-            rows[place][generator.randrange(3)] = largest
+            rows[place][column] = largest
             cases.append([rows[0], rows[1:3], rows[3]])
     alike = 2.0 ** generator.randint(-20, -2) * generator.uniform(1.0, 1.9)  # the norm and the sum are much larger
     cases.append([[alike, alike], [[alike, alike]] * 2, [-alike]])
@@ -283,7 +283,8 @@ def _flat(values: Plain) -> list[float]:
 # they are 2/n Σ e x for the weight and 2/n Σ e for the bias.
 
 ROWS = 64
-CASES = {"large": 2.0**8, "small": 2.0**16, "overflowing": 2.0**16}  # what a case's gradients are, and the scale at first
+CASES = {"large": 2.0**8, "small": 2.0**22, "overflowing": 2.0**16}  # what a case's gradients are, and the scale at first
+SMALL = 1e-8  # a target that float16 rounds to 0
 
 
 def draw_step(generator: random.Random) -> Plain:
@@ -296,7 +297,7 @@ def draw_step(generator: random.Random) -> Plain:
     for kind, scale in CASES.items():
         small = kind == "small"
         weight = [0.0] * features if small else numbers(features)
-        targets = [(1e-6 if small else 64.0) * generator.uniform(1, 2) for _ in range(ROWS)]
+        targets = [(SMALL if small else 64.0) * generator.uniform(1, 2) for _ in range(ROWS)]
         inputs = [list(map(abs, numbers(features))) for _ in range(ROWS)]  # so that weights have gradients of the size of the bias's
         rate = generator.choice((0.25, 0.5)) * (1e3 if small else 1)
         cases.append({"kind": kind, "weight": weight, "inputs": inputs, "targets": targets, "rate": rate, "scale": scale})

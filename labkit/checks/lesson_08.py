@@ -19,15 +19,23 @@ from labkit.checks.producer import ENDING, observe_producer
 DEVICE = "cuda:0"
 MIB = 1 << 20
 
+
+def last_gpu() -> str:
+    """The current GPU where an answer is about that one: not the first, if there are several."""
+    return f"cuda:{torch.cuda.device_count() - 1}"
+
+
 # 08.1: a copy that other processes can use
 
 DTYPES = ("float64", "int32", "float16")
+KINDS = ("whole", "transposed", "rows")
 
 
 def draw_tensors(generator: random.Random) -> Plain:
-    """Matrices of some dtype: whole, transposed, and a few rows of a larger one."""
-    shape = {"rows": generator.randint(2, 6), "columns": generator.randint(2, 6)}
-    return [{"dtype": generator.choice(DTYPES), "kind": kind, **shape} for kind in generator.sample(("whole", "transposed", "rows"), k=3)]
+    """Matrices, each of its own dtype, and none square: whole, transposed, and a few rows of a larger one."""
+    rows, columns = generator.sample(range(2, 7), k=2)
+    kinds = zip(generator.sample(KINDS, k=3), generator.sample(DTYPES, k=3), strict=True)
+    return [{"dtype": dtype, "kind": kind, "rows": rows, "columns": columns} for kind, dtype in kinds]
 
 
 def matrix(case: Plain) -> torch.Tensor:
@@ -145,33 +153,40 @@ def draw_held(generator: random.Random) -> Plain:
 
 def observe_held(outside_cache: Any, inputs: Plain) -> Plain:
     """The answer and the truth: at first, with memory of this process's own, and beside another process."""
-    found = [_asked(outside_cache)]
-    kept = torch.empty(inputs["kept"] * MIB, dtype=torch.uint8, device=DEVICE)
-    torch.empty(inputs["cached"] * MIB, dtype=torch.uint8, device=DEVICE)
-    found.append(_asked(outside_cache))
+    gpu = last_gpu()
+    _take(inputs["kept"], gpu)
+    torch.cuda.empty_cache()  # so that the most that was ever reserved is not what is reserved
+    found = [_asked(outside_cache, gpu)]
+    kept = _take(inputs["kept"], gpu)
+    _take(inputs["cached"], gpu)  # and let go of it
+    found.append(_asked(outside_cache, gpu))
     ours, theirs = processes.context().Pipe()
-    with processes.children(_hold, [(theirs, inputs["other"] * MIB)]):
+    with processes.children(_hold, [(theirs, inputs["other"], gpu)]):
         theirs.close()
         ours.recv()
-        found.append(_asked(outside_cache))
+        found.append(_asked(outside_cache, gpu))
         ours.close()  # the child ends
     del kept
     return found
 
 
-def _hold(line: Connection, nbytes: int) -> None:
+def _take(mebibytes: int, gpu: str) -> torch.Tensor:
+    return torch.empty(mebibytes * MIB, dtype=torch.uint8, device=gpu)
+
+
+def _hold(line: Connection, mebibytes: int, gpu: str) -> None:
     """In another process: hold memory of the GPU until nobody listens any more."""
-    held = torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
+    held = _take(mebibytes, gpu)
     line.send(held.nbytes)
     line.poll(None)
 
 
-def _asked(outside_cache: Any) -> Plain:
-    free, total = torch.cuda.mem_get_info(DEVICE)
-    own = {"reserved": torch.cuda.memory_reserved(DEVICE), "allocated": torch.cuda.memory_allocated(DEVICE)}
-    with torch.cuda.device(DEVICE):
+def _asked(outside_cache: Any, gpu: str) -> Plain:
+    with torch.cuda.device(gpu):
+        free, total = torch.cuda.mem_get_info()
+        own = {"reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
         answer = outside_cache()
-    emptied = torch.cuda.memory_reserved(DEVICE) < own["reserved"]
+    emptied = torch.cuda.memory_reserved(gpu) < own["reserved"]
     said = number(answer)
     return {"answer": type(answer).__name__ if said is None else said, "used": total - free, "emptied": emptied, **own}
 
@@ -199,17 +214,18 @@ def draw_limits(generator: random.Random) -> Plain:
 
 def observe_limits(share_fairly: Any, cases: Plain) -> Plain:
     """By case, the share of the GPU's memory that this process's cache may take afterwards."""
-    before = torch.cuda.get_per_process_memory_fraction(DEVICE)
-    found = []
+    gpu, found = last_gpu(), []
+    before = [torch.cuda.get_per_process_memory_fraction(index) for index in range(torch.cuda.device_count())]
     try:
         for case in cases:
-            torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
-            with torch.cuda.device(DEVICE):
+            torch.cuda.set_per_process_memory_fraction(1.0, gpu)
+            with torch.cuda.device(gpu):
                 share_fairly(case["processes"], case["context"])
-            total = torch.cuda.get_device_properties(DEVICE).total_memory
-            found.append({"fraction": torch.cuda.get_per_process_memory_fraction(DEVICE), "total": total})
+            total = torch.cuda.get_device_properties(gpu).total_memory
+            found.append({"fraction": torch.cuda.get_per_process_memory_fraction(gpu), "total": total})
     finally:
-        torch.cuda.set_per_process_memory_fraction(before, DEVICE)
+        for index, fraction in enumerate(before):
+            torch.cuda.set_per_process_memory_fraction(fraction, index)
     return found
 
 
@@ -219,7 +235,7 @@ NEAR = 1e-6  # of the whole GPU: some kilobytes
 def judge_limits(found: Plain, cases: Plain) -> Verdict:
     for told, case in zip(found, cases, strict=True):
         if told["fraction"] == 1.0:
-            return not_yet("this process has no limit: torch.cuda.set_per_process_memory_fraction sets one.")
+            return not_yet("this process has no limit on the current GPU: torch.cuda.set_per_process_memory_fraction sets one.")
         all_of_them = case["processes"] * (told["fraction"] * told["total"] + case["context"])
         each = f"{case['processes']} processes, each with a limit of {units.byte_text(told['fraction'] * told['total'])}"
         each += f" and a context of {units.byte_text(case['context'])}, take {units.byte_text(all_of_them)}"
@@ -240,7 +256,7 @@ def produce(queue: Any, done: Any, sizes: Any) -> None:
 
 
 def draw_sizes(generator: random.Random) -> Plain:
-    return [generator.randint(1, 1000) for _ in range(generator.randint(2, 4))]
+    return generator.sample(range(1, 1001), k=generator.randint(2, 4))
 
 
 def judge_producer(found: Plain, sizes: Plain) -> Verdict:
@@ -255,6 +271,8 @@ def judge_producer(found: Plain, sizes: Plain) -> Verdict:
     for tensor, size in zip(found["came"], sizes, strict=False):
         if tensor["type"] != "Tensor" or tensor["values"] != [1.0] * size:
             return not_yet(f"expected {size} ones, and {_short(tensor)} came.")
+        if tensor["dtype"] != "torch.float32":
+            return not_yet(f"ones of torch.float32 were sent before, and you send {tensor['dtype']}. Only the end was to be corrected.")
         if not tensor["device"].startswith("cuda"):
             return not_yet(f"the tensors came on {tensor['device']}. They should stay on the GPU, uncopied.")
     if len(found["came"]) > len(sizes):
@@ -288,17 +306,18 @@ EARLY = 2  # looks after which nothing may be added: cuBLAS has its workspace, a
 def draw_requests(generator: random.Random) -> Plain:
     """Who asks, client 0 and one that asks twice among them, and a row of numbers; the weights of the model's two layers.
 
-    The numbers are fractions, so that an answer that is rounded is told.
+    The numbers are fractions, so that an answer that is rounded is told. The model answers each row with a negative number and a
+    positive one, and two rows never with the same.
     """
     clients = [generator.randrange(10) for _ in range(generator.randint(4, 7))]
     clients += [0, clients[0]]
     generator.shuffle(clients)
 
     def matrix_of(rows: int, columns: int) -> list[list[float]]:
-        return [[generator.randint(-36, 36) / 4 for _ in range(columns)] for _ in range(rows)]
+        return [[generator.randint(1, 36) / 4 for _ in range(columns)] for _ in range(rows)]
 
     requests = [{"client": client, "row": matrix_of(1, 3)[0]} for client in clients]
-    return {"requests": requests, "weights": [matrix_of(4, 3), matrix_of(2, 4)]}
+    return {"requests": requests, "weights": [matrix_of(4, 3), [[-weight for weight in matrix_of(1, 4)[0]], *matrix_of(1, 4)]]}
 
 
 def observe_server(serve: Any, inputs: Plain) -> Plain:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gputrace import units
-from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
 
 DEVICE = "cuda:0"
 RELATIVE, ABSOLUTE = 1e-3, 1e-5  # how close numbers must be
@@ -43,9 +43,10 @@ def expect_bytes(models: Plain) -> Plain:
 def _mixed_model(sizes: list[int], device: str) -> nn.Sequential:
     first, second, third, fourth = sizes
     layers = [nn.Linear(first, second), nn.BatchNorm1d(second), nn.Linear(second, third), nn.Linear(third, fourth).half()]
-    model = nn.Sequential(*layers).to(device)
+    model = nn.Sequential(*layers)
     model[2].requires_grad_(False)
-    return model
+    model.register_buffer("scale", torch.ones(first), persistent=False)  # no part of the state_dict
+    return model.to(device)
 
 
 def _bytes_of_training(model: nn.Sequential, optimizer: str) -> dict[str, int]:
@@ -69,7 +70,7 @@ def judge_bytes(observed: Plain, models: Plain, expected: Plain) -> Verdict:
             return not_yet(f"your function returned {answer}, not a number.")
         if answer != due:
             parts = ", ".join(f"{name} {nbytes} B" for name, nbytes in each.items())
-            hint = "One layer is frozen, one is in half precision, and BatchNorm has buffers."
+            hint = "One layer is frozen, one is in half precision, and of the buffers, some are never saved."
             return not_yet(f"with {item['optimizer']} there are {due} B: {parts}. You said {answer:.0f} B. {hint}")
     return right("What is left to know is the activations.")
 
@@ -168,14 +169,15 @@ def _close(got: Plain, due: Plain) -> bool:
 
 # 09.3: a prediction that keeps nothing
 
-MODES = ("training", "evaluation", "training, with a frozen BatchNorm")
+MODES = ("training", "evaluation", "training, with a frozen BatchNorm", "evaluation, with an active Dropout")
 
 
 def draw_prediction(generator: random.Random) -> Plain:
-    """A model in each mode, in any order. No rest of one row: in training mode BatchNorm would refuse it."""
+    """A model in each mode, in any order, two of another dtype. No rest of one row: in training mode BatchNorm would refuse it."""
     rows = generator.randint(100, 200)
-    batch = 8 * rows + generator.randint(2, 50)
-    return [{"seed": generator.randrange(1 << 30), "rows": rows, "batch": batch, "mode": m} for m in generator.sample(MODES, k=len(MODES))]
+    shape = {"rows": rows, "batch": 8 * rows + generator.randint(2, 50)}
+    modes = zip(generator.sample(MODES, k=len(MODES)), ("float32", "float64") * 2, strict=True)
+    return [{"seed": generator.randrange(1 << 30), **shape, "mode": mode, "dtype": dtype} for mode, dtype in modes]
 
 
 def observe_predict(predict: Any, tries: Plain) -> Plain:
@@ -183,16 +185,18 @@ def observe_predict(predict: Any, tries: Plain) -> Plain:
 
 
 def _prediction(predict: Any, inputs: Plain) -> Plain:
-    draws = torch.Generator().manual_seed(inputs["seed"])
-    model = nn.Sequential(nn.Linear(32, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 4)).to(DEVICE)
-    x = torch.randn(inputs["batch"], 32, generator=draws).to(DEVICE)
-    statistics = _values(nn.init.normal_(model[1].get_buffer("running_mean")))
+    draws, dtype = torch.Generator().manual_seed(inputs["seed"]), getattr(torch, inputs["dtype"])
+    norm, dropout = nn.BatchNorm1d(256), nn.Dropout(0.5)
+    model = nn.Sequential(nn.Linear(32, 256), nn.Sequential(norm, nn.ReLU(), dropout), nn.Linear(256, 4)).to(DEVICE, dtype)
+    x = torch.randn(inputs["batch"], 32, generator=draws).to(DEVICE, dtype)
+    statistics = _values(nn.init.normal_(norm.get_buffer("running_mean")))
     model.eval()
     twin = copy.deepcopy(model)  # which predicts when the answer has
     with torch.no_grad():
         model(x[: inputs["rows"]])
-    model.train(inputs["mode"] != "evaluation")
-    model[1].train(inputs["mode"] == "training")
+    model.train(inputs["mode"].startswith("training"))
+    norm.train(inputs["mode"] == "training")
+    dropout.train(inputs["mode"] != "evaluation")
     before = _state(model)
     forwards: list[tuple[int, bool]] = []
     handle = model[0].register_forward_hook(lambda module, given, output: forwards.append((len(output), output.requires_grad)))
@@ -209,27 +213,23 @@ def _prediction(predict: Any, inputs: Plain) -> Plain:
     with torch.no_grad():
         due = twin(x)
     return {
-        "type": "Tensor",
-        "got": _values(result),
+        **describe(result),
         "due": _values(due),
-        "shape": list(result.shape),
-        "dtype": str(result.dtype),
-        "device": result.device.type,
         "grad_mode": grad_mode,
         "peak": peak,
-        "allowed": 3 * due.nbytes + 3 * inputs["rows"] * 256 * 4,
+        "allowed": 3 * due.nbytes + 3 * inputs["rows"] * 256 * due.element_size(),
         "most": max((rows for rows, _ in forwards), default=0),
         "graph": result.requires_grad or any(graph for _, graph in forwards),
         "inference": result.is_inference(),
         "before": before,
         "after": _state(model),
-        "statistics": _values(model[1].running_mean) == statistics,
+        "statistics": _values(norm.running_mean) == statistics,
     }
 
 
 def _state(model: nn.Module) -> Plain:
-    """Of each module whether it trains, of each parameter whether it is trained and where it lies."""
-    modes = ["training" if module.training else "evaluation" for module in model.modules()]
+    """Of each module its mode, of each parameter whether it is trained and where it lies."""
+    modes = [f"{type(module).__name__} is now in {'training' if module.training else 'evaluation'} mode" for module in model.modules()]
     return {"modes": modes, "parameters": [[parameter.requires_grad, parameter.device.type] for parameter in model.parameters()]}
 
 
@@ -243,9 +243,9 @@ def _judge_prediction(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(f"your function returned {observed['type']}, not a tensor.")
     if not observed["statistics"]:
         return not_yet("BatchNorm's averages have changed: it learned from rows that it should only predict. In which mode was the model?")
-    if observed["shape"] != [inputs["batch"], 4] or not _close(observed["got"], observed["due"]):
+    if observed["shape"] != [inputs["batch"], 4] or not _close(observed["values"], observed["due"]):
         return not_yet("these are not the model's predictions in evaluation mode, all of them in order.")
-    if observed["device"] != "cuda":
+    if not observed["device"].startswith("cuda"):
         return not_yet(f"the predictions are on {observed['device']}. They should stay on the GPU.")
     if observed["graph"]:
         return not_yet("the model made a graph, and a graph keeps all activations until it is gone.")
@@ -254,16 +254,15 @@ def _judge_prediction(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(f"at its peak it took {found} more; micro-batches of {inputs['rows']} rows need less than {allowed}.")
     if observed["most"] > inputs["rows"]:
         return not_yet(f"the model met {observed['most']} rows at once; {inputs['rows']} were asked for.")
-    if observed["dtype"] != "torch.float32":
-        return not_yet(f"the model answers in torch.float32; your predictions are {observed['dtype']}.")
+    if observed["dtype"] != f"torch.{inputs['dtype']}":
+        return not_yet(f"the model answers in torch.{inputs['dtype']}; your predictions are {observed['dtype']}.")
     if not observed["grad_mode"]:
         return not_yet("after your function no code records a graph any more: gradients were switched off for good.")
     if observed["inference"]:
         return not_yet("the predictions are inference tensors, which no later training may use. What is less strict than inference_mode?")
     before, after = observed["before"], observed["after"]
-    if after["modes"] != before["modes"]:
-        now = " and ".join(after["modes"][1:3])
-        return not_yet(f"the model was in {inputs['mode']} mode; its first layer and its BatchNorm are now in {now} mode.")
+    if other := [now for now, then in zip(after["modes"], before["modes"], strict=True) if now != then]:
+        return not_yet(f"the model was in {inputs['mode']} mode, and its {other[0]}.")
     if after["parameters"] != before["parameters"]:
         return not_yet("the model's parameters are not as they were: on the GPU, and trained.")
     return right(f"At most {units.byte_text(observed['peak'])} more.")
@@ -292,8 +291,8 @@ def observe_checkpoints(run: Any, inputs: Plain) -> Plain:
     model, x = nn.ModuleList(blocks).to(DEVICE), x.to(DEVICE).requires_grad_()
     _take_workspaces()
     twin = copy.deepcopy(model)  # which the answer cannot change
-    answer = _pass(run, model, x, inputs)
-    return {"expected": _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), twin, x, inputs), "answer": answer}
+    answers = [_pass(run, model, given, inputs) for given in (x.detach(), x)]  # a batch that needs no gradient, and one that does
+    return {"expected": _pass(lambda blocks, x, every: nn.Sequential(*blocks)(x), twin, x, inputs), "answers": answers}
 
 
 def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Plain:
@@ -301,6 +300,7 @@ def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Pla
     calls: list[int] = []
     handles = [block.register_forward_pre_hook(lambda *_, index=index: calls.append(index)) for index, block in enumerate(model)]
     torch.cuda.manual_seed_all(inputs["seed"])
+    leaves = [*([x] if x.requires_grad else []), *model.parameters()]
     before = torch.cuda.memory_allocated(DEVICE)
     try:
         result = run(list(model), x, inputs["every"])
@@ -313,33 +313,34 @@ def _pass(run: Any, model: nn.ModuleList, x: torch.Tensor, inputs: Plain) -> Pla
     finally:
         for handle in handles:
             handle.remove()
-    told = {"type": "Tensor", "result": _values(result), "kept": kept, "again": calls[forward:]}
-    leaves = [x, *model.parameters()]
-    told["gradients"] = [_values(leaf.grad) for leaf in leaves]
+    gradients = [_values(leaf.grad) for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None
-    return told
+    return {"type": "Tensor", "result": _values(result), "kept": kept, "again": calls[forward:], "gradients": gradients}
 
 
 def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
-    answer, expected = observed["answer"], observed["expected"]
-    if answer["type"] != "Tensor":
-        return not_yet(f"your function returned {answer['type']}, not a tensor.")
-    if not _close(answer["result"], expected["result"]):
-        return not_yet("this is not what the blocks make of x, one after the other.")
-    if answer["gradients"] is None or not _close(answer["gradients"], expected["gradients"]):
-        return not_yet("the gradients are not those of the blocks without checkpoints.")
-    due = [list(range(inputs["blocks"]))[first : first + inputs["every"]] for first in range(0, inputs["blocks"], inputs["every"])][::-1]
+    expected, every = observed["expected"], inputs["every"]
+    due = [list(range(inputs["blocks"]))[first : first + every] for first in range(0, inputs["blocks"], every)][::-1]
     allowed = (len(due) + 1) * KEPT  # inputs of the parts but the first, the result, and a little
-    if answer["kept"] > allowed:
-        kept = f"{units.byte_text(answer['kept'])} were kept (without checkpoints {units.byte_text(expected['kept'])})"
-        return not_yet(f"{kept}; {len(due)} checkpoints need less than {units.byte_text(allowed)}.")
-    if answer["again"] != [index for part in due for index in part]:
-        return not_yet(
-            f"with {inputs['blocks']} blocks and a checkpoint for every {inputs['every']}, the backward should compute {due} again, part "
-            f"by part; it computed {answer['again']}, and kept {units.byte_text(answer['kept'])}. The longest part decides about the peak."
-        )
-    return right(f"{units.byte_text(answer['kept'])} kept instead of {units.byte_text(expected['kept'])}.")
+    without = units.byte_text(expected["kept"])
+    for answer in observed["answers"]:
+        if answer["type"] != "Tensor":
+            return not_yet(f"your function returned {answer['type']}, not a tensor.")
+        if not _close(answer["result"], expected["result"]):
+            return not_yet("this is not what the blocks make of x, one after the other.")
+        if answer["gradients"] is None:
+            return not_yet("the result has no gradient, though the blocks' weights are trained. What if x itself needs none?")
+        if not _close(answer["gradients"], expected["gradients"][-len(answer["gradients"]) :]):
+            return not_yet("the gradients are not those of the blocks without checkpoints.")
+        kept = units.byte_text(answer["kept"])
+        if answer["kept"] > allowed:
+            less = f"{len(due)} checkpoints need less than {units.byte_text(allowed)}"
+            return not_yet(f"{kept} were kept (without checkpoints {without}); {less}.")
+        if answer["again"] != [index for part in due for index in part]:
+            wanted = f"with a checkpoint for every {every} of {inputs['blocks']} blocks, the backward computes {due} again, part by part"
+            return not_yet(f"{wanted}; it computed {answer['again']}, and kept {kept}. The longest part decides about the peak.")
+    return right(f"{kept} kept instead of {without}.")
 
 
 # 09.5: the largest batch

@@ -20,11 +20,11 @@ SIZES = (3, 2, 4)
 
 
 def draw_gradients(generator: random.Random) -> Plain:
-    """For two and for three ranks a gradient of each parameter on every rank: none for one parameter, of another zeros on one rank."""
+    """For two and for three ranks a gradient of each parameter on every rank: none for one but the last, of another zeros on one rank."""
     cases: Plain = []
     for ranks in (2, 3):
-        case: Plain = [[[generator.randint(-9, 9) for _ in range(size)] for size in SIZES] for _ in range(ranks)]
-        zero, none = generator.sample(range(len(SIZES)), 2)
+        case: Plain = [[[generator.choice((-1, 1)) * generator.randint(1, 9) for _ in range(size)] for size in SIZES] for _ in range(ranks)]
+        none, zero = generator.choice(((0, 1), (0, 2), (1, 0), (1, 2)))
         case[generator.randrange(ranks)][zero] = [0] * SIZES[zero]
         for of_rank in case:
             of_rank[none] = None
@@ -127,9 +127,13 @@ def _neighbours(shares: Plain) -> set[frozenset[int]]:
 
 
 def draw_parts(generator: random.Random) -> Plain:
-    """For each of two ranks: micro-batches of two rows of two numbers, and how many."""
+    """For each of two ranks: micro-batches of two rows of two numbers, larger in each than before, so that no two weigh the same."""
     count = generator.randint(4, 6)  # with three, two losses at once would not be told from one
-    return [[[[generator.randint(-4, 4) for _ in range(2)] for _ in range(2)] for _ in range(count)] for _ in range(2)]
+
+    def part(place: int) -> Plain:
+        return [[generator.randint(1 + 3 * place, 3 + 3 * place) for _ in range(2)] for _ in range(2)]
+
+    return [[part(2 * number + rank) for number in range(count)] for rank in range(2)]
 
 
 def observe_accumulation(accumulate: Any, parts: Plain) -> Plain:

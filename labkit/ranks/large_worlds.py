@@ -27,7 +27,8 @@ def set_up(script: str, world: int, nodes: int, rank: int, network: str, like: s
         raise ValueError(f"--nodes {nodes}: {world} ranks do not divide into so many machines of 1 to {MAXIMUM} GPUs each")
     if not 0 <= rank < world:
         raise ValueError(f"--rank {rank}: choose one from 0 to {world - 1}")
-    per_node, cluster = world // nodes, Cluster(world // nodes, parse_rate(network))
+    per_node = world // nodes
+    cluster = Cluster(per_node, parse_rate(network))
     gpus = use(per_node, like or "H100", memory, values=False)
     gpus.machine.cluster = cluster
     os.environ.update(_environment(world, rank, per_node))

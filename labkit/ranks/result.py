@@ -2,11 +2,13 @@
 
 import linecache
 import re
+from typing import TYPE_CHECKING
 
-from gputrace import Trace
-from gputrace.ranks import together
 from labkit.ranks.job import TorchrunJob
 from labkit.ranks.rank_process import RankProcess
+
+if TYPE_CHECKING:
+    from gputrace import Trace
 
 LINES = 10  # of the last output, shown with an error
 
@@ -74,10 +76,14 @@ def _exit_code(process: RankProcess) -> int | None:
     return 0 if process.succeeded else process.exit_code
 
 
-def trace_of(job: TorchrunJob) -> Trace | None:
+def trace_of(job: TorchrunJob) -> "Trace | None":
     """The traces that the ranks of the last attempt left, as one; None if none did."""
-    last = job.attempts()[-1] if job.request["trace"] and job.processes else []
-    traces = {process.rank: Trace.load(file) for process in last if (file := job.trace_file(process)).exists()}
+    if not job.request["trace"] or not job.processes:
+        return None
+    from gputrace import Trace  # torch comes with it, for which a call without a trace does not wait
+    from gputrace.ranks import together
+
+    traces = {process.rank: Trace.load(file) for process in job.attempts()[-1] if (file := job.trace_file(process)).exists()}
     return together(traces, job.request["ranks_here"]) if traces else None
 
 

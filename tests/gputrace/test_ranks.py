@@ -1,5 +1,7 @@
 """The traces of several ranks as one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from gputrace import record
 from gputrace.events import ALLOC
 from gputrace.ranks import together
-from gputrace.spans import HOST
+from gputrace.spans import HOST, RacingSpan, RecordedRace
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -54,6 +56,13 @@ def test_a_rank_of_another_node_has_its_own_number(two):
     whole = together({0: two[0], 3: two[1]}, per_node=2)
     assert whole.devices == [0, 3]
     assert whole.peaks[3] == two[1].peaks[1]
+
+
+def test_races_are_those_of_the_ranks_own_gpus(two):
+    side = RacingSpan(0, 1, "add", "train.py:1", 0.0, 0.0, 1.0)
+    two[1].races.append(RecordedRace(side, replace(side, device=HOST)))
+    [race] = together({0: two[0], 3: two[1]}, per_node=2).races
+    assert (race.first.device, race.second.device) == (2, HOST)
 
 
 def test_figures_and_files_take_it(two, tmp_path):

@@ -39,7 +39,7 @@ ENDINGS = {
         "processes",
     ),
     "20 GB of memory": ("big = bytearray(20 << 30)", "memory"),
-    "memory bit by bit": ("held = []\nwhile True: held.append(b'x' * (256 << 20))", "memory"),
+    "memory bit by bit": ("held = []\nwhile True: held.append(b'x' * (400 << 20))", "memory"),
     "memory of several processes": (
         "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = b'x' * (600 << 20); time.sleep(1000)\ntime.sleep(1000)",
         "memory",

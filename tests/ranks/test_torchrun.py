@@ -178,7 +178,7 @@ def test_other_ends(script, last, message, code):
 
 
 def test_an_error_lists_also_a_rank_that_was_not_there_yet():
-    job = TorchrunJob("", {"ranks_here": 2, "nodes_here": 1}, None)
+    job = TorchrunJob("", {"ranks_here": 2, "nodes_here": 1, "trace": False}, None)
     job._attempts = ["0"]
     job.processes = [RankProcess(rank=3, attempt=0, pid=1, exit_code=7)]  # of the second of two machines
     error = labkit.TorchrunError("rank 3 ended", job=job)

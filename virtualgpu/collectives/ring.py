@@ -49,8 +49,7 @@ def collective_seconds(profile: Profile, kind: str, nbytes: int, ranks: Sequence
     rate *= profile.p2p_bytes_per_second / profiles.load("H200").p2p_bytes_per_second
     by_node = cluster.ranks_by_node(ranks)
     nodes, sent = len(by_node), nbytes * _SENT[kind](len(ranks))
-    if kind != "send":
-        begin += max(0, len(ranks) - nodes - 1) * _HOP_SECONDS
+    begin += max(0, len(ranks) - nodes - 1) * _HOP_SECONDS
     if nodes == 1:
         return begin + sent / rate
     rate = min(rate, max(by_node.values()) * cluster.network)

@@ -4,7 +4,6 @@ So a collective never waits for a slow rank, and where values are kept, every ra
 rules of ranks that are there.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -39,9 +38,8 @@ class Everybody(Rendezvous):
         return True
 
     def meet(self, entry: Entry) -> list[dict[str, Any]]:
-        mine = f"{entry.channel}/{entry.number}/{self._rank}"
-        said = json.loads(self._store.get(mine))
-        self._store.delete_key(mine)
+        said = self._said(entry.channel, entry.number, self._rank)
+        self._remove(entry.channel, entry.number)
         return [said] * len(entry.ranks)
 
 
@@ -67,20 +65,16 @@ class SimulatedNCCL(ProcessGroupNCCL):
         return super().run(gpu, transfer, is_async)
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> dist.Work:
-        return self._reduced(tensors, options.reduceOp)
-
-    def reduce(self, tensors: list[torch.Tensor], options: Any) -> dist.Work:
-        return self._reduced(tensors, options.reduceOp)
-
-    def _reduced(self, tensors: list[torch.Tensor], op: Any) -> dist.Work:
         for x in tensors:
-            if op == _Reduction.SUM:
+            if options.reduceOp == _Reduction.SUM:
                 x.mul_(self.size())
-            elif op == _Reduction.PRODUCT:
+            elif options.reduceOp == _Reduction.PRODUCT:
                 x.pow_(self.size())
-            elif op == _Reduction.BXOR and self.size() % 2 == 0:
+            elif options.reduceOp == _Reduction.BXOR and self.size() % 2 == 0:
                 x.zero_()
         return Done()
+
+    reduce = allreduce
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> dist.Work:
         return Done()

@@ -103,7 +103,7 @@ def _without_replacement(gpu: Gpu, x: torch.Tensor, rows: int, n: int, draws: in
 
 @handles("normal")
 def normal(call: Call) -> Any:
-    """Deviations are looked at by the host, once more when there is an output (aten/src/ATen/native/DistributionTemplates.h)."""
+    """Deviations are looked at by the host before the draw and after it (aten/src/ATen/native/DistributionTemplates.h)."""
     mean, deviation = (call.args[i] if len(call.args) > i else None for i in range(2))
 
     def look() -> None:

@@ -62,6 +62,8 @@ WRONG = {
         "a deep copy": (copying("import copy", "return copy.deepcopy(x)"), ALONE),
         "shared and not returned": (copying("x.clone().share_memory_()"), "NoneType"),
         "on the GPU": (copying("return x.cuda()"), VALUES),
+        "one dtype": (copying("return x.double().share_memory_()"), VALUES + "|x should stay private"),
+        "rows for columns": (copying("return torch.empty(x.shape[::-1], dtype=x.dtype).copy_(x.t()).share_memory_()"), VALUES),
         "mapped, not shared": (
             copying(
                 "import mmap",
@@ -118,6 +120,8 @@ WRONG = {
         "in MiB": (holding("(total - free - torch.cuda.memory_reserved()) / 2**20"), CACHE),
         "the wrong way round": (holding("total - free - torch.cuda.memory_reserved()", "torch.cuda.mem_get_info()[::-1]"), CACHE),
         "nothing returned": (holding("print(end='')"), "returned NoneType"),
+        "the first GPU": (holding("total - free - torch.cuda.memory_reserved(0)", "torch.cuda.mem_get_info(0)"), CACHE),
+        "the first GPU's cache": (holding("total - free - torch.cuda.memory_reserved(0)"), CACHE),
     },
     "08.4": {
         "one context for all": (limiting("(total - context) / processes / total"), "What does the limit count"),
@@ -130,6 +134,7 @@ WRONG = {
         "four digits": (limiting("round(1 / processes - context / total, 4)"), "What does the limit count|lies idle"),
         "all of it": (limiting("1.0"), "no limit"),
         "bytes": (limiting("total / processes - context"), "ValueError"),
+        "the first GPU": (limiting("1 / processes - context / total, 0"), "no limit on the current GPU"),
         "returned, not set": (
             "def share_fairly(processes, context):\n    total = torch.cuda.mem_get_info()[1]\n    return 1 / processes - context / total\n",
             "no limit",
@@ -156,6 +161,8 @@ WRONG = {
             "Who waits for whom",
         ),
         "on the CPU": (producing("done.wait()", sent="torch.ones(size)"), "uncopied"),
+        "whole numbers": (producing("done.wait()", sent="torch.ones(size, dtype=torch.int64, device='cuda')"), "you send torch.int64"),
+        "the first size": (producing("done.wait()", sent="torch.ones(sizes[0], device='cuda')"), "expected .* ones"),
         "other values": (producing("done.wait()", sent="torch.zeros(size, device='cuda')"), "expected .* ones"),
         "the process ends itself": (producing("import os; os._exit(0)"), WAIT + "|ended its process"),
     },
@@ -172,6 +179,7 @@ WRONG = {
         "always the same client": (serving(reply="replies.put((-1, y))"), "a pair of the client"),
         "numbers": (serving(reply="replies.put((client, y.tolist()))"), "and a tensor"),
         "another model": (serving(answer="torch.relu(model(x.cuda())).cpu() - 1"), "the model answers"),
+        "nothing negative": (serving(answer="model(x.cuda()).relu().cpu()"), "the model answers"),
         "rounded": (serving(answer="model(x.cuda()).half().cpu()"), "the model answers"),
         "client 0 is nobody": (
             serving(loop="while (client := (request := requests.get() or (0, 0))[0]):\n            x = request[1]"),
@@ -222,9 +230,13 @@ RIGHT = {
     },
     "08.3": {
         "statistics": holding("total - free - torch.cuda.memory_stats()['reserved_bytes.all.current']"),
-        "segments": holding("total - free - sum(s['total_size'] for s in torch.cuda.memory_snapshot() if s['device'] == 0)"),
+        "segments": holding(
+            "total - free - sum(s['total_size'] for s in torch.cuda.memory_snapshot() if s['device'] == torch.cuda.current_device())"
+        ),
         "NumPy's number": "import numpy\n" + holding("numpy.int64(total - free - torch.cuda.memory_reserved())"),
-        "a float": holding("float(total - free - torch.cuda.memory_reserved('cuda:0'))", "torch.cuda.mem_get_info(0)"),
+        "a float": holding(
+            "float(total - free - torch.cuda.memory_reserved('cuda'))", "torch.cuda.mem_get_info(torch.cuda.current_device())"
+        ),
     },
     "08.4": {
         "shares": limiting("1 / processes - context / total"),
@@ -232,7 +244,7 @@ RIGHT = {
         "what is left": limiting("(total - processes * context) / (processes * total)"),
         "the GPU by name": (
             "def share_fairly(processes, context):\n    total = torch.cuda.get_device_properties('cuda').total_memory\n"
-            "    torch.cuda.set_per_process_memory_fraction(1 / processes - context / total, torch.device('cuda', 0))\n"
+            "    torch.cuda.set_per_process_memory_fraction(1 / processes - context / total, torch.cuda.current_device())\n"
         ),
     },
     "08.5": {

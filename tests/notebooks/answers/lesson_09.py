@@ -56,13 +56,14 @@ LAST_RUN = "range(0, len(blocks), every)"
 
 WRONG = {
     "09.1": {
+        "what is saved": (without(BYTES, "[*model.parameters(), *model.buffers()]", "model.state_dict().values()"), "never saved"),
         "a constant": ("def training_bytes(model, optimizer): return 12345", "You said 12345 B"),
         "four bytes each": (without(BYTES, "parameter.nbytes", "4 * parameter.numel()"), "in half precision"),
         "four bytes everywhere": (
             BYTES.replace("tensor.nbytes", "4 * tensor.numel()").replace("parameter.nbytes", "4 * parameter.numel()"),
             "half",
         ),
-        "no buffers": (without(BYTES, "*model.parameters(), *model.buffers()", "*model.parameters()"), "has buffers"),
+        "no buffers": (without(BYTES, "*model.parameters(), *model.buffers()", "*model.parameters()"), "of the buffers"),
         "one average of Adam": (without(BYTES, '"Adam": 3', '"Adam": 2'), "with Adam there are"),
         "momentum keeps nothing": (without(BYTES, '"momentum": 2', '"momentum": 1'), "with momentum there are"),
         "SGD keeps something": (without(BYTES, '"SGD": 1', '"SGD": 2'), "with SGD there are"),
@@ -114,9 +115,14 @@ def accumulate(model, x, y, rows):
     "09.3": {
         "inference mode": (without(PREDICT, "no_grad", "inference_mode"), "inference tensors"),
         "in training mode": (without(PREDICT, "    model.eval()\n"), "averages have changed|not the model's predictions"),
-        "always left in training mode": (without(PREDICT, RESTORED, "    model.train()\n"), "are now in training and training mode"),
-        "left in evaluation mode": (without(PREDICT, RESTORED), "are now in evaluation"),
-        "one mode for all": (without(PREDICT, RESTORED, "    model.train(modes[0][1])\n"), "are now in training and training mode"),
+        "always left in training mode": (without(PREDICT, RESTORED, "    model.train()\n"), "is now in training mode"),
+        "left in evaluation mode": (without(PREDICT, RESTORED), "is now in evaluation mode"),
+        "one mode for all": (without(PREDICT, RESTORED, "    model.train(modes[0][1])\n"), "is now in"),
+        "the layers' modes alone": (without(PREDICT, "model.modules()", "[model, *model]"), "(BatchNorm1d|ReLU|Dropout) is now in"),
+        "modes of a model in training": (
+            without(PREDICT, RESTORED, "    if modes[0][1]:\n        for module, training in modes: module.training = training\n"),
+            "Dropout is now in",
+        ),
         "with a graph": (without(PREDICT, "torch.no_grad()", "torch.enable_grad()"), "made a graph"),
         "detached too late": (
             without(partly("model(part)", "return result.detach()"), "torch.no_grad()", "torch.enable_grad()"),
@@ -133,18 +139,29 @@ def accumulate(model, x, y, rows):
         ),
         "the last rows first": (without(PREDICT, "x.split(rows)", "x.split(rows)[::-1]"), "all of them in order"),
         "without the rest": (without(PREDICT, "x.split(rows)", "x.split(rows)[:-1]"), "all of them in order"),
-        "in half precision": (partly("model(part).half()"), "answers in torch.float32"),
+        "in half precision": (partly("model(part).half()"), "answers in torch.float"),
+        "in the default dtype": (
+            without(PREDICT, "return result", "return torch.empty(len(x), 4, device=x.device).copy_(result)"),
+            "answers in torch.float64",
+        ),
         "no graphs ever after": (
             without(PREDICT, "    with torch.no_grad():\n    ", "    torch.set_grad_enabled(False)\n"),
             "switched off for good",
         ),
-        "forgotten averages": (without(PREDICT, "model.eval()", "model.eval(); model[1].reset_running_stats()"), "averages have changed"),
+        "forgotten averages": (
+            without(PREDICT, "model.eval()", "model.eval(); model[1][0].reset_running_stats()"),
+            "averages have changed",
+        ),
         "a list": (
             without(PREDICT, "torch.cat([model(part) for part in x.split(rows)])", "[model(part) for part in x.split(rows)]"),
             "list",
         ),
     },
     "09.4": {
+        "reentrant": (
+            without(RUN, "use_reentrant=False", "use_reentrant=True"),
+            "What if x itself needs none|None of the inputs have requires_grad",
+        ),
         "one for all": (
             """
 def run(blocks, x, every):
@@ -198,7 +215,7 @@ def run(blocks, x, every):
     with torch.no_grad():
         return torch.nn.Sequential(*blocks)(x)
 """,
-            "gradients are not those",
+            "result has no gradient",
         ),
         "the last blocks left out": (without(RUN, "len(blocks), every", "len(blocks) - every + 1, every"), "not what the blocks make"),
         "in evaluation mode": (
@@ -261,7 +278,6 @@ def training_bytes(model, optimizer):
         "element by element": BYTES.replace("tensor.nbytes", "tensor.numel() * tensor.element_size()"),
         "NumPy's number": "import numpy\n" + BYTES.replace("return kept +", "return numpy.int64(kept) +"),
         "a float": BYTES.replace("return kept +", "return 1.0 * kept +"),
-        "by the state's dict": BYTES.replace("[*model.parameters(), *model.buffers()]", "model.state_dict().values()"),
     },
     "09.2": {
         "slices": """
@@ -303,7 +319,7 @@ def accumulate(model, x, y, rows):
         "written into one tensor": """
 def predict(model, x, rows):
     modes = {module: module.training for module in model.modules()}
-    result = torch.empty(len(x), 4, device=x.device)
+    result = x.new_empty(len(x), 4)
     model.eval()
     try:
         with torch.no_grad():
@@ -333,7 +349,6 @@ def predict(model, x, rows):
         "half the rows": PREDICT.replace("x.split(rows)", "x.split(rows // 2)"),
     },
     "09.4": {
-        "reentrant": RUN.replace("use_reentrant=False", "use_reentrant=True"),
         "a function for each part": """
 def run(blocks, x, every):
     from torch.utils.checkpoint import checkpoint

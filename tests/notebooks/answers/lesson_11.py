@@ -233,7 +233,7 @@ WRONG = {
         ),
         "the weights alone": (
             without(HALVES, 'self.first(x.to("cuda:0"))', 'nn.functional.linear(x.to("cuda:0"), self.first[0].weight, self.first[0].bias)'),
-            "is not what both halves make of it",
+            "is not what both halves make of it|should be called once",
         ),
         "data": (without(HALVES, 'self.first(x.to("cuda:0"))', 'self.first(x.to("cuda:0")).data'), "no gradient"),
         "no gradients": (without(HALVES, "return self.second(self", "with torch.no_grad(): return self.second(self"), "no gradient"),

@@ -57,8 +57,8 @@ def test_a_group_of_one_rank(backend, tmp_path):
         x = torch.ones(2, device="cuda")
         distributed.all_reduce(x)
         assert distributed.is_nccl_available() and x.tolist() == [1.0, 1.0]
-        with pytest.raises(NotImplementedError, match="torch.distributed's recv_any_source between virtual GPUs is not served"):
-            distributed.recv(x)
+        with pytest.raises(NotImplementedError, match="a reduction by PREMUL_SUM is not served by the virtual GPU"):
+            distributed.all_reduce(x, op=distributed._make_nccl_premul_sum(2.0))
     finally:
         distributed.destroy_process_group()
 

@@ -126,10 +126,27 @@ def of_rows_backward(elements: int, rows: int, moved: int) -> Work:
 @composes("rms_norm")
 def rms_norm(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
     """One fused kernel each way, where input and weight have one type (aten/src/ATen/native/layer_norm.cpp)."""
+    _require_shapes(x, list(shape), weight)
     epsilon = torch.finfo(x.dtype).eps if eps is None else eps
     if weight is not None and weight.dtype is not x.dtype:
         return _rms_norm(x, shape, weight, epsilon)
     return _RmsNorm.apply(x, shape, weight, epsilon)
+
+
+def _require_shapes(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None) -> None:
+    if not shape:
+        raise RuntimeError(
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got normalized_shape = []"
+        )
+    if weight is not None and list(weight.shape) != shape:
+        raise RuntimeError(
+            "Expected weight to be of same shape as normalized_shape, but got weight of shape "
+            f"{list(weight.shape)} and normalized_shape = {shape}"
+        )
+    if list(x.shape[-len(shape) :]) != shape:
+        raise RuntimeError(
+            f"Given normalized_shape={shape}, expected input with shape [*{str(shape)[1:]}, but got input of size{list(x.shape)}"
+        )
 
 
 def _rms_norm(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:

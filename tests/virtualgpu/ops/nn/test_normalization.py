@@ -84,3 +84,18 @@ def test_batch_norm_without_parameters_takes_half_precision(machine, dtype, trai
     torch.testing.assert_close(y.detach().cpu().float(), expected.detach(), rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(given.grad.cpu().float(), whole.grad, rtol=3e-2, atol=5e-2)
     torch.testing.assert_close(there.running_var.cpu().float(), reference.running_var, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.skipif(not hasattr(nn.functional, "rms_norm"), reason="torch 2.4 has it")
+@pytest.mark.parametrize(
+    ("shape", "weight", "message"),
+    [
+        ([], None, r"at least one element, but got normalized_shape = \[\]"),
+        ([2, 2], None, r"Given normalized_shape=\[2, 2\], expected input with shape \[\*2, 2\], but got input of size\[2, 2, 3\]"),
+        ([2, 3], [3], r"but got weight of shape \[3\] and normalized_shape = \[2, 3\]"),
+    ],
+)
+def test_rms_norm_refuses_shapes_that_do_not_fit(machine, shape, weight, message):
+    weight = None if weight is None else torch.ones(weight, device="cuda")
+    with pytest.raises(RuntimeError, match=message):
+        nn.functional.rms_norm(torch.ones(2, 2, 3, device="cuda"), shape, weight)
