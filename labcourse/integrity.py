@@ -4,7 +4,7 @@ import json
 import sys
 import types
 from functools import partial
-from operator import is_
+from operator import is_not
 from typing import Any
 
 import torch
@@ -28,7 +28,8 @@ class Originals:
         relied_on = {name for code in _codes("labkit.checks", "labkit.machine", "virtualgpu") for name in code.co_names}
         made = [(path, owner, *_callables(owner, relied_on if path in RELIED_ON else None)) for path, owner in _watched()]
         self._held = [entry for entry in made if entry[2]]
-        self._first = [vars(owner).keys() | COSMETIC for _, owner, _, _ in self._held]
+        self._there = [vars(owner) for _, owner, _, _ in self._held]
+        self._first = [there.keys() | COSMETIC for there in self._there]
         self._known: dict[tuple[str, str], set[Any]] = {}
         self._of_machines = _codes("virtualgpu")
         self.kinds, new = set[type](), set[type](BUILT_IN)
@@ -47,18 +48,15 @@ class Originals:
         To a class nothing may be added either that would stand in front of what it inherits.
         """
         found = []
-        for index, (path, owner, names, values) in enumerate(self._held):
-            there = vars(owner)
-            now = tuple(map(there.get, names))
-            if not all(map(is_, now, values)):
+        for index, ((path, owner, names, values), there, first) in enumerate(zip(self._held, self._there, self._first, strict=True)):
+            if any(map(is_not, map(there.get, names), values)):
+                now = tuple(map(there.get, names))
                 odd = {name for name, a, b in zip(names, now, values, strict=True) if a is not b and not self._knows(path, name, a)}
                 found += [f"{path}.{name}" for name in odd]
                 kept = tuple(b if name in odd else a for name, a, b in zip(names, now, values, strict=True))
                 self._held[index] = path, owner, names, kept
-            if isinstance(owner, type):
-                new = [
-                    name for name in there.keys() - self._first[index] if callable(there[name]) and not self._knows(path, name, there[name])
-                ]
+            if type(there) is types.MappingProxyType and not there.keys() <= first:  # a class
+                new = [name for name in there.keys() - first if callable(there[name]) and not self._knows(path, name, there[name])]
                 found += [f"{path}.{name}" for name in new if _inherited(owner, name)]
         return sorted(found)
 

@@ -319,9 +319,7 @@ class SubmissionProcess:
         self._lines += data.count(b"\n")
         if not data and not self._has_ended:
             ended = self._end(stop=False)
-            if ended.get("reason") == "stopped":
-                raise EndedError("tampered", "it has closed the line on which it is watched")
-            self._raise_ended(ended)
+            self._raise_ended(ended, of_reports=True)
 
     def _read_answer(self) -> None:
         data = self._connection.recv(CHUNK)
@@ -345,8 +343,8 @@ class SubmissionProcess:
         self._end(stop=True)
         raise EndedError(kind, detail)
 
-    def _raise_ended(self, ended: dict[str, Any] | None = None) -> NoReturn:
-        """The connection is closed, or the fork server reports that the process has ended."""
+    def _raise_ended(self, ended: dict[str, Any] | None = None, of_reports: bool = False) -> NoReturn:
+        """The connection, or the pipe `of_reports`, is closed, or the fork server reports that the process has ended."""
         ended = self._end(stop=False) if ended is None else ended
         reason, status = ended.get("reason"), ended.get("status")
         if reason in ("memory", "processes"):
@@ -355,6 +353,8 @@ class SubmissionProcess:
             raise EndedError("memory")
         if status == LATE:
             raise EndedError("time")
+        if of_reports and reason == "stopped" and status == -9:  # it lived on; who only took long to end has a status of his own
+            raise EndedError("tampered", "it has closed the line on which it is watched")
         raise EndedError("ended", f"exit status {status}" if status is None or status >= 0 else f"signal {-status}")
 
     def _end(self, stop: bool) -> dict[str, Any]:

@@ -107,6 +107,7 @@ class Watch:
         self.trying = False  # whether an answer is tried
         self._add, self._names, self._busy = reports.add, names, set[int]()
         self._modules: dict[int, tuple[str, types.ModuleType]] = {}
+        self._seen: dict[int, types.ModuleType] = {}  # held, so that no other gets its number
         self.renew()
         sys.addaudithook(self._hook)
         multiprocessing.util.spawnv_passfds = _told(multiprocessing.util.spawnv_passfds)
@@ -119,7 +120,10 @@ class Watch:
             if type(module) not in (KeptModule, WatchedModule):
                 self._add("changed", f"{name}.__class__")
         for name, module in list(sys.modules.items()):
-            if type(module) in (types.ModuleType, WatchedModule) and id(module) not in self._modules:  # importing makes what `sys` is
+            if id(module) in self._seen:
+                continue
+            self._seen[id(module)] = module
+            if type(module) in (types.ModuleType, WatchedModule):  # importing makes what `sys` is
                 kept = KeptModule if name.partition(".")[0] in scan.MEASURED else types.ModuleType
                 module.__class__ = kind = WatchedModule if _is_watched(name) else kept
                 if kind is not types.ModuleType:
