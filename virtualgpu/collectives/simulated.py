@@ -30,10 +30,10 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -
 _make_group: Any = distributed_c10d._new_process_group_helper
 
 
-def _group(*args: Any, **named: Any) -> Any:
+def _group(size: int, *args: Any, **named: Any) -> Any:
     """PyTorch's own group. From 2.14 on it asks its default backend, if it has one, for rank and size; the one here is alone in C++."""
-    group, store = _make_group(*args, **named)
-    if isinstance(group, dist.ProcessGroup):
+    group, store = _make_group(size, *args, **named)
+    if isinstance(group, dist.ProcessGroup) and group.size() != size:
         group._set_default_backend(dist.ProcessGroup.BackendType.UNDEFINED)
     return group, store
 
