@@ -230,8 +230,8 @@ class TraceData:
         )
 
     def stream_names(self, device: "Device") -> dict[int, str]:
-        """What to call a device's streams: their names; NCCL's where collectives ran. Others have numbers: on virtual GPUs those in the text
-        of a race; on real ones, whose handles are addresses, in the order in which the recording met them."""
+        """What to call a device's streams: their names; NCCL's where collectives ran. Others have numbers: on virtual GPUs those in the
+        text of a race; on real ones, whose handles are addresses, in the order in which the recording met them."""
         device = self.device_index(device)
         met = [segment.stream for segment in self.start if segment.device == device]
         found, first = np.unique(self.events.stream[self.events.device == device], return_index=True)
