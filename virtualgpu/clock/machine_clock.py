@@ -241,15 +241,16 @@ class Clock:
     def launch_together(self, stream: StreamTime, name: str, launched: float, start: float, seconds: float) -> EventTime:
         """Queue a collective that was launched at `launched` and starts at `start`, when its last rank is there; returns its end.
 
-        It fills no part of the GPU: NCCL's kernels have a few multiprocessors.
+        What the stream was told to wait for after the launch is no matter. It fills no part of the GPU: NCCL's kernels have a few
+        multiprocessors.
         """
         _check(launched, start, seconds)
         device = stream.device_index
         with self._lock:
             self._note_known(stream)
             stream.count += 1
-            start = max(start, stream.ready)
-            stream.ready = end = start + seconds
+            end = start + seconds
+            stream.ready = max(stream.ready, end)
             self._devices[device] = max(end, self._devices.get(device, 0.0))
             event = EventTime(stream, end, {**stream.known, stream: stream.count})
         self._notify(Span(device, stream.stream_id, "kernel", name, start, seconds, launched))

@@ -73,6 +73,7 @@ class ProcessGroupNCCL(_Gloo):
         self.coalescing: list[VirtualWork] | None = None
         self.to_itself: deque[list[torch.Tensor]] = deque()  # what this rank has sent to itself
         self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
+        self.last_end: dict[StreamTime, float] = {}  # of the collectives that have their place on a stream
         self._streams: dict[int, StreamTime] = {}
         self._stashed: list[VirtualWork] = []
         self._watched = 0.0  # when the watchdog looked last, beside its period
@@ -210,8 +211,9 @@ class Underway:
         ranks = [self.group.ranks_of_all[rank] for rank in self.entry.ranks]
         seconds = collective_seconds(self.gpu.profile, transfer.kind, transfer.nbytes, ranks, machine.cluster)
         name = f"nccl {transfer.kind}"
-        start = max(each["ready"] for each in self.said)
+        start = max(self.group.last_end.get(self.stream, 0.0), *(each["ready"] for each in self.said))
         self.event = machine.clock.launch_together(self.stream, name, self.launched, start, seconds)
+        self.group.last_end[self.stream] = self.event.time
         machine.under_way.remove(self)
         self.transfer = None  # type: ignore[assignment]  # it keeps no private copies
 

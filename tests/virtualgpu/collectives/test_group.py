@@ -70,6 +70,22 @@ def test_what_is_sent_may_be_freed_before_anybody_waits():
     assert y.sum() == 1000
 
 
+def test_a_collective_does_not_wait_for_what_comes_after_it_in_the_program():
+    """Its stream is told to wait for more before anybody waits for it."""
+    x, a = torch.ones(1000, device="cuda"), torch.ones(4096, 4096, device="cuda")
+    sent, computed = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first = dist.all_reduce(x, async_op=True)
+    torch.cuda._sleep(10**9)
+    computed.record()
+    second = dist.all_reduce(a, async_op=True)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        first.wait()
+        sent.record()
+    second.wait()
+    torch.cuda.synchronize()
+    assert sent.elapsed_time(computed) > 100  # milliseconds
+
+
 def test_nccl_receives_from_a_rank_that_is_named():
     with pytest.raises(NotImplementedError, match="ProcessGroupNCCL does not support recvAnysource"):
         dist.recv(torch.ones(1, device="cuda"))
