@@ -82,6 +82,8 @@ def judge_durations(observations: Plain, cases: Plain) -> Verdict:
             asked = "Is what was queued before part of it?" if case["queued"] and said > due else asked
             asked = "Seconds are asked for." if abs(said / 1e3 - due) <= CLOSE * due + OVERHEAD else asked
             return not_yet(f"for work of {due * 1e3:.1f} ms you measured {said * 1e3:.4g} ms. {asked}")
+    if all(abs(said * 1e3 - round(said * 1e3)) < 1e-6 for said, _ in observations):
+        return not_yet("all your figures are whole milliseconds. The GPU's clock is finer than that.")
     return right("The clock was read while the GPU had nothing else to do.")
 
 
@@ -114,7 +116,7 @@ class Double(torch.nn.Module):
 
 
 def observe_losses(answer: Any, cases: Plain) -> Plain:
-    """For each list of values the result, whether it has a graph, whether the host waited, and whether the model still trains."""
+    """For each list of values the result, whether it has a graph, whether the host waited, and whether there is a gradient."""
     observations = []
     sleep, model = cycles_in(LONG), Double()
     for case in cases:
@@ -126,9 +128,8 @@ def observe_losses(answer: Any, cases: Plain) -> Plain:
             torch.cuda._sleep(sleep)
             earlier = torch.cuda.current_stream().record_event()
             result = answer(model, batches)
-        told = {"waited": earlier.query(), "graph": getattr(result, "requires_grad", False), "result": describe(result)}
-        trains = torch.is_grad_enabled() and model.training and model.weight.requires_grad and model.weight.grad is None
-        observations.append(told | {"trains": trains})
+        told = {"waited": earlier.query(), "graph": getattr(result, "requires_grad", False), "backward": model.weight.grad is not None}
+        observations.append(told | {"result": describe(result)})
         torch.cuda.synchronize()
     return observations
 
@@ -149,8 +150,8 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"the mean of {len(case)} losses is {due:.5g}; yours is {result['values'][0]:.5g}.")
         if observed["graph"]:
             return not_yet("your result requires a gradient: its graph keeps what every batch left for the backward pass.")
-        if not observed["trains"]:
-            return not_yet("after your function the model cannot be trained as before: what did it leave switched off, or in `.grad`?")
+        if observed["backward"]:
+            return not_yet("after your function the model's weight has a gradient, to which the next training would add.")
     return right("The host ran ahead; whoever prints the loss waits, once.")
 
 

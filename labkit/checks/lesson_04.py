@@ -252,7 +252,7 @@ ALLOWED = 1.07  # times as long as the lesson's way; with two micro-batches, one
 
 def draw_steps(generator: random.Random) -> Plain:
     """A batch, rising, whose micro-batches are not equally long; and into how many it is cut."""
-    rows, splits = generator.choice([(5, 2), (5, 3), (7, 2)])  # chunk(splits) and split(splits) differ for each
+    rows, splits = generator.choice([(5, 3), (7, 4)])  # chunk(splits), split(splits) and chunk(2) differ
     values = sorted(generator.sample(range(1, 10), rows))
     return {"values": values, "weights": generator.sample(range(2, 6), k=2), "splits": splits}
 
@@ -391,7 +391,7 @@ def finish(orders: Sequence[Sequence[tuple[str, int]]]) -> int:
 
 
 CHECKS = [
-    Check("04.1", draw_cuts, observe_cuts, judge_cuts, gpus=2, section="A network in two halves"),
+    Check("04.1", draw_cuts, observe_cuts, judge_cuts, gpus=2, alters=("values", "hooks"), section="A network in two halves"),
     Check("04.2", draw_stages, observe_seconds, judge_seconds, section="Micro-batches"),
     Check("04.3", draw_layers, observe_best_cuts, judge_best_cuts, section="Where to cut"),
     Check("04.4", draw_steps, observe_steps, judge_steps, gpus=2, section="Micro-batches"),

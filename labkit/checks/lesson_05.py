@@ -362,5 +362,5 @@ CHECKS = [
     Check("05.2", draw_batches, observe_batches, judge_batches, section="What you did not allocate"),
     Check("05.3", draw_holes, observe_holes, judge_holes, section="Blocks and segments"),
     Check("05.4", draw_work, observe_work, judge_work, section="Fragmentation"),
-    Check("05.5", draw_scattered, observe_scattered, judge_scattered, section="A second process"),
+    Check("05.5", draw_scattered, observe_scattered, judge_scattered, alters=("values",), section="A second process"),
 ]

@@ -159,7 +159,7 @@ def build(model: Plain) -> nn.Sequential:
     size = model["features"]
     layers: list[nn.Module] = [nn.Linear(size, size), nn.GroupNorm(1, size)]
     for item in model["norms"]:
-        layer: nn.Module = NORMS[item["norm"]](size)
+        layer: nn.Module = NORMS[item["norm"]](size, affine=item["depth"] != 1)
         for _ in range(item["depth"]):
             layer = Scaled(nn.Sequential(nn.Conv2d(size, size, 1), layer))
         layers.append(layer)
@@ -189,8 +189,7 @@ def observe_model(half_but_norms: Any, model: Plain) -> Plain:
         off = (tensor.detach().cpu().double() - before[name].double()).abs().max().item() if name in before else math.nan
         tensors[name] = {"dtype": str(tensor.dtype), "off": off}
     kept = [*map(id, parameters)] == [*map(id, answer.parameters())]  # the ones that an optimizer may hold
-    as_before = all(tensor.requires_grad for tensor in parameters) and all(module.training for module in answer.modules())
-    told = {"same": answer is built, "kept": kept, "as_before": as_before, "names": list(before) == list(tensors)}
+    told = {"same": answer is built, "kept": kept, "names": list(before) == list(tensors)}
     return {"type": "Module", **told, "tensors": tensors}
 
 
@@ -201,8 +200,6 @@ def judge_model(found: Plain, model: Plain) -> Verdict:
         return not_yet("the model that came back is not the one you were given, with all its parts. Convert it in place.")
     if not found["kept"]:
         return not_yet("some parameters are new ones, which no optimizer of the model knows. Convert them in place: replace their data.")
-    if not found["as_before"]:
-        return not_yet("parameters no longer require gradients, or layers are in another mode. Change nothing but the formats.")
     norm_layers = {name.rsplit(".", 1)[0] for name in found["tensors"] if name.endswith("running_var")}
     for name, tensor in found["tensors"].items():
         in_norm, dtype = name.rsplit(".", 1)[0] in norm_layers, tensor["dtype"]
@@ -279,12 +276,27 @@ def _flat(values: Plain) -> list[float]:
 
 # 07.5: a step of mixed-precision training
 #
-# The model is one linear layer with one output, so that its gradients can be worked out by hand: for n rows, errors e and inputs x
-# they are 2/n Σ e x for the weight and 2/n Σ e for the bias.
+# The model is one linear layer with one output, in two parts, so that its gradients can be worked out by hand: for n rows, errors e and
+# inputs x they are 2/n Σ e x for the weight and 2/n Σ e for the bias.
 
 ROWS = 64
 CASES = {"large": 2.0**8, "small": 2.0**22, "overflowing": 2.0**16}  # what a case's gradients are, and the scale at first
 SMALL = 1e-8  # a target that float16 rounds to 0
+
+
+class Parts(nn.Module):
+    """A linear layer of which one part has the bias and the first two inputs, another the rest."""
+
+    def __init__(self, weight: list[float]) -> None:
+        super().__init__()
+        self.first, self.rest = nn.Linear(2, 1), nn.Linear(len(weight) - 2, 1, bias=False)
+        with torch.no_grad():
+            self.first.weight.copy_(torch.tensor([weight[:2]]))
+            self.first.bias.zero_()
+            self.rest.weight.copy_(torch.tensor([weight[2:]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x[:, :2]) + self.rest(x[:, 2:])
 
 
 def draw_step(generator: random.Random) -> Plain:
@@ -309,10 +321,7 @@ def observe_step(training_step: Any, cases: Plain) -> Plain:
     found = []
     for case in cases:
         dtypes: list[str] = []
-        model = nn.Linear(len(case["weight"]), 1).to(DEVICE)
-        with torch.no_grad():
-            model.weight.copy_(torch.tensor([case["weight"]]))
-            model.bias.zero_()
+        model = Parts(case["weight"]).to(DEVICE)
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 1e5)  # of an earlier step
         model.register_forward_hook(lambda module, inputs, output, dtypes=dtypes: dtypes.append(str(output.dtype)))
@@ -321,7 +330,8 @@ def observe_step(training_step: Any, cases: Plain) -> Plain:
         x, y = (torch.tensor(values, device=DEVICE) for values in (case["inputs"], [[target] for target in case["targets"]]))
         with torch.cuda.device(DEVICE), during(f"{case['kind']} gradients"):
             loss = training_step(model, optimizer, scaler, x, y)
-        after = [*model.weight.detach().cpu().flatten().tolist(), model.bias.item()]
+        weights = torch.cat([model.first.weight, model.rest.weight], dim=1)
+        after = [*weights.flatten().tolist(), model.first.bias.item()]
         found.append({"after": after, "scale": scaler.get_scale(), "loss": _number(loss), "dtypes": dtypes})
     return found
 
@@ -367,7 +377,7 @@ _STEP_HINTS = {
 CHECKS = [
     Check("07.1", draw_bits, observe_bits, judge_bits, section="Formats bit by bit"),
     Check("07.2", draw_boxes, observe_boxes, judge_boxes, section="Too large, too small, too many"),
-    Check("07.3", draw_model, observe_model, judge_model, section="A model in half"),
+    Check("07.3", draw_model, observe_model, judge_model, alters=("values",), section="A model in half"),
     Check("07.4", draw_gradients, observe_gradients, judge_gradients, section="Too large, too small, too many"),
-    Check("07.5", draw_step, observe_step, judge_step, section="Mixed precision"),
+    Check("07.5", draw_step, observe_step, judge_step, alters=("values",), section="Mixed precision"),
 ]

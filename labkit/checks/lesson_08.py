@@ -120,7 +120,6 @@ def observe_update(sgd_step: Any, inputs: Plain) -> Plain:
         {
             "own": own.detach().tolist(),
             "shared": other.tolist(),
-            "trainable": own.requires_grad,
             "gradient": None if own.grad is None else own.grad.tolist(),
         }
         for own, other in zip(parameters, others, strict=True)
@@ -136,8 +135,6 @@ def judge_update(found: Plain, inputs: Plain) -> Verdict:
             return not_yet(f"{text}: this process sees the new values, the others the old ones. Write into the memory that is there.")
         if told["shared"] != expected:
             return not_yet(f"{text}: the new values are {expected}, and the others see {told['shared']}.")
-        if not told["trainable"]:
-            return not_yet("a parameter requires no gradient any more.")
         if told["gradient"] != tensor["gradient"]:
             return not_yet(f"{text}: afterwards the gradient is {told['gradient']}. It should stay as it is.")
     return right("Written in place: every process sees the step.")
@@ -157,7 +154,7 @@ def observe_held(outside_cache: Any, inputs: Plain) -> Plain:
     _take(inputs["kept"], gpu)
     torch.cuda.empty_cache()  # so that the most that was ever reserved is not what is reserved
     found = [_asked(outside_cache, gpu)]
-    kept = _take(inputs["kept"], gpu)
+    kept = [_take(inputs["kept"], gpu), _take(inputs["kept"], DEVICE)]  # on another GPU too, if there is one
     _take(inputs["cached"], gpu)  # and let go of it
     found.append(_asked(outside_cache, gpu))
     ours, theirs = processes.context().Pipe()
@@ -215,18 +212,25 @@ def draw_limits(generator: random.Random) -> Plain:
 def observe_limits(share_fairly: Any, cases: Plain) -> Plain:
     """By case, the share of the GPU's memory that this process's cache may take afterwards."""
     gpu, found = last_gpu(), []
-    before = [torch.cuda.get_per_process_memory_fraction(index) for index in range(torch.cuda.device_count())]
+    before = _fractions()
+    held = _take(64, gpu)  # reserved already, and part of what the limit allows
     try:
         for case in cases:
             torch.cuda.set_per_process_memory_fraction(1.0, gpu)
             with torch.cuda.device(gpu):
                 share_fairly(case["processes"], case["context"])
             total = torch.cuda.get_device_properties(gpu).total_memory
-            found.append({"fraction": torch.cuda.get_per_process_memory_fraction(gpu), "total": total})
+            *others, fraction = _fractions()
+            found.append({"fraction": fraction, "total": total, "others": others != before[:-1]})
     finally:
+        del held
         for index, fraction in enumerate(before):
             torch.cuda.set_per_process_memory_fraction(fraction, index)
     return found
+
+
+def _fractions() -> list[float]:
+    return [torch.cuda.get_per_process_memory_fraction(index) for index in range(torch.cuda.device_count())]
 
 
 NEAR = 1e-6  # of the whole GPU: some kilobytes
@@ -243,6 +247,8 @@ def judge_limits(found: Plain, cases: Plain) -> Verdict:
             return not_yet(f"{each}; the GPU has {units.byte_text(told['total'])}. What does the limit count?")
         if all_of_them < told["total"] * (1 - NEAR):
             return not_yet(f"{each}, and the GPU has {units.byte_text(told['total'])}: the rest lies idle.")
+        if told["others"]:
+            return not_yet("your function set a limit on another GPU too, which other processes may share.")
     return right("The limit counts what PyTorch reserves, not the context.")
 
 
@@ -269,7 +275,7 @@ def judge_producer(found: Plain, sizes: Plain) -> Verdict:
     if len(found["came"]) < len(sizes):
         return not_yet(f"{len(found['came'])} of {len(sizes)} tensors came. Who waits for whom?")
     for tensor, size in zip(found["came"], sizes, strict=False):
-        if tensor["type"] != "Tensor" or tensor["values"] != [1.0] * size:
+        if tensor["type"] != "Tensor" or tensor["values"] != [1.0] * size or tensor["shape"] != [size]:
             return not_yet(f"expected {size} ones, and {_short(tensor)} came.")
         if tensor["dtype"] != "torch.float32":
             return not_yet(f"ones of torch.float32 were sent before, and you send {tensor['dtype']}. Only the end was to be corrected.")
@@ -325,6 +331,7 @@ def observe_server(serve: Any, inputs: Plain) -> Plain:
     with torch.no_grad():
         for parameter, weight in zip(model.parameters(), inputs["weights"], strict=True):
             parameter.copy_(torch.tensor(weight))
+    model.eval()
     computed: list[str] = []  # where
     model[0].register_forward_hook(lambda module, given, output: computed.append(str(output.device)))
     replies: SimpleQueue = SimpleQueue()
@@ -382,7 +389,7 @@ def _answered(weights: Plain, row: list[float]) -> list[float]:
 
 CHECKS = [
     Check("08.1", draw_tensors, observe_copies, judge_copies, section="A process has memory of its own"),
-    Check("08.2", draw_parameters, observe_update, judge_update, section="One model, trained by several processes"),
+    Check("08.2", draw_parameters, observe_update, judge_update, alters=("values",), section="One model, trained by several processes"),
     Check("08.3", draw_held, observe_held, judge_held, section="One GPU tensor, two processes"),
     Check("08.4", draw_limits, observe_limits, judge_limits, section="A model for each, or one server?"),
     Check("08.5", draw_sizes, observe_producer, judge_producer, script=produce, section="The producer must stay"),

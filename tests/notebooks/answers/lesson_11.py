@@ -112,11 +112,11 @@ WRONG = {
         ),
         "the device for good": (
             without(REPORT, "    return {", "    torch.cuda.set_device(device)\n    return {"),
-            "made it the current device",
+            "the current device is",
         ),
         "the device for good, and no argument": (
             REPORT.replace("(device),", "(),").replace("    return {", "    torch.cuda.set_device(device)\n    return {"),
-            "made it the current device",
+            "the current device is",
         ),
         "the peaks reset": (
             without(REPORT, "    return {", "    told = {") + "    torch.cuda.reset_peak_memory_stats(device)\n    return told\n",
