@@ -250,7 +250,7 @@ def draw_work(generator: random.Random) -> Plain:
         {"before": before, "on": on, "raises": raises, "result": result}
         for before in (0, 1)
         for on in (0, 1)
-        for raises, result in ((True, None), (False, None), (False, 0), (False, ""), (False, generator.randint(1, 999)))
+        for raises, result in ((True, None), *((False, result) for result in (None, 0, "", "a tensor", generator.randint(1, 999))))
     ]
     generator.shuffle(cases)
     return cases
@@ -261,23 +261,23 @@ def observe_work(on_device: Any, cases: Plain) -> Plain:
     for case in cases:
         seen: list[int] = []
         torch.cuda.set_device(case["before"])
-        result, raised = None, None
+        result, raised, tensor = None, None, torch.zeros(1)
         try:
             with during(f"GPU {case['on']}, while GPU {case['before']} was current"):
-                result = on_device(case["on"], _work(case, seen))
+                result = on_device(case["on"], _work(case, seen, tensor))
         except Interrupted as error:
             raised = quote(error)
-        told = result if isinstance(result, int | str | None) else type(result).__name__
+        told = "a tensor" if result is tensor else result if isinstance(result, int | str | None) else f"another {type(result).__name__}"
         observations.append({"seen": seen, "after": torch.cuda.current_device(), "result": told, "raised": raised})
     return observations
 
 
-def _work(case: Plain, seen: list[int]) -> Any:
-    def work() -> Plain:
-        seen.append(torch.cuda.current_device())
+def _work(case: Plain, seen: list[int], tensor: torch.Tensor) -> Any:
+    def work() -> Any:
+        seen.append(torch.cuda.current_device() if torch.cuda.current_stream() == torch.cuda.default_stream() else -1)
         if case["raises"]:
             raise Interrupted(f"while GPU {seen[-1]} was current")
-        return case["result"]
+        return tensor if case["result"] == "a tensor" else case["result"]
 
     return work
 
@@ -287,6 +287,7 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         before, on = case["before"], case["on"]
         if observed["seen"] != [on]:
             ran = f"saw device {observed['seen'][0]}" if observed["seen"] else "did not run"
+            ran = "ran on another stream" if observed["seen"] == [-1] else ran
             ran = "ran more than once" if len(observed["seen"]) > 1 else ran
             return not_yet(f"work was to run once on device {on}; it {ran}.")
         if case["raises"] and observed["raised"] is None:

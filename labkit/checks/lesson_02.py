@@ -2,8 +2,7 @@
 
 Each keeps the GPU busy with `torch.cuda._sleep`, which does nothing for so many cycles, before the work that an answer must wait for.
 So an answer that forgets an order reads old values on a real GPU too. Whether it waited is asked of an event that was recorded before.
-An answer is called once before: kernels that are loaded and memory that is taken for the first time make the host wait too. The caller's
-stream is not always the default one.
+An answer is called once before: kernels loaded and memory taken for the first time make the host wait too. The caller's stream varies.
 """
 
 import gc
@@ -120,7 +119,7 @@ def observe_losses(answer: Any, cases: Plain) -> Plain:
     observations = []
     sleep, model = cycles_in(LONG), Double()
     for case in cases:
-        batches = [torch.full((rows, 4), float(value), device="cuda") for value, rows in case]
+        batches = [torch.tensor([[value, value, -value, value]] * rows, dtype=torch.float32, device="cuda") for value, rows in case]
         with during(f"{len(case)} batches"):
             answer(model, batches)
             torch.empty(SIZE * 8, device="cuda")  # a segment of its own, which is free now: returning it waits

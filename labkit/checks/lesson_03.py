@@ -203,7 +203,7 @@ def observe_weights(copies: Any, cases: Plain) -> Plain:
     observations: list[Plain] = []
     for case in cases:
         first = f"cuda:{case['devices'][0]}"
-        weight = torch.tensor([float(value) for value in case["values"]], device=first, requires_grad=True)
+        weight = torch.tensor([[float(value)] for value in case["values"]], device=first, requires_grad=True)
         with during(f"device_ids={case['devices']}"):
             made = copies(weight, list(case["devices"]))
         if not isinstance(made, list | tuple) or len(made) != len(case["devices"]):
@@ -213,7 +213,7 @@ def observe_weights(copies: Any, cases: Plain) -> Plain:
         if all(isinstance(copy, torch.Tensor) for copy in made):
             used = [(factor * copy).sum() for copy, factor in zip(made, case["factors"], strict=True) if copy.requires_grad]
             torch.autograd.backward(used)
-            observed["gradient"] = None if weight.grad is None else weight.grad.tolist()
+            observed["gradient"] = None if weight.grad is None else weight.grad.flatten().tolist()
         observations.append(observed)
     return observations
 
@@ -226,7 +226,7 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
         found = [copy.get("device", copy["type"]) for copy in observed["copies"]]
         if found != devices:
             return not_yet(f"the copies belong on {', '.join(devices)}; yours: {', '.join(found)}.")
-        same = {"dtype": "torch.float32", "shape": [len(case["values"])], "values": case["values"]}
+        same = {"dtype": "torch.float32", "shape": [len(case["values"]), 1], "values": case["values"]}
         if any(copy | same != copy for copy in observed["copies"]):
             return not_yet("a copy has other values than the weight, another shape or another dtype.")
         if observed["gradient"] != [float(sum(case["factors"]))] * len(case["values"]):

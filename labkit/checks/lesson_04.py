@@ -173,8 +173,8 @@ def draw_layers(generator: random.Random) -> Plain:
     """Layers' times such that no number, nor the middle layer, nor the first cut beyond or before half of the time is always best."""
     while True:
         cases = [[generator.randint(1, 9) for _ in range(generator.randint(4, 8))] for _ in range(6)]
-        for case in cases[:3]:
-            case[generator.randrange(len(case))] = generator.randint(12, 30)
+        for case, place in zip(cases, (0, -1, generator.randrange(4)), strict=False):
+            case[place] = generator.randint(30, 60)  # the first cut is best, the last one, and any
         rules: list[Callable[[Sequence[float]], int]] = [
             _middle,
             _beyond_half,

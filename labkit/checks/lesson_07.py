@@ -105,7 +105,7 @@ def draw_boxes(generator: random.Random) -> Plain:
 def observe_boxes(iou: Any, pairs: Plain) -> Plain:
     a, b = (torch.tensor([pair[side] for pair in pairs], device=DEVICE).half() for side in range(2))
     with torch.cuda.device(DEVICE):
-        return describe(iou(a, b))
+        return describe(iou(a, b)) | {"due": str(a.device)}
 
 
 def overlap(a: list[int], b: list[int]) -> float:
@@ -119,6 +119,8 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
         return not_yet(f"your function returned {found['type']}, not a tensor.")
     if found["shape"] != [len(pairs)] or found["dtype"] != "torch.float16":
         return not_yet(f"a tensor of torch.float16 and shape [{len(pairs)}] was due; yours is {found['dtype']}, {found['shape']}.")
+    if found["device"] != found["due"]:
+        return not_yet(f"the boxes are on {found['due']}, and the overlaps on {found['device']}.")
     for value, (a, b) in zip(found["values"], pairs, strict=True):
         expected = overlap(a, b)
         if not abs(value - expected) <= NEAR * math.ulp(expected):  # so that nan fails
@@ -135,7 +137,7 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
 
 
 class Scaled(nn.Module):
-    """A module that has a parameter and two buffers of its own beside a child, one of them of whole numbers."""
+    """A module that has a parameter and three buffers of its own beside a child: a number, and one of whole numbers."""
 
     def __init__(self, child: nn.Module) -> None:
         super().__init__()
@@ -143,6 +145,7 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.ones(3))
         self.register_buffer("shift", torch.zeros(3))
         self.register_buffer("positions", torch.arange(3))
+        self.register_buffer("temperature", torch.ones(()))
 
 
 NORMS = {"1d": nn.BatchNorm1d, "2d": nn.BatchNorm2d, "3d": nn.BatchNorm3d}
@@ -164,6 +167,7 @@ def build(model: Plain) -> nn.Sequential:
             layer = Scaled(nn.Sequential(nn.Conv2d(size, size, 1), layer))
         layers.append(layer)
     built = nn.Sequential(*layers).to(DEVICE)
+    built[0].cpu().requires_grad_(False)
     draws = torch.Generator().manual_seed(model["seed"])
     with torch.no_grad():
         for tensor in [*built.parameters(), *built.buffers()]:
@@ -179,7 +183,7 @@ def observe_model(half_but_norms: Any, model: Plain) -> Plain:
     """The dtype of each tensor of the model afterwards, how far its values have moved, and whether the model itself came back."""
     built = build(model)
     before = {name: tensor.detach().cpu().clone() for name, tensor in built.state_dict().items()}
-    parameters = [*built.parameters()]
+    parameters, places = [*built.parameters()], {name: tensor.device for name, tensor in built.state_dict().items()}
     with torch.cuda.device(DEVICE):
         answer = half_but_norms(built)
     if not isinstance(answer, nn.Module):
@@ -187,7 +191,7 @@ def observe_model(half_but_norms: Any, model: Plain) -> Plain:
     tensors = {}
     for name, tensor in answer.state_dict().items():
         off = (tensor.detach().cpu().double() - before[name].double()).abs().max().item() if name in before else math.nan
-        tensors[name] = {"dtype": str(tensor.dtype), "off": off}
+        tensors[name] = {"dtype": str(tensor.dtype), "off": off, "moved": tensor.device != places.get(name)}
     kept = [*map(id, parameters)] == [*map(id, answer.parameters())]  # the ones that an optimizer may hold
     told = {"same": answer is built, "kept": kept, "names": list(before) == list(tensors)}
     return {"type": "Module", **told, "tensors": tensors}
@@ -203,6 +207,8 @@ def judge_model(found: Plain, model: Plain) -> Verdict:
     norm_layers = {name.rsplit(".", 1)[0] for name in found["tensors"] if name.endswith("running_var")}
     for name, tensor in found["tensors"].items():
         in_norm, dtype = name.rsplit(".", 1)[0] in norm_layers, tensor["dtype"]
+        if tensor["moved"]:
+            return not_yet(f"{name} is on another device than before. Change nothing but the formats.")
         if name.endswith(("num_batches_tracked", "positions")):
             if dtype != "torch.int64":
                 return not_yet(f"{name}, a buffer of whole numbers, is {dtype}. model.half() converts floating-point tensors alone.")

@@ -97,8 +97,8 @@ def _short(told: Plain) -> str:
 
 def draw_parameters(generator: random.Random) -> Plain:
     def numbers(count: int) -> list[float]:
-        """None is 0 or 1: each of them shows whether it was used."""
-        return [generator.randrange(-31, 32, 2) / 16 for _ in range(count)]
+        """None is 0 or 1, nor fits half precision: each of them shows whether it was used as it is."""
+        return [generator.randrange(-(2**14) + 1, 2**14, 2) / 2**13 for _ in range(count)]
 
     sizes = [generator.randint(1, 5) for _ in range(3)]
     tensors: list[Plain] = [{"values": numbers(size), "gradient": numbers(size)} for size in sizes]
@@ -114,6 +114,7 @@ def observe_update(sgd_step: Any, inputs: Plain) -> Plain:
         if tensor["gradient"] is not None:
             parameter.grad = torch.tensor(tensor["gradient"])
         parameters.append(parameter)
+    parameters[-1].requires_grad_(False)  # which leaves it the gradient that it has
     others = [parameter.detach() for parameter in parameters]  # the same memory under another name, as another process has it
     sgd_step(parameters, inputs["rate"])
     return [
@@ -262,14 +263,16 @@ def produce(queue: Any, done: Any, sizes: Any) -> None:
 
 
 def draw_sizes(generator: random.Random) -> Plain:
-    return generator.sample(range(1, 1001), k=generator.randint(2, 4))
+    """In no order."""
+    small, middle, large = sorted(generator.sample(range(1, 1001), k=3))
+    return [middle, large, small]
 
 
 def judge_producer(found: Plain, sizes: Plain) -> Verdict:
     if found["raised"]:
         return not_yet(f"in its process, your function raised {found['raised']}")
     if found["forged"]:
-        return not_yet("your producer set `done` itself. Who can say that the consumer has released the tensors?")
+        return not_yet("your producer set `done` itself, or cleared it. Who can say that the consumer has released the tensors?")
     if found["lost"] or (len(found["came"]) >= len(sizes) and not found["waited"] and found["ended"]):
         return not_yet("your producer did not wait until the consumer was done: what it sent was gone, or might have been.")
     if len(found["came"]) < len(sizes):

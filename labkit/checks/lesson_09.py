@@ -339,14 +339,14 @@ CALLS = 3
 
 
 def draw_steps(generator: random.Random) -> Plain:
-    """Fixed bytes, bytes a row, and a limit: a little above many rows, far above, and on the byte; for one row, for none, for nothing."""
+    """Fixed bytes, bytes a row, and a limit: a little above many rows, far above, on the byte; for one row, none, nothing."""
 
     def case(rows: float) -> Plain:
         fixed, row = generator.randint(1 << 26, 1 << 32), generator.randint(1 << 10, 1 << 24)
         return {"fixed": fixed, "row": row, "limit": max(fixed // 2, fixed + int(row * rows))}
 
     above = (generator.uniform(0.1, 0.4), generator.uniform(0.6, 0.9), 0)
-    return [*(case(generator.randint(2, 5000) + rest) for rest in above), case(1.5), case(0.5), case(-1e9)]
+    return [*(case(generator.randint(2, 5000) + rest) for rest in above), case(1), case(1.5), case(0.5), case(-1e9)]
 
 
 def observe_largest(most_rows: Any, cases: Plain) -> Plain:

@@ -269,7 +269,8 @@ SNIPPETS = {
     "def half(n):\n    return n / 2\n\ndef quarter(n):\n    return half(half(n))\n\nquarter({number})": "ok",  # one uses another
     "try:\n    {number} / 0\nexcept ZeroDivisionError:\n    pass": "ok",
     "class {name}Error(ValueError):\n    pass\n\nraise {name}Error({number})": "{name}Error",
-    "[][{number}]": "IndexError",
+    "numbers = []; numbers[{number}]": "IndexError",
+    "raise NotImplementedError({number})": "NotImplementedError",  # a RuntimeError too
     "try:\n    [].pop()\nexcept IndexError as error:\n    raise KeyError({number}) from error": "KeyError",
     "for name in list(globals()):\n    assert name in ('torch', 'nn', 'name') or name.startswith('__')": "ok",
 }
