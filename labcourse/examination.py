@@ -103,7 +103,8 @@ def examine(data: bytes, student: str, lab: Assignment, course: Course, handed_o
     examination = _Examination(cells, student, lab, course, sandbox, examined)
     examination.run(results)
     own = [source for source in notebook.code if source not in handed_out]
-    usual = set(scan.remarks(scan.cells(sorted(handed_out))))
+    given = scan.cells(sorted(handed_out))
+    usual = set(scan.remarks([*given, *scan.texts(given)]))
     for remark in dict.fromkeys([*scan.remarks(scan.cells(own)), *examination.reported]):
         if remark not in usual:
             examined.note("suspect", text(remark))

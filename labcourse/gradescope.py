@@ -3,13 +3,17 @@
 python -m labcourse.gradescope LAB [FOLDER]        (in the container; FOLDER is /autograder)
 """
 
+import base64
+import hashlib
 import json
 import os
 import sys
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import labkit
 from labcourse import assignment, backends, collect, grading, marks, release
 from labcourse.assignment import Assignment, Course
 from labcourse.results import zipped
@@ -19,7 +23,7 @@ SETUP = """#!/usr/bin/env bash
 set -e
 apt-get update && apt-get install -y python3 python3-venv python3-pip bubblewrap
 python3 -m venv /autograder/venv
-/autograder/venv/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu "labkit[course]=={version}"
+/autograder/venv/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu "/autograder/source/{wheel}[course]"
 """
 RUN = """#!/usr/bin/env bash
 # LABKIT_SANDBOX=none where the container allows no sandbox: a submission could then read the seed, and write its own results.
@@ -33,16 +37,38 @@ def files(course: Course, labs: list[Assignment]) -> dict[str, str | bytes]:
 
 
 def autograder(course: Course, lab: Assignment) -> bytes:
-    """The zip file to upload: setup.sh, run_autograder, and the course with this lab alone."""
-    from labkit import __version__
+    """The zip file to upload: setup.sh, run_autograder, the course with this lab alone, and the kit. Raises ValueError as `wheel`."""
+    kit, content = wheel()
+    texts = {"setup.sh": SETUP.format(wheel=kit), "run_autograder": RUN.format(lab=lab.name), "course.toml": _described(course, lab)}
+    files = {name: text.encode() for name, text in texts.items()} | {kit: content}
+    files[f"notebooks/{lab.name}.ipynb"] = (course.notebooks / f"{lab.name}.ipynb").read_bytes()
+    return zipped(files, ("setup.sh", "run_autograder"))
 
-    files = {
-        "setup.sh": SETUP.format(version=__version__),
-        "run_autograder": RUN.format(lab=lab.name),
-        "course.toml": _described(course, lab),
-    }
-    files[f"notebooks/{lab.name}.ipynb"] = (course.notebooks / f"{lab.name}.ipynb").read_text(encoding="utf-8")
-    return zipped({name: text.encode() for name, text in files.items()}, ("setup.sh", "run_autograder"))
+
+def wheel() -> tuple[str, bytes]:
+    """The kit that runs here, as a wheel: under its name, a package index may have something else.
+
+    Raises ValueError where the kit is not installed as a package, for only that says what else it needs.
+    """
+    try:
+        installed = metadata.distribution("labkit")
+    except metadata.PackageNotFoundError:
+        installed = None
+    if installed is None or installed.version != labkit.__version__:
+        raise ValueError("the kit is not installed as a package here, so none can be made for Gradescope: `make lab` installs it")
+    name = f"labkit-{installed.version}"
+    found = ((package, path) for package in backends.PACKAGES for path in package.rglob("*") if path.is_file())
+    files = {path.relative_to(package.parent).as_posix(): path.read_bytes() for package, path in found if path.suffix != ".pyc"}
+    texts = {"WHEEL": "Wheel-Version: 1.0\nGenerator: labcourse\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
+    texts |= {file: installed.read_text(file) or "" for file in ("METADATA", "entry_points.txt")}
+    files |= {f"{name}.dist-info/{file}": text.encode() for file, text in texts.items()}
+    rows = [f"{path},sha256={_digest(data)},{len(data)}\n" for path, data in files.items()]
+    files[f"{name}.dist-info/RECORD"] = "".join([*rows, f"{name}.dist-info/RECORD,,\n"]).encode()
+    return f"{name}-py3-none-any.whl", zipped(files)
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 def _described(course: Course, lab: Assignment) -> str:

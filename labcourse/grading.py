@@ -252,7 +252,7 @@ def _on_cluster(
     try:
         from distributed import Client, as_completed
     except ImportError:
-        raise RuntimeError('--scheduler needs Dask, which is not installed here: `pip install "labkit[course,cluster]"`') from None
+        raise RuntimeError("--scheduler needs Dask, which is not installed here: `pip install distributed`") from None
 
     remaining = iter(submissions)
     with Client(scheduler, set_as_default=False, timeout=PATIENCE) as client:

@@ -29,8 +29,8 @@ def sources() -> dict[str, str]:
 def _sources() -> dict[str, str]:
     files = sorted(FOLDER.glob("*.py"))  # not the wrong answers, which lie deeper
     modules = {path.name: import_module(f"{checks.__name__}.{path.stem}") for path in files if path.stem.startswith("lesson_")}
-    needed = _needed(function for module in modules.values() for check in module.CHECKS for function in (check.observe, check.script))
-    return {path.name: _cut(path.read_text(), modules.get(path.name), needed) for path in files}
+    kept = needed(function for module in modules.values() for check in module.CHECKS for function in (check.observe, check.script))
+    return {path.name: _cut(path.read_text(), modules.get(path.name), kept) for path in files}
 
 
 def _cut(text: str, module: types.ModuleType | None, needed: set[int]) -> str:
@@ -41,7 +41,7 @@ def _cut(text: str, module: types.ModuleType | None, needed: set[int]) -> str:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     kept = _called_by_importing(tree, functions)
     for name, node in functions.items():
-        if id(_plain(vars(module)[name])) not in needed and name not in kept:
+        if id(plain(vars(module)[name])) not in needed and name not in kept:
             node.args = ast.arguments([], [], ast.arg("arguments"), [], [], ast.arg("keywords"), [])
             node.body, node.decorator_list, node.returns = ast.parse(LEFT_OUT).body, [], None
         elif ast.get_docstring(node) is not None:  # its words are no names
@@ -89,12 +89,12 @@ def _called_by_importing(tree: ast.Module, functions: dict[str, ast.FunctionDef]
     return found
 
 
-def _needed(functions: Iterable[Any]) -> set[int]:
+def needed(functions: Iterable[Any]) -> set[int]:
     """The identities of these functions and of all that they can call."""
     found: set[int] = set()
     remaining = list(functions)
     while remaining:
-        function = _plain(remaining.pop())
+        function = plain(remaining.pop())
         if id(function) in found or not isinstance(function, types.FunctionType):
             continue
         found.add(id(function))
@@ -123,7 +123,7 @@ def _functions_in(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _plain(function: Any) -> Any:
+def plain(function: Any) -> Any:
     """The function as it was written, without what decorators and partials put around it."""
     while isinstance(function, partial | staticmethod | classmethod):
         function = function.func if isinstance(function, partial) else function.__func__

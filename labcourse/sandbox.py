@@ -38,7 +38,7 @@ CHUNK = 1 << 16
 FOLDERS = "labkit-course-"  # in the folder for temporary files; then the grader's process
 RETIRE = 500  # submissions after which a fork server is replaced
 SIGNATURE = 16  # bytes before each answer
-REPORTS = 256 << 10  # bytes of reports that are read
+REPORTS = 1 << 20  # bytes of reports that are read
 LATE = 75  # exit status of a submission's process that ran out of time and did not react to it
 
 
@@ -214,7 +214,7 @@ class SubmissionProcess:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._limits = sandbox, sandbox.limits
         self._inbox, self.output, self._written = messages.Inbox(LARGEST), bytearray(), 0
-        self._reports = bytearray()
+        self._reports, self._lines = bytearray(), 0
         self.memory, self.changed, self._has_ended = 0, list[str](), False
         self._key, self._has_key = secrets.token_bytes(32), False
         self._connection, theirs = socket.socketpair()
@@ -247,7 +247,8 @@ class SubmissionProcess:
 
     @property
     def reports(self) -> list[str]:
-        return self._reports.decode(errors="replace").splitlines()
+        lines = self._reports.decode(errors="replace").splitlines()
+        return [*lines[:-1], '["suspect", "it did more than can be read"]'] if len(self._reports) == REPORTS else lines
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The process's answer to a question.
@@ -270,6 +271,8 @@ class SubmissionProcess:
         if type(reply) is not dict or reply.pop("nonce", None) != nonce or not self._inbox.empty:
             self._stop("tampered", "what it wrote to the grader is no answer to the question")
         self._listen(0)  # reports that came with it
+        if self._lines < reply.pop("reported", 0):
+            self._stop("tampered", "reports of what it does did not arrive")
         return reply
 
     def _write(self, data: bytes, deadline: float) -> None:
@@ -313,11 +316,10 @@ class SubmissionProcess:
     def _read_reports(self) -> None:
         data = os.read(self._reporting, CHUNK)
         self._reports += data[: REPORTS - len(self._reports)]
+        self._lines += data.count(b"\n")
         if not data and not self._has_ended:
             ended = self._end(stop=False)
-            if ended.get("reason") == "stopped":
-                raise EndedError("tampered", "it has closed the line on which it is watched")
-            self._raise_ended(ended)
+            self._raise_ended(ended, of_reports=True)
 
     def _read_answer(self) -> None:
         data = self._connection.recv(CHUNK)
@@ -341,8 +343,8 @@ class SubmissionProcess:
         self._end(stop=True)
         raise EndedError(kind, detail)
 
-    def _raise_ended(self, ended: dict[str, Any] | None = None) -> NoReturn:
-        """The connection is closed, or the fork server reports that the process has ended."""
+    def _raise_ended(self, ended: dict[str, Any] | None = None, of_reports: bool = False) -> NoReturn:
+        """The connection, or the pipe `of_reports`, is closed, or the fork server reports that the process has ended."""
         ended = self._end(stop=False) if ended is None else ended
         reason, status = ended.get("reason"), ended.get("status")
         if reason in ("memory", "processes"):
@@ -351,6 +353,8 @@ class SubmissionProcess:
             raise EndedError("memory")
         if status == LATE:
             raise EndedError("time")
+        if of_reports and reason == "stopped" and status == -9:  # it lived on; who only took long to end has a status of his own
+            raise EndedError("tampered", "it has closed the line on which it is watched")
         raise EndedError("ended", f"exit status {status}" if status is None or status >= 0 else f"signal {-status}")
 
     def _end(self, stop: bool) -> dict[str, Any]:

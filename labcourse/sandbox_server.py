@@ -123,14 +123,14 @@ class _Processes:
 
     def look(self) -> None:
         self._reap()
-        others = self._others()
+        if len(others := self._others()) > self._limits["processes"]:  # before their memory, of which many have too much
+            self.reason = "processes"
+            return
         used = sum(max(0, now - first) for pid in others for now, first in zip(_resident(pid), self._own_memory, strict=True))
         used += sum(map(_held_by, self._folders))  # in memory, too
         self.peak = max(self.peak, used)
         if used > self._limits["memory"]:
             self.reason = "memory"
-        elif len(others) > self._limits["processes"]:
-            self.reason = "processes"
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):

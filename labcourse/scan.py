@@ -5,6 +5,7 @@ None of it is forbidden, and a person decides: a notebook may have a reason.
 """
 
 import ast
+import contextlib
 import re
 import threading
 import warnings
@@ -16,6 +17,7 @@ FRAMES = (
 FRAMES += " walk_stack walk_tb getouterframes getinnerframes capture_locals get_stack"
 INSIDES = "get_objects get_referrers get_referents __closure__ cell_contents __globals__ __code__ __defaults__ __kwdefaults__ __wrapped__"
 INSIDES += " __self__ getclosurevars getattr_static get_field"
+INSIDES += " __get__ fget __getstate__ __reduce_ex__ ModuleType"
 INSIDES += " __builtins__ __subclasses__ __getattribute__ __import__ __loader__ __spec__ addaudithook find_class"
 TENSORS = "as_subclass _make_subclass _make_wrapper_subclass TorchFunctionMode TorchDispatchMode __torch_function__ __torch_dispatch__"
 GPUS = "_gpu _virtual _installation"
@@ -33,6 +35,7 @@ NAMES = {
 }
 MODULES = {"ctypes", "_ctypes", "cffi", "marshal", "importlib", "imp", "runpy", "pkgutil", "pdb", "bdb", "signal", "labcourse", "mock"}
 MODULES |= {
+    "_posixsubprocess",
     "torch._dynamo",
     "torch.library",
     "torch.overrides",
@@ -57,11 +60,11 @@ MAKING_UP = {"operator.attrgetter", "operator.methodcaller"}  # reach attributes
 MADE_FIELD = re.compile(r"\{[\w.\[\]]*\.(_|[^{}:!]*$)")  # the text of a field of str.format that is private, or goes on elsewhere
 KIT = {"virtualgpu", "gputrace", "labkit"}
 # What the lessons use of the kit; and labs, which are classes, their figures, and what was recorded.
-LESSONS = "check progress use current host_time record isolated torchrun races labs find_leaks holders trace Verdict __version__"
-PUBLIC = {f"{package}.{name}" for package in KIT for name in LESSONS.split()} | {*KIT, "labkit.magics"}
-WHOLE = {*KIT, "labkit.labs"}  # modules: under a name that nobody follows, all of the kit could be reached from them
-LOOKING = {"print", "help", "dir", "hasattr"}  # what may be given one of them
+LESSONS = "check progress use current host_time record isolated torchrun races labs find_leaks holders trace Verdict gpus __version__"
+LESSONS += " Isolated IsolatedError TorchrunError Trace"
+PUBLIC = {f"{package}.{name}" for package in ("labkit", "gputrace") for name in LESSONS.split()} | {*KIT, "labkit.magics"}
 LABS = re.compile(r"labkit\.labs(\.([A-Z]\w*|plot_\w+|collect|recorded_result))?")
+SHOWING = {"print", "pprint", "display", "len", "sorted"}  # what gives no more than text or names of a __dict__
 BUILTINS = {"getattr", "setattr", "delattr", "eval", "exec", "compile", "__import__", "globals", "open", "id", "type", "object", "vars"}
 MEASURED = ("torch", *KIT, "json", "builtins", "math", "time", "random")  # what answers are measured with
 COSMETIC = {"print", "__repr__", "__str__", "__format__", "load", "save", "set_printoptions", "show"}
@@ -95,6 +98,16 @@ def remarks(sources: Iterable[str]) -> list[str]:
         return ["its code is nested too deeply to be read"]
 
 
+def texts(sources: Iterable[str]) -> list[str]:
+    """The texts in these cells, which may be programs."""
+    found: list[str] = []
+    for source in sources:
+        with PARSING, contextlib.suppress(SyntaxError):
+            constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+            found += [value for value in constants if isinstance(value, str)]
+    return found
+
+
 def cells(sources: list[str]) -> list[str]:
     """The Python in notebook cells, where magics and commands stand too."""
     from IPython.core.inputtransformer2 import TransformerManager
@@ -121,7 +134,7 @@ def of_path(path: str, writes: bool = False) -> str:
     parts = path.split(".")
     root, last = parts[0], parts[-1]
     heads = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
-    if used := heads & MODULES:
+    if (used := heads & MODULES) and "importlib.metadata" not in heads:
         return f"it uses {min(used)}"
     if root not in ("torch", "scipy") and (used := HIDDEN & set(parts[1:])):
         return f"it uses {min(used)}"
@@ -130,7 +143,7 @@ def of_path(path: str, writes: bool = False) -> str:
     if root == "builtins" and len(parts) > 1 and last in BUILTINS:
         return f"it uses {path}"
     public = ".".join(parts[:2]) in PUBLIC - {"labkit.labs"} or LABS.fullmatch(".".join(parts[:3]))
-    if root in KIT and (not public or "machine" in parts):
+    if root in KIT and (not public or "machine" in parts) and last not in ("__doc__", "__file__", "__name__"):
         return f"it uses {path}, which is no part of the lessons"
     if "__dict__" in parts[1:]:
         return f"it uses {path}"
@@ -140,8 +153,12 @@ def of_path(path: str, writes: bool = False) -> str:
     return ""
 
 
-def _making_up(path: str) -> str:
+def making_up(path: str) -> str:
     return f"it makes up attributes' names ({path})" if path in MAKING_UP else ""
+
+
+def _called(node: ast.Call) -> str:
+    return str(getattr(node.func, "id", getattr(node.func, "attr", "")))
 
 
 class _Reader(ast.NodeVisitor):
@@ -161,14 +178,14 @@ class _Reader(ast.NodeVisitor):
                     self._stands_for[item.asname or item.name] = f"{node.module}.{item.name}"
                     if item.name == "*" and node.module in KIT:
                         self._stands_for |= {name: f"{node.module}.{name}" for name in LESSONS.split()}
-        self._followed = set[int]()  # expressions that may stand for a whole module: it is known what becomes of it
+        self._shown = {id(argument) for node in nodes if isinstance(node, ast.Call) for argument in node.args if _called(node) in SHOWING}
+        self._shown |= {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "keys"}
+        self._classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
         for node in nodes:
-            if isinstance(node, ast.Expr) or (isinstance(node, ast.Call) and getattr(node.func, "id", "") in LOOKING):
-                self._followed |= set(map(id, node.args if isinstance(node, ast.Call) else [node.value]))
             target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "optional_vars", None)  # of a `with`
             value = node.value if isinstance(node, ast.Assign) else getattr(node, "context_expr", None)
             if isinstance(target, ast.Name) and value is not None and (path := self._path(value)):
-                self._followed |= {id(value)} if self._stands_for.setdefault(target.id, path) == path else set()
+                self._stands_for.setdefault(target.id, path)
 
     def _path(self, node: ast.AST) -> str:
         """What a dotted name stands for, from a module on; "" for what begins with something else."""
@@ -179,10 +196,6 @@ class _Reader(ast.NodeVisitor):
             return made if made.partition(".")[0] in KIT else ""
         above = self._path(node.value) if isinstance(node, ast.Attribute) else ""
         return f"{above}.{node.attr}" if above and isinstance(node, ast.Attribute) else ""
-
-    def _note_whole(self, node: ast.expr) -> None:
-        if (path := self._path(node)) in WHOLE and isinstance(getattr(node, "ctx", None), ast.Load) and id(node) not in self._followed:
-            self._note(f"it hands on all of {path}")
 
     def _note(self, *told: str) -> None:
         self.found += [text for text in told if text]
@@ -197,19 +210,24 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self._note(of_name(node.attr))
-        self._note_whole(node)
+        if node.attr == "__dict__" and id(node) not in self._shown and getattr(node.value, "id", "") != "self":
+            self._note("it reaches for insides of Python (__dict__)")
         if path := self._path(node):
-            self._note(of_path(path, writes=not isinstance(node.ctx, ast.Load)), _making_up(path))
+            self._note(of_path(path, writes=not isinstance(node.ctx, ast.Load)), making_up(path))
         if not path or isinstance(node.value, ast.Call):
             self.visit(node.value)
 
     def visit_Name(self, node: ast.Name) -> None:
-        self._note(of_name(node.id), _making_up(self._path(node)))
-        self._note_whole(node)
+        self._note(of_name(node.id), making_up(self._path(node)))
 
     def visit_keyword(self, node: ast.keyword) -> None:
         self._note(of_name(node.arg or ""))
         self.visit(node.value)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        """Whether a module is there, as notebooks ask that also run on Colab."""
+        looking = len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn) and self._path(node.comparators[0]) == "sys.modules"
+        self.visit(node.left) if looking else self.generic_visit(node)
 
     def visit_MatchClass(self, node: ast.MatchClass) -> None:
         self._note(*map(of_name, node.kwd_attrs))
@@ -231,7 +249,7 @@ class _Reader(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        path, name = self._path(node.func), getattr(node.func, "id", getattr(node.func, "attr", ""))
+        path, name = self._path(node.func), _called(node)
         known = [argument.value for argument in node.args if isinstance(argument, ast.Constant) and isinstance(argument.value, str)]
         if name in ("getattr", "setattr", "delattr") and len(node.args) > 1 and known and (owner := self._path(node.args[0])):
             self._note(of_path(f"{owner}.{known[0]}", writes=name != "getattr"))
@@ -241,9 +259,11 @@ class _Reader(ast.NodeVisitor):
             self._note("it reaches for the line to the grader (os)")
         if path == "functools.update_wrapper" and len(node.args) + len(node.keywords) > 2:
             self._note("it copies attributes (functools.update_wrapper)")
-        if name == "vars" and node.args and self._path(node.args[0]).partition(".")[0] in MEASURED:
+        if name == "super" and node.args and [getattr(argument, "id", "") for argument in node.args] != ["cls", "self"]:
+            self._note("" if getattr(node.args[0], "id", "") in self._classes else "it reaches for insides of Python (super)")
+        if name == "vars" and node.args and self._path(node.args[0]).partition(".")[0] in (*MEASURED, "operator", "types"):
             self._note(f"it uses vars of {self._path(node.args[0])}")
-        plain = _making_up(path) and all(isinstance(argument, ast.Constant) for argument in node.args)
+        plain = making_up(path) and all(isinstance(argument, ast.Constant) for argument in node.args)
         for child in [*node.args, *node.keywords] if plain else [node]:
             self.generic_visit(child) if child is node else self.visit(child)
 

@@ -27,14 +27,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
+import psutil
 import torch
 import torch.distributed
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
-from labcourse import system_calls
-from labcourse.integrity import BUILT_IN, Originals, Reports, plain, watch
+from labcourse import redaction, system_calls
+from labcourse.integrity import BUILT_IN, Originals
+from labcourse.watching import Reports, Watch, plain
 from labkit import checks, machine
 from labkit.checks import checking
 from labkit.checks.checking import Verdict
@@ -42,6 +44,7 @@ from labkit.processes import messages
 
 FIGURES, FIGURE_BYTES = 12, 400_000  # figures that a submission may show, and the bytes of each
 DUMPABLE = 4
+FORMULAS = ("labkit.labs.", "labkit.lab_parts.budget", "labkit.lab_parts.layers", "labkit.articles")  # modules
 MOST_ELEMENTS = 100  # of a list that are looked at
 
 
@@ -77,6 +80,7 @@ class Prepared:
     shell: InteractiveShell
     checks: dict[str, checking.Check]
     originals: Originals
+    formulas: list[types.FunctionType]  # that no observation needs
 
 
 def prepare() -> Prepared:
@@ -90,10 +94,6 @@ def prepare() -> Prepared:
 
     for name in dir(labs):
         getattr(labs, name)
-    for name in [
-        name for name, value in vars(labs).items() if isinstance(value, types.ModuleType) and f"{labs.__name__}.{name}" in sys.modules
-    ]:
-        delattr(labs, name)  # whoever reaches for one asks `labs` for it, which is noticed
     torch.set_num_threads(1)
     known = {
         number: replace(check, judge=_left_to_the_grader, draw=_left_to_the_grader, expect=None)
@@ -110,7 +110,28 @@ def prepare() -> Prepared:
         originals.learn()
         with used.without_values():
             originals.learn()
-    return Prepared(_shell(), known, originals)
+    return Prepared(_shell(), known, originals, _formulas())
+
+
+def _formulas() -> list[types.FunctionType]:
+    """The functions of the labs and the articles, less those that observations need."""
+    here = {name: vars(module) for name, module in list(sys.modules.items()) if name.startswith(("labkit.checks", *FORMULAS))}
+    needed = redaction.needed(value for name, names in here.items() if name.startswith("labkit.checks") for value in names.values())
+    found = [redaction.plain(value) for name, names in here.items() if name.startswith(FORMULAS) for value in names.values()]
+    return [function for function in found if isinstance(function, types.FunctionType) and id(function) not in needed]
+
+
+def _take_away(formulas: list[types.FunctionType]) -> None:
+    """While answers are tried, the labs compute nothing: none of them is needed for an answer, and some of them are one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about generators that are none any more
+        for function in formulas:
+            if function.__module__.startswith(FORMULAS) and not function.__code__.co_freevars:
+                function.__code__ = _not_at_hand.__code__
+
+
+def _not_at_hand(*arguments: Any, **keywords: Any) -> Any:
+    raise RuntimeError("the labs are not at hand while answers are tried")
 
 
 def _left_to_the_grader(*arguments: Any) -> Any:
@@ -148,7 +169,7 @@ def serve(fds: list[int], request: dict[str, Any], prepared: Prepared) -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "labcourse"]:
             del sys.modules[name]  # what is left of them is held by local variables
         with contextlib.suppress(EOFError):
-            _Session(socket.socket(fileno=fds[0]), Reports(fds[2]), prepared, request["late_status"]).run()
+            _Session(socket.socket(fileno=fds[0]), Reports(fds[2]), prepared, request).run()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -196,10 +217,10 @@ def _address_space() -> int:
 class _Session:
     """One submission. What it needs it holds before the first cell runs; the key is in no attribute."""
 
-    def __init__(self, connection: socket.socket, reports: Reports, prepared: Prepared, late_status: int) -> None:
+    def __init__(self, connection: socket.socket, reports: Reports, prepared: Prepared, request: dict[str, Any]) -> None:
         self._connection, self._reports, self._prepared = connection, reports, prepared
         self._shell, self._names = prepared.shell, prepared.shell.user_ns
-        self._alarm = Alarm(os._exit, late_status)
+        self._alarm, self._alone = Alarm(os._exit, request["late_status"]), request["own_processes"]
 
     def run(self) -> None:
         receive, recv, connection, reply = messages.receive, socket.socket.recv, self._connection, _signed
@@ -207,18 +228,34 @@ class _Session:
         sign, send = hashlib.blake2b, socket.socket.sendall
         key = bytes.fromhex(message.pop("key"))
         run_cells, answer, changed = self._run_cells, self._answer, self._prepared.originals.changed
-        watch(self._reports, self._names)
-        send(connection, reply(message["nonce"], run_cells(message), changed(), key, sign))
+        reports, watch = self._reports, Watch(self._reports, self._names)
+        send(connection, reply(message["nonce"], run_cells(message, watch), changed(), reports.count, key, sign))
+        _take_away(self._prepared.formulas)
+        self._end_programs()
+        watch.trying = True
         while True:
             question = receive(connection, recv)
-            send(connection, reply(question["nonce"], answer(question), changed(), key, sign))
+            watch.renew()
+            send(connection, reply(question["nonce"], answer(question), changed(), reports.count, key, sign))
 
-    def _run_cells(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _end_programs(self) -> None:
+        """What the cells started and left behind: in another process, nobody sees what it computes for an answer."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's loaders would raise an error
+        if self._alone:  # but for this process and the first, all are the cells'
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            return
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process().children(recursive=True):
+                process.kill()
+
+    def _run_cells(self, message: dict[str, Any], watch: Watch) -> dict[str, Any]:
         """The cells in order, as a kernel told to go on after errors; the errors are [[cell's number, error's class, its text], …]."""
         _seed(message["random"])
         figures, errors = self._shell.display_pub, []
         for number, cell in enumerate(message["cells"], 1):
             figures.on = cell["figures"]
+            watch.renew()
             try:
                 with self._alarm.after(message["seconds"]):
                     done = self._shell.run_cell(cell["source"], store_history=True)
@@ -292,8 +329,8 @@ class Guarded:
         return copy.copy, (self._answer,)
 
 
-def _signed(nonce: str, message: dict[str, Any], changed: list[str], key: bytes, sign: Any) -> bytes:
-    text = plain({"nonce": nonce, **message, "changed": changed}).encode()
+def _signed(nonce: str, message: dict[str, Any], changed: list[str], reported: int, key: bytes, sign: Any) -> bytes:
+    text = plain({"nonce": nonce, **message, "changed": changed, "reported": reported}).encode()
     return (len(text) + 16).to_bytes(4, "big") + sign(text, key=key, digest_size=16).digest() + text
 
 

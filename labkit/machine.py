@@ -13,6 +13,7 @@ import virtualgpu
 from labkit import nvidia
 from virtualgpu import profiles
 from virtualgpu.machines import check_count, check_memory, gibibytes, parse_bytes, with_maker
+from virtualgpu.machines import host_time as read_host_time
 
 if TYPE_CHECKING:
     from gputrace import Table
@@ -251,7 +252,7 @@ def in_use() -> MachineInUse:
 
 def host_time() -> float:
     """Seconds on the clock that the machine's kernels run on: the real clock, or a virtual machine's own."""
-    return virtualgpu.host_time()
+    return read_host_time()
 
 
 def races() -> "list[Race]":

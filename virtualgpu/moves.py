@@ -153,6 +153,8 @@ def cpu(self: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
 
 @outermost
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if isinstance(src, (bool, int, float, complex)):  # C++ would hand the bare number on
+        src = torch.scalar_tensor(src, dtype=self.dtype, device="cpu")
     if isinstance(src, torch.Tensor) and src.requires_grad and torch.is_grad_enabled() and gpu_of(src) is not gpu_of(self):
         return MoveInto.apply(self, src, non_blocking)
     return _copy(self, src, non_blocking)

@@ -18,7 +18,7 @@ from labkit.checks.lesson_10 import (
 )
 from labkit.labs import rank_program
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "10_processes_and_machines.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "10_many_processes.ipynb"
 
 
 def test_the_lesson_shows_lines_of_the_programs_as_they_stand():

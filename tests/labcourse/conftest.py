@@ -1,9 +1,9 @@
 """A course of the kit's own lessons, and a sandbox to grade it in."""
 
 import pytest
-from handed_in import COURSE, LIMITS
+from handed_in import COURSE, LIMITS, notebook
 
-from labcourse import assignment, backends
+from labcourse import assignment, backends, examination
 from labcourse.sandbox import Sandbox
 
 
@@ -28,3 +28,24 @@ def sandbox(bubblewrap):
     """One sandbox for many submissions: none may harm the next."""
     with Sandbox(bubblewrap, LIMITS) as box:
         yield box
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("course") / "course.toml"
+    path.write_text(COURSE.partition("[labs")[0] + "".join(f'[labs."{number:02d}"]\n' for number in range(12)))
+    return assignment.read(path)
+
+
+@pytest.fixture
+def tried(whole, sandbox):
+    """The result of an exercise, of all exercises of whose lab only this one is asked for."""
+
+    def examine(number, *cells, given=""):
+        lab = whole.lab(number[:2])
+        exercise = next(item for item in lab.exercises if item.number == number)
+        lab = assignment.Assignment(lab.name, lab.title, (exercise,))
+        cells = [cell.replace("ANSWER", "return torch.tensor(numbers, device='cuda')") for cell in cells]
+        return examination.examine(notebook(*cells, number=number, name=exercise.name), "ada", lab, whole, frozenset({given}), sandbox)
+
+    return examine

@@ -1,9 +1,7 @@
 """What students may try: none earns a point in silence, stops the grading, or touches another's marks; and honest habits cost nothing."""
 
 import pytest
-from handed_in import COURSE, notebook, solution
-
-from labcourse import assignment, examination
+from handed_in import solution
 
 pytestmark = pytest.mark.slow
 
@@ -230,7 +228,6 @@ LIES = {
     ),
     "memory of the process by ctypes": ("00.1", "import ctypes", "def on_gpu(numbers):\n    ctypes.string_at(id(numbers), 8)\n    ANSWER"),
 }
-ANSWERS = {"00.1": "return torch.tensor(numbers, device='cuda')"}
 
 # What reaches beyond one's own process, or holds memory that no limit counts; the answer itself is right.
 REACHING = {
@@ -290,29 +287,23 @@ HABITS = {
     "error": "1 / 0",
     "another machine": "labkit.use(None)\nlabkit.use(gpus=4)",
     "recursion": "import sys\nsys.setrecursionlimit(5000)\nsys.path.append('.')",
+    "saved tensors": "import pickle, copy\nt = torch.ones(3, device='cuda')\ntorch.save(t, 'x.pt')\n"
+    "torch.load('x.pt')\npickle.loads(pickle.dumps(t))\n"
+    "copy.deepcopy(nn.Linear(2, 2).cuda())",
+    "loaders left open": "from torch.utils.data import DataLoader, TensorDataset\n"
+    "rows = DataLoader(TensorDataset(torch.ones(8, 2)), num_workers=2, persistent_workers=True)\nfor x, in rows: x.cuda()",
+    "processes left open": "import multiprocessing as mp, subprocess\npool = mp.get_context('fork').Pool(2)\npool.map(abs, [-1])\n"
+    "subprocess.Popen(['sleep', '100'])\nprocess = mp.get_context('spawn').Process(target=print)\nprocess.start()\nprocess.join()",
+    "looking around": "help(labkit)\nlabkit.labs?\nprint(labkit, labkit.__doc__, dir(labkit.labs), vars().keys())\n"
+    "nn.Linear(2, 2).__dict__.keys()",
+    "Colab": "import sys\nON_COLAB = 'google.colab' in sys.modules\nfrom importlib.metadata import version\nversion('torch')",
+    "stars": "from labkit import *\nfrom torch import *\nimport torch, labkit\nfrom torch import nn",
+    "classes": "from __future__ import annotations\nimport typing, dataclasses\n"
+    "@dataclasses.dataclass(frozen=True)\nclass C:\n    x: int = 1\n"
+    "typing.get_type_hints(C)\nclass Net(nn.Module):\n    def __init__(self): super(Net, self).__init__()\nNet()",
+    "programs in texts": "print(eval('1 + 1'))\nexec('y = 3')\n!nvidia-smi\n%pip --version",
     "figure": "import matplotlib.pyplot as plt\nplt.style.use('ggplot')\nplt.plot([1, 2])\nplt.show()",
 }
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    path = tmp_path_factory.mktemp("course") / "course.toml"
-    path.write_text(COURSE.partition("[labs")[0] + "".join(f'[labs."{number:02d}"]\n' for number in range(12)))
-    return assignment.read(path)
-
-
-@pytest.fixture
-def tried(whole, sandbox):
-    """The result of an exercise, of all exercises of whose lab only this one is asked for."""
-
-    def examine(number, *cells):
-        lab = whole.lab(number[:2])
-        exercise = next(item for item in lab.exercises if item.number == number)
-        lab = assignment.Assignment(lab.name, lab.title, (exercise,))
-        cells = [cell.replace("ANSWER", ANSWERS.get(number, "")) for cell in cells]
-        return examination.examine(notebook(*cells, number=number, name=exercise.name), "ada", lab, whole, frozenset(), sandbox)
-
-    return examine
 
 
 @pytest.mark.parametrize("name", [*EXPECTED_VALUES, *LIES])

@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 import pytest
-from handed_in import LIMITS, NOTEBOOKS, notebook, solution
+from handed_in import HURRIED, LIMITS, NOTEBOOKS, notebook, solution
 
 from labcourse import backends, examination, sandbox
 
@@ -103,8 +103,16 @@ ENDINGS = {
 
 @pytest.fixture
 def examine(course, sandbox):
-    lab = course.lab("00")
-    return lambda data: examination.examine(data, "ada", lab, course, frozenset(), sandbox)
+    def examined(data, limits=LIMITS, lab="00"):
+        sandbox.limits = limits
+        return examination.examine(data, "ada", course.lab(lab), course, frozenset(), sandbox)
+
+    yield examined
+    sandbox.limits = LIMITS
+
+
+def limits_for(status):
+    return HURRIED if status == "time" else LIMITS
 
 
 def assert_nothing_gained(examined):
@@ -123,7 +131,7 @@ def assert_unharmed(examine):
 @pytest.mark.parametrize("name", ENDINGS)
 def test_a_cell_that(name, examine):
     source, status = ENDINGS[name]
-    examined = examine(notebook(source, STUB))
+    examined = examine(notebook(source, STUB), limits_for(status))
     assert_nothing_gained(examined)
     assert examined.status == status, examined.remarks
     assert_unharmed(examine)
@@ -132,20 +140,19 @@ def test_a_cell_that(name, examine):
 @pytest.mark.parametrize("name", [name for name in ENDINGS if ENDINGS[name][1] in ("time", "ended", "memory", "output")])
 def test_an_answer_that(name, examine):
     """The same within the answer, when it is tried."""
-    body = "\n".join(f"    {line}" for line in ENDINGS[name][0].splitlines())
-    examined = examine(notebook(f"def on_gpu(numbers):\n{body}"))
+    source, status = ENDINGS[name]
+    body = "\n".join(f"    {line}" for line in source.splitlines())
+    examined = examine(notebook(f"def on_gpu(numbers):\n{body}"), limits_for(status))
     assert sum(result["points"] for result in examined.exercises) == 0
     assert examined.points is None or examined.exercises[0]["message"].startswith("Not yet: your answer raised")
     assert_unharmed(examine)
 
 
-def test_a_right_answer_beside_a_hanging_one_keeps_its_point(course, sandbox):
+def test_a_right_answer_beside_a_hanging_one_keeps_its_point(course, examine):
     """Only the exercise that hangs is lost: the others are tried in another process."""
-    lab = course.lab("01")
-    cells = [solution(exercise.number) for exercise in lab.exercises]
+    cells = [solution(exercise.number) for exercise in course.lab("01").exercises]
     cells[1] = "def move(batch, device):\n    while True: pass"
-    data = notebook(*cells, number="01.5", name="copy_while")
-    examined = examination.examine(data, "ada", lab, course, frozenset(), sandbox)
+    examined = examine(notebook(*cells, number="01.5", name="copy_while"), dataclasses.replace(LIMITS, trial_seconds=10), "01")
     assert [result["status"] for result in examined.exercises] == ["right", "time", "right", "right", "right"]
     assert (examined.points, examined.status) == (4.0, "time")
 
@@ -205,7 +212,7 @@ def on_gpu(numbers):
         "os._exit(0)": ("tampered", "ended"),
         "while True: pass": ("tampered", "time"),
     }.items():
-        examined = examine(notebook(forged.replace("ENDING", ending)))
+        examined = examine(notebook(forged.replace("ENDING", ending)), limits_for(statuses[-1]))
         assert_nothing_gained(examined)
         assert examined.status in statuses
         assert_unharmed(examine)
@@ -317,8 +324,10 @@ def test_the_lesser_backends_warn_and_still_keep_their_limits(lesser, course):
             "while True: print('x' * 1000000)": ("output",),
             "import os, time\nfor _ in range(80):\n    if os.fork() == 0:\n        time.sleep(1000)\ntime.sleep(3)": ("processes",),
         }.items():
+            box.limits = limits_for(*statuses)
             examined = examination.examine(notebook(source, STUB), "ada", course.lab("00"), course, frozenset(), box)
             assert examined.points is None and examined.status in statuses, (source, examined)
+        box.limits = LIMITS
         assert examination.examine(notebook(RIGHT), "ada", course.lab("00"), course, frozenset(), box).points == 1
 
 

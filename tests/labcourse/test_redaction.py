@@ -20,7 +20,7 @@ def test_no_judge_and_no_draw_is_left_and_every_observe_is():
     for check in checks.exercises().values():
         found = bodies(sources[f"lesson_{check.number[:2]}.py"])
         for function, kept in ((check.judge, False), (check.draw, False), (check.observe, True)):
-            name = redaction._plain(function).__name__
+            name = redaction.plain(function).__name__
             if name in found:
                 assert (redaction.LEFT_OUT not in found[name]) == kept, (check.number, name)
 

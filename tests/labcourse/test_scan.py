@@ -1,4 +1,4 @@
-"""What a notebook's text says: the kit's formulas are noticed under whatever name; honest habits are not."""
+"""What a notebook's text says: what no exercise needs is noticed; honest habits are not."""
 
 import pytest
 
@@ -11,16 +11,13 @@ from labcourse import scan
         "from labkit.labs import *\nrank_memory('FSDP', 9, 2)",
         "from virtualgpu import *",
         "from labkit import *\nlabs.rank_memory('FSDP', 9, 2)",
-        "def needed(parameters, all_=labkit.labs): return all_.rank_memory('FSDP', parameters, 2)",
-        "[labkit.labs][0].rank_memory('FSDP', 9, 2)",
-        "(made := labkit.labs).rank_memory('FSDP', 9, 2)",
-        "made: object = labkit.labs\nmade.rank_memory('FSDP', 9, 2)",
-        "made, _ = labkit.labs, 1\nmade.rank_memory('FSDP', 9, 2)",
-        "from math import sqrt as made\nmade = labkit.labs\nmade.rank_memory('FSDP', 9, 2)",
         "made = labkit.labs\nmade.rank_memory('FSDP', 9, 2)",
+        "held = torch.ones(2, device='cuda').__dict__['_g' + 'pu']",
+        "T = type(torch)\nsuper(T, torch).cuda",
+        "import operator\nvars(operator)['attr' + 'getter']",
     ],
 )
-def test_a_formula_of_the_kit_is_noticed_under_any_name(source):
+def test_what_no_exercise_needs_is_noticed(source):
     assert scan.remarks([source])
 
 
@@ -31,6 +28,9 @@ def test_a_formula_of_the_kit_is_noticed_under_any_name(source):
         "from math import *\nfrom torch.nn.functional import *",
         "print(labkit.__version__, labkit)\nhelp(labkit.labs)\nlabkit",
         "labs = labkit.labs\nlabs.ShardingLab()",
+        "for kit in [labkit, labkit.labs]: print(kit.__name__, kit.__doc__)",
+        "import sys\nON_COLAB = 'google.colab' in sys.modules\nfrom importlib.metadata import version",
+        "print(model.__dict__, vars(model))\nmodel.__dict__.keys()\nsuper(Net, self).__init__()\nclass Net(nn.Module): pass",
         "import labkit as kit\nkit.use(gpus=2)\nlabkit.labs.plot_prices(labkit.labs.recorded_result('prices'))",
     ],
 )

@@ -23,7 +23,7 @@ SHARED = Path("/dev/shm")
 # By lesson, cells that start processes: each is interrupted when it has, at once and a little later.
 STARTING = {
     "08_sharing_memory": ("trap", "hogwild", "ipc", "producer", "figure"),
-    "10_processes_and_machines": ("hello", "pipelining", "dies"),
+    "10_many_processes": ("hello", "pipelining", "dies"),
     "11_articles_on_trial": ("trial",),
 }
 OLD = pytest.mark.skipif(torch.__version__ < (2, 7), reason="torch 2.6's FSDP2 asks a CPU for streams that record events")

@@ -17,6 +17,7 @@ LESSONS = figures.lessons()
 INTRODUCTION = figures.INTRODUCTION
 FIRST = ["What you will be able to do", "Set-up"]
 LAST = ["Exercises", "What to remember", "References"]
+LONGEST_NAME = 28  # characters, with its ending, that JupyterLab's file browser shows at its usual width
 AVOIDED = re.compile(r"\b(simply|just|obviously)\b", re.IGNORECASE)
 
 lessons = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
@@ -29,6 +30,11 @@ def test_sections_stand_in_the_usual_order(path):
     assert sections[:2] == FIRST
     assert sections[-3:] == LAST
     assert len(sections) > len(FIRST + LAST)
+
+
+@lessons
+def test_its_name_is_whole_in_the_file_browser(path):
+    assert len(path.name) <= LONGEST_NAME
 
 
 @lessons

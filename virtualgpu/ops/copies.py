@@ -168,7 +168,12 @@ def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_b
 def move_sparse(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_blocking: bool) -> torch.Tensor:
     """A sparse tensor moves part by part."""
     if source.layout is not torch.sparse_coo:
-        raise unsupported(f"a copy of a tensor of layout {source.layout} between devices")
+        by_rows = source.layout in (torch.sparse_csr, torch.sparse_bsr)
+        starts, places = (source.crow_indices(), source.col_indices()) if by_rows else (source.ccol_indices(), source.row_indices())
+        starts, places = move(starts, gpu, None, non_blocking), move(places, gpu, None, non_blocking)
+        values = move(source.values(), gpu, dtype, non_blocking)
+        make: Any = torch.sparse_compressed_tensor
+        return make(starts, places, values, source.size(), layout=source.layout, check_invariants=False)
     indices, values = (move(part, gpu, kind, non_blocking) for part, kind in ((source._indices(), None), (source._values(), dtype)))
     return torch.sparse_coo_tensor(
         indices, values, source.size(), device=indices.device, is_coalesced=source.is_coalesced(), check_invariants=False

@@ -1,0 +1,44 @@
+"""How the grader's end of a sandbox words the end of a submission. The fork server is played here: no sandbox starts."""
+
+import socket
+
+import pytest
+from handed_in import LIMITS
+
+from labcourse.sandbox import EndedError, SubmissionProcess
+
+
+class Played:
+    """A sandbox whose processes are gone at once. `ended` is what the fork server reports of it."""
+
+    limits, group = LIMITS, None
+
+    def __init__(self, ended):
+        self._ended, self._pair = ended, socket.socketpair()
+
+    def fork(self, fds):
+        pass
+
+    def fileno(self):
+        return self._pair[0].fileno()
+
+    def end_process(self, stop):
+        for end in self._pair:
+            end.close()
+        return self._ended
+
+
+@pytest.mark.parametrize(
+    "reason, status, kind",
+    [
+        ("stopped", 0, "ended"),  # it was slow to end: on a busy machine the fork server had been told to stop it
+        ("stopped", -11, "ended"),
+        ("stopped", -9, "tampered"),  # it closed the line on which it is watched, and went on
+        (None, -9, "ended"),
+        ("memory", -9, "memory"),
+    ],
+)
+def test_who_only_takes_long_to_end_has_not_tampered(reason, status, kind):
+    with SubmissionProcess(Played({"reason": reason, "status": status})) as process, pytest.raises(EndedError) as error:
+        process.ask({}, 1)
+    assert error.value.kind == kind
