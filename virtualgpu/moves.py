@@ -84,8 +84,10 @@ class MoveInto(torch.autograd.Function):
 
 
 def gpu_of(tensor: torch.Tensor) -> Gpu | None:
-    """The virtual GPU a tensor is on; None for the CPU."""
-    return tensor._gpu if type(tensor) is VirtualTensor else None
+    """The virtual GPU a tensor is on, or says that it is on (DTensors, FakeTensors); None for the CPU."""
+    if type(tensor) is VirtualTensor:
+        return tensor._gpu
+    return hardware.machine().gpu(tensor.device) if tensor.device.type == "cuda" else None
 
 
 def to_device(

@@ -74,7 +74,12 @@ class SimulatedNCCL(ProcessGroupNCCL):
                 x.zero_()
         return Done()
 
-    reduce = allreduce
+    reduce = allreduce_coalesced = allreduce
+
+    def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> dist.Work:
+        self.allreduce([given], options)
+        output.copy_(given.view(self.size(), *output.shape)[self.rank()])
+        return Done()
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> dist.Work:
         return Done()
