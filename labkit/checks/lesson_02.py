@@ -67,8 +67,7 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
         with _told_by_values(torch.cuda.Stream() if case["aside"] else None), during(f"work of {sum(case['pieces']):.1f} ms"):
             torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
             said = seconds_of(work)
-        seconds = number(said)
-        observations.append([type(said).__name__ if seconds is None else seconds, gpu_seconds(work)])
+        observations.append([type(said).__name__ if number(said) is None else number(said), gpu_seconds(work)])
     return observations
 
 
