@@ -210,10 +210,11 @@ def _prediction(predict: Any, inputs: Plain) -> Plain:
     if not isinstance(result, torch.Tensor):
         return {"type": type(result).__name__}
     peak, grad_mode = torch.cuda.max_memory_allocated(DEVICE) - held, torch.is_grad_enabled()
+    described = describe(result)  # before what is due exists
     with torch.no_grad():
         due = twin(x)
     return {
-        **describe(result),
+        **described,
         "due": _values(due),
         "grad_mode": grad_mode,
         "peak": peak,
