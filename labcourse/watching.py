@@ -44,10 +44,9 @@ EVENTS |= NETWORK | STARTING | {"import", "exec", ASKED, PUT, CALLED}
 DONE_FOR_IT = (
     NETWORK | STARTING | {"open", "os.kill", "os.killpg", "compile", "exec", "ctypes.dlopen"}
 )  # also where a library does it for the notebook
+# Folders whose files the notebook reads only to cheat; libraries that read any file to show its lines, or to see whether it has changed.
 SOLVING = tuple(CHECKS.replace("/checks/", f"/{folder}/") for folder in ("labs", "lab_parts", "articles", "checks"))
-SHOWING = tuple(
-    "/traceback.py /warnings.py /ultratb.py /oinspect.py /stack_data/core.py /autoreload.py /deduperreload.py".split()
-)  # sources
+SHOWING = ("/traceback.py", "/warnings.py", "/ultratb.py", "/oinspect.py", "/stack_data/core.py", "/autoreload.py", "/deduperreload.py")
 SECRET = re.compile(r"\.ipynb$|^/proc/[^/]+/(mem|fd|task|root|cwd|environ|maps)|^/dev/fd")  # files
 CALLING_ON = "def calling(*arguments, **keywords):\n 'tell'('event', 'path')\n return 'inner'(*arguments, **keywords)"
 MOST, LONGEST = 200, 100_000  # reports, and characters of each
@@ -197,7 +196,7 @@ def watch_calls(functions: list[types.FunctionType], names: dict[int, str]) -> N
             code, path = function.__code__, names.get(id(function), f"{function.__module__}.{function.__name__}")
             inner = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
             inner.__kwdefaults__ = function.__kwdefaults__
-            function.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]
+            function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
             held = {"tell": _tell, "event": CALLED, "path": path, "inner": inner}
             constants = tuple(held.get(part, part) for part in telling.co_consts)
             there = telling.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
