@@ -8,6 +8,7 @@ import sysconfig
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from virtualgpu import front_end
 
@@ -32,9 +33,18 @@ class SourceLine:
 
     @property
     def location(self) -> str:
-        """ "train.py:12", or "line 3" in a notebook: the file of a cell is not known to its reader."""
+        """ "train.py:12"; in a notebook, where nobody knows a cell's file, "line 3", or "line 3 of cell [2]" if another cell runs."""
         cell = self.filename.startswith("<") or f"{os.sep}ipykernel_" in self.filename
-        return f"line {self.line}" if cell else f"{os.path.basename(self.filename)}:{self.line}"
+        return f"line {self.line}{_other_cell(self.filename)}" if cell else f"{os.path.basename(self.filename)}:{self.line}"
+
+
+def _other_cell(filename: str) -> str:
+    """Which cell it is, if not the one that runs; IPython 7 does not tell."""
+    ipython = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None else None
+    told = shell.compile.format_code_name(filename) if hasattr(getattr(shell, "compile", None), "format_code_name") else None
+    cell = told[1].removeprefix("In") if told is not None else ""
+    return f" of cell {cell}" if cell and cell != f"[{len(shell.user_ns['In']) - 1}]" else ""
 
 
 def is_users(filename: str) -> bool:

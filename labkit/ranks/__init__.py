@@ -105,7 +105,11 @@ def _run(source: bytes, request: dict[str, Any], timeout: float | None, live: bo
             request["script"] = str(cell)
         Path(folder, "request.json").write_text(json.dumps(request))
         job = TorchrunJob(folder, request, RankPrinter(request["ranks_here"] * request["nodes_here"], live, quiet))
-        job.run(timeout)
+        try:
+            job.run(timeout)
+        except KeyboardInterrupt as error:
+            vars(error)["_render_traceback_"] = lambda: ["KeyboardInterrupt: all ranks are stopped."]  # what a notebook shows of it
+            raise
         return result(job, _command(request), timeout)
 
 

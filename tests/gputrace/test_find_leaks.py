@@ -183,10 +183,10 @@ def test_a_variable_of_a_cell(cell):
 def test_the_error_of_a_cell(cell):
     cell("def f():\n    x = torch.ones(3, device='cuda')\n    raise ValueError\nwith births: f()")
     found = cell("births.leaks()")
-    ending = "of `f` (line 3), kept by the traceback of the last exception, `sys.last_value`"
+    ending = "of `f` (line 3 of cell [1]), kept by the traceback of the last exception, `sys.last_value`"
     assert [holder.text for holder in found[0].holders] == [f"local `x` {ending}"]
     cell("import sys; sys.last_exc = sys.last_value = sys.last_traceback = None")
     found = cell("births.leaks()")
     assert [holder.text.partition(" (it keeps")[0] for holder in found[0].holders] == [
-        "local `x` of `f` (line 3), kept by the traceback of the records of IPython"
+        "local `x` of `f` (line 3 of cell [1]), kept by the traceback of the records of IPython"
     ]

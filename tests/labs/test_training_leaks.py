@@ -153,7 +153,7 @@ def test_prediction_result_and_holder_come_together():
     lab = LeakLab(["hook"], steps=2)
     said = run(lab, "3")
     assert "The loop keeps 1 MiB a step; you predicted 3, 2 too high." in said
-    assert "The largest tensor that leaked is held by global `seen[" in said
+    assert "The largest tensor that leaked is held by global <code>seen[" in said
     assert "Memory grows by 1 MiB a step" in lab.picture.value and "Predicted: 3 MiB a step" in lab.picture.value
     assert lab.leaks == ["hook"]
 

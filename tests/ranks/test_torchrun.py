@@ -227,6 +227,16 @@ def test_attempts_in_which_a_rank_is_ended_before_it_says_a_word():
     assert [[process.rank for process in attempt] for attempt in job.attempts()] == [[1, 2], [0, 1, 2]]
 
 
+def test_a_notebook_shows_an_interrupt_without_the_kit_s_own_calls(script, monkeypatch):
+    def interrupted(job, timeout):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TorchrunJob, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        labkit.torchrun(script("pass"))
+    assert interrupt.value._render_traceback_() == ["KeyboardInterrupt: all ranks are stopped."]
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_nothing_is_left_when_the_caller_ends(script, nothing_left, how):
     """A cell that is interrupted half-way, and a kernel that is killed. The ranks ask not to be ended by SIGTERM."""
