@@ -11,7 +11,7 @@ import numpy as np
 
 from gputrace.events import Events
 from gputrace.files.archive import BY_DEVICE
-from gputrace.spans import HOST, SPAN_COLUMNS, WAIT_COLUMNS, Execution, RacingSpan, RecordedRace, Spans, Waits, is_collective
+from gputrace.spans import HOST, SPAN_COLUMNS, WAIT_COLUMNS, Execution, RacingSpan, RecordedRace, Spans, Waits
 from gputrace.trace import Trace
 
 
@@ -21,7 +21,7 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
     traces = list(by_rank.values())
     parts = [_Part(by_rank[rank], rank, per_node, sum(len(each.stacks) for each in traces[:n])) for n, rank in enumerate(by_rank)]
     first = traces[0]
-    whole = Trace(
+    return Trace(
         events=_joined_events([part.events() for part in parts]),
         stacks=[stack for trace in traces for stack in trace.stacks],
         start=[segment for part in parts for segment in part.start()],
@@ -43,9 +43,6 @@ def together(by_rank: Mapping[int, Trace], per_node: int) -> Trace:
             first.no_timeline,
         ),
     )
-    named = whole.spans.stream[is_collective(whole.spans)]
-    whole.named_streams = {int(stream): "NCCL stream" for stream in np.unique(named) if stream}
-    return whole
 
 
 class _Part:

@@ -230,8 +230,8 @@ class TraceData:
         )
 
     def stream_names(self, device: "Device") -> dict[int, str]:
-        """What to call a device's streams: their names; on virtual GPUs their numbers, as in the text of a race; on real ones, whose
-        handles are addresses, numbers as the recording met them."""
+        """What to call a device's streams: their names; NCCL's where collectives ran. Others have numbers: on virtual GPUs those in the
+        text of a race; on real ones, whose handles are addresses, in the order in which the recording met them."""
         device = self.device_index(device)
         met = [segment.stream for segment in self.start if segment.device == device]
         found, first = np.unique(self.events.stream[self.events.device == device], return_index=True)
@@ -241,6 +241,7 @@ class TraceData:
         if all(map(stream_name, others)):
             others.sort()
         names = {0: "default stream", **{stream: stream_name(stream) or f"stream {number}" for number, stream in enumerate(others, 1)}}
+        names |= {int(stream): "NCCL stream" for stream in np.unique(self.spans.stream[is_collective(self.spans)]) if stream in others}
         return {stream: self.named_streams.get(stream, name) for stream, name in names.items()}
 
     def device_index(self, device: "Device | None" = None) -> int:

@@ -199,15 +199,20 @@ def assign_gradient(set_gradient: Callable[..., None]) -> Callable[[torch.Tensor
     return assign
 
 
+def is_wrapped(x: torch.Tensor) -> bool:
+    """Is this the wrapper of a function transform? C++ tells its device, which is the CPU."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)
+
+
 def make_gradients(make: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.autograd._make_grads`, which also looks at the devices of the gradients given to `backward`."""
 
     def checked(outputs: Any, gradients: Any, is_grads_batched: bool) -> Any:
         made = make(outputs, gradients, is_grads_batched=is_grads_batched)
         for index, (output, gradient) in enumerate(zip(outputs, made, strict=False)):
-            if not isinstance(output, torch.Tensor) or torch._C._functorch.is_functorch_wrapped_tensor(output):
-                continue  # a function transform's wrapper: C++ tells its device, which is the CPU
-            if gradient is not None and gradient.device != output.device:
+            if not isinstance(output, torch.Tensor) or gradient is None or is_wrapped(output) or is_wrapped(gradient):
+                continue
+            if gradient.device != output.device:
                 raise RuntimeError(f"invalid gradient at index {index} - expected device {output.device} but got {gradient.device}")
         return made
 

@@ -26,7 +26,16 @@ FACTORIES = (
 # Tensor methods of the same kind.
 METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
 # Those that C++ can only make on the CPU, for want of a guard for CUDA devices: made there, and moved.
-MOVED = ("asarray", "range", "sparse_coo_tensor", "tril_indices", "triu_indices")
+MOVED = ("asarray", "range", "tril_indices", "triu_indices")
+# Sparse tensors, and the parts that they are made of.
+SPARSE = {
+    "sparse_coo_tensor": ("indices", "values"),
+    "sparse_csr_tensor": ("crow_indices", "col_indices", "values"),
+    "sparse_csc_tensor": ("ccol_indices", "row_indices", "values"),
+    "sparse_bsr_tensor": ("crow_indices", "col_indices", "values"),
+    "sparse_bsc_tensor": ("ccol_indices", "row_indices", "values"),
+    "sparse_compressed_tensor": ("compressed_indices", "plain_indices", "values"),
+}
 LEGACY = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16, "BFloat16Tensor": torch.bfloat16,
     "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16, "CharTensor": torch.int8, "ByteTensor": torch.uint8,
@@ -45,6 +54,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any
     torch.utils._device._device_constructors()  # it remembers torch's own functions at its first call: not ours
     makers: dict[str, Any] = {name: with_any_device(getattr(torch, name)) for name in FACTORIES if hasattr(torch, name)}
     makers |= {name: made_on_host(getattr(torch, name)) for name in MOVED}
+    makers |= {name: made_of_parts(getattr(torch, name), parts) for name, parts in SPARSE.items()}
     makers |= {"tensor": tensor, "as_tensor": as_tensor, "device": Device}
     # In a script, and PyTorch scripts some functions of its own for forward derivatives, the new functions still name its operators.
     builtins = torch.jit._builtins._get_builtin_table()
@@ -106,7 +116,7 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
         gpu = data._gpu if device is None else hardware.machine().gpu(device)
         return to_device(data.detach(), gpu, dtype, copy=True).requires_grad_(requires_grad)
     made = _tensor(read(data), dtype=dtype, device="cpu")
-    made = to_device(pinned(made) if pin_memory else made, hardware.machine().gpu(_chosen_device(device)))
+    made = _placed(pinned(made) if pin_memory else made, device)
     return made.requires_grad_() if requires_grad else made  # inside torch.func even requires_grad_(False) is refused
 
 
@@ -114,7 +124,13 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
     if isinstance(data, torch.Tensor):
         return data.to(device=data.device if device is None else device, dtype=data.dtype if dtype is None else dtype)
-    return to_device(_as_tensor(read(data), dtype=dtype, device="cpu"), hardware.machine().gpu(_chosen_device(device)))
+    return _placed(_as_tensor(read(data), dtype=dtype, device="cpu"), device)
+
+
+def _placed(made: torch.Tensor, device: Any) -> torch.Tensor:
+    """What was made on the CPU, on the device that was asked for."""
+    device = _chosen_device(device)
+    return made.to("meta") if str(device) == "meta" else to_device(made, hardware.machine().gpu(device))
 
 
 def read(data: Any) -> Any:
@@ -159,10 +175,29 @@ def made_on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     @outermost
     @wraps(factory)
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
-        device = _chosen_device(kwargs.pop("device", None))
+        device = kwargs.pop("device", None)
         if any(type(x) is VirtualTensor for x in args):
             return factory(*args, device="cpu", **kwargs)  # where C++ believes them to be
-        return to_device(factory(*args, device="cpu", **kwargs), hardware.machine().gpu(device))
+        return _placed(factory(*args, device="cpu", **kwargs), device)
+
+    return make
+
+
+def made_of_parts(factory: Callable[..., torch.Tensor], names: tuple[str, ...]) -> Callable[..., torch.Tensor]:
+    """A factory of sparse tensors. All parts go to the device that was asked for, or to that of the values."""
+
+    @outermost
+    @wraps(factory)
+    def make(*args: Any, device: Any = None, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
+        parts = dict(zip(names, args, strict=False)) | {name: kwargs[name] for name in names if name in kwargs}
+        if len(parts) < len(names):  # of a size alone
+            return _placed(factory(*args, device="cpu", dtype=dtype, **kwargs), device)
+        kwargs = {name: value for name, value in kwargs.items() if name not in names}
+        if device is None and isinstance(parts["values"], torch.Tensor):
+            device = parts["values"].device
+        values = as_tensor(parts.pop("values"), dtype, device)
+        indices = (as_tensor(part, None, device) for part in parts.values())
+        return factory(*indices, values, *args[len(names) :], device="cpu", **kwargs)  # where C++ believes them to be
 
     return make
 

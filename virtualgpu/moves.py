@@ -84,8 +84,10 @@ class MoveInto(torch.autograd.Function):
 
 
 def gpu_of(tensor: torch.Tensor) -> Gpu | None:
-    """The virtual GPU a tensor is on; None for the CPU."""
-    return tensor._gpu if type(tensor) is VirtualTensor else None
+    """The virtual GPU a tensor is on, or says that it is on (DTensors, FakeTensors); None for the CPU."""
+    if type(tensor) is VirtualTensor:
+        return tensor._gpu
+    return hardware.machine().gpu(tensor.device) if tensor.device.type == "cuda" else None
 
 
 def to_device(
@@ -153,6 +155,8 @@ def cpu(self: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
 
 @outermost
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if isinstance(src, (bool, int, float, complex)):  # C++ would hand the bare number on
+        src = torch.scalar_tensor(src, dtype=self.dtype, device="cpu")
     if isinstance(src, torch.Tensor) and src.requires_grad and torch.is_grad_enabled() and gpu_of(src) is not gpu_of(self):
         return MoveInto.apply(self, src, non_blocking)
     return _copy(self, src, non_blocking)

@@ -46,6 +46,12 @@ class VirtualStorage(torch.UntypedStorage):
     def data_ptr(self) -> int:
         return self.memory.address
 
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        if isinstance(index, slice):  # the same memory, which C++ does not make ours
+            hang(self.memory, found)
+        return found
+
     def clone(self) -> "VirtualStorage":
         gpu = self.memory.gpu
         if self.memory.kept is None:
@@ -201,9 +207,7 @@ class VirtualTensor(torch.Tensor):
                 "https://github.com/pytorch/pytorch/pull/103001"
             )
         with torch.no_grad():
-            # Views of one storage stay views of one storage, as they do on CUDA.
-            storage = memo.setdefault(_storage_of(self)._cdata, None) or _storage_of(self).clone()
-            memo[_storage_of(self)._cdata] = storage
+            storage = _storage_of(self).__deepcopy__(memo)  # views of one storage stay views of one storage
             copy = self.new_empty([]).set_(storage, self.storage_offset(), self.size(), self.stride())
         copy.__dict__.update({key: value for key, value in self.__dict__.items() if key != "_gpu"})
         copy.requires_grad_(self.requires_grad)

@@ -2,8 +2,7 @@
 
 Each keeps the GPU busy with `torch.cuda._sleep`, which does nothing for so many cycles, before the work that an answer must wait for.
 So an answer that forgets an order reads old values on a real GPU too. Whether it waited is asked of an event that was recorded before.
-An answer is called once before: kernels that are loaded and memory that is taken for the first time make the host wait too. The caller's
-stream is not always the default one.
+An answer is called once before: kernels that are loaded and memory that is taken for the first time make the host wait too.
 """
 
 import gc
@@ -21,7 +20,7 @@ import torch
 
 from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right
-from labkit.checks.gpu_seconds import cycles_in, gpu_seconds
+from labkit.checks.gpu_seconds import cycles_in, gpu_seconds, turn_streams
 from virtualgpu import RaceWarning
 
 LONG = 0.1  # seconds: longer than the host needs for anything that a check asks
@@ -321,6 +320,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
             for host, value in zip(hosts, inputs["values"], strict=True):
                 host.fill_(float(value) if filled else 0.0)
             torch.cuda.synchronize()
+            turn_streams()
             torch.cuda._sleep(1 if filled else busy)
             earlier = torch.cuda.current_stream().record_event()
             start = machine.host_time()
@@ -341,7 +341,7 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
                 gc.collect(0)
                 kept = max(kept, len({id(there()) for there in used} - {id(None)}))
             if not filled:
-                _ = [torch.cuda.Stream() for _ in range(31)]  # the next one is the loader's again: there are 32
+                turn_streams()
                 seen["alone"] = len(list(islice(prefetched(iter([other])), 2)))
                 seen["waited"] = earlier.query()
                 seen["reused"] = [index for index, mean in enumerate(means) if mean.item() != 0]

@@ -3,6 +3,18 @@
 import re
 from typing import Any
 
+# Each lab that predicts and runs, as a cell makes it, and the panels that are used in other ways.
+LABS = {
+    "CopySpeedLab": "CopySpeedLab(sizes=[1 << n for n in range(12, 25, 4)])",
+    "DataParallelLab": "DataParallelLab()",
+    "PipelineLab": "PipelineLab(micro_batches=4)",
+    "LeakLab": "LeakLab()",
+    "SharingLab": "SharingLab()",
+    "FormatLab": "FormatLab()",
+    "BudgetLab": "BudgetLab(labkit.labs.MLP(width=256, depth=2), batch=512)",
+}
+PANELS = ("AllocatorLab", "StreamsLab", "ClaimsPanel", "MemoryPanel")
+
 
 def button(place: Any, name: str) -> Any:
     """The first button of that name, in a page or in a part of one."""
@@ -59,6 +71,13 @@ class Lab:
         self.stop.click()
         self.says(re.compile(rf"Stopped after \d+ of 1000000 points.*{left_open}"))
         expect(self.run).to_be_enabled()
+
+    def ends(self) -> None:
+        """Wait until the run after one that was stopped has ended: only one runs at a time."""
+        from playwright.sync_api import expect
+
+        expect(self.message).not_to_contain_text(re.compile("Point|Stopped"))
+        expect(self.stop).to_be_disabled()
 
     def shows(self, words: str) -> None:
         """Wait until the figure's words match the pattern; it is drawn."""

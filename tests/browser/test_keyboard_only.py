@@ -5,20 +5,10 @@ import re
 import pytest
 from endless import ENDLESS
 from keyboard import overwrite, press, reach, walk
-from labs import Lab, button, message, picture
+from labs import LABS, PANELS, Lab, button, message, picture
 
 pytestmark = pytest.mark.browser
 
-LABS = {
-    "CopySpeedLab": "CopySpeedLab(sizes=[1 << n for n in range(12, 25, 4)])",
-    "DataParallelLab": "DataParallelLab()",
-    "PipelineLab": "PipelineLab(micro_batches=4)",
-    "LeakLab": "LeakLab()",
-    "SharingLab": "SharingLab()",
-    "FormatLab": "FormatLab()",
-    "BudgetLab": "BudgetLab(labkit.labs.MLP(width=256, depth=2), batch=512)",
-}
-PANELS = ("AllocatorLab", "StreamsLab", "ClaimsPanel", "MemoryPanel")
 SET_UP = ("import labkit\n\nlabkit.use(gpus=4)", ENDLESS)
 CELLS = (
     *SET_UP,
@@ -66,6 +56,7 @@ def test_a_lab_is_asked_stopped_and_run_again(page, enter, front_end, name):
         lab.run.focus()
     expect(lab.run).to_be_focused()
     page.keyboard.press("Enter")
+    lab.ends()
     lab.shows("Predicted")
     expect(lab.run).to_be_focused()
 

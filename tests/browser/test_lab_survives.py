@@ -1,51 +1,120 @@
-"""A lab in a browser after what befalls it: the page is loaded again, its cell is run again, the kernel is interrupted."""
+"""Every lab in a browser after what befalls it: the kernel is interrupted, the page is loaded again, a cell is run again."""
 
 import re
 
 import pytest
 from endless import ENDLESS
-from labs import Lab
+from labs import LABS, PANELS, Lab, button, message
 from pages import FRONT_END, ask
 
 pytestmark = pytest.mark.browser
 
+# A claim that only an interrupt can end, and says when it has begun. The one after it is tried as ever.
+CLAIM = """import time
+
+from labkit.labs import claims
+
+panel = claims.ClaimsPanel("empy_cache")
+panel._loop = None  # this claim is tried at once
+tried = claims.try_claim
+
+
+def wait(name):
+    claims.try_claim = tried
+    panel._say("The claim waits")
+    time.sleep(600)
+
+
+claims.try_claim = wait
+panel"""
+SET_UP = ("import labkit\n\nlabkit.use(gpus=4)", ENDLESS)
 CELLS = (
-    "import torch\n\nimport labkit\n\nlabkit.use(gpus=1)",
-    ENDLESS,
-    "lab = labkit.labs.CopySpeedLab()\nlab",
-    "endless(lab)",
+    *SET_UP,
+    *(f"lab = labkit.labs.{made}\nendless(lab)\nlab" for made in LABS.values()),
+    *(CLAIM if name == "ClaimsPanel" else f"labkit.labs.{name}()" for name in PANELS),
 )
 
 
-@pytest.mark.skipif(FRONT_END.module != "jupyterlab", reason="the classic notebook draws a widget again by itself")
-def test_a_lab_survives_an_interrupt_and_a_reload(open_cells, server, look):
-    from playwright.sync_api import expect
+@pytest.fixture(scope="module")
+def page(open_cells_once):
+    page = open_cells_once("surviving_labs", CELLS)
+    FRONT_END.show_whole(page)
+    return page
 
-    page = open_cells("surviving_lab", CELLS)
-    lab = Lab(page)
-    lab.takes("3", "You predict: 3 times")
+
+@pytest.fixture
+def interrupt(server):
+    """A function that interrupts the notebook's kernel, as the button ■ does."""
+
+    def interrupt() -> None:
+        [kernel] = [session["kernel"]["id"] for session in ask(server, "sessions") if session["path"] == "surviving_labs.ipynb"]
+        ask(server, f"kernels/{kernel}/interrupt", "POST")
+
+    return interrupt
+
+
+def cell(page: object, name: str) -> object:
+    return page.locator(FRONT_END.cell).nth(len(SET_UP) + [*LABS, *PANELS].index(name))
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_an_interrupt_stops_it_and_it_runs_again(page, interrupt, name):
+    lab = Lab(cell(page, name))
+    lab.takes("2")
     lab.run.click()
     lab.says(re.compile(r"Point \d+ of 1000000"))
-    [kernel] = [session["kernel"]["id"] for session in ask(server, "sessions") if session["path"] == "surviving_lab.ipynb"]
-    ask(server, f"kernels/{kernel}/interrupt", "POST")
+    interrupt()
     lab.says(re.compile(r"Stopped after \d+ of 1000000 points"))
-    expect(lab.run).to_be_enabled()
     lab.run.click()
-    lab.says("times faster; you predicted 3")
-    lab.shows("Pinned memory copies")
-    said = lab.message.inner_text()
+    lab.ends()
+    lab.shows("Predicted")
 
-    cell = page.locator(FRONT_END.cell).nth(2)
 
+def test_an_interrupt_stops_a_claim(page, interrupt):
+    from playwright.sync_api import expect
+
+    panel = cell(page, "ClaimsPanel")
+    button(panel, "It holds").click()
+    expect(message(panel)).to_contain_text("The claim waits")
+    interrupt()
+    expect(message(panel)).to_contain_text("Interrupted: guess again to run it again.")
+    button(panel, "It never held").click()
+    expect(message(panel)).to_contain_text("Right: it never held.")
+
+
+def test_what_has_nothing_to_stop_works_after_an_interrupt(page, interrupt):
+    from playwright.sync_api import expect
+
+    interrupt()
+    allocator, streams, memory = (cell(page, name) for name in ("AllocatorLab", "StreamsLab", "MemoryPanel"))
+    button(allocator, "Reset").click()
+    expect(message(allocator)).to_contain_text("All blocks are freed")
+    streams.get_by_label("You predict:").select_option(index=1)
+    button(streams, "Run").click()
+    expect(message(streams)).to_contain_text("of 1 predictions came true")
+    for name in ("Stop", "Start"):
+        button(memory, name).click()
+    expect(message(memory)).to_contain_text("allocated")
+
+
+@pytest.mark.skipif(FRONT_END.module != "jupyterlab", reason="the classic notebook draws a widget again by itself")
+def test_after_a_reload_each_says_what_it_said_and_a_cell_that_runs_again_shows_its_result(page, look):
+    from playwright.sync_api import expect
+
+    said = {name: message(cell(page, name)).inner_text() for name in [*LABS, *PANELS] if name != "MemoryPanel"}
     page.keyboard.press("Control+S")
     page.wait_for_function("!window.jupyterapp.shell.currentWidget.context.model.dirty")
     page.reload()
     page.locator(FRONT_END.notebook).wait_for()
     page.evaluate(FRONT_END.ready)
-    lab.says(said)  # the kernel lives, and so does the lab
-    cell.locator(FRONT_END.source).click()
+    FRONT_END.show_whole(page)
+    for name, text in said.items():  # the kernel lives, and so do they
+        expect(message(cell(page, name))).to_have_text(text)
+    first = cell(page, "CopySpeedLab")
+    lab = Lab(first)
+    number = first.locator(".jp-InputPrompt").inner_text()
+    first.locator(FRONT_END.source).click()
     page.keyboard.press("Control+Enter")
-    expect(cell).not_to_contain_text("[3]:")
-    lab.says(said)
-    lab.shows("Pinned memory copies.*Predicted")
-    look(page, "lab_brought_up_again", lab.picture)
+    expect(first).not_to_contain_text(number)
+    lab.says(said["CopySpeedLab"])
+    look(page, "lab_brought_up_again", lab.message)

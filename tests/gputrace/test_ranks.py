@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from gputrace import record
 from gputrace.events import ALLOC
@@ -73,3 +74,17 @@ def test_figures_and_files_take_it(two, tmp_path):
     whole.export_chrome(tmp_path / "ranks.json")
     whole.save(tmp_path / "ranks.npz")
     assert type(whole).load(tmp_path / "ranks.npz").peaks == whole.peaks
+
+
+def test_the_stream_of_nccl_is_known_in_a_saved_trace_too(tmp_path):
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with record(timeline=True) as trace:
+            dist.all_reduce(torch.ones(4, device="cuda"), async_op=True).wait()
+            torch.cuda.synchronize()
+    finally:
+        dist.destroy_process_group()
+    for each in (trace, together({0: trace}, per_node=1)):
+        assert "NCCL stream" in each.stream_names(0).values()
+        each.save(tmp_path / "rank.npz")
+        assert type(each).load(tmp_path / "rank.npz").stream_names(0) == each.stream_names(0)

@@ -62,6 +62,9 @@ COLLECTIVES = """
     check([x, y])
     import torch.distributed._functional_collectives as F
     check([F.wait_tensor(y) for y in (F.all_reduce(mine(), "sum", groups[0]), F.broadcast(mine(), 1, groups[0]))])
+    x = mine(40 * size).sin()  # its sums are rounded, in an order
+    check(F.wait_tensor(F.reduce_scatter_tensor(x, "avg", 0, groups[0])))
+    check([F.wait_tensor(y) for y in F.all_reduce_coalesced([x, x.cos()], "sum", groups[0])])
     def plain(x):
         return x.tolist() if isinstance(x, torch.Tensor) else [plain(y) for y in x] if isinstance(x, list) else x
     result = plain(result)

@@ -215,3 +215,14 @@ def test_the_makers_of_the_kit_see_all_of_it():
     code = "import labkit, torch\nlabkit.use(virtual=True, quiet=True)\ntorch.zeros(1 << 40, device='cuda')"
     run = subprocess.run([sys.executable, "-X", "dev", "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
     assert "OutOfMemoryError" in run.stderr and str(Path(errors.__file__).parent) in run.stderr
+
+
+def test_gradients_of_many_directions_at_once():
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    (found,) = torch.autograd.grad(x * x, x, torch.eye(2, device="cuda"), is_grads_batched=True)
+    assert found.tolist() == [[2, 0], [0, 2]]
+
+
+def test_a_storage_of_the_host_is_not_shared_as_cuda_memory():
+    with pytest.raises(RuntimeError, match="_share_cuda_: only available on CUDA"):
+        torch.ones(1).untyped_storage()._share_cuda_()

@@ -211,3 +211,28 @@ def test_legacy_constructors_take_a_device():
     assert x.new([0, 1], device=1).get_device() == x.new(2, device=1).get_device() == 1
     with torch.cuda.device(1):
         assert x.new([0, 1]).get_device() == 0 and torch.cuda.FloatTensor(1, device=None).get_device() == 1
+
+
+def test_data_on_the_meta_device():
+    assert torch.tensor([1.0, 2.0], device="meta").is_meta
+    with torch.device("meta"):
+        assert torch.as_tensor([1.0, 2.0]).is_meta
+
+
+def row(indices: list, values: torch.Tensor, **options) -> torch.Tensor:
+    return torch.sparse_csr_tensor([0, 1, 2], indices, values, (2, 2), check_invariants=True, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+def test_a_sparse_tensor_lies_where_it_is_asked_for_or_where_its_values_lie():
+    values, indices = torch.ones(2, requires_grad=True), torch.tensor([[0, 1], [1, 0]])
+    for made in (
+        row([0, 1], values, device="cuda:1"),
+        row([0, 1], values.to("cuda:1")),
+        torch.sparse_coo_tensor(indices, values, (2, 2), device="cuda:1", check_invariants=True),
+        torch.sparse_coo_tensor(indices, values=values.to("cuda:1"), size=(2, 2), check_invariants=True),
+    ):
+        assert made.device == torch.device("cuda:1") == made.cpu().to("cuda:1").device
+        values.grad = None
+        made.to_dense().sum().backward()
+        assert values.grad.tolist() == [1, 1]

@@ -263,3 +263,8 @@ def test_pinned_memory():
     assert torch.ones(2, pin_memory=True).is_pinned() and torch.tensor([1], pin_memory=True).is_pinned()
     assert torch.empty_like(torch.ones(2), pin_memory=True).is_pinned()
     assert x.cuda(non_blocking=True).tolist() == [1] * 4
+
+
+def test_a_bare_number_is_copied():
+    x = torch.zeros(2, device="cuda")
+    assert x.copy_(float("inf")).tolist() == [float("inf")] * 2

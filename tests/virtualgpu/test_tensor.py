@@ -193,6 +193,17 @@ def test_a_failed_operator_leaves_the_memory_as_it_was(mistake):
 # Copies of the object
 
 
+def test_deepcopy_keeps_a_tensor_and_its_storage_together():
+    x = torch.zeros(2, device="cuda")
+    copied, storage = copy.deepcopy([x, x.untyped_storage()])
+    assert storage.data_ptr() == copied.data_ptr() != x.data_ptr()
+
+
+def test_a_part_of_a_storage_is_on_its_gpu():
+    part = torch.arange(2, dtype=torch.int64, device="cuda:1").untyped_storage()[8:16]
+    assert (part.device, list(part)) == (torch.device("cuda:1"), [1, 0, 0, 0, 0, 0, 0, 0])
+
+
 def test_deepcopy_keeps_what_shares_a_storage_together():
     x = torch.ones(1000, device="cuda:2")
     whole, part = copy.deepcopy([x, x[:10]])

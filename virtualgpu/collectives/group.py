@@ -218,10 +218,13 @@ class Underway:
 class VirtualWork(Work):
     """NCCL's Work: `wait()` lets the current stream wait for the group's. It keeps its tensors until then."""
 
+    readers = 0  # tensors of a functional collective, for each of which C++ will wait
+
     def __init__(self, parts: list[Underway], result: list[torch.Tensor]) -> None:
         super().__init__()
         self._parts, self._result = parts, result
         self._future: Any = None
+        self.readers = VirtualWork.readers
         _works.append(self)
 
     def land(self) -> None:
@@ -231,6 +234,7 @@ class VirtualWork(Work):
 
     def wait(self, timeout: Any = None) -> bool:
         self.order()
+        self.readers -= 1
         self.drop()
         return True
 
@@ -244,7 +248,9 @@ class VirtualWork(Work):
             if self in part.group._stashed:
                 part.group._stashed.remove(self)
         self._future = None
-        if self in _works:
+        if self.readers > 0:
+            self._result = []  # C++ has the tensors
+        elif self in _works:
             _works.remove(self)
 
     def settle(self) -> None:
@@ -322,6 +328,16 @@ def ordered(future: Any) -> OrderedFuture:
     after = OrderedFuture(_works[-1])
     after.set_result(future.wait())
     return after
+
+
+@contextmanager
+def read_by(tensors: int) -> Iterator[None]:
+    """A collective that begins in the block is one that C++ waits for once for each of so many tensors."""
+    VirtualWork.readers = tensors
+    try:
+        yield
+    finally:
+        VirtualWork.readers = 0
 
 
 def end_coalescing(group: ProcessGroupNCCL) -> VirtualWork:

@@ -11,7 +11,7 @@ from torch._C import _DisableTorchDispatch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
 
-from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on
+from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on, read_by
 from virtualgpu.collectives.profiled import record
 from virtualgpu.errors import unsupported
 from virtualgpu.ops.call import Call, bytes_of, different_devices
@@ -44,7 +44,8 @@ def run(call: Call) -> Any:
 
 def functional(call: Call) -> Any:
     """`_c10d_functional::`: PyTorch's own C++ (Functional.cpp), which comes back by the operators above."""
-    with made_on(call.gpu), call.gpu.machine.host_operators:
+    given = call.args[0]
+    with made_on(call.gpu), call.gpu.machine.host_operators, read_by(len(given) if isinstance(given, list) else 1):
         return call.func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call.args, **call.kwargs)
 
 
@@ -112,13 +113,17 @@ def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given = call.argument("tensors")
     op, name, after = _reduction(call, group.size())
     values = private(given)
+
+    def together() -> Any:  # as one tensor, and so in another order than one by one
+        return group.allreduce_coalesced(values, _options(c10d.AllreduceCoalescedOptions, reduceOp=op))
+
     return Transfer(
         "all_reduce",
         _said("all_reduce", given, name),
         sum(map(bytes_of, given)),
         given,
         given,
-        start=lambda: _all_reduce_values(group, values, op),
+        start=lambda: [together()] if len({x.dtype for x in given}) == 1 < len(given) else _all_reduce_values(group, values, op),
         finish=lambda: [(x, after(value)) for x, value in zip(given, values, strict=True)],
     )
 
@@ -186,16 +191,15 @@ def _gathering(group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[
 
 def _split(x: Tensor, ranks: int) -> list[Tensor]:
     """Equal parts of a contiguous tensor, one a rank."""
-    with _DisableTorchDispatch():
-        flat = x.view(-1)
-    if flat.numel() % ranks:
-        raise ValueError("output tensor size must be equal to world_size times input tensor size")
-    return list(torch.ops.aten.split.Tensor(x.view(-1), max(flat.numel() // ranks, 1)))
+    return list(torch.ops.aten.split.Tensor(x.view(-1), max(x.numel() // ranks, 1)))
 
 
 @_operator("_allgather_base_")
 def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    return _gathering(group, [call.argument("input_tensor")], [_split(call.argument("output_tensor"), group.size())])
+    given, output = call.argument("input_tensor"), call.argument("output_tensor")
+    if output.numel() != given.numel() * group.size():
+        raise ValueError("output tensor size must be equal to world_size times input tensor size")
+    return _gathering(group, [given], [_split(output, group.size())])
 
 
 @_operator("allgather_into_tensor_coalesced_")
@@ -214,8 +218,37 @@ def _all_gather_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
     return _gathering(group, call.argument("input_list"), [list(column) for column in zip(*rows, strict=True)])
 
 
-def _scattering(call: Call, group: ProcessGroupNCCL, sources: list[list[Tensor]], outputs: list[Tensor]) -> Transfer:
-    """Reduce-scatter: `outputs[i]` gets the reduction of all ranks' `sources[i][this rank]`."""
+@_operator("_reduce_scatter_base_")
+def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    return _scattering_into(call, group, [call.argument("input_tensor")], [call.argument("output_tensor")])
+
+
+@_operator("reduce_scatter_tensor_coalesced_")
+def _reduce_scatter_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    return _scattering_into(call, group, call.argument("inputs"), call.argument("outputs"))
+
+
+def _scattering_into(call: Call, group: ProcessGroupNCCL, sources: list[Tensor], outputs: list[Tensor]) -> Transfer:
+    """Reduce-scatter of whole tensors, which gloo sums in another order than lists of parts."""
+    if any(source.numel() != output.numel() * group.size() for source, output in zip(sources, outputs, strict=True)):
+        raise ValueError("input tensor must be the same size as output size times world size")
+    op, name, after = _reduction(call, group.size())
+    values, received, options = private(sources), private(outputs), _options(c10d.ReduceScatterOptions, reduceOp=op)
+    return Transfer(
+        "reduce_scatter",
+        _said("reduce_scatter", outputs, name),
+        sum(map(bytes_of, sources)),
+        sources,
+        outputs,
+        start=lambda: [group._reduce_scatter_base(*each, options) for each in zip(received, values, strict=True)],
+        finish=lambda: [(x, after(value)) for x, value in zip(outputs, received, strict=True)],
+    )
+
+
+@_operator("reduce_scatter_")
+def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
+    """Each output gets the reduction of all ranks' parts for this rank."""
+    sources, outputs = call.argument("input_tensors"), call.argument("output_tensors")
     op, name, after = _reduction(call, group.size())
     values = [private(each) for each in sources]
     mine = group.rank()
@@ -229,21 +262,6 @@ def _scattering(call: Call, group: ProcessGroupNCCL, sources: list[list[Tensor]]
         start=lambda: [work for each in values for work in _all_reduce_values(group, each, op)],
         finish=lambda: [(x, after(each[mine])) for x, each in zip(outputs, values, strict=True)],
     )
-
-
-@_operator("_reduce_scatter_base_")
-def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    return _scattering(call, group, [_split(call.argument("input_tensor"), group.size())], [call.argument("output_tensor")])
-
-
-@_operator("reduce_scatter_tensor_coalesced_")
-def _reduce_scatter_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    return _scattering(call, group, [_split(x, group.size()) for x in call.argument("inputs")], call.argument("outputs"))
-
-
-@_operator("reduce_scatter_")
-def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    return _scattering(call, group, call.argument("input_tensors"), call.argument("output_tensors"))
 
 
 @_operator("scatter_")

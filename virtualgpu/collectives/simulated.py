@@ -27,6 +27,17 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -
     yield HashStore(), int(os.environ["RANK"]) if rank < 0 else rank, int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
 
 
+_make_group: Any = distributed_c10d._new_process_group_helper
+
+
+def _group(size: int, *args: Any, **named: Any) -> Any:
+    """PyTorch's own group. From 2.14 on it asks its default backend, if it has one, for rank and size; the one here is alone in C++."""
+    group, store = _make_group(size, *args, **named)
+    if isinstance(group, dist.ProcessGroup) and group.size() != size:
+        group._set_default_backend(dist.ProcessGroup.BackendType.UNDEFINED)
+    return group, store
+
+
 def _gloo(store: Any, rank: int, size: int, timeout: Any = None) -> Any:
     return c10d.FakeProcessGroup._create_internal(rank, size)
 
@@ -74,7 +85,12 @@ class SimulatedNCCL(ProcessGroupNCCL):
                 x.zero_()
         return Done()
 
-    reduce = allreduce
+    reduce = allreduce_coalesced = allreduce
+
+    def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> dist.Work:
+        self.allreduce([given], options)
+        output.copy_(given.view(self.size(), *output.shape)[self.rank()])
+        return Done()
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> dist.Work:
         return Done()
@@ -117,7 +133,12 @@ class Done(dist.Work):
 
 
 # Of distributed_c10d, where PyTorch makes groups. On CPU tensors its own FakeProcessGroup stands for gloo.
-REPLACED: dict[str, Any] = {"ProcessGroupNCCL": SimulatedNCCL, "ProcessGroupGloo": _gloo, "rendezvous": _rendezvous}
+REPLACED: dict[str, Any] = {
+    "ProcessGroupNCCL": SimulatedNCCL,
+    "ProcessGroupGloo": _gloo,
+    "rendezvous": _rendezvous,
+    "_new_process_group_helper": _group,
+}
 
 
 def put_in_place() -> None:

@@ -23,6 +23,7 @@ from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, Work, device_time, shapes_by, temporaries
 from virtualgpu.ops.call import handles as handles_operators
+from virtualgpu.ops.determinism import require_fixed_workspaces
 from virtualgpu.ops.half import sums_in_float32
 from virtualgpu.tensor import VirtualTensor, memory_of
 
@@ -42,6 +43,7 @@ INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_":
 INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
 _allow_tf32 = torch._C._get_cublas_allow_tf32  # what torch.backends.cuda.matmul says, without the way there
 sums_in_float32(*(getattr(torch.ops.aten, name) for name in (*PRODUCTS, "addr", "addbmm", "_addmm_activation")))
+_is_deterministic = torch._C._get_deterministic_algorithms
 _current_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
 
 
@@ -167,6 +169,8 @@ def _product(left: torch.Tensor, right: torch.Tensor, result: VirtualTensor, lt:
 def product(call: Call) -> Any:
     """A matrix product: CUDA has none for integers."""
     call.common_gpu()
+    if _is_deterministic() and not (call.op.name == "addmm" and call.args[0].dim() == 1):  # that is cuBLASLt's
+        require_fixed_workspaces()
     dtype = call.args[0].dtype
     if not (dtype.is_floating_point or dtype.is_complex):
         raise not_implemented(INTEGER_PRODUCT.get(call.op.name, "addmm_cuda"), dtype)

@@ -147,6 +147,8 @@ def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_b
         raise unsupported("a copy of a nested tensor between devices")
     if source.layout is not torch.strided:
         return move_sparse(source, gpu, dtype, non_blocking)
+    if hasattr(source, "__tensor_flatten__") or (source.device.type == "cuda" and type(source) is not VirtualTensor):
+        return move_wrapper(source, gpu, dtype, non_blocking)
     dtype = dtype or source.dtype
     if dtype is not source.dtype and type(source) is VirtualTensor and gpu is not None and not gpu.profile.peer_access:
         source = source.to(dtype)  # converted where it lies; else the copy itself converts (copy_requires_temporaries, Copy.cu)
@@ -165,10 +167,29 @@ def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_b
     return target
 
 
+def move_wrapper(source: Any, gpu: Gpu | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
+    """A DTensor moves part by part; a FakeTensor has none, and stays fake."""
+    if not hasattr(source, "__tensor_flatten__"):
+        device = torch.device("cpu") if gpu is None else gpu.device
+        return torch.ops.aten._to_copy.default(source, dtype=dtype, device=device, non_blocking=non_blocking)
+    source = source if dtype is None else source.to(dtype)
+    names, context = source.__tensor_flatten__()
+    parts = {name: getattr(source, name) for name in names}  # a mesh among them
+    for name, part in parts.items():
+        if isinstance(part, torch.Tensor):
+            parts[name] = part.to("cpu" if gpu is None else gpu.device, non_blocking=non_blocking)
+    return type(source).__tensor_unflatten__(parts, context, source.size(), source.stride())
+
+
 def move_sparse(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_blocking: bool) -> torch.Tensor:
     """A sparse tensor moves part by part."""
     if source.layout is not torch.sparse_coo:
-        raise unsupported(f"a copy of a tensor of layout {source.layout} between devices")
+        by_rows = source.layout in (torch.sparse_csr, torch.sparse_bsr)
+        starts, places = (source.crow_indices(), source.col_indices()) if by_rows else (source.ccol_indices(), source.row_indices())
+        starts, places = move(starts, gpu, None, non_blocking), move(places, gpu, None, non_blocking)
+        values = move(source.values(), gpu, dtype, non_blocking)
+        make: Any = torch.sparse_compressed_tensor
+        return make(starts, places, values, source.size(), layout=source.layout, check_invariants=False)
     indices, values = (move(part, gpu, kind, non_blocking) for part, kind in ((source._indices(), None), (source._values(), dtype)))
     return torch.sparse_coo_tensor(
         indices, values, source.size(), device=indices.device, is_coalesced=source.is_coalesced(), check_invariants=False

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from virtualgpu import ops
-from virtualgpu.ops import composites, faults, operators
+from virtualgpu.ops import composites, determinism, faults, operators
 from virtualgpu.ops.call import HANDLERS, Call, Handler, Operator, operator
 from virtualgpu.tensor import VirtualTensor, mark_written
 
@@ -54,11 +54,12 @@ VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignm
 
 def _prepare(op: Operator) -> Handler:
     """Choose what runs an operator. Raises NotImplementedError if a virtual GPU does not."""
-    op.handler = handler = choose(op)
+    handler = choose(op)
     op.model_only = handler is operators.like
     op.touches_values = handler not in TOUCHES_NO_VALUES and op.func.namespace not in RANKS
     op.marks_written = bool(op.written) and op.touches_values and op.name != "copy_"
-    return handler
+    op.handler = determinism.watched(op.name, handler)
+    return op.handler
 
 
 def choose(op: Operator) -> Handler:

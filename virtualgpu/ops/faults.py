@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu.errors import DifferentDevicesError, Fault, argument_differs, at_least_two
+from virtualgpu.errors import DifferentDevicesError, Fault, argument_differs, at_least_two, unsupported
 from virtualgpu.ops.call import CUDA_KERNELS, CUDA_OPERATORS, DEVICE_ERRORS, REFUSE_HALF, Call, asserts, cuda_operator
 from virtualgpu.ops.half import in_float32
 from virtualgpu.ops.without_values import on_meta
@@ -30,8 +30,10 @@ cuda_operator("stack", "cat")
 
 _UNIMPLEMENTED = re.compile(r'^"(\w+)" not implemented for')
 _WITHOUT_HALF = re.compile(r'" not implemented for \'(Half|BFloat16)\'')
+_WITHOUT_KERNEL = re.compile(r"^Could not run 'aten::([\w.]+)' with arguments from the '(\w*)CPU' backend")
 _MISFIT = object()
 _KERNEL_FOR_CUDA = "^    .*(CUDA|Composite).*:"
+_KERNEL_FOR_CPU = "^    .*(CPU|Composite).*:"
 
 
 def survive(call: Call, error: Exception) -> Any:
@@ -95,6 +97,10 @@ def as_on_cuda(name: str, error: Exception) -> Exception:
     found = _UNIMPLEMENTED.match(words)
     if found and name in CUDA_KERNELS:
         return type(error)(words.replace(found[1], CUDA_KERNELS[name], 1))
+    if found := _WITHOUT_KERNEL.match(words):
+        if found[1] in native_functions()[3]:
+            return unsupported(f"torch.ops.aten.{found[1]}")
+        return NotImplementedError(f"Could not run 'aten::{found[1]}' with arguments from the '{found[2]}CUDA' backend.")
     if words.startswith("expected m1 and m2 to have the same dtype"):
         return type(error)(words.replace("m1 and m2", "mat1 and mat2", 1))
     return error
@@ -104,13 +110,14 @@ def as_on_cuda(name: str, error: Exception) -> Exception:
 
 
 @cache
-def native_functions() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Names with overload of the operators that check devices by themselves, of structured kernels, and of those without one for CUDA."""
+def native_functions() -> tuple[frozenset[str], ...]:
+    """Names with overload of the operators that check devices by themselves, of structured kernels, of those without one for CUDA, and
+    of those with one for CUDA alone."""
     package = importlib.util.find_spec("torchgen")
     if package is None or package.origin is None:
-        return frozenset(), frozenset(), frozenset()
+        return (frozenset(),) * 4
     text = (Path(package.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
-    by_themselves, structured, without_cuda = set(), set(), set()
+    by_themselves, structured, without_cuda, for_cuda_alone = set(), set(), set(), set()
     for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
         name = entry[: entry.index("(")]
         if "device_check: NoCheck" in entry:
@@ -119,7 +126,9 @@ def native_functions() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
             structured.add(name)
         elif re.search("^    (.*, )?CPU[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CUDA, entry, flags=re.MULTILINE):
             without_cuda.add(name)
-    return frozenset(by_themselves), frozenset(structured), frozenset(without_cuda)
+        elif re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CPU, entry, flags=re.MULTILINE):
+            for_cuda_alone.add(name)
+    return frozenset(by_themselves), frozenset(structured), frozenset(without_cuda), frozenset(for_cuda_alone)
 
 
 def _whole(name: str, overload: str) -> str:
@@ -152,7 +161,7 @@ def of_operator(call: Call) -> RuntimeError:
     name, renamed = CUDA_OPERATORS.get(name, (name, {}))
     overload = call.func._schema.overload_name
     whole = _whole(name, overload)
-    by_themselves, structured, _ = native_functions()
+    by_themselves, structured, *_ = native_functions()
     if whole in by_themselves or name in renamed or not by_themselves:
         return RuntimeError(at_least_two(given))
     method = f"wrapper_CUDA_{name}{'_' + overload if overload else ''}" if whole in structured else f"wrapper_CUDA_{overload}_{name}"

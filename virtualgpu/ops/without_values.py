@@ -30,7 +30,7 @@ def _keeps_values(call: Call) -> bool:
     shapes = on_meta(call)
     if shapes is None:  # it depends on values that are known
         return True
-    fresh = [(x.untyped_storage().nbytes(), x.dtype) for x in tensors(shapes) if x.device.type == "meta"]
+    fresh = [(x.untyped_storage().nbytes(), x.dtype) for x in tensors(shapes) if x.device.type == "meta" and x.layout is torch.strided]
     if machine.values:
         return machine.may_keep(sum(nbytes for nbytes, _ in fresh), torch.float32)
     return all(machine.may_keep(nbytes, dtype) for nbytes, dtype in fresh)
@@ -55,7 +55,7 @@ def on_meta(call: Call) -> Any:
 def _shape_key(x: Any) -> Any:
     """What stands for an argument: equal for those that give the same shapes. 1, 1.0 and True are equal, but do not."""
     if isinstance(x, torch.Tensor):
-        return torch.Tensor if x.is_nested else (x.size(), x.stride(), x.dtype)
+        return (x.size(), x.stride(), x.dtype) if _has_strides(x) else torch.Tensor
     if isinstance(x, (list, tuple)):
         return tuple(map(_shape_key, x))
     if isinstance(x, dict):
@@ -63,10 +63,14 @@ def _shape_key(x: Any) -> Any:
     return type(x), x
 
 
+def _has_strides(x: torch.Tensor) -> bool:
+    return x.layout is torch.strided and not x.is_nested
+
+
 def _on_meta(call: Call) -> Any:
     def shape_of(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            if x.is_nested:
+            if not _has_strides(x):
                 raise NotImplementedError
             with _DisableTorchDispatch():
                 return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
@@ -95,6 +99,8 @@ def infer(call: Call) -> Any:
 
     def result_of(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
+            if x.layout is not torch.strided:
+                raise unsupported("a sparse result of tensors whose values were not kept")
             return empty_without_values(gpu, x.size(), x.stride(), x.dtype)
         if isinstance(x, (list, tuple)):
             return type(x)(result_of(y) for y in x)

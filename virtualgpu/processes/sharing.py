@@ -111,6 +111,8 @@ def share_cuda(storage: VirtualStorage) -> tuple[int, bytes | None, int, int, by
 
     Raises RuntimeError for memory that was itself received.
     """
+    if not isinstance(storage, VirtualStorage):
+        raise RuntimeError("_share_cuda_: only available on CUDA")
     memory = storage.memory
     if isinstance(memory, ReceivedMemory):
         raise RuntimeError(

@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 pytestmark = pytest.mark.usefixtures("machine", "world")
 
@@ -31,6 +32,18 @@ def test_what_nobody_waits_for_is_kept_until_the_watchdog_has_looked():
     gc.collect()  # takes a real process about as long as the watchdog's period
     dist.all_reduce(y)
     assert torch.cuda.memory_allocated() == before - 4096
+
+
+def test_a_functional_collective_is_there_for_each_of_its_tensors_however_late():
+    x, y = torch.ones(1000, device="cuda"), torch.ones(1, device="cuda")
+    before = torch.cuda.memory_allocated()
+    results = functional.all_reduce_coalesced([x, y], "sum", dist.group.WORLD)
+    torch.cuda.synchronize()
+    gc.collect()
+    dist.all_reduce(y)  # the watchdog has looked
+    assert [functional.wait_tensor(result).sum().item() for result in results] == [1000, 1]
+    del results
+    assert torch.cuda.memory_allocated() == before
 
 
 def test_a_rank_sends_to_itself_in_a_batch():
@@ -60,3 +73,12 @@ def test_what_is_sent_may_be_freed_before_anybody_waits():
 def test_nccl_receives_from_a_rank_that_is_named():
     with pytest.raises(NotImplementedError, match="ProcessGroupNCCL does not support recvAnysource"):
         dist.recv(torch.ones(1, device="cuda"))
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_parts_of_another_size_are_refused_in_nccls_words():
+    x, y = torch.ones(2, device="cuda"), torch.ones(3, device="cuda")
+    with pytest.raises(ValueError, match="^output tensor size must be equal to world_size times input tensor size$"):
+        dist.all_gather_into_tensor(y, x)
+    with pytest.raises(ValueError, match="^input tensor must be the same size as output size times world size$"):
+        dist.reduce_scatter_tensor(y, x)

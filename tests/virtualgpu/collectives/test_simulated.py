@@ -31,6 +31,7 @@ def numbers(*values):
     return torch.tensor(values, device="cuda")
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 def test_every_rank_sends_what_this_one_has():
     x, y, parts = numbers(1.0, 2.0), torch.zeros(8, device="cuda"), [torch.zeros(2, device="cuda") for _ in range(WORLD)]
     dist.all_reduce(x)
@@ -43,6 +44,8 @@ def test_every_rank_sends_what_this_one_has():
     assert [part.tolist() for part in parts] == [[4, 8]] * WORLD
     dist.reduce_scatter(x, list(torch.arange(8.0, device="cuda").chunk(WORLD)))
     assert x.tolist() == [8, 12]  # the second part, four times
+    dist.reduce_scatter_tensor(x, torch.arange(8.0, device="cuda"), op=dist.ReduceOp.AVG)
+    assert x.tolist() == [2, 3]
     dist.all_to_all_single(y, torch.arange(8.0, device="cuda"))
     assert y.tolist() == [2, 3] * WORLD
 

@@ -71,6 +71,12 @@ def test_quantized_layers_have_no_kernels():
         torch.ops.quantized.linear_dynamic(torch.ones(1, 2, device="cuda"), packed)
 
 
+def test_an_operator_for_cuda_alone_is_refused_by_name():
+    q = torch.ones(1, 2, 1, 8, device="cuda")
+    with pytest.raises(NotImplementedError, match=r"^torch.ops.aten._efficient_attention_forward is not served by the virtual GPU"):
+        torch.ops.aten._efficient_attention_forward(q, q, q, None, None, None, None, None, 0.0, 0)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
 def test_a_product_of_rows_stored_sparse():
     x = torch.eye(3)

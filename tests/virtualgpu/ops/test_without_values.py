@@ -258,3 +258,11 @@ def test_ctc_loss_goes_back():
         scores = torch.zeros(8, 3, 5, device="cuda", requires_grad=True)
         F.ctc_loss(scores, torch.ones(3, 2, dtype=torch.int64, device="cuda"), [8, 8, 8], [2, 2, 2]).backward()
         assert scores.grad is not None and scores.grad.shape == scores.shape
+
+
+def test_a_sparse_gradient_is_refused_by_name():
+    with labkit.use(gpus=1, values=False, quiet=True):
+        bag = nn.EmbeddingBag(5000, 80, mode="sum", sparse=True, device="cuda")
+        bags = bag(torch.arange(2000, device="cuda"), torch.arange(1000, device="cuda"))
+        with pytest.raises(NotImplementedError, match="a sparse result of tensors whose values were not kept is not served"):
+            bags.sum().backward()

@@ -109,7 +109,6 @@ def test_backwards_that_meet_at_one_leaf(machine, quick):
 
 def test_who_asks_again_and_again(machine):
     """A loop without an operator in it, with and without a pause: the others go on after a while."""
-    start = time.monotonic()
     for pause in (0.01, 0.001, None):
         done: list[float] = []
         thread = threading.Thread(target=lambda done=done: done.append(launch()))
@@ -117,8 +116,7 @@ def test_who_asks_again_and_again(machine):
         while not done:
             if pause is not None:
                 time.sleep(pause)
-        thread.join()
-    assert time.monotonic() - start < 5
+        thread.join()  # else pytest's time limit ends it
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

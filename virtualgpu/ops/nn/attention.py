@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch._C import _DisableTorchDispatch
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend
 
 from virtualgpu.errors import cpp_name
 from virtualgpu.hardware import Gpu
@@ -29,8 +30,9 @@ Tensor = torch.Tensor
 ATTENTION, ATTENTION_BACKWARD = 0.62, 0.6
 ATTENTION_HALF, ATTENTION_BACKWARD_HALF = 256, 512  # queries with which half of that is reached: the blocks of a short sequence are few
 
-sums_in_float32(aten._scaled_dot_product_flash_attention_for_cpu, stay=(1,))  # the logarithm of the sums of the softmax
-sums_in_float32(aten._scaled_dot_product_flash_attention_for_cpu_backward)
+fused, fused_backward = aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward
+sums_in_float32(fused, stay=(1,))  # the logarithm of the sums of the softmax
+sums_in_float32(fused_backward)
 
 
 def scratch_tensor(gpu: Gpu, nbytes: int) -> VirtualTensor:
@@ -162,6 +164,18 @@ def _plain(x: Tensor) -> Tensor:
     return x.float() if x.dtype in HALF else x
 
 
+def _operands(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Their values, with keys and values for each of the query's heads."""
+    heads = q.shape[1] // k.shape[1]
+    keys, values = (_plain(x).repeat_interleave(heads, 1) if heads > 1 else _plain(x) for x in (k, v))
+    return _plain(q), keys, values, None if mask is None else _plain(mask)
+
+
+def _cpu_is_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float) -> bool:
+    """Has the CPU a kernel of its own for this, other than a product, a softmax and a product?"""
+    return torch._fused_sdp_choice(q, k, v, mask, dropout, causal, scale=scale) == SDPBackend.FLASH_ATTENTION.value
+
+
 def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     """Softmax of the scores; a row that is masked as a whole is zero."""
     scores = q @ k.mT * scale
@@ -191,27 +205,31 @@ class Attention(torch.autograd.Function):
         if chosen == "flash":
             seeds = [scratch_tensor(gpu, 16), scratch_tensor(gpu, 8)]
         play(gpu, _forward_workspace(q, v, dropout, chosen))
-        kept = None
+        kept = logarithms = None
+        bias_needs = mask is not None and ctx.needs_input_grad[3]
         if known and memory_of(out).kept is not None:
             with _DisableTorchDispatch():
-                heads = q.shape[1] // k.shape[1]
-                keys, values = (_plain(x).repeat_interleave(heads, 1) if heads > 1 else _plain(x) for x in (k, v))
-                p = probabilities(_plain(q), keys, None if mask is None else _plain(mask), causal, scale)
-                if dropout > 0:
-                    kept = torch.empty_like(p).bernoulli_(1 - dropout, generator=gpu.generator.next_draws(p.numel())).div_(1 - dropout or 1)
-                    p = p * kept
-                aten.copy_.default(out, p @ values)
+                queries, keys, values, added = _operands(q, k, v, mask)
+                if not bias_needs and _cpu_is_fused(queries, keys, values, added, dropout, causal, scale):
+                    value, logarithms = fused.default(queries, keys, values, dropout, causal, attn_mask=added, scale=scale)
+                else:
+                    p = probabilities(queries, keys, added, causal, scale)
+                    if dropout > 0:
+                        kept = torch.empty_like(p).bernoulli_(1 - dropout, generator=gpu.generator.next_draws(p.numel()))
+                        p = p * kept.div_(1 - dropout or 1)
+                    value = p @ values
+                aten.copy_.default(out, value)
         gpu.launch(*attention_work(q, k, v, causal), name="attention")
         if needs:
             ctx.save_for_backward(mask, k, q, v, sums, out, *seeds)
-            ctx.settings = causal, scale, chosen, kept, mask is not None and ctx.needs_input_grad[3]
+            ctx.settings = causal, scale, chosen, kept, bias_needs, logarithms
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         mask, k, q, v, _, out, *_ = ctx.saved_tensors
-        causal, scale, chosen, kept, bias_needs = ctx.settings
+        causal, scale, chosen, kept, bias_needs, logarithms = ctx.settings
         gpu = q._gpu
         gpu.machine.selected.gpu = gpu
         shapes = (q, k, v)
@@ -228,12 +246,17 @@ class Attention(torch.autograd.Function):
         del held
         if all(memory_of(x).kept is not None for x in (grad, q, k, v, *grads)):
             with _DisableTorchDispatch():
-                results = _gradients(
-                    *map(_plain, (grad, q, k, v)), mask=None if mask is None else _plain(mask), causal=causal, scale=scale, kept=kept
-                )
-                for x, value in zip((*grads, bias), results, strict=True):
+                queries, keys, values, added = operands = _operands(q, k, v, mask)
+                if logarithms is not None:
+                    results = fused_backward.default(
+                        _plain(grad), queries, keys, values, _plain(out), logarithms, 0.0, causal, attn_mask=added, scale=scale
+                    )
+                else:
+                    results = _gradients(_plain(grad), *operands, causal=causal, scale=scale, kept=kept)
+                for x, value in zip((*grads, bias), results, strict=False):
                     if x is not None:
-                        aten.copy_.default(x, value)
+                        shared = value.shape[1] // x.shape[1]  # by several heads of the query
+                        aten.copy_.default(x, value.unflatten(1, (-1, shared)).sum(2) if shared > 1 else value)
         gpu.launch(*attention_work(q, k, v, causal, backward=True), name="attention_backward")
         return *grads, bias, None, None, None, None
 
@@ -250,20 +273,15 @@ def _output(gpu: Gpu, model: Tensor, shape: Sequence[int], like_model: bool) -> 
 
 
 def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, scale: float, kept: Tensor | None
+    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, causal: bool, scale: float, kept: Tensor | None
 ) -> Any:
-    heads = q.shape[1] // k.shape[1]
-    keys, values = (x.repeat_interleave(heads, 1) if heads > 1 else x for x in (k, v))
     p = probabilities(q, keys, mask, causal, scale)
     dropped = p if kept is None else p * kept
     of_values = dropped.mT @ grad
     of_p = grad @ values.mT
     of_p = of_p if kept is None else of_p * kept
     of_scores = p * (of_p - (of_p * p).sum(-1, keepdim=True))
-    of_keys = of_scores.mT @ q * scale
-    if heads > 1:
-        of_keys, of_values = (x.unflatten(1, (-1, heads)).sum(2) for x in (of_keys, of_values))
-    return of_scores @ keys * scale, of_keys, of_values, of_scores
+    return of_scores @ keys * scale, of_scores.mT @ q * scale, of_values, of_scores
 
 
 # Memory

@@ -66,9 +66,9 @@ def embedding_bag(call: Call) -> Any:
         kind = torch.int64 if size == 8 else torch.int32
         starts = offsets[:bags].to(torch.int64)
         ends = torch.cat([starts[1:], starts.new_full((1,), indices.numel())]) if bags else starts
-        bag_size = (ends - starts).to(kind)
-        bag_of = torch.repeat_interleave(torch.arange(bags, device="cpu"), bag_size.to(torch.int64)).to(kind)
-        return output, bag_of, bag_size, maxima if mode == MAXIMUM else torch.empty(0, dtype=kind, device="cpu")
+        bag_of = torch.repeat_interleave(torch.arange(bags, device="cpu"), ends - starts)
+        bag_size = torch.bincount(bag_of[indices != call.argument("padding_idx")], minlength=bags).to(kind)
+        return output, bag_of.to(kind), bag_size, maxima if mode == MAXIMUM else torch.empty(0, dtype=kind, device="cpu")
 
     return perform(call, plan, kernel=kernel)
 

@@ -44,9 +44,10 @@ def test_values_agree_with_the_cpu(options, width, machine):
     got = F.scaled_dot_product_attention(*moved, **there)
     expected.square().sum().backward()
     got.square().sum().backward()
-    torch.testing.assert_close(got.cpu(), expected)
+    same = {"rtol": 0, "atol": 0} if width == 8 else {}  # of width 7 CUDA takes no fused kernel
+    torch.testing.assert_close(got.cpu(), expected, **same)
     for a, b in zip(moved, plain, strict=True):
-        torch.testing.assert_close(a.grad.cpu(), b.grad)
+        torch.testing.assert_close(a.grad.cpu(), b.grad, **same)
 
 
 def test_dropout_keeps_the_mean(machine):

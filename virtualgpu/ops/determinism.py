@@ -1,0 +1,123 @@
+"""Operators that CUDA computes in another order each time: they raise where `torch.use_deterministic_algorithms` asks for the same.
+
+Their names are those by which PyTorch's sources alert (`alertNotDeterministic` in aten/src/ATen/native/cuda).
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from virtualgpu.ops.call import Call, Handler
+
+# What CUDA calls these operators' kernels.
+ALERTS = {
+    "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward_cuda",
+    "_adaptive_avg_pool3d_backward": "adaptive_avg_pool3d_backward_cuda",
+    "adaptive_max_pool2d_backward": "adaptive_max_pool2d_backward_cuda",
+    "avg_pool3d_backward": "avg_pool3d_backward_cuda",
+    "bincount": "_bincount_cuda",
+    "_ctc_loss_backward": "ctc_loss_backward_gpu",
+    "cumsum": "cumsum_cuda_kernel",
+    "cumsum_": "cumsum_cuda_kernel",
+    "_embedding_bag_backward": "embedding_bag_backward_cuda_max",
+    "_embedding_bag_dense_backward": "embedding_bag_backward_cuda_max",
+    "fractional_max_pool2d_backward": "fractional_max_pool2d_backward_cuda",
+    "fractional_max_pool3d_backward": "fractional_max_pool3d_backward_cuda",
+    "grid_sampler_2d_backward": "grid_sampler_2d_backward_cuda",
+    "grid_sampler_3d_backward": "grid_sampler_3d_backward_cuda",
+    "histc": "_histc_cuda",
+    "index_reduce": "index_reduce_cuda",
+    "index_reduce_": "index_reduce_cuda",
+    "median": "median CUDA with indices output",
+    "nanmedian": "median CUDA with indices output",
+    "nll_loss2d_forward": "nll_loss2d_forward_out_cuda_template",
+    "put": "put_",
+    "put_": "put_",
+    "reflection_pad1d_backward": "reflection_pad1d_backward_out_cuda",
+    "reflection_pad2d_backward": "reflection_pad2d_backward_cuda",
+    "reflection_pad3d_backward": "reflection_pad3d_backward_out_cuda",
+    "scatter_reduce": "scatter_reduce_cuda_prod_",
+    "scatter_reduce_": "scatter_reduce_cuda_prod_",
+    "upsample_bicubic2d_backward": "upsample_bicubic2d_backward_out_cuda",
+    "upsample_bilinear2d_backward": "upsample_bilinear2d_backward_out_cuda",
+    "upsample_linear1d_backward": "upsample_linear1d_backward_out_cuda",
+    "upsample_trilinear3d_backward": "upsample_trilinear3d_backward_out_cuda",
+}
+
+
+def _of_fractions(call: Call) -> bool:
+    dtype = call.argument("dtype") or call.args[0].dtype
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _of_maxima(call: Call) -> bool:
+    return call.argument("mode") == 2 and not call.argument("sparse")
+
+
+def _by_product(call: Call) -> bool:
+    return call.argument("reduce") == "prod"
+
+
+# Of these operators, the calls that are meant.
+ONLY: dict[str, Callable[[Call], bool]] = {
+    "bincount": lambda call: call.argument("weights") is not None,
+    "cumsum": _of_fractions,
+    "cumsum_": _of_fractions,
+    "_embedding_bag_backward": _of_maxima,
+    "_embedding_bag_dense_backward": _of_maxima,
+    "median": lambda call: "dim" in call.op.arguments,
+    "nanmedian": lambda call: "dim" in call.op.arguments,
+    "scatter_reduce": _by_product,
+    "scatter_reduce_": _by_product,
+}
+
+
+def watched(name: str, handler: Handler) -> Handler:
+    """What runs an operator, behind a look at what the program asks for."""
+    if name not in ALERTS:
+        return handler
+    meant = ONLY.get(name, lambda call: True)
+
+    def run(call: Call) -> Any:
+        if torch.are_deterministic_algorithms_enabled() and meant(call):
+            alert(ALERTS[name])
+        return handler(call)
+
+    return run
+
+
+def alert(kernel: str) -> None:
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        _say(
+            f"{kernel} does not have a deterministic implementation, but you set "
+            "'torch.use_deterministic_algorithms(True, warn_only=True)'. You can file an issue at "
+            "https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support for this operation."
+        )
+    else:
+        _say(
+            f"{kernel} does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'. You can turn "
+            "off determinism just for this operation, or you can use the 'warn_only=True' option, if that's acceptable for your "
+            "application. You can also file an issue at https://github.com/pytorch/pytorch/issues to help us prioritize adding "
+            "deterministic support for this operation."
+        )
+
+
+def require_fixed_workspaces() -> None:
+    """cuBLAS gives the same sums each time only with workspaces of a fixed size."""
+    if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
+        _say(
+            "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
+            "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it uses CuBLAS and you have "
+            "CUDA >= 10.2. To enable deterministic behavior in this case, you must set an environment variable before running your "
+            "PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or CUBLAS_WORKSPACE_CONFIG=:16:8. For more information, go to "
+            "https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility"
+        )
+
+
+def _say(words: str) -> None:
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise RuntimeError(words)
+    warnings.warn(words, stacklevel=5)
