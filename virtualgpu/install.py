@@ -138,9 +138,11 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
     """The kernel of a composite operator: as on CUDA if a device tensor is among the arguments, PyTorch's own otherwise."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    check = call.CHECKS.get(name)
+    check, of_dtensors = call.CHECKS.get(name), call.DTENSOR_COMPOSITES.get(name)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if of_dtensors is not None and any(hasattr(x, "_local_tensor") and x.device.type == "cuda" for x in tensors(args)):
+            return of_dtensors(*args, **kwargs)
         if any(type(x) is VirtualTensor for x in tensors(args)):
             if check is not None:
                 check(args, kwargs)

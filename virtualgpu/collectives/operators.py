@@ -10,8 +10,9 @@ import torch
 from torch._C import _DisableTorchDispatch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on, read_by
+from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on, read_by, through_host
 from virtualgpu.collectives.profiled import record
 from virtualgpu.errors import unsupported
 from virtualgpu.ops.call import Call, bytes_of, different_devices
@@ -35,6 +36,9 @@ def run(call: Call) -> Any:
         raise different_devices(call.args, call.kwargs)
     with torch.no_grad():
         transfer = _OPERATORS[name](call, group)
+        if not isinstance(group, ProcessGroupNCCL):
+            work = through_host(transfer).boxed()
+            return (call.args[0], work) if len(call.op.func._schema.returns) == 2 else work
         if torch.autograd._profiler_enabled():
             record(name, transfer)
         is_async = call.argument("async_op")
@@ -49,13 +53,14 @@ def functional(call: Call) -> Any:
         return call.func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call.args, **call.kwargs)
 
 
-def _group(call: Call) -> ProcessGroupNCCL:
+def _group(call: Call) -> Any:
+    """The virtual NCCL, or gloo itself."""
     found = call.argument("process_group")
     group = ProcessGroup.unbox(found) if isinstance(found, torch.ScriptObject) else found
     backend = group._get_backend(torch.device("cuda"))
     if isinstance(backend, c10d._ProcessGroupWrapper):  # TORCH_DISTRIBUTED_DEBUG=DETAIL: it compares what ranks call, as `Rendezvous` does
         backend = backend.wrapped_pg
-    if not isinstance(backend, ProcessGroupNCCL):
+    if not isinstance(backend, ProcessGroupNCCL | ProcessGroupGloo):
         raise unsupported(f"torch.distributed's backend {backend.name()} for CUDA tensors")
     return backend
 

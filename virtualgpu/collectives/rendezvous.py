@@ -53,11 +53,13 @@ class Rendezvous:
         something else."""
         try:
             self._store.wait(entry.keys(), self._timeout)
-        except torch.distributed.DistStoreError:
-            raise torch.distributed.DistBackendError(self._waited_in_vain(entry)) from None
         except torch.distributed.DistNetworkError:
             ended = f"The process that keeps the ranks' store, rank 0 as a rule, ended while rank {self._rank} waited in {entry.place}"
             raise torch.distributed.DistBackendError(f"{ended}, {entry.kind} number {entry.number} of its group.") from None
+        except RuntimeError as error:
+            if not isinstance(error, torch.distributed.DistStoreError) and str(error) != "Wait timeout":  # the words of a FileStore
+                raise
+            raise torch.distributed.DistBackendError(self._waited_in_vain(entry)) from None
         said = [json.loads(text) for text in self._store.multi_get(entry.keys())]
         if len({each["call"] for each in said}) > 1:
             calls = "; ".join(f"rank {rank} calls {each['place']}" for rank, each in zip(entry.ranks, said, strict=True))
@@ -81,7 +83,10 @@ class Rendezvous:
             else:
                 missing.append(f"rank {rank} never entered it" + self._last(rank))
         waited = f"{self._timeout.total_seconds():g} s"
-        return f"{entry.kind} number {entry.number} of its group did not start within {waited}: {'; '.join(missing + there)}."
+        return (
+            f"Watchdog caught collective operation timeout: {entry.kind} number {entry.number} of its group did not start within {waited}: "
+            f"{'; '.join(missing + there)}."
+        )
 
     def _last(self, rank: int) -> str:
         key = str(self._ranks_of_all[rank])

@@ -152,6 +152,7 @@ HANDLERS: dict[str, Handler] = {}
 TEMPORARIES: dict[str, Temporaries] = {}
 DEVICE_TIMES: dict[str, DeviceTime] = {}
 COMPOSITES: dict[str, Callable[..., Any]] = {}
+DTENSOR_COMPOSITES: dict[str, Callable[..., Any]] = {}  # the same, of DTensors
 CHECKS: dict[str, ArgumentCheck] = {}
 DEVICE_ERRORS: dict[str, Callable[[Devices], str | None]] = {}
 CUDA_OPERATORS: dict[str, tuple[str, dict[str, str]]] = {}
@@ -198,6 +199,11 @@ def shapes_by(*names: str) -> Callable[[Rule], Rule]:
 def composes(*names: str) -> Callable[[Rule], Rule]:
     """Say what these composite operators are made of on CUDA, above autograd. The function gets the operator's arguments."""
     return _registering(COMPOSITES, names)
+
+
+def composes_dtensors(*names: str) -> Callable[[Rule], Rule]:
+    """The same for DTensors on a GPU, where C++ would choose what has no rule for DTensors: what it takes for the CPU's."""
+    return _registering(DTENSOR_COMPOSITES, names)
 
 
 def checks(*names: str) -> Callable[[Rule], Rule]:

@@ -33,7 +33,7 @@ def arrive(machine: Machine, node: Any, gpu: Gpu) -> None:
     """Before anything else that a node of a backward does: switch to its stream. Later the node may choose another."""
     name, number, selected = node.name(), node._sequence_nr(), machine.selected
     leaf = node.variable if name.endswith("AccumulateGrad") else None
-    if leaf is not None and type(leaf) is not VirtualTensor:
+    if leaf is not None and (type(leaf) is not VirtualTensor or leaf.layout is not torch.strided):
         return
     here = torch._C._current_graph_task_id(), name, number, id(leaf), gpu.index
     if selected.arrived != here:
@@ -51,7 +51,7 @@ def _note(machine: Machine, args: tuple) -> None:
     """
     if torch.is_grad_enabled():
         for x in tensors(args):
-            if type(x) is VirtualTensor and x.requires_grad and x.is_leaf:
+            if type(x) is VirtualTensor and x.requires_grad and x.is_leaf and x.layout is torch.strided:
                 machine.leaf_streams.setdefault(memory_of(x), x._gpu.stream)
     made = _sequence()
     selected = machine.selected

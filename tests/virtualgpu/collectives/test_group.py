@@ -82,3 +82,13 @@ def test_parts_of_another_size_are_refused_in_nccls_words():
         dist.all_gather_into_tensor(y, x)
     with pytest.raises(ValueError, match="^input tensor must be the same size as output size times world size$"):
         dist.reduce_scatter_tensor(y, x)
+
+
+def test_gloo_moves_tensors_on_gpus_through_the_host():
+    x, y = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
+    group = dist.new_group([0], backend="gloo")
+    dist.all_gather([y], x, group=group)
+    work = dist.all_reduce(x, group=group, async_op=True)
+    work.wait()
+    assert y.tolist() == x.tolist() == [1, 1, 1]
+    dist.barrier(group=group)

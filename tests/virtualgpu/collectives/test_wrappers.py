@@ -70,3 +70,31 @@ def test_the_loss_of_logits_in_parts():
         loss.backward()
     assert loss.item() == pytest.approx(torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2])).item())
     assert given.grad.to_local().sum().item() == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_dtensors_is_that_of_their_parts(masked):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cuda", (1,))
+    torch.manual_seed(0)
+    plain = [torch.randn(2, 4, 8, 16) for _ in range(3)]
+    mask = torch.ones(8, 8, dtype=torch.bool).tril() if masked else None
+    q, k, v = (distribute_tensor(x.cuda(), mesh, [Shard(1)]).requires_grad_() for x in plain)
+    given = None if mask is None else distribute_tensor(mask.cuda(), mesh, [Replicate()])
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, given, is_causal=not masked)
+    assert out.placements == (Shard(1),)
+    expected = torch.nn.functional.scaled_dot_product_attention(*plain, mask, is_causal=not masked)
+    assert torch.allclose(out.to_local().cpu(), expected, atol=1e-6)
+    out.square().sum().backward()
+    assert q.grad.placements == (Shard(1),) and v.grad.to_local().isfinite().all()
+
+
+def test_attention_of_a_dtensor_and_a_tensor_is_refused():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    x = torch.ones(1, 2, 4, 8, device="cuda")
+    with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
+        torch.nn.functional.scaled_dot_product_attention(distribute_tensor(x, init_device_mesh("cuda", (1,)), [Shard(1)]), x, x)

@@ -118,3 +118,11 @@ def test_a_summand_of_another_format():
 @pytest.mark.parametrize(("low", "name"), [(low, name) for low, names in RECORDED.items() for name in names])
 def test_two_dtypes_give_what_they_gave_on_an_h200(machine, low, name):
     assert outcome(cases(getattr(torch, low))[name]) == RECORDED[low][name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_grid_is_sampled_in_float32_and_rounded_once(machine, dtype):
+    generator = torch.Generator().manual_seed(3)
+    image, grid = torch.randn(1, 2, 16, 16, generator=generator).to(dtype), torch.rand(1, 4, 4, 2, generator=generator).to(dtype)
+    found = F.grid_sample(image.cuda(), grid.cuda(), align_corners=False).cpu()
+    assert torch.equal(found, F.grid_sample(image.float(), grid.float(), align_corners=False).to(dtype))

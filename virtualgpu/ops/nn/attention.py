@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend
 from virtualgpu.errors import cpp_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.blas import product_format
-from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, handles
+from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, composes_dtensors, handles
 from virtualgpu.ops.half import HALF, sums_in_float32
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 from virtualgpu.tensor import VirtualTensor, empty, empty_without_values, memory_of
@@ -137,6 +137,29 @@ def scaled_dot_product_attention(
             attn_mask = attn_mask.expand(*q.shape[:3], keys)
     out = Attention.apply(q, k, v, attn_mask, dropout_p, is_causal, scale, chosen)
     return out[..., :width] if out.shape[3] != width else out
+
+
+@composes_dtensors("scaled_dot_product_attention")
+def attention_of_dtensors(q: Any, k: Any, v: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Each rank computes its batches and heads, or all of them (the rules of torch/distributed/tensor/_ops/_matrix_ops.py)."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not all(isinstance(x, DTensor) for x in (q, k, v, attn_mask) if x is not None):
+        raise RuntimeError(
+            "aten.scaled_dot_product_attention.default got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor "
+            "before calling distributed operators!"
+        )
+    mesh = q.device_mesh
+    placements = [
+        p
+        if any(p.is_shard(dim) and q.dim() == 4 and not any(x.shape[dim] % mesh.size(i) for x in (q, k, v)) for dim in (0, 1))
+        else Replicate()
+        for i, p in enumerate(q.placements)
+    ]
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*q.shape[:-2], *attn_mask.shape[-2:])
+    parts = [None if x is None else x.redistribute(mesh, placements).to_local() for x in (q, k, v, attn_mask)]
+    return DTensor.from_local(F.scaled_dot_product_attention(*parts, *args, **kwargs), mesh, placements, run_check=False)  # type: ignore[arg-type]
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> None:

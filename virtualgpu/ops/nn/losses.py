@@ -141,7 +141,7 @@ def nll_loss_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
 
 
 def _integers(lengths: Any) -> list[int]:
-    return [int(n) for n in (lengths.tolist() if isinstance(lengths, torch.Tensor) else lengths)]
+    return [int(n) for n in (lengths.reshape(-1).tolist() if isinstance(lengths, torch.Tensor) else lengths)]
 
 
 @composes("ctc_loss.Tensor", "ctc_loss.IntList")

@@ -12,9 +12,13 @@ import torch
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, Work, device_time, handles, temporaries
 from virtualgpu.ops.elementwise import contiguous_copies, contiguous_gradient
+from virtualgpu.ops.half import sums_in_float32
 from virtualgpu.ops.sequence import OUT, perform
 
 POOLED, POOLED_BACKWARD = 0.3, 2.3  # clocks an element of the larger image (ATen/native/cuda/DilatedMaxPool2d.cu)
+
+aten = torch.ops.aten
+sums_in_float32(aten.grid_sampler_2d, aten.grid_sampler_3d, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward)
 
 RESAMPLED = tuple(
     f"{prefix}upsample_{mode}_backward"

@@ -37,3 +37,11 @@ def test_sparse_gradients_in_half_precision_add_up():
     for _ in range(2):
         embedding(torch.tensor([7, 1], device="cuda")).sum().backward()
     assert embedding.weight.grad.to_dense().sum(1).tolist() == [0, 6, 0, 0, 0, 0, 0, 6, 0, 0]
+
+
+def test_a_sparse_leaf_goes_through_a_backward_on_several_streams():
+    with torch.cuda.stream(torch.cuda.Stream()):
+        weight = torch.eye(3, device="cuda").to_sparse().requires_grad_()
+        F.linear(torch.ones(2, 3, device="cuda"), weight).sum().backward()
+    torch.cuda.synchronize()
+    assert weight.grad.tolist() == [[2, 2, 2]] * 3

@@ -1,0 +1,17 @@
+"""How ranks meet, in one process: what one that waits in vain is told."""
+
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from virtualgpu.collectives.rendezvous import Rendezvous
+
+
+@pytest.mark.parametrize("kind", ["in memory", "in a file"])
+def test_a_rank_that_never_comes_is_told_whatever_the_store(kind, tmp_path):
+    store = dist.HashStore() if kind == "in memory" else dist.FileStore(str(tmp_path / "store"), 2)
+    here = Rendezvous(store, 0, [0, 1], timedelta(milliseconds=1))
+    entry = here.enter("all", "barrier()", "all_reduce", 0.0, True)
+    with pytest.raises(dist.DistBackendError, match=r"^Watchdog caught .*rank 1 never entered it; rank 0 waits in barrier\(\) \(\S+:15\)"):
+        here.meet(entry)
