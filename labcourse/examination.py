@@ -272,10 +272,10 @@ def outcome(exercise: Exercise, status: str, message: str) -> dict[str, Any]:
 
 def judged(check: checking.Check, observation: Any, inputs: Any) -> Any:
     """The verdict on an observation, or None for one that cannot have come from the check's `observe`."""
-    if type(observation) is not dict or len(observation) != 1:
+    known = {"observed": object, "left": str, "raised": str, "attempted": bool}
+    if type(observation) is not dict or tuple(observation) not in (("observed", "left"), ("raised",), ("attempted",)):
         return None
-    known = {"observed": object, "raised": str, "attempted": bool}
-    if not all(key in known and isinstance(value, known[key]) for key, value in observation.items()):
+    if not all(isinstance(value, known[key]) for key, value in observation.items()):
         return None
     try:
         return checking.judge(check, observation, inputs)

@@ -23,6 +23,7 @@ import torch
 
 from labkit import machine
 from labkit.checks.defaults import defaults
+from labkit.checks.left_behind import Followed
 
 LONGEST_MESSAGE = 400  # characters of an exception's message that are quoted
 
@@ -85,6 +86,7 @@ class Check:
             there. It needs no GPU.
         gpus: how many the check needs.
         script: what the exercise cell holds where the exercise is to mend a function.
+        alters: what the answer is to alter of what it is given: "values" of tensors, lists and parameters; "hooks" of a model.
         section: the heading of the lesson's section that explains what the exercise needs. Those who fail three times are sent there.
     """
 
@@ -94,6 +96,7 @@ class Check:
     judge: Callable[..., Verdict]
     gpus: int = 1
     script: Callable[..., Any] | None = None
+    alters: tuple[str, ...] = ()
     section: str = ""
     expect: Callable[[Plain], Plain] | None = None
 
@@ -113,7 +116,7 @@ LOST = "The GPU takes no work after that: call labkit.use(None) and run the firs
 
 
 def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
-    """What `answer` does with `inputs`: {"observed": …}, {"raised": …} or {"attempted": False}.
+    """What `answer` does with `inputs`: {"observed": …, "left": what is otherwise afterwards}, {"raised": …} or {"attempted": False}.
 
     Leaves the GPUs as they were: the current device, and the memory in use. PyTorch's settings are its own meanwhile, not the notebook's.
     """
@@ -123,7 +126,9 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     try:
         with undisturbed(), defaults():
             try:
-                return {"observed": check.observe(answer, inputs)}
+                followed = Followed(answer, check.alters) if callable(answer) else answer
+                observed = check.observe(followed, inputs)
+                return {"observed": observed, "left": next(iter(getattr(followed, "left", [])), "")}
             except (Exception, SystemExit) as error:
                 return {"raised": quote(error, answer)}
     except RuntimeError as error:  # the GPUs cannot be left as they were: the answer has ended all work on them
@@ -135,6 +140,8 @@ def judge(check: Check, observation: Plain, inputs: Plain) -> Verdict:
     if "observed" in observation:
         due = [check.expect(inputs)] if check.expect else []
         verdict = check.judge(observation["observed"], inputs, *due)
+        if verdict.passed and observation["left"]:
+            verdict = not_yet(observation["left"])
     elif "raised" in observation:
         verdict = not_yet(f"your answer raised {observation['raised']}")
     else:
@@ -216,7 +223,7 @@ def _gist(message: str) -> str:
 
 def own_line(error: BaseException, answer: Any) -> list[str]:
     """Where `answer` was when it raised: the innermost of its own lines."""
-    code = getattr(answer, "__code__", None)
+    code = getattr(inspect.unwrap(answer) if callable(answer) else None, "__code__", None)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if code and frame.filename == code.co_filename]
     return [f"line {frames[-1].lineno}: {frames[-1].line}".removesuffix(": ")] if frames else []
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -11,7 +12,7 @@ import torch
 
 @contextmanager
 def defaults() -> Iterator[None]:
-    """In the block the default device, dtype, grad mode, precision, streams, threads and printing are PyTorch's own.
+    """In the block the default device, dtype, grad mode, precision, streams, threads and printing are PyTorch's own; a warning is no error.
 
     Afterwards they are the notebook's again.
     """
@@ -39,6 +40,10 @@ def defaults() -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
         sys.setrecursionlimit(max(1000, recursion))
         gc.enable()
+        stack.enter_context(warnings.catch_warnings())
+        kept = [known for known in warnings.filters if known[0] != "error"]
+        warnings.resetwarnings()
+        warnings.filters.extend(kept)  # type: ignore[attr-defined]  # a list
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for kind in ("cpu", "cuda"):

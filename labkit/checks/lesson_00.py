@@ -13,12 +13,10 @@ def draw(generator: random.Random) -> Plain:
 
 
 def observe(on_gpu: Any, numbers: Plain) -> Plain:
-    given = list(numbers)
-    return {"tensor": describe(on_gpu(given)), "given": given}
+    return describe(on_gpu(list(numbers)))
 
 
-def judge(observed: Plain, numbers: Plain) -> Verdict:
-    tensor = observed["tensor"]
+def judge(tensor: Plain, numbers: Plain) -> Verdict:
     if tensor["type"] != "Tensor":
         return not_yet(f"your function returned {tensor['type']}, not a tensor.")
     if not tensor["device"].startswith("cuda"):
@@ -29,8 +27,6 @@ def judge(observed: Plain, numbers: Plain) -> Verdict:
         return not_yet(f"for {len(numbers)} numbers a tensor of shape {[len(numbers)]} was due; yours has shape {tensor['shape']}.")
     if tensor["values"] != numbers:
         return not_yet(f"for {numbers} your tensor holds {tensor['values']}.")
-    if observed["given"] != numbers:
-        return not_yet("the tensor is right, but your function changed the list that it was given.")
     return right()
 
 

@@ -12,14 +12,12 @@ from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right
 
 DEVICES = ("cpu", "cuda:0", "cuda:1")
-CURRENT = "another GPU was current after your function than before. Name the device where you need it, or put the current one back."
 
 
-def _from_elsewhere(device: str, answer: Any, *arguments: Any) -> tuple[Any, bool]:
-    """What the answer returns while another GPU than `device` is current, and whether that one still is afterwards."""
-    other = 0 if device == "cuda:1" else 1
-    with torch.cuda.device(other):
-        return answer(*arguments), torch.cuda.current_device() == other
+def _from_elsewhere(device: str, answer: Any, *arguments: Any) -> Any:
+    """What the answer returns while another GPU than `device` is current."""
+    with torch.cuda.device(0 if device == "cuda:1" else 1):
+        return answer(*arguments)
 
 
 # 01.1: a mask is made where its lengths are
@@ -40,8 +38,8 @@ def observe_masks(padding_mask: Any, cases: Plain) -> Plain:
     for case in cases:
         lengths = torch.tensor(case["lengths"], device=case["device"])
         with during(f"lengths on {case['device']}"):
-            mask, kept = _from_elsewhere(case["device"], padding_mask, lengths, case["size"])
-        masks.append({**describe(mask), "kept": kept, "lengths": lengths.tolist()})
+            mask = _from_elsewhere(case["device"], padding_mask, lengths, case["size"])
+        masks.append({**describe(mask), "lengths": lengths.tolist()})
     return masks
 
 
@@ -58,8 +56,6 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
             return not_yet(f"for lengths {lengths} and size {size} some values are wrong. Row i has lengths[i] times True, then False.")
         if mask["lengths"] != lengths:
             return not_yet(f"the mask is right, but your function changed the lengths it was given: they were {lengths}.")
-        if not mask["kept"]:
-            return not_yet(CURRENT)
     return right("One function serves every device.")
 
 
@@ -99,10 +95,10 @@ def observe_batch(move: Any, cases: Plain) -> Plain:
         batch, device = _build(case["batch"]), torch.device(case["device"])
         given = list(_content(batch))
         with during(f"a batch of dicts, lists and tuples, and {device}"):
-            moved, kept = _from_elsewhere(case["device"], move, batch, device)
+            moved = _from_elsewhere(case["device"], move, batch, device)
         for index in range(2):
             torch.cuda.synchronize(index)
-        observations.append({"given": given, "moved": list(_content(moved)), "batch": list(_content(batch)), "kept": kept})
+        observations.append({"given": given, "moved": list(_content(moved)), "batch": list(_content(batch))})
     return observations
 
 
@@ -135,8 +131,6 @@ def judge_batch(observations: Plain, cases: Plain) -> Verdict:
                 return not_yet(f"{path} {trouble}")
         if observed["batch"] != observed["given"]:
             return not_yet("the batch you were given has changed; build a new one and leave it as it was.")
-        if not observed["kept"]:
-            return not_yet(CURRENT)
     return right("Tensors that were there already were not copied.")
 
 
@@ -256,7 +250,7 @@ def draw_work(generator: random.Random) -> Plain:
         {"before": before, "on": on, "raises": raises, "result": result}
         for before in (0, 1)
         for on in (0, 1)
-        for raises, result in ((True, None), (False, None), (False, 0), (False, ""), (False, generator.randint(1, 999)))
+        for raises, result in ((True, None), *((False, result) for result in (None, 0, "", "a tensor", generator.randint(1, 999))))
     ]
     generator.shuffle(cases)
     return cases
@@ -267,23 +261,23 @@ def observe_work(on_device: Any, cases: Plain) -> Plain:
     for case in cases:
         seen: list[int] = []
         torch.cuda.set_device(case["before"])
-        result, raised = None, None
+        result, raised, tensor = None, None, torch.zeros(1)
         try:
             with during(f"GPU {case['on']}, while GPU {case['before']} was current"):
-                result = on_device(case["on"], _work(case, seen))
+                result = on_device(case["on"], _work(case, seen, tensor))
         except Interrupted as error:
             raised = quote(error)
-        told = result if isinstance(result, int | str | None) else type(result).__name__
+        told = "a tensor" if result is tensor else result if isinstance(result, int | str | None) else f"another {type(result).__name__}"
         observations.append({"seen": seen, "after": torch.cuda.current_device(), "result": told, "raised": raised})
     return observations
 
 
-def _work(case: Plain, seen: list[int]) -> Any:
-    def work() -> Plain:
-        seen.append(torch.cuda.current_device())
+def _work(case: Plain, seen: list[int], tensor: torch.Tensor) -> Any:
+    def work() -> Any:
+        seen.append(torch.cuda.current_device() if torch.cuda.current_stream() == torch.cuda.default_stream() else -1)
         if case["raises"]:
             raise Interrupted(f"while GPU {seen[-1]} was current")
-        return case["result"]
+        return tensor if case["result"] == "a tensor" else case["result"]
 
     return work
 
@@ -293,6 +287,7 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         before, on = case["before"], case["on"]
         if observed["seen"] != [on]:
             ran = f"saw device {observed['seen'][0]}" if observed["seen"] else "did not run"
+            ran = "ran on another stream" if observed["seen"] == [-1] else ran
             ran = "ran more than once" if len(observed["seen"]) > 1 else ran
             return not_yet(f"work was to run once on device {on}; it {ran}.")
         if case["raises"] and observed["raised"] is None:
@@ -333,9 +328,9 @@ def observe_copies(copy_while: Any, cases: Plain) -> Plain:
 
             with during(f"a pinned tensor and {device}"):
                 start = machine.host_time()
-                result, kept = _from_elsewhere(case["device"], copy_while, source, device, work)
+                result = _from_elsewhere(case["device"], copy_while, source, device, work)
                 returned = machine.host_time()
-            tried: Plain = {"total": returned - start, "calls": len(calls), "work": sum(calls), "kept": kept, "type": type(result).__name__}
+            tried: Plain = {"total": returned - start, "calls": len(calls), "work": sum(calls), "type": type(result).__name__}
             torch.cuda.synchronize(device)
             tried["left"] = machine.host_time() - returned
             if isinstance(result, torch.Tensor):
@@ -377,8 +372,6 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
                 return not_yet(f"the copy's shape is {attempt['shape']}, the source's {[case['numbers']]}.")
             if not attempt["same"]:
                 return not_yet("the copy has other values than the source, or another dtype.")
-            if not attempt["kept"]:
-                return not_yet(CURRENT)
         copy = observed["copy"]
         if not min(attempt["left"] for attempt in observed["tries"]) <= copy / 4:
             return not_yet("your function returned before the copy had arrived. What waits for a GPU that need not be the current one?")

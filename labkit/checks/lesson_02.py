@@ -67,8 +67,7 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
         with _told_by_values(torch.cuda.Stream() if case["aside"] else None), during(f"work of {sum(case['pieces']):.1f} ms"):
             torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
             said = seconds_of(work)
-        seconds = number(said)
-        observations.append([type(said).__name__ if seconds is None else seconds, gpu_seconds(work)])
+        observations.append([type(said).__name__ if number(said) is None else number(said), gpu_seconds(work)])
     return observations
 
 
@@ -81,6 +80,8 @@ def judge_durations(observations: Plain, cases: Plain) -> Verdict:
             asked = "Is what was queued before part of it?" if case["queued"] and said > due else asked
             asked = "Seconds are asked for." if abs(said / 1e3 - due) <= CLOSE * due + OVERHEAD else asked
             return not_yet(f"for work of {due * 1e3:.1f} ms you measured {said * 1e3:.4g} ms. {asked}")
+    if all(abs(said * 1e3 - round(said * 1e3)) < 1e-6 for said, _ in observations):
+        return not_yet("all your figures are whole milliseconds. The GPU's clock is finer than that.")
     return right("The clock was read while the GPU had nothing else to do.")
 
 
@@ -113,11 +114,11 @@ class Double(torch.nn.Module):
 
 
 def observe_losses(answer: Any, cases: Plain) -> Plain:
-    """For each list of values the result, whether it has a graph, whether the host waited, and whether the model still trains."""
+    """For each list of values the result, whether it has a graph, whether the host waited, and whether there is a gradient."""
     observations = []
     sleep, model = cycles_in(LONG), Double()
     for case in cases:
-        batches = [torch.full((rows, 4), float(value), device="cuda") for value, rows in case]
+        batches = [torch.tensor([[value, value, -value, value]] * rows, dtype=torch.float32, device="cuda") for value, rows in case]
         with during(f"{len(case)} batches"):
             answer(model, batches)
             torch.empty(SIZE * 8, device="cuda")  # a segment of its own, which is free now: returning it waits
@@ -125,9 +126,8 @@ def observe_losses(answer: Any, cases: Plain) -> Plain:
             torch.cuda._sleep(sleep)
             earlier = torch.cuda.current_stream().record_event()
             result = answer(model, batches)
-        told = {"waited": earlier.query(), "graph": getattr(result, "requires_grad", False), "result": describe(result)}
-        trains = torch.is_grad_enabled() and model.training and model.weight.requires_grad and model.weight.grad is None
-        observations.append(told | {"trains": trains})
+        told = {"waited": earlier.query(), "graph": getattr(result, "requires_grad", False), "backward": model.weight.grad is not None}
+        observations.append(told | {"result": describe(result)})
         torch.cuda.synchronize()
     return observations
 
@@ -148,8 +148,8 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"the mean of {len(case)} losses is {due:.5g}; yours is {result['values'][0]:.5g}.")
         if observed["graph"]:
             return not_yet("your result requires a gradient: its graph keeps what every batch left for the backward pass.")
-        if not observed["trains"]:
-            return not_yet("after your function the model cannot be trained as before: what did it leave switched off, or in `.grad`?")
+        if observed["backward"]:
+            return not_yet("after your function the model's weight has a gradient, to which the next training would add.")
     return right("The host ran ahead; whoever prints the loss waits, once.")
 
 

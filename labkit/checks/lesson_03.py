@@ -203,7 +203,7 @@ def observe_weights(copies: Any, cases: Plain) -> Plain:
     observations: list[Plain] = []
     for case in cases:
         first = f"cuda:{case['devices'][0]}"
-        weight = torch.tensor([float(value) for value in case["values"]], device=first, requires_grad=True)
+        weight = torch.tensor([[float(value)] for value in case["values"]], device=first, requires_grad=True)
         with during(f"device_ids={case['devices']}"):
             made = copies(weight, list(case["devices"]))
         if not isinstance(made, list | tuple) or len(made) != len(case["devices"]):
@@ -213,7 +213,7 @@ def observe_weights(copies: Any, cases: Plain) -> Plain:
         if all(isinstance(copy, torch.Tensor) for copy in made):
             used = [(factor * copy).sum() for copy, factor in zip(made, case["factors"], strict=True) if copy.requires_grad]
             torch.autograd.backward(used)
-            observed["gradient"] = None if weight.grad is None else weight.grad.tolist()
+            observed["gradient"] = None if weight.grad is None else weight.grad.flatten().tolist()
         observations.append(observed)
     return observations
 
@@ -226,7 +226,7 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
         found = [copy.get("device", copy["type"]) for copy in observed["copies"]]
         if found != devices:
             return not_yet(f"the copies belong on {', '.join(devices)}; yours: {', '.join(found)}.")
-        same = {"dtype": "torch.float32", "shape": [len(case["values"])], "values": case["values"]}
+        same = {"dtype": "torch.float32", "shape": [len(case["values"]), 1], "values": case["values"]}
         if any(copy | same != copy for copy in observed["copies"]):
             return not_yet("a copy has other values than the weight, another shape or another dtype.")
         if observed["gradient"] != [float(sum(case["factors"]))] * len(case["values"]):
@@ -257,10 +257,10 @@ def observe_parts(scatter_rows: Any, cases: Plain) -> Plain:
     for case in cases:
         count = sum(case["rows"])
         x = torch.arange(float(count), device=case["source"])[:, None].repeat(1, WIDTH).requires_grad_()
-        before, given = _allocated(), [list(case["devices"]), list(case["rows"])]
+        before = _allocated()
         with during(f"a batch on {case['source']}, device_ids={case['devices']} and rows={case['rows']}"):
-            parts = scatter_rows(x, *given)
-        observed: dict[str, Plain] = {"type": type(parts).__name__, "peak": _above(before), "given": given}
+            parts = scatter_rows(x, list(case["devices"]), list(case["rows"]))
+        observed: dict[str, Plain] = {"type": type(parts).__name__, "peak": _above(before)}
         if isinstance(parts, list | tuple) and all(isinstance(part, torch.Tensor) for part in parts):
             observed["parts"] = [
                 [str(part.device), list(part.shape), str(part.dtype), part.detach()[:, -1].tolist()] for part in parts if part.dim() == 2
@@ -294,8 +294,6 @@ def judge_parts(observations: Plain, cases: Plain) -> Verdict:
             need = 0 if case["source"] == f"cuda:{device}" else own * ROW_BYTES
             if put > need + SLACK:
                 return not_yet(f"{given} cuda:{device} has to take {need >> 10} KiB; you put {put >> 10} KiB there. What does a view keep?")
-        if observed["given"] != [devices, rows]:
-            return not_yet("the parts are right, but your function changed the lists it was given.")
     return right("Each GPU holds its own rows, and no others.")
 
 

@@ -113,10 +113,10 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"your module has {len(observed['lie'])} parameters, the model {len(weights)}: an optimizer would miss some.")
         ran = [[index, device, device, len(values)] for index, device in enumerate(due)]
         if observed["lie"] != due:
-            return not_yet(f"{given} the layers belong on {_listed(due)}; your module has layers on {_listed(observed['lie'])}.")
+            return not_yet(f"{given} the layers belong on {', '.join(due)}; your module has layers on {', '.join(observed['lie'])}.")
         if observed["ran"] != ran:
             saw = "; ".join(f"layer {index} on {lies} saw {rows} rows on {at}" for index, lies, at, rows in observed["ran"])
-            return not_yet(f"{given} each layer was to see the whole batch once, on its own GPU, in order: {_listed(due)}. But {saw}.")
+            return not_yet(f"{given} each layer was to see the whole batch once, on its own GPU, in order: {', '.join(due)}. But {saw}.")
         result, factor = observed["result"], prod(weights)
         if result.get("device") != "cuda:1":
             return not_yet(f"{given} the result is on {result.get('device', result['type'])}; it was to stay on cuda:1.")
@@ -125,10 +125,6 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
         if observed["gradients"] != [*(sum(values) * factor / weight for weight in weights), factor]:
             return not_yet(f"{given} the gradients of layers and batch are {observed['gradients']}. Is each copy part of autograd's graph?")
     return right("Two GPUs, one model, one graph.")
-
-
-def _listed(devices: list[str]) -> str:
-    return ", ".join(devices)
 
 
 # 04.2: the seconds of a forward pass through stages that are not equal
@@ -173,14 +169,10 @@ def draw_layers(generator: random.Random) -> Plain:
     """Layers' times such that no number, nor the middle layer, nor the first cut beyond or before half of the time is always best."""
     while True:
         cases = [[generator.randint(1, 9) for _ in range(generator.randint(4, 8))] for _ in range(6)]
-        for case in cases[:3]:
-            case[generator.randrange(len(case))] = generator.randint(12, 30)
-        rules: list[Callable[[Sequence[float]], int]] = [
-            _middle,
-            _beyond_half,
-            _before_half,
-            *(partial(_always, cut) for cut in range(1, 8)),
-        ]
+        for case, place in zip(cases, (0, -1, generator.randrange(4)), strict=False):
+            case[place] = generator.randint(30, 60)  # the first cut is best, the last one, and any
+        rules: list[Callable[[Sequence[float]], int]] = [_middle, _beyond_half, _before_half, _never_first, _never_last]
+        rules += [partial(_always, cut) for cut in range(1, 8)]
         if all(any(_share(case, rule(case)) > TOLERANCE for case in cases) for rule in rules):
             return cases
 
@@ -200,6 +192,14 @@ def _share(layers: Sequence[float], cut: int) -> float:
 
 def _always(cut: int, layers: Sequence[float]) -> int:
     return min(cut, len(layers) - 1)
+
+
+def _never_first(layers: Sequence[float]) -> int:
+    return min(range(2, len(layers)), key=partial(_slower, layers))
+
+
+def _never_last(layers: Sequence[float]) -> int:
+    return min(range(1, len(layers) - 1), key=partial(_slower, layers))
 
 
 def _middle(layers: Sequence[float]) -> int:
@@ -252,7 +252,7 @@ ALLOWED = 1.07  # times as long as the lesson's way; with two micro-batches, one
 
 def draw_steps(generator: random.Random) -> Plain:
     """A batch, rising, whose micro-batches are not equally long; and into how many it is cut."""
-    rows, splits = generator.choice([(5, 2), (5, 3), (7, 2)])  # chunk(splits) and split(splits) differ for each
+    rows, splits = generator.choice([(5, 3), (7, 4)])  # chunk(splits), split(splits) and chunk(2) differ
     values = sorted(generator.sample(range(1, 10), rows))
     return {"values": values, "weights": generator.sample(range(2, 6), k=2), "splits": splits}
 
@@ -389,7 +389,7 @@ def finish(orders: Sequence[Sequence[tuple[str, int]]]) -> int:
 
 
 CHECKS = [
-    Check("04.1", draw_cuts, observe_cuts, judge_cuts, gpus=2, section="A network in two halves"),
+    Check("04.1", draw_cuts, observe_cuts, judge_cuts, gpus=2, alters=("values", "hooks"), section="A network in two halves"),
     Check("04.2", draw_stages, observe_seconds, judge_seconds, section="Micro-batches"),
     Check("04.3", draw_layers, observe_best_cuts, judge_best_cuts, section="Where to cut"),
     Check("04.4", draw_steps, observe_steps, judge_steps, gpus=2, section="Micro-batches"),

@@ -150,7 +150,7 @@ def draw_holes(generator: random.Random) -> Plain:
 def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
     """What the answer says of streams without blocks and with some, and the stream's free blocks each time."""
     with _tidy(), during("a stream that has no blocks yet"):
-        observed = [{"answer": _number(largest_free_block()), "free": []}]
+        observed = [{"answer": _number(largest_free_block()), "free": [], "emptied": False}]
     return observed + [_with_holes(largest_free_block, sizes, inputs["larger"]) for sizes in inputs["sizes"]]
 
 
@@ -170,10 +170,12 @@ def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain
             _empty(larger)
         del pending
         free = _free(here)
+        reserved = torch.cuda.memory_reserved()
         answer = _number(largest_free_block())
+        emptied = torch.cuda.memory_reserved() < reserved
         other.synchronize()
         tensors.clear()
-    return {"answer": answer, "free": free}
+    return {"answer": answer, "free": free, "emptied": emptied}
 
 
 def _free(stream: torch.cuda.Stream) -> list[int]:
@@ -192,6 +194,8 @@ def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
         due = max(free, default=0)
         if isinstance(answer, str):
             return not_yet(f"your function returned {answer}, not a number of bytes.")
+        if found["emptied"]:
+            return not_yet("your function has returned free segments to the GPU. It should only look.")
         if answer == due:
             continue
         if not due:
@@ -308,24 +312,25 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
 def draw_scattered(generator: random.Random) -> Plain:
     """Sizes of which four fill most of a segment, no two alike, the largest first, and what the tensors are full of."""
     sizes = sorted(generator.sample(range(4300, 4900), k=4), reverse=True)
-    return {"sizes": [size * KIB for size in sizes], "values": generator.sample(range(1, 250), k=4)}
+    orders = [[0, 1, 2, 3], [3, 2, 1, 0], generator.sample(range(4), k=4)]
+    return {"sizes": [size * KIB for size in sizes], "values": generator.sample(range(1, 250), k=4), "orders": orders}
 
 
 def observe_scattered(compact: Any, inputs: Plain) -> Plain:
-    """The worse of two lists, as allocated and the other way round: with one of them, moving one tensor at a time is enough by luck."""
-    found = [_scattered(compact, inputs["sizes"], inputs["values"], order) for order in (1, -1)]
+    """The worst of three lists: as allocated, the other way round, and shuffled. With one, moving one at a time is enough by luck."""
+    found = [_scattered(compact, inputs["sizes"], inputs["values"], order) for order in inputs["orders"]]
     return max(found, key=lambda each: (not each["same"], "cpu" in each["devices"], each["after"]))
 
 
-def _scattered(compact: Any, sizes: list[int], values: list[int], order: int) -> dict[str, Plain]:
+def _scattered(compact: Any, sizes: list[int], values: list[int], order: list[int]) -> dict[str, Plain]:
     """The values afterwards, where they are, and what is reserved for the tensors before and after."""
     with _tidy():
         base = torch.cuda.memory_reserved()
-        blocks = [_empty(size) for size in sizes for _ in range(4)]  # four lie in a segment
-        kept = blocks[::4][::order]
+        blocks = [_empty(size).view(-1, KIB) for size in sizes for _ in range(4)]  # four lie in a segment
+        kept = [blocks[4 * place] for place in order]
         for block, value in zip(kept, values, strict=True):
             block.fill_(value)
-            block[-1] = 255  # a block filled with its first number is another one
+            block[-1, -1] = 255  # a block filled with its first number is another one
         due = [block.cpu() for block in kept]
         del blocks, block
         torch.cuda.empty_cache()
@@ -362,5 +367,5 @@ CHECKS = [
     Check("05.2", draw_batches, observe_batches, judge_batches, section="What you did not allocate"),
     Check("05.3", draw_holes, observe_holes, judge_holes, section="Blocks and segments"),
     Check("05.4", draw_work, observe_work, judge_work, section="Fragmentation"),
-    Check("05.5", draw_scattered, observe_scattered, judge_scattered, section="A second process"),
+    Check("05.5", draw_scattered, observe_scattered, judge_scattered, alters=("values",), section="A second process"),
 ]

@@ -20,11 +20,13 @@ from torch.nn.modules.module import register_module_forward_hook
 from gputrace import units
 from labkit.checks import leaky_scripts as scripts
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.checks.graphs import Graphs
 
 STEPS = 12
 MAY_BE_BAD = range(4, 9)  # batches, so that memory before and after them can be compared
 EARLY, LATE = slice(2, 5), slice(-3, None)  # looks at the memory, of which there is one before each step and one after the last
-RELATIVE, ABSOLUTE = 1e-4, 1e-6  # how close numbers must be: closer than float16 rounds
+FEW = 1024  # bytes: two blocks for numbers that are added up on the GPU
+RELATIVE, ABSOLUTE = 1e-5, 1e-6  # how close numbers must be: closer than a printed one, or float16, is rounded
 
 
 def draw(generator: random.Random, bad: int = 0) -> Plain:
@@ -68,38 +70,24 @@ def _run(train: Any, inputs: Plain) -> Plain:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     model(torch.ones(inputs["rows"], inputs["width"], device="cuda")).mean().backward()  # gradients are there, and workspaces
     held: list[int] = []
-    graphs = Graphs()
-    names, hooks, before = _names(model), _hooks(model), torch.cuda.memory_allocated()
-    with graphs.followed(model):
-        returned = train(model, optimizer, graphs.looked_at(_batches(inputs, generator, held)))
+    steps = Steps()
+    before = torch.cuda.memory_allocated()
+    with steps.followed(model):
+        returned = train(model, optimizer, steps.looked_at(_batches(inputs, generator, held)))
     return {
         "returned": _plain(returned),
-        "graphs": graphs.alive,
-        "retained": graphs.retained,
+        "graphs": steps.graphs,
+        "retained": steps.retained,
         "model": [describe(parameter)["values"] for parameter in model.parameters()],
         "held": held,
         "left": torch.cuda.memory_allocated() - before,
-        "hooks": _hooks(model) - hooks,
-        "names": sorted(_names(model) - names),
-        "modes": [module.training for module in model.modules()],
     }
 
 
-def _hooks(model: nn.Module) -> int:
-    """Hooks on the model, and those that PyTorch calls for every module."""
-    holders = [vars(torch.nn.modules.module), *map(vars, model.modules())]
-    return sum(len(hooks) for holder in holders for name, hooks in holder.items() if name.endswith("_hooks"))
+class Saved:
+    """A tensor that a graph saves."""
 
-
-def _names(model: nn.Module) -> set[str]:
-    """What is set on the model and its layers: whoever replaces a `forward` adds to it."""
-    return {".".join(filter(None, (path, name))) for path, module in model.named_modules() for name in vars(module)}
-
-
-class Mark:
-    """Lives as long as what it was given to."""
-
-    def __init__(self, tensor: Any = None) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.used = tensor, False
 
     def use(self) -> Any:
@@ -107,42 +95,39 @@ class Mark:
         return self.tensor
 
 
-class Graphs:
+class Steps:
     """How many of a model's graphs live when a batch is asked for, and how many tensors a backward pass has used and not let go."""
 
     def __init__(self) -> None:
-        self.alive: list[int] = []
+        self.graphs: list[int] = []
         self.retained = 0
-        self._graphs: WeakSet[Mark] = WeakSet()
-        self._saved: WeakSet[Mark] = WeakSet()
+        self._graphs = Graphs()
+        self._saved: WeakSet[Saved] = WeakSet()
 
     @contextmanager
     def followed(self, model: nn.Module) -> Iterator[None]:
         modules = set(model.modules())
 
-        def mark_graph(module: nn.Module, given: Any, output: torch.Tensor) -> None:
-            if module in modules and output.grad_fn is not None:
-                mark = Mark()
-                metadata: Any = output.grad_fn.metadata  # a dict, whatever its annotation says
-                metadata["mark"] = mark
-                self._graphs.add(mark)
+        def mark(module: nn.Module, given: Any, output: torch.Tensor) -> None:
+            if module in modules:
+                self._graphs.mark(module, given, output)
 
-        def save(tensor: torch.Tensor) -> Mark:
-            mark = Mark(tensor.detach())  # or an output that its own node saves would keep that node
-            self._saved.add(mark)
-            return mark
+        def save(tensor: torch.Tensor) -> Saved:
+            saved = Saved(tensor.detach())  # or an output that its own node saves would keep that node
+            self._saved.add(saved)
+            return saved
 
-        handle = register_module_forward_hook(mark_graph)
+        handle = register_module_forward_hook(mark)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(save, Mark.use):
+            with torch.autograd.graph.saved_tensors_hooks(save, Saved.use):
                 yield
         finally:
             handle.remove()
 
     def looked_at(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
-            self.alive.append(len(self._graphs))
-            self.retained = max(self.retained, sum(mark.used for mark in self._saved))
+            self.graphs.append(self._graphs.alive)
+            self.retained = max(self.retained, sum(saved.used for saved in self._saved))
             batch = next(batches, None)
             if batch is None:
                 return
@@ -151,15 +136,16 @@ class Graphs:
 
 
 def _batches(inputs: Plain, generator: torch.Generator, held: list[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Fresh batches; `held` gets the bytes allocated whenever one is asked for."""
+    """Fresh batches, the last of them larger; `held` gets the bytes allocated whenever one is asked for."""
     for step in range(STEPS):
         held.append(torch.cuda.memory_allocated())
-        yield _batch(inputs, generator, step in inputs["bad"])  # kept by nobody here
+        rows = inputs["rows"] * (2 if step == STEPS - 1 else 1)
+        yield _batch(rows, inputs, generator, step in inputs["bad"])  # kept by nobody here
     held.append(torch.cuda.memory_allocated())
 
 
-def _batch(inputs: Plain, generator: torch.Generator, bad: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(inputs["rows"], inputs["width"], generator=generator)
+def _batch(rows: int, inputs: Plain, generator: torch.Generator, bad: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(rows, inputs["width"], generator=generator)
     y = x[:, : inputs["outputs"]].sin()
     return x.cuda(), (y * float("nan") if bad else y).cuda()
 
@@ -184,8 +170,6 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         return not_yet(f"your function must return what the script returned, {due}; yours returned {got}{other}.")
     if not _same(answer["model"], expected["model"]):
         return not_yet("the model has not learned what it learns from the script.")
-    if answer["modes"] != expected["modes"]:
-        return not_yet("your function left the model, or a layer, in another mode. What else did eval() change?")
     grown = _grown(answer["held"])
     if grown > 0:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)
@@ -193,16 +177,14 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         return not_yet(f"the GPU still held {leaked}. {hint}")
     if rise := _rise(answer["held"]):
         return not_yet(f"the GPU held {units.byte_text(rise)} more after three steps in a row, if not at the end. {hint}")
+    if (first := min(answer["held"][EARLY]) - answer["held"][1]) > FEW:
+        return not_yet(f"the GPU still held {units.byte_text(first)} of the first step during all others. {hint}")
     if answer["retained"]:
         return not_yet("a backward pass did not let go of what it had used when the next batch came. Which argument asks for that?")
-    if _grown(answer["graphs"]) > 0 or _rise(answer["graphs"]):
+    if _grown(answer["graphs"]) > 0 or _rise(answer["graphs"]) or min(answer["graphs"][EARLY]) > answer["graphs"][1]:
         return not_yet(f"the graphs of earlier steps were still there, in the computer's memory. {hint}")
     if answer["left"] > 0:
         return not_yet(f"{units.byte_text(answer['left'])} were still held when your function had returned. {hint}")
-    if answer["hooks"]:
-        return not_yet(f"your function left {answer['hooks']} hook(s) behind. What does register_forward_hook return?")
-    if answer["names"]:
-        return not_yet(f"your function left something on the model: {', '.join(answer['names'])}. Leave it as it was.")
     return right(f"The script kept {units.byte_text(_grown(expected['held']))} in the steps compared, yours nothing.")
 
 
@@ -241,7 +223,9 @@ def _short(value: Plain) -> str:
 def _mend(exercise: str, script: Callable[..., Any], hint: str, section: str, bad: int = 0) -> Check:
     """The check of an exercise that hands out `script`."""
     draws: Callable[[random.Random], Plain] = partial(draw, bad=bad)
-    return Check(exercise, draws, partial(observe, script=script), partial(judge, hint=hint), script=script, section=section)
+    return Check(
+        exercise, draws, partial(observe, script=script), partial(judge, hint=hint), script=script, alters=("values",), section=section
+    )
 
 
 LOOP, REMEMBER = "A loop that keeps nothing", "Functions and errors that remember"

@@ -105,7 +105,7 @@ def draw_boxes(generator: random.Random) -> Plain:
 def observe_boxes(iou: Any, pairs: Plain) -> Plain:
     a, b = (torch.tensor([pair[side] for pair in pairs], device=DEVICE).half() for side in range(2))
     with torch.cuda.device(DEVICE):
-        return describe(iou(a, b))
+        return describe(iou(a, b)) | {"due": str(a.device)}
 
 
 def overlap(a: list[int], b: list[int]) -> float:
@@ -119,6 +119,8 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
         return not_yet(f"your function returned {found['type']}, not a tensor.")
     if found["shape"] != [len(pairs)] or found["dtype"] != "torch.float16":
         return not_yet(f"a tensor of torch.float16 and shape [{len(pairs)}] was due; yours is {found['dtype']}, {found['shape']}.")
+    if found["device"] != found["due"]:
+        return not_yet(f"the boxes are on {found['due']}, and the overlaps on {found['device']}.")
     for value, (a, b) in zip(found["values"], pairs, strict=True):
         expected = overlap(a, b)
         if not abs(value - expected) <= NEAR * math.ulp(expected):  # so that nan fails
@@ -135,7 +137,7 @@ def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
 
 
 class Scaled(nn.Module):
-    """A module that has a parameter and two buffers of its own beside a child, one of them of whole numbers."""
+    """A module that has a parameter and three buffers of its own beside a child: a number, and one of whole numbers."""
 
     def __init__(self, child: nn.Module) -> None:
         super().__init__()
@@ -143,6 +145,7 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.ones(3))
         self.register_buffer("shift", torch.zeros(3))
         self.register_buffer("positions", torch.arange(3))
+        self.register_buffer("temperature", torch.ones(()))
 
 
 NORMS = {"1d": nn.BatchNorm1d, "2d": nn.BatchNorm2d, "3d": nn.BatchNorm3d}
@@ -159,11 +162,12 @@ def build(model: Plain) -> nn.Sequential:
     size = model["features"]
     layers: list[nn.Module] = [nn.Linear(size, size), nn.GroupNorm(1, size)]
     for item in model["norms"]:
-        layer: nn.Module = NORMS[item["norm"]](size)
+        layer: nn.Module = NORMS[item["norm"]](size, affine=item["depth"] != 1)
         for _ in range(item["depth"]):
             layer = Scaled(nn.Sequential(nn.Conv2d(size, size, 1), layer))
         layers.append(layer)
     built = nn.Sequential(*layers).to(DEVICE)
+    built[0].cpu().requires_grad_(False)
     draws = torch.Generator().manual_seed(model["seed"])
     with torch.no_grad():
         for tensor in [*built.parameters(), *built.buffers()]:
@@ -179,7 +183,7 @@ def observe_model(half_but_norms: Any, model: Plain) -> Plain:
     """The dtype of each tensor of the model afterwards, how far its values have moved, and whether the model itself came back."""
     built = build(model)
     before = {name: tensor.detach().cpu().clone() for name, tensor in built.state_dict().items()}
-    parameters = [*built.parameters()]
+    parameters, places = [*built.parameters()], {name: tensor.device for name, tensor in built.state_dict().items()}
     with torch.cuda.device(DEVICE):
         answer = half_but_norms(built)
     if not isinstance(answer, nn.Module):
@@ -187,10 +191,9 @@ def observe_model(half_but_norms: Any, model: Plain) -> Plain:
     tensors = {}
     for name, tensor in answer.state_dict().items():
         off = (tensor.detach().cpu().double() - before[name].double()).abs().max().item() if name in before else math.nan
-        tensors[name] = {"dtype": str(tensor.dtype), "off": off}
+        tensors[name] = {"dtype": str(tensor.dtype), "off": off, "moved": tensor.device != places.get(name)}
     kept = [*map(id, parameters)] == [*map(id, answer.parameters())]  # the ones that an optimizer may hold
-    as_before = all(tensor.requires_grad for tensor in parameters) and all(module.training for module in answer.modules())
-    told = {"same": answer is built, "kept": kept, "as_before": as_before, "names": list(before) == list(tensors)}
+    told = {"same": answer is built, "kept": kept, "names": list(before) == list(tensors)}
     return {"type": "Module", **told, "tensors": tensors}
 
 
@@ -201,11 +204,11 @@ def judge_model(found: Plain, model: Plain) -> Verdict:
         return not_yet("the model that came back is not the one you were given, with all its parts. Convert it in place.")
     if not found["kept"]:
         return not_yet("some parameters are new ones, which no optimizer of the model knows. Convert them in place: replace their data.")
-    if not found["as_before"]:
-        return not_yet("parameters no longer require gradients, or layers are in another mode. Change nothing but the formats.")
     norm_layers = {name.rsplit(".", 1)[0] for name in found["tensors"] if name.endswith("running_var")}
     for name, tensor in found["tensors"].items():
         in_norm, dtype = name.rsplit(".", 1)[0] in norm_layers, tensor["dtype"]
+        if tensor["moved"]:
+            return not_yet(f"{name} is on another device than before. Change nothing but the formats.")
         if name.endswith(("num_batches_tracked", "positions")):
             if dtype != "torch.int64":
                 return not_yet(f"{name}, a buffer of whole numbers, is {dtype}. model.half() converts floating-point tensors alone.")
@@ -279,12 +282,27 @@ def _flat(values: Plain) -> list[float]:
 
 # 07.5: a step of mixed-precision training
 #
-# The model is one linear layer with one output, so that its gradients can be worked out by hand: for n rows, errors e and inputs x
-# they are 2/n Σ e x for the weight and 2/n Σ e for the bias.
+# The model is one linear layer with one output, in two parts, so that its gradients can be worked out by hand: for n rows, errors e and
+# inputs x they are 2/n Σ e x for the weight and 2/n Σ e for the bias.
 
 ROWS = 64
 CASES = {"large": 2.0**8, "small": 2.0**22, "overflowing": 2.0**16}  # what a case's gradients are, and the scale at first
 SMALL = 1e-8  # a target that float16 rounds to 0
+
+
+class Parts(nn.Module):
+    """A linear layer of which one part has the bias and the first two inputs, another the rest."""
+
+    def __init__(self, weight: list[float]) -> None:
+        super().__init__()
+        self.first, self.rest = nn.Linear(2, 1), nn.Linear(len(weight) - 2, 1, bias=False)
+        with torch.no_grad():
+            self.first.weight.copy_(torch.tensor([weight[:2]]))
+            self.first.bias.zero_()
+            self.rest.weight.copy_(torch.tensor([weight[2:]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x[:, :2]) + self.rest(x[:, 2:])
 
 
 def draw_step(generator: random.Random) -> Plain:
@@ -309,10 +327,7 @@ def observe_step(training_step: Any, cases: Plain) -> Plain:
     found = []
     for case in cases:
         dtypes: list[str] = []
-        model = nn.Linear(len(case["weight"]), 1).to(DEVICE)
-        with torch.no_grad():
-            model.weight.copy_(torch.tensor([case["weight"]]))
-            model.bias.zero_()
+        model = Parts(case["weight"]).to(DEVICE)
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 1e5)  # of an earlier step
         model.register_forward_hook(lambda module, inputs, output, dtypes=dtypes: dtypes.append(str(output.dtype)))
@@ -321,7 +336,8 @@ def observe_step(training_step: Any, cases: Plain) -> Plain:
         x, y = (torch.tensor(values, device=DEVICE) for values in (case["inputs"], [[target] for target in case["targets"]]))
         with torch.cuda.device(DEVICE), during(f"{case['kind']} gradients"):
             loss = training_step(model, optimizer, scaler, x, y)
-        after = [*model.weight.detach().cpu().flatten().tolist(), model.bias.item()]
+        weights = torch.cat([model.first.weight, model.rest.weight], dim=1)
+        after = [*weights.flatten().tolist(), model.first.bias.item()]
         found.append({"after": after, "scale": scaler.get_scale(), "loss": _number(loss), "dtypes": dtypes})
     return found
 
@@ -367,7 +383,7 @@ _STEP_HINTS = {
 CHECKS = [
     Check("07.1", draw_bits, observe_bits, judge_bits, section="Formats bit by bit"),
     Check("07.2", draw_boxes, observe_boxes, judge_boxes, section="Too large, too small, too many"),
-    Check("07.3", draw_model, observe_model, judge_model, section="A model in half"),
+    Check("07.3", draw_model, observe_model, judge_model, alters=("values",), section="A model in half"),
     Check("07.4", draw_gradients, observe_gradients, judge_gradients, section="Too large, too small, too many"),
-    Check("07.5", draw_step, observe_step, judge_step, section="Mixed precision"),
+    Check("07.5", draw_step, observe_step, judge_step, alters=("values",), section="Mixed precision"),
 ]

@@ -97,8 +97,8 @@ def _short(told: Plain) -> str:
 
 def draw_parameters(generator: random.Random) -> Plain:
     def numbers(count: int) -> list[float]:
-        """None is 0 or 1: each of them shows whether it was used."""
-        return [generator.randrange(-31, 32, 2) / 16 for _ in range(count)]
+        """None is 0 or 1, nor fits half precision: each of them shows whether it was used as it is."""
+        return [generator.randrange(-(2**14) + 1, 2**14, 2) / 2**13 for _ in range(count)]
 
     sizes = [generator.randint(1, 5) for _ in range(3)]
     tensors: list[Plain] = [{"values": numbers(size), "gradient": numbers(size)} for size in sizes]
@@ -114,13 +114,13 @@ def observe_update(sgd_step: Any, inputs: Plain) -> Plain:
         if tensor["gradient"] is not None:
             parameter.grad = torch.tensor(tensor["gradient"])
         parameters.append(parameter)
+    parameters[-1].requires_grad_(False)  # which leaves it the gradient that it has
     others = [parameter.detach() for parameter in parameters]  # the same memory under another name, as another process has it
     sgd_step(parameters, inputs["rate"])
     return [
         {
             "own": own.detach().tolist(),
             "shared": other.tolist(),
-            "trainable": own.requires_grad,
             "gradient": None if own.grad is None else own.grad.tolist(),
         }
         for own, other in zip(parameters, others, strict=True)
@@ -136,8 +136,6 @@ def judge_update(found: Plain, inputs: Plain) -> Verdict:
             return not_yet(f"{text}: this process sees the new values, the others the old ones. Write into the memory that is there.")
         if told["shared"] != expected:
             return not_yet(f"{text}: the new values are {expected}, and the others see {told['shared']}.")
-        if not told["trainable"]:
-            return not_yet("a parameter requires no gradient any more.")
         if told["gradient"] != tensor["gradient"]:
             return not_yet(f"{text}: afterwards the gradient is {told['gradient']}. It should stay as it is.")
     return right("Written in place: every process sees the step.")
@@ -157,7 +155,7 @@ def observe_held(outside_cache: Any, inputs: Plain) -> Plain:
     _take(inputs["kept"], gpu)
     torch.cuda.empty_cache()  # so that the most that was ever reserved is not what is reserved
     found = [_asked(outside_cache, gpu)]
-    kept = _take(inputs["kept"], gpu)
+    kept = [_take(inputs["kept"], gpu), _take(inputs["kept"], DEVICE)]  # on another GPU too, if there is one
     _take(inputs["cached"], gpu)  # and let go of it
     found.append(_asked(outside_cache, gpu))
     ours, theirs = processes.context().Pipe()
@@ -215,18 +213,25 @@ def draw_limits(generator: random.Random) -> Plain:
 def observe_limits(share_fairly: Any, cases: Plain) -> Plain:
     """By case, the share of the GPU's memory that this process's cache may take afterwards."""
     gpu, found = last_gpu(), []
-    before = [torch.cuda.get_per_process_memory_fraction(index) for index in range(torch.cuda.device_count())]
+    before = _fractions()
+    held = _take(64, gpu)  # reserved already, and part of what the limit allows
     try:
         for case in cases:
             torch.cuda.set_per_process_memory_fraction(1.0, gpu)
             with torch.cuda.device(gpu):
                 share_fairly(case["processes"], case["context"])
             total = torch.cuda.get_device_properties(gpu).total_memory
-            found.append({"fraction": torch.cuda.get_per_process_memory_fraction(gpu), "total": total})
+            *others, fraction = _fractions()
+            found.append({"fraction": fraction, "total": total, "others": others != before[:-1]})
     finally:
+        del held
         for index, fraction in enumerate(before):
             torch.cuda.set_per_process_memory_fraction(fraction, index)
     return found
+
+
+def _fractions() -> list[float]:
+    return [torch.cuda.get_per_process_memory_fraction(index) for index in range(torch.cuda.device_count())]
 
 
 NEAR = 1e-6  # of the whole GPU: some kilobytes
@@ -243,6 +248,8 @@ def judge_limits(found: Plain, cases: Plain) -> Verdict:
             return not_yet(f"{each}; the GPU has {units.byte_text(told['total'])}. What does the limit count?")
         if all_of_them < told["total"] * (1 - NEAR):
             return not_yet(f"{each}, and the GPU has {units.byte_text(told['total'])}: the rest lies idle.")
+        if told["others"]:
+            return not_yet("your function set a limit on another GPU too, which other processes may share.")
     return right("The limit counts what PyTorch reserves, not the context.")
 
 
@@ -256,20 +263,22 @@ def produce(queue: Any, done: Any, sizes: Any) -> None:
 
 
 def draw_sizes(generator: random.Random) -> Plain:
-    return generator.sample(range(1, 1001), k=generator.randint(2, 4))
+    """In no order."""
+    small, middle, large = sorted(generator.sample(range(1, 1001), k=3))
+    return [middle, large, small]
 
 
 def judge_producer(found: Plain, sizes: Plain) -> Verdict:
     if found["raised"]:
         return not_yet(f"in its process, your function raised {found['raised']}")
     if found["forged"]:
-        return not_yet("your producer set `done` itself. Who can say that the consumer has released the tensors?")
+        return not_yet("your producer set `done` itself, or cleared it. Who can say that the consumer has released the tensors?")
     if found["lost"] or (len(found["came"]) >= len(sizes) and not found["waited"] and found["ended"]):
         return not_yet("your producer did not wait until the consumer was done: what it sent was gone, or might have been.")
     if len(found["came"]) < len(sizes):
         return not_yet(f"{len(found['came'])} of {len(sizes)} tensors came. Who waits for whom?")
     for tensor, size in zip(found["came"], sizes, strict=False):
-        if tensor["type"] != "Tensor" or tensor["values"] != [1.0] * size:
+        if tensor["type"] != "Tensor" or tensor["values"] != [1.0] * size or tensor["shape"] != [size]:
             return not_yet(f"expected {size} ones, and {_short(tensor)} came.")
         if tensor["dtype"] != "torch.float32":
             return not_yet(f"ones of torch.float32 were sent before, and you send {tensor['dtype']}. Only the end was to be corrected.")
@@ -325,6 +334,7 @@ def observe_server(serve: Any, inputs: Plain) -> Plain:
     with torch.no_grad():
         for parameter, weight in zip(model.parameters(), inputs["weights"], strict=True):
             parameter.copy_(torch.tensor(weight))
+    model.eval()
     computed: list[str] = []  # where
     model[0].register_forward_hook(lambda module, given, output: computed.append(str(output.device)))
     replies: SimpleQueue = SimpleQueue()
@@ -382,7 +392,7 @@ def _answered(weights: Plain, row: list[float]) -> list[float]:
 
 CHECKS = [
     Check("08.1", draw_tensors, observe_copies, judge_copies, section="A process has memory of its own"),
-    Check("08.2", draw_parameters, observe_update, judge_update, section="One model, trained by several processes"),
+    Check("08.2", draw_parameters, observe_update, judge_update, alters=("values",), section="One model, trained by several processes"),
     Check("08.3", draw_held, observe_held, judge_held, section="One GPU tensor, two processes"),
     Check("08.4", draw_limits, observe_limits, judge_limits, section="A model for each, or one server?"),
     Check("08.5", draw_sizes, observe_producer, judge_producer, script=produce, section="The producer must stay"),

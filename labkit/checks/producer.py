@@ -13,7 +13,7 @@ from labkit.checks.checking import Plain, describe, quote
 
 
 class Watched:
-    """An event of which is known whether the other process waits for it (`awaited`), has `seen` it set, or set it itself (`forged`).
+    """An event of which is known whether the other process waits for it (`awaited`), has `seen` it set, or changed it itself (`forged`).
 
     Who looks a few times, or waits for a limited time, goes on whether it is set or not: to wait is to look again and again. So that this
     takes no long time, a limited wait is over at once, and for the producer's clocks each look takes a minute.
@@ -32,6 +32,8 @@ class Watched:
         self._event.set()
 
     def clear(self) -> None:
+        if os.getpid() != self._owner:
+            self.forged.set()
         self._event.clear()
 
     def is_set(self) -> bool:

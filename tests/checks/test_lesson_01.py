@@ -16,7 +16,7 @@ def test_masks_of_every_device_are_tried():
 def test_a_mask_is_judged_by_device_dtype_shape_and_values():
     case = {"device": "cuda:1", "size": 3, "lengths": [1, 3]}
     good = {"type": "Tensor", "device": "cuda:1", "dtype": "torch.bool", "shape": [2, 3], "values": [True, False, False, True, True, True]}
-    good |= {"lengths": [1, 3], "kept": True}
+    good |= {"lengths": [1, 3]}
     assert judge_masks([good], [case]).passed
     for change in (
         {"device": "cuda:0"},
@@ -25,7 +25,6 @@ def test_a_mask_is_judged_by_device_dtype_shape_and_values():
         {"values": [True] * 6},
         {"type": "list"},
         {"lengths": [0, 2]},
-        {"kept": False},
     ):
         assert not judge_masks([good | change], [case]).passed
 
@@ -81,7 +80,6 @@ def test_the_work_gives_what_is_false_too():
     [
         ({}, None),
         ({"total": 0.0158}, "no less than one after the other"),
-        ({"kept": False}, "another GPU was current"),
         ({"left": 0.005}, "before the copy had arrived"),
         ({"calls": 0}, "ran 0 times"),
         ({"same": False}, "other values"),
@@ -92,7 +90,7 @@ def test_the_work_gives_what_is_false_too():
 def test_a_copy_is_judged_by_its_time_and_values(change, hint):
     """A copy of 10 ms and work of 5 ms: 10 ms together are possible, 15 ms need no skill."""
     case = {"device": "cuda:1", "first": 2, "numbers": 100}
-    attempt = {"total": 0.0101, "left": 0.0, "calls": 1, "work": 0.005, "device": "cuda:1", "shape": [100], "kept": True}
+    attempt = {"total": 0.0101, "left": 0.0, "calls": 1, "work": 0.005, "device": "cuda:1", "shape": [100]}
     attempt |= {"same": True} | change
     verdict = judge_copies([{"copy": 0.010, "tries": [attempt]}], [case])
     assert verdict.passed == (hint is None)

@@ -12,7 +12,7 @@ from labkit.checks.lesson_02 import BATCHES, SIZE, judge_batches, judge_duration
     ("said", "hint"),
     [
         (0.0101, None),
-        (0.009, None),
+        (0.0091, None),
         (0.0, "Did the GPU have time to finish"),
         (0.030, "what was queued before"),
         (10.0, "Seconds are asked for"),
@@ -43,12 +43,12 @@ LOSS = {"type": "Tensor", "device": "cuda:0", "shape": [], "values": [20.0]}
         ({"result": LOSS | {"device": "cpu"}}, "yours is on cpu"),
         ({"result": LOSS | {"values": [21.0]}}, "is 20; yours is 21"),
         ({"graph": True}, "requires a gradient"),
-        ({"trains": False}, "cannot be trained as before"),
+        ({"backward": True}, "has a gradient"),
     ],
 )
 def test_a_loss_is_judged_by_its_value_its_place_and_who_waited(change, hint):
     """Values 1 and 3 are doubled: losses 4 and 36."""
-    verdict = judge_losses([{"result": LOSS, "waited": False, "graph": False, "trains": True} | change], [[[1, 5], [3, 2]]])
+    verdict = judge_losses([{"result": LOSS, "waited": False, "graph": False, "backward": False} | change], [[[1, 5], [3, 2]]])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
 

@@ -60,7 +60,7 @@ def test_peaks_are_those_above_what_was_there():
 
 def test_copies_are_judged_by_device_values_and_gradient():
     case = {"devices": [0, 1], "values": [3, 4], "factors": [2, 5]}
-    made = [{"type": "Tensor", "device": f"cuda:{i}", "dtype": "torch.float32", "shape": [2], "values": [3, 4]} for i in (0, 1)]
+    made = [{"type": "Tensor", "device": f"cuda:{i}", "dtype": "torch.float32", "shape": [2, 1], "values": [3, 4]} for i in (0, 1)]
     good = {"copies": made, "gradient": [7.0, 7.0]}
     assert judge_weights([good], [case]).passed
     assert "Yours is [2.0, 2.0]" in judge_weights([good | {"gradient": [2.0, 2.0]}], [case]).message
@@ -72,12 +72,11 @@ def test_copies_are_judged_by_device_values_and_gradient():
 def test_parts_are_judged_by_rows_gradient_and_memory():
     case = {"devices": [1, 0], "source": "cuda:1", "rows": [1, 2]}
     parts = [["cuda:1", [1, WIDTH], "torch.float32", [0.0]], ["cuda:0", [2, WIDTH], "torch.float32", [1.0, 2.0]]]
-    good = {"type": "list", "parts": parts, "gradient": [1.0, 2.0, 2.0], "peak": [2 * ROW_BYTES, 0], "given": [[1, 0], [1, 2]]}
+    good = {"type": "list", "parts": parts, "gradient": [1.0, 2.0, 2.0], "peak": [2 * ROW_BYTES, 0]}
     assert judge_parts([good], [case]).passed
     assert "1 on cuda:1, 2 on cuda:0; yours are 2 on cuda:0" in judge_parts([good | {"parts": parts[1:]}], [case]).message
     assert "do not come back" in judge_parts([good | {"gradient": None}], [case]).message
     assert "cuda:0 has to take 512 KiB; you put 768" in judge_parts([good | {"peak": [3 * ROW_BYTES, 0]}], [case]).message
-    assert "changed the lists" in judge_parts([good | {"given": [[1, 0], []]}], [case]).message
 
 
 def test_tensors_that_are_elsewhere_are_told():

@@ -35,11 +35,13 @@ def test_rows_are_judged_by_values_place_and_what_they_keep():
 
 
 def test_the_largest_hole_is_neither_all_nor_another():
-    none = {"answer": 0, "free": []}
-    assert judge_holes([none, {"answer": 3, "free": [1, 3, 2]}], {}).passed
+    none = {"answer": 0, "free": [], "emptied": False}
+    found = none | {"free": [1, 3, 2]}
+    assert judge_holes([none, found | {"answer": 3}], {}).passed
+    assert "only look" in judge_holes([none, found | {"answer": 3, "emptied": True}], {}).message
     assert "0 was due" in judge_holes([none | {"answer": 2}], {}).message
-    assert "no request gets them as one" in judge_holes([none, {"answer": 6, "free": [1, 3, 2]}], {}).message
-    assert "Which blocks are free" in judge_holes([none, {"answer": 2, "free": [1, 3, 2]}], {}).message
+    assert "no request gets them as one" in judge_holes([none, found | {"answer": 6}], {}).message
+    assert "Which blocks are free" in judge_holes([none, found | {"answer": 2}], {}).message
 
 
 def test_work_in_pieces():

@@ -41,7 +41,7 @@ def tensor_on(device: str, question: dict[str, Any]) -> dict[str, Any]:
     """What `observe` says of a tensor with the values that were asked for."""
     numbers = question["inputs"]
     tensor = {"type": "Tensor", "device": device, "dtype": "torch.float32", "shape": [len(numbers)], "values": numbers}
-    return {"observation": {"observed": {"tensor": tensor, "given": numbers}}}
+    return {"observation": {"observed": tensor, "left": ""}}
 
 
 def honest(question: dict[str, Any]) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def test_a_record_says_where_its_marks_come_from(graded):
     assert "20261121" not in json.dumps(record) and record["versions"]["torch"] and record["sandbox"] == "bubblewrap"
     exercise = record["exercises"][0]
     assert exercise["status"] == "wrong" and "on cpu" in exercise["message"]
-    assert [observation["observed"]["tensor"]["device"] for observation in exercise["observed"]] == ["cpu", "cpu"]
+    assert [observation["observed"]["device"] for observation in exercise["observed"]] == ["cpu", "cpu"]
 
 
 def test_pages_show_the_students_figures_and_run_nothing_of_theirs(graded):

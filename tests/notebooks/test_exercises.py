@@ -41,7 +41,7 @@ Answers = dict[str, dict[str, tuple[str, str]]]  # by exercise and name: source 
 
 
 def given() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
-    for file in sorted(ANSWERS.glob("lesson_*.txt")):
+    for file in sorted(ANSWERS.glob("*.txt")):
         for number, answers in groupby(wrong_answers(file.read_text()), key=lambda answer: answer[0]):
             yield number, {name: (source, hint) for _, name, hint, source in answers}
     for file in sorted(ANSWERS.glob("lesson_*.py")):
@@ -51,11 +51,10 @@ def given() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
 
 
 def chosen(right: bool) -> Answers:
-    return {number: {name: told for name, told in answers.items() if told[1].startswith("Right.") == right} for number, answers in given()}
-
-
-WRONG = {number: {CONTROL: control(number)[::-1]} | answers for number, answers in chosen(right=False).items()}
-RIGHT = chosen(right=True)
+    found: Answers = {number: {} for number in EXERCISES}
+    for number, answers in given():
+        found[number] |= {name: told for name, told in answers.items() if told[1].startswith("Right.") == right}
+    return found
 
 
 def exercise_cells() -> dict[str, tuple[str, str]]:
@@ -71,6 +70,8 @@ def exercise_cells() -> dict[str, tuple[str, str]]:
 
 
 EXERCISES = exercise_cells()
+WRONG = {number: {CONTROL: control(number)[::-1]} | answers for number, answers in chosen(right=False).items()}
+RIGHT = chosen(right=True)
 
 
 def answer(number: str, source: str) -> Any:

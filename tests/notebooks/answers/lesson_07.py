@@ -192,7 +192,10 @@ def half_but_norms(model):
             "only BatchNorm stays",
         ),
         "no result": ("def half_but_norms(model): model.half()", "returned NoneType"),
-        "frozen": (without(MENDED, "    return model", "    return model.requires_grad_(False)"), "no longer require"),
+        "frozen": (
+            without(MENDED, "    return model", "    return model.requires_grad_(False)"),
+            "which of the model's parameters require",
+        ),
         "in evaluation mode": (without(MENDED, "    return model", "    return model.eval()"), "another mode"),
     },
     "07.4": {

@@ -82,7 +82,7 @@ WRONG = {
             "def sgd_step(parameters, rate):\n    for p in parameters:\n        p.data.sub_(rate * p.grad)\n",
             "TypeError",
         ),
-        "no longer trained": (stepping("p.requires_grad_(False).sub_(rate * p.grad)"), "requires no gradient any more"),
+        "no longer trained": (stepping("p.requires_grad_(False).sub_(rate * p.grad)"), "changed a tensor"),
         "the gradient is scaled": (stepping("p.data.sub_(p.grad.mul_(rate))"), GRADIENT),
         "the gradient is cleared": (stepping("p.data.sub_(rate * p.grad); p.grad.zero_()"), GRADIENT),
         "the gradient is gone": (stepping("p.data.sub_(rate * p.grad); p.grad = None"), GRADIENT),

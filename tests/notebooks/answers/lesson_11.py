@@ -112,11 +112,11 @@ WRONG = {
         ),
         "the device for good": (
             without(REPORT, "    return {", "    torch.cuda.set_device(device)\n    return {"),
-            "made it the current device",
+            "the current device is",
         ),
         "the device for good, and no argument": (
             REPORT.replace("(device),", "(),").replace("    return {", "    torch.cuda.set_device(device)\n    return {"),
-            "made it the current device",
+            "the current device is",
         ),
         "the peaks reset": (
             without(REPORT, "    return {", "    told = {") + "    torch.cuda.reset_peak_memory_stats(device)\n    return told\n",
@@ -203,6 +203,7 @@ WRONG = {
             ),
             "raised SyntaxError",
         ),
+        "all names of the notebook": (without(OUTCOMES, '{"torch": torch, "nn": nn}', "dict(globals())"), "Whose names does it see"),
         "nothing at hand": (without(OUTCOMES, '{"torch": torch, "nn": nn}', "{}"), "Whose names does it see"),
         "the first failure ends it": (without(OUTCOMES, "__name__)\n", "__name__)\n            break\n"), "gave the outcomes of"),
         "runtime errors alone": (without(OUTCOMES, "except Exception", "except RuntimeError"), "raised"),
@@ -330,7 +331,6 @@ def memory_report(device):
         ),
     },
     "11.4": {
-        "all names of the notebook": without(OUTCOMES, '{"torch": torch, "nn": nn}', "dict(globals())"),
         "a function": """
 def outcomes(snippets):
     def outcome(snippet):
