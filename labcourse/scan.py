@@ -21,6 +21,8 @@ INSIDES += " __get__ fget __getstate__ __reduce_ex__ ModuleType"
 INSIDES += " __builtins__ __subclasses__ __getattribute__ __import__ __loader__ __spec__ addaudithook find_class"
 TENSORS = "as_subclass _make_subclass _make_wrapper_subclass TorchFunctionMode TorchDispatchMode __torch_function__ __torch_dispatch__"
 GPUS = "_gpu _virtual _installation"
+HOOKS = " ".join(f"register_module_{kind}_hook" for kind in ("forward_pre", "forward", "full_backward_pre", "full_backward", "backward"))
+HOOKS += " register_optimizer_step_pre_hook register_optimizer_step_post_hook"
 LINES = "dup2 closerange fromfd recv_fds send_fds"
 NAMES = {
     name: what
@@ -29,6 +31,7 @@ NAMES = {
         "insides of Python": INSIDES,
         "tensors that pose as others": TENSORS,
         "insides of the virtual GPU": GPUS,
+        "what all modules compute": HOOKS,
         "the line to the grader": LINES,
     }.items()
     for name in names.split()
@@ -45,6 +48,8 @@ MODULES |= {
     "sys.monitoring",
 }
 MODULES |= {
+    "jinja2",  # it and torch.fx look up attributes by names in texts
+    "torch.fx",
     "sys.meta_path",
     "gc.callbacks",
     "pickle.Unpickler",
@@ -64,6 +69,7 @@ LESSONS = "check progress use current host_time record isolated torchrun races l
 LESSONS += " Isolated IsolatedError TorchrunError Trace"
 PUBLIC = {f"{package}.{name}" for package in ("labkit", "gputrace") for name in LESSONS.split()} | {*KIT, "labkit.magics"}
 LABS = re.compile(r"labkit\.labs(\.([A-Z]\w*|plot_\w+|collect|recorded_result))?")
+CLASS = re.compile(r"labkit\.labs\.[a-z_]+\.[A-Z]\w*")  # where it lies, as help asks for it
 SHOWING = {"print", "pprint", "display", "len", "sorted"}  # what gives no more than text or names of a __dict__
 BUILTINS = {"getattr", "setattr", "delattr", "eval", "exec", "compile", "__import__", "globals", "open", "id", "type", "object", "vars"}
 MEASURED = ("torch", *KIT, "json", "builtins", "math", "time", "random")  # what answers are measured with
@@ -142,7 +148,7 @@ def of_path(path: str, writes: bool = False) -> str:
         return f"it replaces {path}"
     if root == "builtins" and len(parts) > 1 and last in BUILTINS:
         return f"it uses {path}"
-    public = ".".join(parts[:2]) in PUBLIC - {"labkit.labs"} or LABS.fullmatch(".".join(parts[:3]))
+    public = ".".join(parts[:2]) in PUBLIC - {"labkit.labs"} or LABS.fullmatch(".".join(parts[:3])) or CLASS.fullmatch(path)
     if root in KIT and (not public or "machine" in parts) and last not in ("__doc__", "__file__", "__name__"):
         return f"it uses {path}, which is no part of the lessons"
     if "__dict__" in parts[1:]:
@@ -257,10 +263,12 @@ class _Reader(ast.NodeVisitor):
             self._note(*map(self._of_base, getattr(node.args[1], "elts", [])))
         if path in ("os.write", "os.read", "os.fdopen", "os.close", "os.dup") and not self._is_standard(node.args[:1]):
             self._note("it reaches for the line to the grader (os)")
-        if path == "functools.update_wrapper" and len(node.args) + len(node.keywords) > 2:
-            self._note("it copies attributes (functools.update_wrapper)")
+        if (usual := {"functools.update_wrapper": 2, "functools.wraps": 1}.get(path)) and len(node.args) + len(node.keywords) > usual:
+            self._note(f"it copies attributes ({path})")
         if name == "super" and node.args and [getattr(argument, "id", "") for argument in node.args] != ["cls", "self"]:
             self._note("" if getattr(node.args[0], "id", "") in self._classes else "it reaches for insides of Python (super)")
+        if name == "getmembers" and any(isinstance(part, ast.Call) and _called(part) == "type" for part in node.args):
+            self._note("it reaches for insides of Python (getmembers of a type)")
         if name == "vars" and node.args and self._path(node.args[0]).partition(".")[0] in (*MEASURED, "operator", "types"):
             self._note(f"it uses vars of {self._path(node.args[0])}")
         plain = making_up(path) and all(isinstance(argument, ast.Constant) for argument in node.args)

@@ -36,8 +36,8 @@ from IPython.core.interactiveshell import InteractiveShell
 import labkit
 from labcourse import redaction, system_calls
 from labcourse.integrity import BUILT_IN, Originals
-from labcourse.watching import Reports, Watch, plain
-from labkit import checks, machine
+from labcourse.watching import Reports, Watch, plain, watch_calls
+from labkit import checks, labs, machine
 from labkit.checks import checking
 from labkit.checks.checking import Verdict
 from labkit.processes import messages
@@ -46,6 +46,7 @@ FIGURES, FIGURE_BYTES = 12, 400_000  # figures that a submission may show, and t
 DUMPABLE = 4
 FORMULAS = ("labkit.labs.", "labkit.lab_parts.budget", "labkit.lab_parts.layers", "labkit.articles")  # modules
 MOST_ELEMENTS = 100  # of a list that are looked at
+LARGEST, ENTRIES = 12 << 20, 1_000_000  # characters of an observation, and what it holds
 
 
 class OutOfTime(BaseException):
@@ -73,6 +74,13 @@ class Figures(DisplayPublisher):
         pass
 
 
+class Shell(InteractiveShell):
+    """As a kernel's, which has no window to keep alive: `%matplotlib inline` asks for that."""
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        pass
+
+
 @dataclass
 class Prepared:
     """What every copy starts with."""
@@ -90,7 +98,6 @@ def prepare() -> Prepared:
     import matplotlib.pyplot  # noqa: F401
 
     from gputrace import record  # noqa: F401
-    from labkit import labs
 
     for name in dir(labs):
         getattr(labs, name)
@@ -114,11 +121,14 @@ def prepare() -> Prepared:
 
 
 def _formulas() -> list[types.FunctionType]:
-    """The functions of the labs and the articles, less those that observations need."""
+    """The functions of the labs and the articles, less those that observations need. Each tells of its calls from now on."""
     here = {name: vars(module) for name, module in list(sys.modules.items()) if name.startswith(("labkit.checks", *FORMULAS))}
     needed = redaction.needed(value for name, names in here.items() if name.startswith("labkit.checks") for value in names.values())
-    found = [redaction.plain(value) for name, names in here.items() if name.startswith(FORMULAS) for value in names.values()]
-    return [function for function in found if isinstance(function, types.FunctionType) and id(function) not in needed]
+    values = [redaction.plain(value) for name, names in here.items() if name.startswith(FORMULAS) for value in names.values()]
+    found = {id(value): value for value in values if isinstance(value, types.FunctionType) and not value.__code__.co_freevars}
+    own = [function for function in found.values() if function.__module__.startswith(FORMULAS)]
+    watch_calls(own, {id(redaction.plain(getattr(labs, name))): f"labkit.labs.{name}" for name in dir(labs)})
+    return [function for function in own if id(function) not in needed]
 
 
 def _take_away(formulas: list[types.FunctionType]) -> None:
@@ -126,8 +136,7 @@ def _take_away(formulas: list[types.FunctionType]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about generators that are none any more
         for function in formulas:
-            if function.__module__.startswith(FORMULAS) and not function.__code__.co_freevars:
-                function.__code__ = _not_at_hand.__code__
+            function.__code__ = _not_at_hand.__code__
 
 
 def _not_at_hand(*arguments: Any, **keywords: Any) -> Any:
@@ -151,7 +160,7 @@ def _shell() -> InteractiveShell:
     settings.InteractiveShell.colors = "NoColor"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        shell = InteractiveShell.instance(config=settings, display_pub_class=Figures)
+        shell = Shell.instance(config=settings, display_pub_class=Figures)
     shell.run_cell("None", silent=True)
     shell.reset(new_session=True)
     shell.user_module.__spec__ = None  # as in a kernel; who starts processes asks for it
@@ -289,7 +298,8 @@ class _Session:
                 _use_gpus(check.gpus)
                 watched = replace(check, observe=lambda answer, inputs: check.observe(self._guarded(answer), inputs))
                 observation = checking.observe(watched, answer, question["inputs"])
-                plain(observation)
+                if len(text := plain(observation)) > LARGEST or text.count(",") > ENTRIES:
+                    raise ValueError("your answer is too large to be looked at")
         except OutOfTime:
             return {"late": True}
         except BaseException as error:
@@ -320,6 +330,8 @@ class Guarded:
         kind = type(value)
         if isinstance(value, BUILT_IN) and kind not in self._originals.kinds:
             self._reports.add("suspect", f"it returned a {kind.__name__}, which poses as something else")
+        elif isinstance(value, torch.Tensor) and (own := [name for name in vars(value) if callable(getattr(kind, name, None))]):
+            self._reports.add("suspect", f"it returned a tensor with a {own[0]} of its own")
         elif kind in (list, tuple, dict) and level < 4:
             for element in itertools.islice(value.values() if kind is dict else value, MOST_ELEMENTS):
                 self._seen(element, level + 1)

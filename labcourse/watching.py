@@ -4,6 +4,7 @@ A report leaves the process at once, by a pipe: it cannot be taken back. What th
 for it: print_exc reads frames, too, but hands none out.
 """
 
+import inspect
 import json
 import multiprocessing.reduction
 import multiprocessing.util
@@ -12,6 +13,7 @@ import re
 import sys
 import sysconfig
 import types
+import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -37,12 +39,16 @@ INSIDES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame", "gi_code", "__code__"
 EVENTS = FRAMES | OBJECTS | LOADING | {"object.__getattr__", "object.__setattr__", "compile", "open", "os.kill", "os.killpg"}
 NETWORK = {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname"}
 STARTING = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"}  # programs, in which nothing is watched
-ASKED, PUT = "labcourse.asked", "labcourse.put"  # something of a watched module; into one
-EVENTS |= NETWORK | STARTING | {"import", "exec", ASKED, PUT}
+ASKED, PUT, CALLED = "labcourse.asked", "labcourse.put", "labcourse.called"  # something of a watched module; into one; a watched function
+EVENTS |= NETWORK | STARTING | {"import", "exec", ASKED, PUT, CALLED}
 DONE_FOR_IT = (
     NETWORK | STARTING | {"open", "os.kill", "os.killpg", "compile", "exec", "ctypes.dlopen"}
 )  # also where a library does it for the notebook
+# Folders whose files the notebook reads only to cheat; libraries that read any file to show its lines, or to see whether it has changed.
+SOLVING = tuple(CHECKS.replace("/checks/", f"/{folder}/") for folder in ("labs", "lab_parts", "articles", "checks"))
+SHOWING = ("/traceback.py", "/warnings.py", "/ultratb.py", "/oinspect.py", "/stack_data/core.py", "/autoreload.py", "/deduperreload.py")
 SECRET = re.compile(r"\.ipynb$|^/proc/[^/]+/(mem|fd|task|root|cwd|environ|maps)|^/dev/fd")  # files
+CALLING_ON = "def calling(*arguments, **keywords):\n 'tell'('event', 'path')\n return 'inner'(*arguments, **keywords)"
 MOST, LONGEST = 200, 100_000  # reports, and characters of each
 
 
@@ -73,27 +79,31 @@ class Reports:
             self.count += 1
 
 
+_tell, _ask = sys.audit, types.ModuleType.__getattribute__
+_put, _remove = types.ModuleType.__setattr__, types.ModuleType.__delattr__
+
+
 class KeptModule(types.ModuleType):
     """A module that tells of what is put into it, or taken out of it, also where it is put back before anybody looks."""
 
-    def __setattr__(self, name: str, value: Any, put: Any = types.ModuleType.__setattr__, tell: Any = sys.audit) -> None:
-        tell(PUT, self, name)
-        put(self, name, value)
+    def __setattr__(self, name: str, value: Any) -> None:
+        _tell(PUT, self, name)
+        _put(self, name, value)
 
-    def __delattr__(self, name: str, remove: Any = types.ModuleType.__delattr__, tell: Any = sys.audit) -> None:
-        tell(PUT, self, name)
-        remove(self, name)
+    def __delattr__(self, name: str) -> None:
+        _tell(PUT, self, name)
+        _remove(self, name)
 
-    def __reduce__(self, ask: Any = types.ModuleType.__getattribute__) -> Any:  # other processes import it
-        return import_module, (ask(self, "__name__"),)
+    def __reduce__(self) -> Any:  # other processes import it
+        return import_module, (_ask(self, "__name__"),)
 
 
 class WatchedModule(KeptModule):
     """A module that tells of each name that is asked of it: who asks can hide the name in the text of his program, but not here."""
 
-    def __getattribute__(self, name: str, ask: Any = types.ModuleType.__getattribute__, tell: Any = sys.audit) -> Any:
-        value = ask(self, name)
-        tell(ASKED, self, name)
+    def __getattribute__(self, name: str) -> Any:
+        value = _ask(self, name)
+        _tell(ASKED, self, name)
         return value
 
     def __dir__(self) -> list[str]:  # which asks for all of a module, and hands out no more than names
@@ -137,7 +147,11 @@ class Watch:
         self._busy.add(thread)
         try:
             frame = getframe(1)
-            if event == ASKED and (asking := frame.f_back.f_code).co_filename.startswith(KIT) and asking.co_qualname not in CALLING:
+            if (
+                event in (ASKED, CALLED)
+                and (asking := frame.f_back.f_code).co_filename.startswith(KIT)
+                and asking.co_qualname not in CALLING
+            ):
                 return
             for kind, text in self._said(event, arguments, frame):
                 self._add(kind, text)
@@ -152,21 +166,41 @@ class Watch:
             asking = _asking_frame(frame.f_back, name.partition(".")[0] in scan.KIT) if _is_watched(name) or event == PUT else None
             told = "" if asking is None else scan.of_path(f"{name}.{second}", writes=True) if event == PUT else _of_asking(name, second)
             return [("suspect", told)] if told else []
+        if event == CALLED:
+            return [("suspect", told)] if _asking_frame(frame.f_back, True) is not None and (told := scan.of_path(first)) else []
         if event in STARTING:
             return [("suspect", "its answer started a program")] if self.trying and _is_own_start(frame) else []
         zipped = frame.f_code.co_filename == "<frozen zipimport>"
-        through, importing = _passed_on(event, arguments)
-        if _own_frame(frame, through, importing or zipped) is None:
+        through, importing, reading = _passed_on(event, arguments)
+        if _own_frame(frame, through, importing or zipped, reading) is None:
             written = event == "compile" and second and not second.startswith("<") and not _is_known(second)
             cell = event == "exec" and "/IPython/" in frame.f_code.co_filename  # which something may have rewritten
             return [("source", first)] if written else [("suspect", told) for told in _of_code(arguments[0])] if cell else []
         if zipped:
             return [("suspect", "it imported from a zip file")]
         if event == "compile":
+            if _finds_source(frame.f_back):  # of a class, by its file's tree
+                return []
             return [("source", first), *([("suspect", "it gave its code another file's name")] if _is_known(second) else [])]
         if event in ("object.__getattr__", "object.__setattr__"):
             return _of_attribute(event, arguments[0], second, self._names)
         return [("suspect", told) for told in _of_event(event, arguments, first, second)]
+
+
+def watch_calls(functions: list[types.FunctionType], names: dict[int, str]) -> None:
+    """Have these functions tell of each call, under whatever name they were found. `names` are those that lessons have for some."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about a text that is called, in whose place a function comes, and about generators
+        [telling] = (part for part in compile(CALLING_ON, "", "exec").co_consts if isinstance(part, types.CodeType))
+        for function in functions:
+            code, path = function.__code__, names.get(id(function), f"{function.__module__}.{function.__name__}")
+            inner = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+            inner.__kwdefaults__ = function.__kwdefaults__
+            function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+            held = {"tell": _tell, "event": CALLED, "path": path, "inner": inner}
+            constants = tuple(held.get(part, part) for part in telling.co_consts)
+            there = telling.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
+            function.__code__ = there.replace(co_consts=constants, co_name=code.co_name)
 
 
 def _is_watched(name: str) -> bool:
@@ -181,14 +215,19 @@ def _text(value: Any) -> str:
 
 
 def _name_of(module: types.ModuleType) -> str:
-    return _text(types.ModuleType.__getattribute__(module, "__name__"))
+    return _text(_ask(module, "__name__"))
 
 
 def _asking_frame(frame: types.FrameType | None, through: bool) -> types.FrameType | None:
     """The frame for which a module was asked; None where the kit, an import or help() asks by itself, or, if not `through`, a library."""
-    if frame is not None and frame.f_code.co_filename.startswith(("<frozen importlib", PICKLING)):
+    if frame is not None and (frame.f_code.co_filename.startswith(("<frozen importlib", PICKLING)) or _finds_source(frame)):
         return None
     return _own_frame(frame, through, True)
+
+
+def _finds_source(frame: types.FrameType | None) -> bool:
+    """Whether this is `inspect`, on its way to lines that it reads itself."""
+    return frame is not None and frame.f_code.co_name == "findsource" and frame.f_code.co_filename == inspect.__file__
 
 
 def _of_asking(module: str, name: str) -> str:
@@ -204,8 +243,12 @@ def _is_lent(function: types.FunctionType) -> bool:
     return function.__code__.co_filename.startswith(CHECKS)
 
 
-def _own_frame(frame: types.FrameType | None, through: bool, importing: bool) -> types.FrameType | None:
-    """The notebook's own frame that did this, or None where a library did it by itself. `through` any library? Also one that imports?"""
+def _own_frame(frame: types.FrameType | None, through: bool, importing: bool, reading: bool = False) -> types.FrameType | None:
+    """The notebook's own frame that did this, or None where a library did it by itself.
+
+    `through` any library? Also one that imports, or that reads source without showing it?
+    """
+    lines = False
     while frame is not None:
         code, file = frame.f_code, frame.f_code.co_filename
         if _is_kits(file):
@@ -213,7 +256,8 @@ def _own_frame(frame: types.FrameType | None, through: bool, importing: bool) ->
         if not _is_known(file):
             return frame
         passed_on = (through or code.co_name in HANDING_OUT or "/ctypes/" in file) and file != "<frozen _sitebuiltins>"  # help()
-        if not passed_on or (not importing and ("/linecache." in file or "importlib" in file)):
+        lines = lines or "/linecache." in file
+        if not passed_on or (not importing and "importlib" in file) or (lines and not reading) or file.endswith(SHOWING):
             return None
         if frame.f_back is None:  # a thread, which begins with a library
             return frame if importing else None
@@ -231,16 +275,18 @@ def _is_own_start(frame: types.FrameType | None) -> bool:
     return frame is not None or not helped
 
 
-def _passed_on(event: str, arguments: tuple[Any, ...]) -> tuple[bool, bool]:
-    """Whether this is the notebook's deed also where a library does it for it; and also where Python imports something for it."""
+def _passed_on(event: str, arguments: tuple[Any, ...]) -> tuple[bool, bool, bool]:
+    """Whether this is the notebook's deed also where a library does it for it; where Python imports something; where it reads source."""
     first, second = (*arguments, None, None)[:2]
     if event == "object.__getattr__":
-        return second in ("__defaults__", "__kwdefaults__") and type(first) is types.FunctionType and _is_lent(first), True
+        return second in ("__defaults__", "__kwdefaults__") and type(first) is types.FunctionType and _is_lent(first), True, True
     if event == "import":
-        return second is not None, True  # a compiled module's file
+        return second is not None, True, True  # a compiled module's file
     if event == "exec":
-        return True, not _is_known(first.co_filename) if type(first) is types.CodeType else True
-    return event in DONE_FOR_IT, _text(first).endswith(".pyc") if event == "open" else not _is_known(_text(second))
+        return True, not _is_known(first.co_filename) if type(first) is types.CodeType else True, False
+    if event == "open":
+        return True, _text(first).endswith(".pyc"), os.path.realpath(_text(first)).startswith(SOLVING)
+    return event in DONE_FOR_IT, not _is_known(_text(second)), False
 
 
 def _is_kits(file: str) -> bool:
@@ -264,7 +310,9 @@ def _of_event(event: str, arguments: tuple[Any, ...], first: str, second: str) -
         above = type(arguments[0]) is int and (arguments[0] <= 1 or arguments[0] == os.getppid())
         return ["it tried to end other processes"] if above else []
     if event == "pickle.find_class":
-        told = "" if first.startswith("torch") else scan.of_path(f"{first}.{second}") or scan.of_name(second)
+        if first.startswith("torch"):  # in which there are other modules, too
+            return [f"it loaded {first}.{second}"] if "." in second and second.partition(".")[0] in sys.modules else []
+        told = scan.of_path(f"{first}.{second}") or scan.of_name(second)
         return [told] if told else []
     if event in ("open", "import", "ctypes.dlopen"):
         return _of_file(first) if event == "open" else _of_module(first, second) if event == "import" else _of_program(first)
@@ -330,8 +378,8 @@ def _reporting(function: Callable[..., Any], add: Callable[[str, str], None]) ->
         if function is not vars:
             return function(*arguments)
         found = vars(*arguments) if arguments else sys._getframe(1).f_locals
-        if arguments and "_gpu" in found:
-            add("suspect", "it uses vars of what is on a GPU")
+        if arguments and not {"_gpu", "__getattribute__"}.isdisjoint(found):
+            add("suspect", "it uses vars of what is on a GPU, or of a class of Python's")
         return found
 
     return partial(watched)

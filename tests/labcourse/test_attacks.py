@@ -302,6 +302,12 @@ HABITS = {
     "@dataclasses.dataclass(frozen=True)\nclass C:\n    x: int = 1\n"
     "typing.get_type_hints(C)\nclass Net(nn.Module):\n    def __init__(self): super(Net, self).__init__()\nNet()",
     "programs in texts": "print(eval('1 + 1'))\nexec('y = 3')\n!nvidia-smi\n%pip --version",
+    "reading": "import inspect\nprint(inspect.getsource(nn.Linear), inspect.getmembers(nn.Linear)[:1])\nlabkit.labs.CopySpeedLab?\n"
+    "labkit.labs.CopySpeedLab??\nlabkit.use??\nimport traceback\n"
+    "try: labkit.labs.CopySpeedLab(3)\nexcept Exception: traceback.print_exc()",
+    "reloading": "%load_ext autoreload\n%autoreload 2",
+    "a new kind of tensor": "torch.set_default_dtype(torch.bfloat16)\ntorch.set_default_device('cuda:1')\nprint(torch.ones(2))",
+    "memory's settings": "torch.cuda.set_per_process_memory_fraction(0.5)\ntorch.cuda.set_stream(torch.cuda.Stream())",
     "figure": "import matplotlib.pyplot as plt\nplt.style.use('ggplot')\nplt.plot([1, 2])\nplt.show()",
 }
 
@@ -326,6 +332,13 @@ def test_nothing_reaches_beyond_the_process(name, tried):
 def test_an_honest_habit_costs_nothing(name, tried):
     examined = tried("00.1", HABITS[name], "def on_gpu(numbers): ANSWER")
     assert (examined.status, examined.points, examined.remarks) == ("graded", 1, [])
+
+
+def test_what_follows_a_magic_in_its_cell_runs(tried):
+    cell = "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nwhere = 'cuda'"
+    examined = tried("00.1", cell, "def on_gpu(numbers): return torch.tensor(numbers, device=where)")
+    assert (examined.status, examined.points, examined.remarks, examined.cell_errors) == ("graded", 1, [], [])
+    assert len(examined.figures) == 1
 
 
 @pytest.mark.parametrize("number", ["01.3", "06.1", "07.5", "09.3"])

@@ -28,6 +28,17 @@ FORMULA = {  # ways to the kit's own formula
     "members of a module": "import inspect\nway = dict(inspect.getmembers(labkit.labs))['rank_' + 'memory']",
     "IPython's own search": "way = get_ipython()._ofind('lab' + 'kit.labs.rank_memory').obj",
 }
+ORDER = "def one_forward_one_backward(stage, stages, micro_batches): return table[stage, stages, micro_batches]"
+FOUND = (  # in the room while cells run, by a way that nothing tells of
+    "import inspect, sys\nget = dict(inspect.getmembers(type(labkit).mro()[-1]))['__getattri' + 'bute__']\n"
+    "kit = get(sys, 'mod' + 'ules')['lab' + 'kit.labs.schedules']\nway, kind = get(kit, 'order'), get(kit, 'ONE_F_ONE_B')\n"
+)
+TABLE = "table = {(s, n, m): [f'{a[0].upper()}{b + 1}' for a, b in CALL] for n in range(2, 9) for s in range(n) for m in range(1, 20)}"
+CALLS = {
+    "by itself": "way(kind, s, n, m)",
+    "by another function": "next(map(way, *[[x] for x in (kind, s, n, m)]))",
+    "in a thread": "ThreadPoolExecutor(1).submit(way, kind, s, n, m).result()",
+}
 RIGHT_AND_MORE = {  # the answer is right; what else is done must show
     "members of a traceback": inside(TRACEBACK + "import inspect\ndict(inspect.getmembers(held))['tb_fr' + 'ame']"),
     "a format in pieces": inside(TRACEBACK + "('{' + '0.tb_fr' + 'ame.f_ba' + 'ck' + '}').format(held)"),
@@ -73,6 +84,27 @@ RIGHT_AND_MORE = {  # the answer is right; what else is done must show
     "a name replaced and put back": inside(
         "u = get_ipython().user_ns['to' + 'rch'].cuda\ntrue = u._sleep\nu._sleep = lambda cycles: None\nu._sleep = true"
     ),
+    "names for a template": (
+        "from jinja2.nativetypes import NativeEnvironment\n"
+        "NativeEnvironment().from_string('{{ f|attr(a ~ b) }}').render(f=print, a='__se', b='lf__')",
+        OK,
+    ),
+    "names for a traced module": ("import torch.fx\ntorch.fx.Interpreter.fetch_attr", OK),
+    "names for a wrapper": ("import functools\nfunctools.wraps(labkit.check, assigned=('__glo' + 'bals__',), updated=())(nn.Module())", OK),
+    "members of a module's class": ("import inspect\ndict(inspect.getmembers(type(labkit)))['__getattri' + 'bute__']", OK),
+    "names of a class of Python's": ("vars(object)['__getattri' + 'bute__'](labkit, 'machine')", OK),
+    "a module in torch, by pickle": ("import pickle\npickle.loads(b'\\x80\\x04\\x8c\\x05torch\\x8c\\x0bsys.modules\\x93.')", OK),
+    "what all modules compute": inside(
+        "from torch.nn.modules.module import register_module_forward_hook\nregister_module_forward_hook(lambda module, given, output: None)"
+    ),
+    "the kit's source, line by line": (
+        "import linecache, os, sys\nfolder = next(p for p in sys.path if os.path.isdir(p + '/labkit'))\n"
+        "assert linecache.getlines(folder + '/labkit/labs/schedules.py')",
+        OK,
+    ),
+    "a tensor with a method of its own": (
+        "def on_gpu(numbers):\n    x = torch.tensor(numbers, device='cuda')\n    x.tolist = lambda: numbers\n    return x"
+    ),
     "a program": inside("import subprocess\nsubprocess.run(['true'])"),
     "a program by the kit": ("def f(n): return n", inside("labkit.isolated(f, 1)")),
     "a program by multiprocessing": inside(
@@ -109,6 +141,20 @@ def test_what_else_an_answer_does_is_noticed(name, tried):
     examined = tried("00.1", *([cells] if isinstance(cells, str) else cells))
     noticed = [remark for remark in examined.remarks if remark.startswith(("it did what no exercise needs", "tampered with"))]
     assert noticed, (examined.status, examined.points, examined.remarks)  # also where it took too long
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_kits_formula_tells_of_its_calls(name, tried):
+    cell = "from concurrent.futures import ThreadPoolExecutor\n" + FOUND + TABLE.replace("CALL", CALLS[name])
+    examined = tried("04.5", cell, ORDER)
+    assert (examined.status, examined.points) == ("suspect", 1)
+    assert any("labkit.labs.schedules.order, which is no part of the lessons" in remark for remark in examined.remarks)
+
+
+@pytest.mark.parametrize("answer", ["return torch.ones(3_000_000, device='cuda')", "raise ValueError('x' * (1 << 26))"])
+def test_an_answer_of_any_size_is_only_wrong(answer, tried):
+    examined = tried("00.1", f"def on_gpu(numbers): {answer}")
+    assert (examined.status, examined.points, examined.remarks) == ("graded", 0, [])
 
 
 def test_what_cells_start_does_not_outlive_them(tried):

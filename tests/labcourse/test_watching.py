@@ -1,5 +1,6 @@
 """What the notebook's own code asks for is told from what a library or the kit does, and read in whatever form it was made."""
 
+import inspect
 import json
 import os
 import sys
@@ -18,17 +19,11 @@ def asking(frame, through=True):
     return watching._asking_frame(frame, through)
 
 
-def test_a_module_tells_of_what_it_is_asked_under_whatever_name():
+def test_a_module_tells_of_what_it_is_asked_under_whatever_name(monkeypatch):
     told = []
-    module = type(
-        "Module", (WatchedModule,), {"__getattribute__": lambda self, name: WatchedModule.__getattribute__(self, name, tell=tell)}
-    )
-
-    def tell(event, module, name):
-        told.append(name)
-
-    kit = module("labkit")
+    kit = WatchedModule("labkit")
     object.__setattr__(kit, "formula", 3)
+    monkeypatch.setattr(watching, "_tell", lambda event, module, name: told.append(name))
     assert in_a_cell("for k in [kit]: answer = eval('k.for' + 'mula')", kit=kit) == 3
     assert told == ["formula"]
     assert watching._of_asking("labkit.labs", "rank_memory") and watching._of_asking("labkit", "__dict__")
@@ -63,6 +58,23 @@ def test_a_text_is_what_python_takes_it_for():
 
     assert watching._text(Lying("sys")) == "sys" and type(watching._text(Lying("sys"))) is str
     assert watching._text(object()) == ""
+
+
+def test_a_function_tells_of_its_calls_and_does_what_it_did(monkeypatch):
+    told = []
+    monkeypatch.setattr(watching, "_tell", lambda event, path: told.append(path))
+
+    def formula(x, *, by: int = 2):
+        return x * by
+
+    def steps():
+        yield from (1, 2)
+
+    held = formula
+    watching.watch_calls([formula, steps], {id(formula): "labkit.labs.formula"})
+    assert held(3, by=5) == 15 and held(3) == 6 and list(steps()) == [1, 2]
+    assert told == ["labkit.labs.formula"] * 2 + [f"{__name__}.steps"]
+    assert str(inspect.signature(formula)) == "(x, *, by: int = 2)"
 
 
 def test_reports_that_are_too_many_or_too_long_are_reported():

@@ -10,7 +10,6 @@ import torch
 from torch._C import _DisableTorchDispatch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
-from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on, read_by, through_host
 from virtualgpu.collectives.profiled import record
@@ -60,7 +59,7 @@ def _group(call: Call) -> Any:
     backend = group._get_backend(torch.device("cuda"))
     if isinstance(backend, c10d._ProcessGroupWrapper):  # TORCH_DISTRIBUTED_DEBUG=DETAIL: it compares what ranks call, as `Rendezvous` does
         backend = backend.wrapped_pg
-    if not isinstance(backend, ProcessGroupNCCL | ProcessGroupGloo):
+    if not isinstance(backend, ProcessGroupNCCL | c10d.ProcessGroupGloo):
         raise unsupported(f"torch.distributed's backend {backend.name()} for CUDA tensors")
     return backend
 
