@@ -382,7 +382,9 @@ def judge_largest(found: Plain, cases: Plain) -> Verdict:
 
 
 CHECKS = [
-    Check("09.1", draw_models, observe_bytes, judge_bytes, section="Where a step's memory goes", expect=expect_bytes),
+    Check(
+        "09.1", draw_models, observe_bytes, judge_bytes, section="Where a step's memory goes", expect=expect_bytes, alters=("values",)
+    ),  # a step may be tried
     Check("09.2", draw_batch, observe_accumulate, judge_accumulate, section="Smaller parts of a batch", expect=expect_accumulate),
     Check("09.3", draw_prediction, observe_predict, judge_predict, section="What you need not keep"),
     Check("09.4", draw_blocks, observe_checkpoints, judge_checkpoints, section="Memory for time"),

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from virtualgpu import ops
 from virtualgpu.ops import composites, determinism, faults, operators
@@ -58,8 +59,20 @@ def _prepare(op: Operator) -> Handler:
     op.model_only = handler is operators.like
     op.touches_values = handler not in TOUCHES_NO_VALUES and op.func.namespace not in RANKS
     op.marks_written = bool(op.written) and op.touches_values and op.name != "copy_"
-    op.handler = determinism.watched(op.name, handler)
+    handler = determinism.watched(op.name, handler)
+    op.handler = _counting(handler) if op.written and op.name.startswith("_foreach_") else handler
     return op.handler
+
+
+def _counting(handler: Handler) -> Handler:
+    """Autograd counts what is written in place, but not by an operator on lists: there CUDA's own kernels count it."""
+
+    def count(call: Call) -> Any:
+        result = handler(call)
+        increment_version(call.written())
+        return result
+
+    return count
 
 
 def choose(op: Operator) -> Handler:

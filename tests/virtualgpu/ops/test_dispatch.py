@@ -29,10 +29,10 @@ def replicated(x: torch.Tensor) -> nn.Module:
 
 @needs_distributed
 @pytest.mark.parametrize("work", [distributed.all_reduce, lambda x: distributed.broadcast(x, 0), replicated])
-def test_collectives_are_refused(work, process_group):
-    work(torch.ones(2))  # on the CPU they work
-    with pytest.raises(NotImplementedError, match="torch.distributed's backend gloo for CUDA tensors is not served by the virtual GPU"):
-        work(torch.ones(2, device="cuda"))
+def test_gloo_takes_tensors_of_virtual_gpus(work, process_group):
+    x = torch.ones(2, device="cuda")
+    work(x)
+    assert x.tolist() == [1.0, 1.0]
 
 
 def plain(x: torch.Tensor, prepare: Callable[[nn.Module], object] = id) -> torch.Tensor:
@@ -140,3 +140,22 @@ def test_pytorchs_own_operators_in_python_run_so_too():
     expected = nn.functional.linear_cross_entropy(x, weight, k)
     got = nn.functional.linear_cross_entropy(x.cuda().bfloat16(), weight.cuda().bfloat16(), k.cuda())
     torch.testing.assert_close(got.cpu().float(), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("write", [lambda x: torch._foreach_add_([x], 1.0), lambda x: torch._foreach_copy_([x], [torch.zeros_like(x)])])
+def test_an_operator_on_lists_counts_what_it_writes(write):
+    w = torch.ones(4, device="cuda", requires_grad=True)
+    loss = (w * w).sum()
+    with torch.no_grad():
+        write(w)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_a_step_between_forward_and_backward_is_noticed(optimizer):
+    w = torch.ones(4, device="cuda", requires_grad=True)
+    loss, w.grad = (w * w).sum(), torch.ones_like(w)
+    optimizer([w], lr=0.1).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
