@@ -118,7 +118,8 @@ LOST = "The GPU takes no work after that: call labkit.use(None) and run the firs
 def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     """What `answer` does with `inputs`: {"observed": …, "left": what is otherwise afterwards}, {"raised": …} or {"attempted": False}.
 
-    Leaves the GPUs as they were: the current device, and the memory in use. PyTorch's settings are its own meanwhile, not the notebook's.
+    Leaves the GPUs as they were: the current device and streams, and the memory in use. PyTorch's settings are its own meanwhile, not the
+    notebook's.
     """
     _require_gpus(check)
     if is_stub(answer, check.script):
@@ -230,12 +231,15 @@ def own_line(error: BaseException, answer: Any) -> list[str]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Put the current device back and give back what the block made the GPUs hold."""
+    """Put the current device and streams back and give back what the block made the GPUs hold."""
     current = torch.cuda.current_device()
+    streams = [torch.cuda.current_stream(index) for index in range(torch.cuda.device_count())]
     allocated, reserved = _memory()
     try:
         yield
     finally:
+        for stream in streams:
+            torch.cuda.set_stream(stream)
         torch.cuda.set_device(current)
         if _memory()[0] > allocated:
             gc.collect()  # an exception and its frames hold each other, and the tensors in them

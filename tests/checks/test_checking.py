@@ -197,6 +197,15 @@ def test_a_check_leaves_no_memory_and_the_same_current_device(two_gpus):
     assert [torch.cuda.memory_allocated(index) + torch.cuda.memory_reserved(index) for index in range(2)] == before
 
 
+def test_a_check_leaves_the_same_current_streams(two_gpus):
+    def answer(number):
+        torch.cuda.set_stream(torch.cuda.Stream("cuda:1"))
+        return 2 * number
+
+    assert not checking.run(DOUBLE, answer).passed
+    assert [torch.cuda.current_stream(index) for index in range(2)] == [torch.cuda.default_stream(index) for index in range(2)]
+
+
 @pytest.mark.parametrize("number", checks.exercises())
 def test_inputs_are_plain_data_and_drawn_afresh(number):
     draw = checks.find(number).draw
