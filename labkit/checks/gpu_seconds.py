@@ -26,7 +26,8 @@ def gpu_seconds(work: Callable[[], Any]) -> float:
 def turn_streams() -> None:
     """The streams that an answer makes next are those that it made before: it finds memory that is free for them, and takes none anew.
 
-    PyTorch hands out the same 32 in turn. On a real GPU, memory that is taken anew costs the host more time than a copy is to hide.
+    PyTorch hands out the same 32 in turn, and the current stream must be one of them. On a real GPU, memory that is taken anew costs the
+    host more time than a copy is to hide.
     """
     while torch.cuda.Stream() != torch.cuda.current_stream():
         pass

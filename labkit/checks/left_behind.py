@@ -64,15 +64,14 @@ class Followed:
             kept = slice(1, None) if "values" in self._alters else slice(None)
             return lambda: "" if reference() is None or _state(reference())[kept] == before[kept] else _GIVEN.format("a tensor")
         if isinstance(value, list | tuple | dict):
-            elements = list(value.values() if isinstance(value, dict) else value)
+            keys, elements = _parts(value)
             looks, names = [self._look(element) for element in elements], [_name(element) for element in elements]
-            keys = list(value) if isinstance(value, dict) else []
             del elements
 
             def again() -> str:
-                now = list(value.values() if isinstance(value, dict) else value)
-                same = len(now) == len(names) and all(name() is element for name, element in zip(names, now, strict=True))
-                if "values" not in self._alters and not (same and keys == (list(value) if isinstance(value, dict) else [])):
+                keys_now, now = _parts(value)
+                same = keys_now == keys and len(now) == len(names) and all(name() is x for name, x in zip(names, now, strict=True))
+                if "values" not in self._alters and not same:
                     return _GIVEN.format(f"a {type(value).__name__}")
                 return next(filter(None, (look() for look in looks)), "")
 
@@ -119,6 +118,11 @@ def _state(tensor: Any) -> tuple[int | None, bool]:
 
 def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
+
+
+def _parts(value: Any) -> tuple[list[Any], list[Any]]:
+    """The keys of a dict, and what a list, tuple or dict holds."""
+    return (list(value), list(value.values())) if isinstance(value, dict) else ([], list(value))
 
 
 def _name(value: Any) -> Callable[[], Any]:

@@ -35,14 +35,15 @@ def run(call: Call) -> Any:
         raise different_devices(call.args, call.kwargs)
     with torch.no_grad():
         transfer = _OPERATORS[name](call, group)
-        if not isinstance(group, ProcessGroupNCCL):
-            work = through_host(transfer).boxed()
-            return (call.args[0], work) if len(call.op.func._schema.returns) == 2 else work
-        if torch.autograd._profiler_enabled():
-            record(name, transfer)
-        is_async = call.argument("async_op")
-        work = group.run(call.gpu, transfer, is_async=is_async is None or bool(is_async)).boxed()
-    return (call.args[0], work) if len(call.op.func._schema.returns) == 2 else work
+        if isinstance(group, ProcessGroupNCCL):
+            if torch.autograd._profiler_enabled():
+                record(name, transfer)
+            is_async = call.argument("async_op")
+            work = group.run(call.gpu, transfer, is_async=is_async is None or bool(is_async))
+        else:
+            work = through_host(transfer)
+        boxed = work.boxed()
+    return (call.args[0], boxed) if len(call.op.func._schema.returns) == 2 else boxed
 
 
 def functional(call: Call) -> Any:

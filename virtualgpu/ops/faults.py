@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C import _DisableTorchDispatch
@@ -98,7 +98,7 @@ def as_on_cuda(name: str, error: Exception) -> Exception:
     if found and name in CUDA_KERNELS:
         return type(error)(words.replace(found[1], CUDA_KERNELS[name], 1))
     if found := _WITHOUT_KERNEL.match(words):
-        if found[1] in native_functions()[3]:
+        if found[1] in native_functions().for_cuda_alone:
             return unsupported(f"torch.ops.aten.{found[1]}")
         return NotImplementedError(f"Could not run 'aten::{found[1]}' with arguments from the '{found[2]}CUDA' backend.")
     if words.startswith("expected m1 and m2 to have the same dtype"):
@@ -109,13 +109,22 @@ def as_on_cuda(name: str, error: Exception) -> Exception:
 # Devices that disagree
 
 
-@cache
-def native_functions() -> tuple[frozenset[str], ...]:
+class NativeFunctions(NamedTuple):
     """Names with overload of the operators that check devices by themselves, of structured kernels, of those without one for CUDA, and
     of those with one for CUDA alone."""
+
+    by_themselves: frozenset[str] = frozenset()
+    structured: frozenset[str] = frozenset()
+    without_cuda: frozenset[str] = frozenset()
+    for_cuda_alone: frozenset[str] = frozenset()
+
+
+@cache
+def native_functions() -> NativeFunctions:
+    """What PyTorch's own list says; nothing where the package that has it is missing."""
     package = importlib.util.find_spec("torchgen")
     if package is None or package.origin is None:
-        return (frozenset(),) * 4
+        return NativeFunctions()
     text = (Path(package.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
     by_themselves, structured, without_cuda, for_cuda_alone = set(), set(), set(), set()
     for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
@@ -128,7 +137,7 @@ def native_functions() -> tuple[frozenset[str], ...]:
             without_cuda.add(name)
         elif re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CPU, entry, flags=re.MULTILINE):
             for_cuda_alone.add(name)
-    return frozenset(by_themselves), frozenset(structured), frozenset(without_cuda), frozenset(for_cuda_alone)
+    return NativeFunctions(*map(frozenset, (by_themselves, structured, without_cuda, for_cuda_alone)))
 
 
 def _whole(name: str, overload: str) -> str:
@@ -138,7 +147,7 @@ def _whole(name: str, overload: str) -> str:
 def has_cpu_kernel_alone(func: Any) -> bool:
     """Does PyTorch say of this operator that it has a kernel for the CPU and none for CUDA?"""
     schema = func._schema
-    return _whole(schema.name.removeprefix("aten::"), schema.overload_name) in native_functions()[2]
+    return _whole(schema.name.removeprefix("aten::"), schema.overload_name) in native_functions().without_cuda
 
 
 def _named_tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
@@ -161,8 +170,10 @@ def of_operator(call: Call) -> RuntimeError:
     name, renamed = CUDA_OPERATORS.get(name, (name, {}))
     overload = call.func._schema.overload_name
     whole = _whole(name, overload)
-    by_themselves, structured, *_ = native_functions()
-    if whole in by_themselves or name in renamed or not by_themselves:
+    natives = native_functions()
+    if whole in natives.by_themselves or name in renamed or not natives.by_themselves:
         return RuntimeError(at_least_two(given))
-    method = f"wrapper_CUDA_{name}{'_' + overload if overload else ''}" if whole in structured else f"wrapper_CUDA_{overload}_{name}"
+    method = (
+        f"wrapper_CUDA_{name}{'_' + overload if overload else ''}" if whole in natives.structured else f"wrapper_CUDA_{overload}_{name}"
+    )
     return RuntimeError(argument_differs([(renamed.get(argument, argument), x) for argument, x in given], method))
