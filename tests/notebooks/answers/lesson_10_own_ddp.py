@@ -97,7 +97,7 @@ WRONG = {
             ),
             "nothing was sent before the last gradient",
         ),
-        "one message a gradient": (own((FULL, "if True:")), "messages took . gradients, of which a bucket holds 2"),
+        "one message a gradient": (own((FULL, "if True:")), "messages took . gradients; a bucket holds 2"),
         "parameters counted, not bytes": (own((FULL, "if len(bucket) * 1000 >= bucket_bytes:")), "one message took|nothing was sent"),
         "a gradient for all": (
             own(
