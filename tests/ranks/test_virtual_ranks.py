@@ -98,7 +98,7 @@ TRAINING = """
 
 SHARDED = """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     mesh, result = init_device_mesh(device, (2,)), {}
@@ -115,6 +115,9 @@ SHARDED = """
         for part in (model[0], model[2], model):
             fully_shard(part, mesh=mesh, reshard_after_forward=not keep)
         result[f"fsdp {keep}"] = train(model, lambda x: model(torch.full((4, 8), x + rank, device=device)).square().mean().backward())
+    model = FullyShardedDataParallel(net(), device_id=torch.device(device, rank if device == "cuda" else None))
+    train(model, lambda x: model(torch.full((4, 8), x + rank, device=device)).square().mean().backward())
+    result["FullyShardedDataParallel"] = {name: value.tolist() for name, value in model.state_dict().items()}
     model = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     result["tensor parallel"] = train(model, lambda x: model(torch.full((4, 8), x, device=device)).square().mean().backward())
     for kind in (ScheduleGPipe, Schedule1F1B):
@@ -210,6 +213,10 @@ WRONG = {
         "if rank: time.sleep(100)\ndist.all_reduce(x)",
         r"all_reduce number 2 .* within 3 s: rank 1 never entered it, and was last in number 1, barrier\(\) \(\S+:11\); "
         r"rank 0 waits in all_reduce\(4 x float32, SUM\) \(\S+:13\)",
+    ),
+    "not within its wait's timeout": (
+        "if rank: time.sleep(100)\ndist.all_reduce(x, async_op=True).wait(__import__('datetime').timedelta(seconds=1))",
+        r"all_reduce number 2 .* within 1 s: rank 1 never entered it",
     ),
     "another shape": (
         "dist.all_reduce(x[: 2 + 2 * rank])",
