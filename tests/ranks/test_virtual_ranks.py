@@ -98,7 +98,7 @@ TRAINING = """
 
 SHARDED = """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     mesh, result = init_device_mesh(device, (2,)), {}
@@ -115,6 +115,9 @@ SHARDED = """
         for part in (model[0], model[2], model):
             fully_shard(part, mesh=mesh, reshard_after_forward=not keep)
         result[f"fsdp {keep}"] = train(model, lambda x: model(torch.full((4, 8), x + rank, device=device)).square().mean().backward())
+    model = FullyShardedDataParallel(net(), device_id=torch.device(device, rank if device == "cuda" else None))
+    train(model, lambda x: model(torch.full((4, 8), x + rank, device=device)).square().mean().backward())
+    result["FullyShardedDataParallel"] = {name: value.tolist() for name, value in model.state_dict().items()}
     model = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     result["tensor parallel"] = train(model, lambda x: model(torch.full((4, 8), x, device=device)).square().mean().backward())
     for kind in (ScheduleGPipe, Schedule1F1B):
@@ -205,11 +208,31 @@ def test_memory_of_fsdp_is_an_h200s(script):
     assert found == [first + second] * 2
 
 
+NORMALIZED = """
+    net = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())).cuda())
+    result = []
+    for step in range(2):
+        net(torch.randn(4, 3, 16, 16, device="cuda")).square().mean().backward()
+        result.append([torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()])
+"""
+
+
+def test_sync_batch_norm_without_values_asks_for_the_same_memory(script):
+    path = script(START + NORMALIZED)
+    without = labkit.torchrun(path, like="H200", values=False, quiet=True).results
+    assert without == labkit.torchrun(path, like="H200", quiet=True).results
+    assert without[0][0][0] > 0
+
+
 WRONG = {
     "never comes": (
         "if rank: time.sleep(100)\ndist.all_reduce(x)",
         r"all_reduce number 2 .* within 3 s: rank 1 never entered it, and was last in number 1, barrier\(\) \(\S+:11\); "
         r"rank 0 waits in all_reduce\(4 x float32, SUM\) \(\S+:13\)",
+    ),
+    "not within its wait's timeout": (
+        "if rank: time.sleep(100)\ndist.all_reduce(x, async_op=True).wait(__import__('datetime').timedelta(seconds=1))",
+        r"all_reduce number 2 .* within 1 s: rank 1 never entered it",
     ),
     "another shape": (
         "dist.all_reduce(x[: 2 + 2 * rank])",
