@@ -9,8 +9,8 @@ Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convoluti
 """
 
 import json
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from importlib.resources import files
 from math import log, prod
 from typing import Any, NamedTuple
@@ -207,6 +207,33 @@ def cudnn_convolution(call: Call) -> Any:
     stride, dilation, groups = rest[:3]
     args = (x, weight, None, stride, padding, dilation, transposed, added, groups)
     return convolution(Call(operator(torch.ops.aten.convolution.default), args, {}))
+
+
+def select_backend(on_cpu: Any, input: Tensor, weight: Tensor, bias: Any, *sizes: Any, **named: Any) -> Any:
+    """Whose kernels convolve: cuDNN's, or PyTorch's own where cuDNN is off, and for groups of one channel (native/Convolution.cpp).
+
+    That cuDNN takes some such groups in half precision, by a table of its sizes, is left out.
+    """
+    if not input.is_cuda or not input.numel():
+        return on_cpu(input, weight, bias, *sizes, **named)
+    given = named | dict(zip(("stride", "padding", "dilation", "transposed", "output_padding", "groups"), sizes, strict=False))
+    groups, transposed = given["groups"], given["transposed"]
+    dims = max(weight.dim() - 2, 2)
+    form = (torch.channels_last, torch.channels_last_3d)[dims - 2]
+    last = input.dim() == dims + 2 and not input.is_contiguous() and input.is_contiguous(memory_format=form)
+    cudnn = torch.backends.cudnn.enabled and all(more < step for more, step in zip(given["output_padding"], given["stride"], strict=True))
+    if groups == input.shape[1] > 1 and not transposed and not weight.shape[0] % groups and not (last and cudnn):
+        name = f"CudaDepthwise{dims}d"
+    elif cudnn:
+        name = "CudnnTranspose" if transposed else "Cudnn"
+    else:
+        kind = "Transpose" if transposed else "Dilated" if dims == 3 or max(given["dilation"]) > 1 else ""
+        name = f"Slow{kind}{dims}d"
+    return getattr(torch._C._ConvBackend, name)  # type: ignore[attr-defined]
+
+
+def replacements(machine: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    yield torch._C, {"_select_conv_backend": partial(select_backend, torch._C._select_conv_backend)}
 
 
 @handles("convolution_backward")
