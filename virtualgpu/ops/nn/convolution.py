@@ -16,11 +16,12 @@ from math import log, prod
 from typing import Any, NamedTuple
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from virtualgpu.errors import argument_differs, scalar_name, tensor_type
 from virtualgpu.ops import operators, reductions
 from virtualgpu.ops.blas import cudnn_format
-from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles, operator
+from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles, operator, shapes_by
 from virtualgpu.ops.half import sums_in_float32
 from virtualgpu.ops.sequence import Out, Plan, perform
 from virtualgpu.ops.work import UNVECTORIZED
@@ -181,6 +182,14 @@ def operands_elsewhere(given: Devices) -> str | None:
     if found[argument].is_cuda:
         return None
     return f"Input type ({image.type()}) and {argument} type ({found[argument].type()}) should be the same"
+
+
+@shapes_by("convolution")
+def convolution_shape(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """Channels last where those of the input or the weight are (cudnn_conv_suggest_memory_format, native/ConvUtils.h)."""
+    shape = torch.ops.aten.convolution.default(x, weight, *rest)
+    forms = [form for form in map(suggest_memory_format, (x, weight)) if form is not torch.contiguous_format]
+    return shape.contiguous(memory_format=forms[0]) if forms and x.dtype is not torch.float64 else shape
 
 
 @handles("convolution")
