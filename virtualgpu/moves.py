@@ -229,7 +229,11 @@ def _exchange(tensor: Any, value: torch.Tensor) -> None:
         content._gpu = tensor.__dict__.pop("_gpu")
         tensor.__dict__.pop("_is_param", None)
     if gradient is not None:
-        tensor.grad = _shell(gradient, value)
+        shell = _shell(gradient, value)
+        if shell.size() != tensor.size():  # FSDP moves a parameter whose gradient is that of its own shard
+            _data.__set__(tensor, shell)
+        tensor.grad = shell
+        _data.__set__(tensor, value)
     if hooks[0]:
         tensor._backward_hooks = hooks[0]
     if hooks[1]:
@@ -250,7 +254,9 @@ def _shell(gradient: torch.Tensor, value: torch.Tensor) -> Any:
 
     `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its type then.
     """
-    shell: Any
+    shell: Any = gradient.__dict__.get("_stands_for")
+    if shell is not None and shell.device == value.device:  # the parameter has come back without it
+        return shell
     if type(value) is VirtualTensor:
         shell = empty_without_values(value._gpu, gradient.size(), gradient.stride(), gradient.dtype, allocated=False)
     else:

@@ -63,6 +63,7 @@ class VirtualStorage(torch.UntypedStorage):
             require_within_capacity(self, nbytes + self.nbytes())  # to shrink, C++ takes new memory too
         gpu, kept = self.memory.gpu, self.memory.kept is not None
         if kept:
+            self.unshare()
             super().resize_(nbytes)
         elif nbytes <= super().nbytes():  # C++ would move it to the meta device, and so the views made of it later: it need not know
             self._resized = nbytes
@@ -73,6 +74,11 @@ class VirtualStorage(torch.UntypedStorage):
             self._resized = None
         self.memory = Memory(gpu, gpu.allocate(nbytes), nbytes if kept else None)
         return self
+
+    def unshare(self) -> None:
+        """Take bytes of its own, if it shares them with a snapshot until either is written to. PyTorch forgets that when it resizes."""
+        if self.memory.kept is not None:
+            super().data_ptr()
 
     def cpu(self) -> torch.UntypedStorage:
         require_values(self.memory)

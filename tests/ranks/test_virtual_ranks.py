@@ -98,7 +98,7 @@ TRAINING = """
 
 SHARDED = """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     mesh, result = init_device_mesh(device, (2,)), {}
@@ -115,6 +115,9 @@ SHARDED = """
         for part in (model[0], model[2], model):
             fully_shard(part, mesh=mesh, reshard_after_forward=not keep)
         result[f"fsdp {keep}"] = train(model, lambda x: model(torch.full((4, 8), x + rank, device=device)).square().mean().backward())
+    model = FullyShardedDataParallel(net(), device_id=torch.device(device, rank if device == "cuda" else None))
+    train(model, lambda x: model(torch.full((4, 8), x + rank, device=device)).square().mean().backward())
+    result["FullyShardedDataParallel"] = {name: value.tolist() for name, value in model.state_dict().items()}
     model = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     result["tensor parallel"] = train(model, lambda x: model(torch.full((4, 8), x, device=device)).square().mean().backward())
     for kind in (ScheduleGPipe, Schedule1F1B):

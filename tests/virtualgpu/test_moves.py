@@ -206,6 +206,17 @@ def test_module_moves_keep_objects_gradients_hooks_and_optimizers():
     assert (layer.weight.dtype, layer.weight.grad.dtype, layer.bias.grad.device) == (torch.half, torch.half, torch.device("cuda:1"))
 
 
+def test_a_parameter_goes_and_comes_without_its_gradient():
+    """As FullyShardedDataParallel does it: the parameter is whole by then, its gradient that of a shard."""
+    parameter = nn.Parameter(torch.ones(2, device="cuda"))
+    parameter.grad = torch.full((2,), 3.0, device="cuda")
+    parameter.data = torch.full((4,), 5.0, device="cuda")
+    parameter.data = parameter.cpu()
+    assert (parameter.device.type, parameter.tolist()) == ("cpu", [5.0] * 4)
+    parameter.data = parameter.cuda()
+    assert (parameter.tolist(), parameter.grad.tolist(), str(parameter.grad.device)) == ([5.0] * 4, [3.0] * 2, "cuda:0")
+
+
 def test_a_gradient_held_elsewhere_moves_with_its_parameter():
     layer = nn.Linear(3, 2)
     layer(torch.ones(1, 3)).sum().backward()

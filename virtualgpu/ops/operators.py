@@ -145,7 +145,10 @@ def into_given(call: Call) -> Any:
             raise different_devices(call.args, call.kwargs)
     for position, name in enumerate(call.op.outs):
         given = call.kwargs.get(name)
-        if type(given) is VirtualTensor and given.layout is torch.strided and memory_of(given).export is not None:
+        if type(given) is not VirtualTensor or given.layout is not torch.strided:
+            continue
+        given.untyped_storage().unshare()
+        if memory_of(given).export is not None:
             with _DisableTorchDispatch():
                 empty = torch.empty(0, dtype=given.dtype, device="meta")
             found = list(tensors(on_meta(call.with_arguments(*call.args, **call.kwargs | {name: empty}))))
@@ -176,6 +179,7 @@ def resize(call: Call) -> Any:
         raise unsupported("resize_ of a tensor whose values were not kept")
     if memory_of(x).export is not None:
         _require_within_capacity(x, on_meta(call))
+    x.untyped_storage().unshare()
     with _DisableTorchDispatch():
         return refit(call.op.kernel(*call.args, **call.kwargs))
 

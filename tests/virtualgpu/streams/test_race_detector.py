@@ -7,6 +7,7 @@ import psutil
 import pytest
 import torch
 from racing import RACES, here, kinds
+from torch._C import _DisableTorchDispatch
 
 import labkit
 from virtualgpu.streams.race_reports import BOTH_WRITE, OVERWRITTEN, STALE, RaceWarning
@@ -332,3 +333,20 @@ def test_what_was_loaded_from_a_file_can_be_written_to():
         file.seek(0)
         loaded = torch.load(file)
         assert loaded.mul_(3).tolist() == [3.0] * 5
+
+
+def reallocate(x: torch.Tensor) -> None:
+    x.untyped_storage().resize_(0)
+    x.untyped_storage().resize_(36)
+
+
+@pytest.mark.parametrize("resize", [reallocate, lambda x: x.resize_(9), lambda x: torch.add(x.new_zeros(9), 1, out=x)])
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_memory_that_was_read_can_be_resized_and_written(resize):
+    """What a kernel has read is kept in shared memory, which PyTorch 2.13 cannot write any more after it was resized so."""
+    x = torch.zeros(4, device="cuda")
+    twice = 2 * x
+    resize(x)
+    with _DisableTorchDispatch():  # as collectives write
+        x.fill_(1.0)
+    assert x.tolist() == [1.0] * len(x) and twice.tolist() == [0.0] * 4
