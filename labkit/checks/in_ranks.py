@@ -1,4 +1,5 @@
-"""A function in ranks, for the checks: a process each, which meet through a file and exchange tensors of the CPU by gloo.
+"""A function in ranks, for the checks: a process each, which meet through a file and exchange tensors of the CPU by gloo, or those of a
+virtual GPU each by the virtual NCCL.
 
 It takes tenths of a second where torchrun, with which the lessons start ranks, takes one or more: there is no agent, and no rendezvous.
 """
@@ -31,11 +32,11 @@ class RankError(RuntimeError):
     """Ranks waited for one another in vain, or one is gone."""
 
 
-def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequence[Plain]) -> list[Plain]:
+def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequence[Plain], like: str | None = None) -> list[Plain]:
     """What `program(answer, inputs[rank])` returns in each of as many ranks as there are inputs.
 
-    `answer` is the learner's function, sent as it is defined; `program` is found by its module's name. No rank has virtual GPUs, and no
-    process is left in any case.
+    `answer` is the learner's function, sent as it is defined; `program` is found by its module's name. `like` gives each rank a virtual
+    GPU modelled on it, all of one machine; without it no rank has any. No process is left in any case.
 
     Raises:
         RankError: ranks waited for one another in vain, or one ended its process.
@@ -46,7 +47,7 @@ def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequen
         pipes = [context().Pipe(duplex=False) for _ in inputs]
         ours, theirs = ([stack.enter_context(end) for end in ends] for ends in zip(*pipes, strict=True))
         store = os.path.join(folder, "store")
-        ranks = [(rank, len(inputs), store, call, given, line) for rank, (given, line) in enumerate(zip(inputs, theirs, strict=True))]
+        ranks = [(rank, len(inputs), like, store, call, given, line) for rank, (given, line) in enumerate(zip(inputs, theirs, strict=True))]
         with children(_rank, ranks) as started:
             told = _collected(ours, [process.sentinel for process in started])
             for process in started:
@@ -84,13 +85,17 @@ def _values(told: dict[int, tuple[str, Any]], ranks: int) -> list[Plain]:
     return [told[rank][1] for rank in range(ranks)]
 
 
-def _rank(rank: int, ranks: int, store: str, call: bytes, given: Plain, line: connection.Connection) -> None:
+def _rank(rank: int, ranks: int, like: str | None, store: str, call: bytes, given: Plain, line: connection.Connection) -> None:
     machine.use(None)  # a child has its parent's
+    if like is not None:
+        machine.use(ranks, like, virtual=True, quiet=True)
+        torch.cuda.set_device(rank)
     torch.set_num_threads(1)
     try:
         program, answer = cloudpickle.loads(call)
         timeout = timedelta(seconds=PATIENCE)
-        dist.init_process_group("gloo", f"file://{store}", timeout=timeout, rank=rank, world_size=ranks)
+        backend = "gloo" if like is None else "nccl"
+        dist.init_process_group(backend, f"file://{store}", timeout=timeout, rank=rank, world_size=ranks)
         line.send((RETURNED, program(answer, given)))
     except BaseException as error:
         line.send(_failure(error))

@@ -1,4 +1,4 @@
-"""Checks of lesson 10, more than one process, more than one machine."""
+"""Checks of lesson 10, DistributedDataParallel from the inside."""
 
 import itertools
 import os
@@ -8,9 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number, right
+from labkit.checks import own_ddp
+from labkit.checks.checking import Check, Plain, Verdict, not_yet, right
 from labkit.checks.in_ranks import in_ranks
-from labkit.checks.rank_programs import accumulated, cut_layers, gradients_after, life, rows_of
+from labkit.checks.rank_programs import accumulated, gradients_after, life, rows_of
 
 CLOSE = 1e-4
 
@@ -45,22 +46,22 @@ def judge_gradients(observations: Plain, cases: Plain) -> Verdict:
             for found, *everywhere in zip(observed["gradients"], *([*of_rank, None] for of_rank in case), strict=True):
                 if everywhere[rank] is None:
                     if found is not None:
-                        return not_yet(f"a parameter without a gradient has {_shown(found)} on {of} now. An optimizer would not skip it.")
+                        return not_yet(f"a parameter without a gradient has {shown(found)} on {of} now. An optimizer would not skip it.")
                     continue
                 mean = [sum(values) / len(case) for values in zip(*everywhere, strict=True)]
-                if found is None or not _near(found, mean):
+                if found is None or not near(found, mean):
                     return not_yet(
-                        f"{of} had the gradient {everywhere[rank]}; the mean over all ranks is {_shown(mean)}, "
-                        f"and it has {_shown(found)} now."
+                        f"{of} had the gradient {everywhere[rank]}; the mean over all ranks is {shown(mean)}, "
+                        f"and it has {shown(found)} now."
                     )
     return right("So does DistributedDataParallel, bucket by bucket.")
 
 
-def _near(found: Any, due: list[float]) -> bool:
+def near(found: Any, due: list[float]) -> bool:
     return len(found) == len(due) and all(abs(a - b) <= CLOSE * max(1.0, abs(b)) for a, b in zip(found, due, strict=True))
 
 
-def _shown(values: Any) -> str:
+def shown(values: Any) -> str:
     return "none" if values is None else "[" + ", ".join(f"{value:g}" for value in values) + "]"
 
 
@@ -150,8 +151,8 @@ def judge_accumulation(told: Plain, parts: Plain) -> Verdict:
             return not_yet("the weights have changed: only the gradients were asked for.")
         if observed["messages"] == 0:
             return not_yet(f"nothing was sent, so every rank has the gradient of its own rows alone. Which of the {count} backwards sends?")
-        if found is None or not _near(found, due):
-            return not_yet(f"rank {rank} has the gradient {_shown(found)}; that of all ranks' rows in one batch is {_shown(due)}.")
+        if found is None or not near(found, due):
+            return not_yet(f"rank {rank} has the gradient {shown(found)}; that of all ranks' rows in one batch is {shown(due)}.")
         if observed["messages"] != 1:
             return not_yet(f"the gradient is right, but sent {observed['messages']} times; once is enough for {count} micro-batches.")
         if max(observed["rows"], default=0) > size or sum(observed["rows"]) < count * size:
@@ -203,8 +204,8 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
     for rank, told in enumerate(second):
         if told["begun"] != list(range(dies, steps)):
             return not_yet(f"{dies} steps were done when the ranks died; started again, rank {rank} did {told['begun']} of {steps}.")
-        if not _near([told["weight"]], [weight]):
-            cause = "momentum" if told["momentum"] is None or not _near([told["momentum"]], [momentum]) else "weight"
+        if not near([told["weight"]], [weight]):
+            cause = "momentum" if told["momentum"] is None or not near([told["momentum"]], [momentum]) else "weight"
             return not_yet(
                 f"rank {rank} ends with the weight {told['weight']:g}; without a death it is {weight:g}. The {cause} was not restored."
             )
@@ -217,112 +218,10 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
     return right("As if nobody had died.")
 
 
-# 10.5: two layers cut among the ranks
-
-
-def draw_layers(generator: random.Random) -> Plain:
-    """For two and three ranks: a batch, two layers, and their biases, whose hidden neurons the ranks share."""
-    cases = []
-    for ranks in (2, 3):
-        width, hidden, out = generator.randint(2, 3), 2 * ranks, generator.randint(2, 3)
-
-        def matrix(rows: int, columns: int) -> Plain:
-            return [[generator.choice((-3, -2, -1, 1, 2, 3)) for _ in range(columns)] for _ in range(rows)]
-
-        whole = {
-            "x": matrix(4, width),
-            "first": matrix(hidden, width),
-            "first_bias": matrix(1, hidden)[0],
-            "second": matrix(out, hidden),
-            "second_bias": [generator.randint(1, 3) for _ in range(out)],
-        }
-        cases.append({"ranks": ranks, **whole})
-    return cases
-
-
-def observe_layers(two_layers: Any, cases: Plain) -> Plain:
-    return [in_ranks(cut_layers, two_layers, [{**case, "rank": rank} for rank in range(case["ranks"])]) for case in cases]
-
-
-def judge_layers(observations: Plain, cases: Plain) -> Verdict:
-    for told, case in zip(observations, cases, strict=True):
-        hidden = [
-            [max(0, sum(a * b for a, b in zip(row, weights, strict=True)) + bias) for weights, bias in _layer(case, "first")]
-            for row in case["x"]
-        ]
-        due = [sum(a * b for a, b in zip(row, weights, strict=True)) + bias for row in hidden for weights, bias in _layer(case, "second")]
-        for rank, answer in enumerate(told):
-            of = f"rank {rank} of {case['ranks']}"
-            if answer["type"] != "Tensor":
-                return not_yet(f"{of} returned {answer['type']}, not a tensor.")
-            if answer["shape"] != [len(case["x"]), len(case["second"])]:
-                return not_yet(
-                    f"{of} returned a tensor of {answer['shape']}; {[len(case['x']), len(case['second'])]} was due, whole on each rank."
-                )
-            if not _near(answer["values"], [float(value) for value in due]):
-                return not_yet(
-                    f"{of} has {_shown(answer['values'][:3])} … where the whole layers give {_shown(due[:3])} …. "
-                    "What is summed, and how often?"
-                )
-            if answer["changed"]:
-                return not_yet(f"{of} has changed {', '.join(answer['changed'])}: the next call would compute with other numbers.")
-    return right("One sum over the ranks for two layers.")
-
-
-def _layer(case: Plain, name: str) -> list[tuple[list[int], int]]:
-    return list(zip(case[name], case[f"{name}_bias"], strict=True))
-
-
-# 10.6: how many GPUs a model needs
-
-HELD = 16  # bytes of a parameter that the ranks share: weight, gradient and Adam's two
-WHOLE = 8  # of a parameter of the largest layer, in its backward: weight and gradient
-
-
-def draw_budgets(generator: random.Random) -> Plain:
-    """Models whose largest layer matters: one that fits one GPU, some that need several, one of which leaves not a byte.
-
-    The second needs a little more than a whole number of GPUs, so that who rounds is told.
-    """
-    cases = []
-    for ranks, rest in ((1, 0.5), (generator.randint(2, 4), 0.4), (generator.randint(5, 9), 0), (generator.randint(20, 60), 1)):
-        parameters = generator.randint(50, 900) * ranks * 10**6
-        layer = parameters // generator.randint(8, 30)
-        needed = ranks - 1 + generator.uniform(rest / 8, rest) if rest else ranks  # of such GPUs, before it is rounded up
-        cases.append([parameters, layer, WHOLE * layer + round(HELD * parameters / needed)])
-    generator.shuffle(cases)
-    return cases
-
-
-def observe_budgets(ranks_needed: Any, cases: Plain) -> Plain:
-    answers = []
-    for parameters, layer, memory in cases:
-        with during(f"{parameters} parameters, the largest layer with {layer}, and {memory} bytes"):
-            answer = ranks_needed(parameters, layer, memory)
-        said = number(answer)
-        answers.append(type(answer).__name__ if said is None else said)
-    return answers
-
-
-def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
-    for answer, (parameters, layer, memory) in zip(answers, cases, strict=True):
-        due = -(-HELD * parameters // (memory - WHOLE * layer))
-        if isinstance(answer, str):
-            return not_yet(f"your function returned {answer}, not a whole number.")
-        if answer != due:
-            enough = "1 GPU is enough" if due == 1 else f"{due} GPUs are enough and fewer are not"
-            return not_yet(
-                f"{parameters:,} parameters, the largest layer with {layer:,}, in {memory:,} bytes a GPU: {enough}; "
-                f"you say {answer}. What does a rank hold, and what while a layer's backward computes?"
-            )
-    return right("Sixteen bytes a parameter, shared, and one layer whole.")
-
-
 CHECKS = [
     Check("10.1", draw_gradients, observe_gradients, judge_gradients, section="DistributedDataParallel"),
     Check("10.2", draw_epochs, observe_rows, judge_rows, section="DistributedDataParallel"),
     Check("10.3", draw_parts, observe_accumulation, judge_accumulation, section="DistributedDataParallel"),
-    Check("10.4", draw_lives, observe_lives, judge_lives, section="A rank that dies"),
-    Check("10.5", draw_layers, observe_layers, judge_layers, section="Dividing a layer, dividing the network"),
-    Check("10.6", draw_budgets, observe_budgets, judge_budgets, section="What each rank holds"),
+    Check("10.4", draw_lives, observe_lives, judge_lives, section="The whole script"),
+    own_ddp.CHECK,
 ]

@@ -33,7 +33,7 @@ def sandbox(bubblewrap):
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp("course") / "course.toml"
-    path.write_text(COURSE.partition("[labs")[0] + "".join(f'[labs."{number:02d}"]\n' for number in range(12)))
+    path.write_text(COURSE.partition("[labs")[0] + "".join(f'[labs."{number:02d}"]\n' for number in range(13)))
     return assignment.read(path)
 
 

@@ -77,29 +77,29 @@ EXPECTED_VALUES = {
         "def training_bytes(model, optimizer): return sum(_bytes_of_training(model, optimizer).values())",
     ),
     "the kit's formula under another name": (
-        "10.6",
+        "12.2",
         "import labkit.labs.sharding as s",
         "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
         "    while s.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
     ),
     "the kit's formula by the labs": (
-        "10.6",
+        "12.2",
         "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
         "    while labkit.labs.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
     ),
     "the kit's formula by a star": (
-        "10.6",
+        "12.2",
         "from labkit.labs import *",
         "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
         "    while rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
     ),
     "the kit's formula by a default": (
-        "10.6",
+        "12.2",
         "def ranks_needed(parameters, layer, memory, kit=labkit.labs):\n    n = 1\n"
         "    while kit.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
     ),
     "the kit's formula by a text": (
-        "10.6",
+        "12.2",
         "kit = eval('lab' + 'kit').labs",
         "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
         "    while kit.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",

@@ -31,7 +31,8 @@ pytestmark = [
 ]
 FOLDER = Path(__file__).parents[2] / "notebooks"
 TRIES = int(os.environ.get("LABKIT_TRIES", 2))  # set to 60, inputs are drawn anew in each run, which shows a leak of one in fifty
-SLOW = ("09.4", "10.")  # they train, or start processes: once is enough for each wrong answer
+RANKS = ("10.", "12.1")  # of which some wait in vain
+SLOW = ("09.4", *RANKS)  # they train, or start processes: once is enough for each wrong answer
 
 # For each exercise, answers that a learner may well give, and a part of what the check says to each, one file a lesson: a text as that of
 # the controls, or a program where answers are made from others. Beside them the one that grading uses as a control. An answer that is
@@ -162,7 +163,7 @@ def test_what_is_not_a_number_is_not_right(number):
 
 
 def each(answers: Answers) -> pytest.MarkDecorator:
-    slow = {number: pytest.mark.slow if number.startswith("10.") else () for number in answers}  # ranks, of which some wait in vain
+    slow = {number: pytest.mark.slow if number.startswith(RANKS) else () for number in answers}
     return pytest.mark.parametrize(
         ("number", "name"), [pytest.param(number, name, marks=slow[number]) for number in answers for name in answers[number]]
     )

@@ -23,7 +23,8 @@ SHARED = Path("/dev/shm")
 # By lesson, cells that start processes: each is interrupted when it has, at once and a little later.
 STARTING = {
     "08_sharing_memory": ("trap", "hogwild", "ipc", "producer", "figure"),
-    "10_many_processes": ("hello", "pipelining", "dies"),
+    "10_ddp_from_the_inside": ("hello", "buckets", "overlap"),
+    "12_beyond_ddp": ("pipelining", "dies"),
     "11_articles_on_trial": ("trial",),
 }
 OLD = pytest.mark.skipif(torch.__version__ < (2, 7), reason="torch 2.6's FSDP2 asks a CPU for streams that record events")
@@ -130,7 +131,7 @@ def kernel(tmp_path) -> Iterator[Kernel]:
 
 
 @pytest.mark.timeout(900)  # a whole lesson, and then some cells again and again
-@pytest.mark.parametrize("lesson", [pytest.param(lesson, marks=OLD if lesson.startswith("10") else ()) for lesson in STARTING])
+@pytest.mark.parametrize("lesson", [pytest.param(lesson, marks=OLD if lesson.startswith("12") else ()) for lesson in STARTING])
 def test_nothing_is_left_behind_by_a_lesson_nor_by_a_cell_that_is_interrupted(kernel, lesson):
     cells = {cell.id: cell.source for cell in nbformat.read(FOLDER / f"{lesson}.ipynb", as_version=4).cells if cell.cell_type == "code"}
     ports = kernel.ports()

@@ -29,7 +29,7 @@ def test_on_an_h200_a_checkpoint_costs_about_a_third_and_offloading_most():
 
 
 def test_both_ways_lose_on_the_small_network_and_win_on_the_large_one():
-    assert "Both ways lose on the small network and win on the large one." in text("10_many_processes.ipynb")
+    assert "Both ways lose on the small network and win on the large one." in text("10_ddp_from_the_inside.ipynb")
     recorded = recorded_result("ddp_beside_data_parallel")
     for model, slower in (("small", True), ("large", False)):
         [alone] = recorded.column("seconds", model=model, way="DataParallel", gpus=1)

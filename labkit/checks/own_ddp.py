@@ -1,0 +1,234 @@
+"""The check of exercise 10.5, a DDP of the learner's own: two ranks with a virtual GPU each train with it, and then with PyTorch's."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gputrace import record, units
+from labkit.checks.checking import Check, Plain, Verdict, not_yet, right
+from labkit.checks.in_ranks import in_ranks
+from labkit.machine import host_time
+
+RANKS = 2
+LIKE = "T4"  # its links are slow: what overlaps is seen
+PER_BUCKET = 2  # layers, to the byte
+KEPT = 1.6  # times the memory that PyTorch's DDP takes
+CLOSE = 1e-3  # of the largest gradient
+GRADIENT, MESSAGE = "gradient", "message"
+
+
+def draw(generator: random.Random) -> Plain:
+    """Layers of one width, so that a bucket holds two: of an odd number, which leaves one over; a seed for each rank's rows and weights."""
+    width = 8 * generator.randint(48, 60)
+    return {
+        "width": width,
+        "layers": generator.choice((5, 7)),
+        "seed": generator.randrange(1 << 20),
+        "bucket_bytes": PER_BUCKET * 4 * width**2,
+    }
+
+
+class _Network(nn.Module):
+    """Layers without biases; a parameter that no forward uses, one that is frozen, and a buffer."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.width = width
+        self.unused = nn.Parameter(torch.randn(width))
+        self.frozen = nn.Parameter(torch.randn(width), requires_grad=False)
+        self.register_buffer("mean", torch.randn(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.frozen + self.get_buffer("mean")
+        for layer in self.layers:
+            x = layer(x) / self.width**0.5
+        return x
+
+
+def _network(inputs: Plain, rank: int) -> _Network:
+    """Each rank's own weights."""
+    torch.manual_seed(inputs["seed"] + rank)
+    return _Network(inputs["width"], inputs["layers"])
+
+
+def _rows(inputs: Plain, rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(inputs["seed"] + 10 * step + rank)
+    return torch.randn(32, inputs["width"], generator=generator) + rank
+
+
+class _Collectives(TorchDispatchMode):
+    """Notes the collectives of floating point numbers, a message of so many bytes each."""
+
+    def __init__(self, events: list[list]) -> None:
+        super().__init__()
+        self._events = events
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "c10d":
+            sent = {id(leaf): leaf.nbytes for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()}
+            if sent:
+                self._events.append([MESSAGE, sum(sent.values())])
+        return function(*args, **(kwargs or {}))
+
+
+STEPS = 3
+UNTRAINED = 2  # parameters, one unused and one frozen
+
+
+def trained(distribute: Any, inputs: Plain) -> Plain:
+    """In a rank: what the answer does in three steps, and the time and memory of a step beside PyTorch's DDP."""
+    rank = dist.get_rank()
+    nn.Linear(8, 8, device="cuda")(torch.ones(8, 8, device="cuda")).sum().backward()  # cuBLAS takes its workspaces, and keeps them
+    base = torch.cuda.memory_allocated()
+    model = _network(inputs, rank).cuda()
+    events: list[list] = []
+    for number, weight in enumerate(model.layers.parameters()):
+        weight.register_post_accumulate_grad_hook(lambda _, number=number: events.append([GRADIENT, number]))
+    finish = distribute(model, inputs["bucket_bytes"])
+    if not callable(finish):
+        return {"returned": type(finish).__name__}
+    start = [tensor.detach().cpu() for tensor in model.state_dict().values()]
+    events.clear()
+    gradients, happened, overlapped = [], [], 0.0
+    for step in range(STEPS):
+        model.zero_grad(set_to_none=step != 2)  # the third finds the gradients of the second, set to zero
+        x = _rows(inputs, rank, step).cuda()
+        torch.cuda.synchronize()
+        with record() as trace, _Collectives(events):
+            model(x).square().mean().backward()
+            finish()
+            gradients.append([None if p.grad is None else p.grad.cpu() for p in model.parameters()])
+        happened.append(list(events))
+        events.clear()
+        overlapped += trace.collectives(rank)[1]
+    due = _due(inputs)
+    return {
+        "start": _furthest(start, [tensor.detach() for tensor in _network(inputs, 0).state_dict().values()]),
+        "gradients": [_compared(found, mean) for found, mean in zip(gradients, due, strict=True)],
+        "events": happened,
+        "overlapped": overlapped,
+        "own": _measured(model, finish, inputs, base),
+        "torch": _pytorchs(inputs),
+    }
+
+
+def _due(inputs: Plain) -> list[list[torch.Tensor | None]]:
+    """The means of all ranks' gradients in each step, with rank 0's weights, computed on the CPU."""
+    model, due = _network(inputs, 0), []
+    for step in range(STEPS):
+        model.zero_grad()
+        for rank in range(RANKS):
+            (model(_rows(inputs, rank, step)).square().mean() / RANKS).backward()
+        due.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+    return due
+
+
+def _furthest(found: list[torch.Tensor], due: list[torch.Tensor]) -> float:
+    return max((one - other).abs().max().item() for one, other in zip(found, due, strict=True))
+
+
+def _compared(found: list[torch.Tensor | None], due: list[torch.Tensor | None]) -> Plain:
+    """How far each parameter's gradient is from the mean, as a share of that; "none" where it has none, "one" where it should not."""
+    told: Plain = []
+    for one, mean in zip(found, due, strict=True):
+        if one is None or mean is None:
+            told.append(0.0 if one is mean else "none" if one is None else "one")
+        else:
+            told.append((one - mean).abs().max().item() / mean.abs().max().item())
+    return told
+
+
+def _pytorchs(inputs: Plain) -> list[float]:
+    base = torch.cuda.memory_allocated()
+    model = _network(inputs, 0)
+    model.unused.requires_grad_(False)  # DDP would ask for find_unused_parameters
+    wrapped = DistributedDataParallel(model.cuda(), bucket_cap_mb=inputs["bucket_bytes"] / (1 << 20))
+    return _measured(wrapped, lambda: None, inputs, base)
+
+
+def _measured(model: nn.Module, finish: Callable[[], Any], inputs: Plain, base: int) -> list[float]:
+    """Seconds of a step, the third, and the bytes at its peak, with the model's, on top of `base`."""
+    x = _rows(inputs, dist.get_rank(), 0).cuda()
+    for _ in range(3):  # PyTorch's orders its buckets anew after the first
+        model.zero_grad()
+        torch.cuda.synchronize()
+        dist.all_reduce(torch.zeros(1, device="cuda"))  # begin together
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        start = host_time()
+        model(x).square().mean().backward()
+        finish()
+        torch.cuda.synchronize()
+        taken = [host_time() - start, float(torch.cuda.max_memory_allocated() - base)]
+    return taken
+
+
+def observe(distribute: Any, inputs: Plain) -> Plain:
+    return in_ranks(trained, distribute, [inputs] * RANKS, like=LIKE)
+
+
+def judge(told: Plain, inputs: Plain) -> Verdict:
+    if returned := next((observed["returned"] for observed in told if "returned" in observed), None):
+        return not_yet(f"your function returned {returned}; it is to return `finish`, a function.")
+    for rank, observed in enumerate(told):
+        if not observed["start"] <= CLOSE:
+            return not_yet(f"rank {rank} does not begin with rank 0's parameters and buffers, but {observed['start']:.2g} away from them.")
+    for rank, observed in enumerate(told):
+        if verdict := _judge_values(rank, observed["gradients"]) or _judge_messages(observed["events"], inputs):
+            return verdict
+        if not observed["overlapped"] > 0:
+            return not_yet("no kernel ran while a message was under way: whoever starts one waits for it at once. What is `async_op`?")
+    (own, held), (theirs, theirs_held) = told[0]["own"], told[0]["torch"]
+    if not held < KEPT * theirs_held:
+        most = f"{units.byte_text(int(held))} where PyTorch's DDP holds {units.byte_text(int(theirs_held))}"
+        return not_yet(f"after some steps a rank holds {most}. What is kept of the steps before?")
+    return right(
+        f"On two virtual {LIKE}s your forward and backward take {units.time_text(own)}, at most {units.byte_text(int(held))} are held; "
+        f"with PyTorch's DDP it is {units.time_text(theirs)} and {units.byte_text(int(theirs_held))}."
+    )
+
+
+def _judge_values(rank: int, steps: Plain) -> Verdict | None:
+    for step, gradients in enumerate(steps, start=1):
+        if "one" in gradients:
+            return not_yet(f"in step {step}, a parameter that no forward uses has a gradient on rank {rank}. It was to keep none.")
+        if "none" in gradients:
+            return not_yet(f"in step {step}, a parameter is without the gradient that it had on rank {rank}.")
+        wrong = [number for number, far in enumerate(gradients) if not far <= CLOSE]
+        if wrong:
+            of = (
+                "all gradients are"
+                if len(wrong) == len(gradients) - UNTRAINED
+                else f"the gradients of {len(wrong)} of {len(gradients)} parameters are"
+            )
+            return not_yet(
+                f"after `finish()` in step {step}, {of} not the mean of both ranks' on rank {rank}. Is each sent in each step, once it is "
+                "complete, divided, and waited for before it is read?"
+            )
+    return None
+
+
+def _judge_messages(steps: Plain, inputs: Plain) -> Verdict | None:
+    layer = 4 * inputs["width"] ** 2
+    for step, events in enumerate(steps, start=1):
+        sizes = [size for kind, size in events if kind == MESSAGE and size >= layer // 2]
+        last = max(place for place, (kind, _) in enumerate(events) if kind == GRADIENT)
+        early = sum(kind == MESSAGE and size >= layer // 2 for kind, size in events[:last])
+        if max(sizes, default=0) > (PER_BUCKET + 1) * layer:
+            return not_yet(f"in step {step}, one message took {max(sizes):,} bytes; a bucket is full with {inputs['bucket_bytes']:,}.")
+        if len(sizes) > inputs["layers"] // PER_BUCKET + 1:
+            return not_yet(f"in step {step}, {len(sizes)} messages took {inputs['layers']} gradients; a bucket holds {PER_BUCKET}.")
+        if not early:
+            return not_yet(f"in step {step}, nothing was sent before the last gradient was there. A full bucket need not wait for it.")
+    return None
+
+
+CHECK = Check("10.5", draw, observe, judge, section="Overlap")

@@ -1,0 +1,55 @@
+"""The judge of exercise 10.5, a DDP of one's own, on observations written by hand."""
+
+import random
+
+import pytest
+
+from labkit.checks.own_ddp import GRADIENT, MESSAGE, draw, judge
+
+INPUTS = {"width": 8, "layers": 3, "seed": 1, "bucket_bytes": 512}
+LAYER = 256  # bytes
+EVENTS = [[GRADIENT, 2], [GRADIENT, 1], [MESSAGE, 2 * LAYER], [GRADIENT, 0], [MESSAGE, LAYER]]
+RIGHT = {
+    "start": 0.0,
+    "gradients": [[0.0, 1e-7]] * 2,
+    "events": [EVENTS] * 2,
+    "overlapped": 1e-4,
+    "own": [2e-3, 3.0 * (1 << 20)],
+    "torch": [1e-3, 2.0 * (1 << 20)],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        ({}, None),
+        ({"returned": "NoneType"}, "returned NoneType"),
+        ({"start": 0.3}, "rank 1 does not begin with rank 0's parameters and buffers, but 0.3 away"),
+        ({"gradients": [[0.0, 0.0], [0.0, 0.5]]}, "after `finish()` in step 2, the gradients of 1 of 2 parameters are not the mean"),
+        ({"gradients": [["none", 0.0]] * 2}, "in step 1, a parameter is without the gradient"),
+        ({"gradients": [["one", 0.0]] * 2}, "in step 1, a parameter that no forward uses has a gradient on rank 1"),
+        ({"gradients": [[float("nan"), 0.0]] * 2}, "not the mean of both ranks'"),
+        ({"events": [EVENTS, [[GRADIENT, 0], [MESSAGE, 4 * LAYER]]]}, "in step 2, one message took 1,024 bytes; a bucket is full with 512"),
+        ({"events": [[*EVENTS, [MESSAGE, LAYER]]]}, "in step 1, 3 messages took 3 gradients; a bucket holds 2"),
+        ({"events": [sorted(EVENTS)]}, "nothing was sent before the last gradient"),
+        ({"events": [[*EVENTS, [MESSAGE, 4]]]}, None),  # a message about messages
+        ({"overlapped": 0.0}, "What is `async_op`?"),
+    ],
+)
+def test_each_rank_is_judged_by_values_messages_and_time(change, hint):
+    verdict = judge([RIGHT, RIGHT | change], INPUTS)
+    assert verdict.passed == (hint is None), verdict
+    assert hint is None or hint in verdict.message
+
+
+def test_a_right_answer_is_told_its_time_and_memory_beside_pytorch_s():
+    told = judge([RIGHT] * 2, INPUTS).message
+    assert "take 2 ms, at most 3 MiB are held; with PyTorch's DDP it is 1 ms and 2 MiB" in told
+    kept = judge([RIGHT | {"own": [2e-3, 4.0 * (1 << 20)]}, RIGHT], INPUTS)
+    assert not kept.passed and "a rank holds 4 MiB where PyTorch's DDP holds 2 MiB" in kept.message
+
+
+def test_a_bucket_holds_two_layers_and_one_layer_is_left():
+    for seed in range(10):
+        inputs = draw(random.Random(seed))
+        assert inputs["bucket_bytes"] == 2 * 4 * inputs["width"] ** 2 and inputs["layers"] % 2 == 1
