@@ -118,6 +118,8 @@ class ProcessGroupNCCL(_Gloo):
         machine = gpu.machine
         machine.require_alive()
         machine.selected.gpu = gpu
+        if gpu.profile.rising_addresses and self.size() > 1:
+            gpu.allocator.raise_addresses()
         stream = self.stream(gpu) if is_async or self.coalescing is not None else gpu.stream
         if stream is not gpu.stream:
             machine.clock.wait(stream, machine.clock.record(gpu.stream))
