@@ -214,6 +214,10 @@ WRONG = {
         r"all_reduce number 2 .* within 3 s: rank 1 never entered it, and was last in number 1, barrier\(\) \(\S+:11\); "
         r"rank 0 waits in all_reduce\(4 x float32, SUM\) \(\S+:13\)",
     ),
+    "not within its wait's timeout": (
+        "if rank: time.sleep(100)\ndist.all_reduce(x, async_op=True).wait(__import__('datetime').timedelta(seconds=1))",
+        r"all_reduce number 2 .* within 1 s: rank 1 never entered it",
+    ),
     "another shape": (
         "dist.all_reduce(x[: 2 + 2 * rank])",
         r"do not agree on collective number 2 .*: rank 0 calls all_reduce\(2 x float32, SUM\) \(\S+:12\); "

@@ -94,6 +94,11 @@ class CachingAllocator(AllocatorRules):
         with self._alone():
             self._release_cached()
 
+    def raise_addresses(self) -> None:
+        """New segments have rising addresses from now on."""
+        with self._lock:
+            self._addresses.rise()
+
     # Private pools
 
     def make_pool(self, pool_id: tuple[int, int], on_oom: bool, splits: bool) -> None:

@@ -118,6 +118,8 @@ class ProcessGroupNCCL(_Gloo):
         machine = gpu.machine
         machine.require_alive()
         machine.selected.gpu = gpu
+        if gpu.profile.rising_addresses and self.size() > 1:
+            gpu.allocator.raise_addresses()
         stream = self.stream(gpu) if is_async or self.coalescing is not None else gpu.stream
         if stream is not gpu.stream:
             machine.clock.wait(stream, machine.clock.record(gpu.stream))
@@ -169,21 +171,21 @@ class Underway:
         self.works: list[Any] | None = None
         self.event: EventTime | None = None
 
-    def start(self) -> None:
+    def start(self, patience: datetime.timedelta | None = None) -> None:
         """Let the values move, when all ranks are there."""
         if self.works is None:
-            self.said = self.group.rendezvous.meet(self.entry)
+            self.said = self.group.rendezvous.meet(self.entry, patience)
             with _DisableTorchDispatch():
                 self.works = self.transfer.start() if all(each["known"] for each in self.said) else []
 
-    def land(self) -> EventTime:
-        """Wait for it: its values are there, and it has its place on its stream."""
+    def land(self, patience: datetime.timedelta | None = None) -> EventTime:
+        """Wait for it: its values are there, and it has its place on its stream. Without `patience`, the group's timeout holds."""
         machine = self.gpu.machine
         while self.event is None:
             # A group's collectives start in one order on all ranks; those of others that can start must not wait for this one.
             mine = [other for other in machine.under_way if other.group is self.group and other.entry.channel == self.entry.channel]
             first = mine[0]
-            first.start()
+            first.start(patience)
             for other in list(machine.under_way):
                 if other.works is None and other.is_next() and other.group.rendezvous.is_complete(other.entry):
                     other.start()
@@ -237,8 +239,12 @@ class VirtualWork(Work):
         for part in self._parts:
             part.land()
 
-    def wait(self, timeout: Any = None) -> bool:
-        self.order()
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """With a timeout, the host waits too, and ranks that have not entered the collective within it are an error (WorkNCCL::wait)."""
+        self.order(timeout or None)  # none is 0 in C++
+        if timeout:
+            for part in self._parts:
+                part.gpu.machine.clock.synchronize_event(part.land(), 0.0)
         self.readers -= 1
         self.drop()
         return True
@@ -266,10 +272,10 @@ class VirtualWork(Work):
         if self._future is None:
             self._result = []
 
-    def order(self) -> None:
+    def order(self, patience: datetime.timedelta | None = None) -> None:
         """What the current stream does from now on comes after it."""
         for part in self._parts:
-            part.gpu.machine.clock.wait(part.gpu.stream, part.land())
+            part.gpu.machine.clock.wait(part.gpu.stream, part.land(patience))
 
     def synchronize(self) -> None:
         self.wait()

@@ -48,18 +48,19 @@ class Rendezvous:
         """Are all ranks there?"""
         return bool(self._store.check(entry.keys()))
 
-    def meet(self, entry: "Entry") -> list[dict[str, Any]]:
-        """What each rank says; waits for the last. Raises torch.distributed.DistBackendError for a rank that does not come, or calls
-        something else."""
+    def meet(self, entry: "Entry", patience: timedelta | None = None) -> list[dict[str, Any]]:
+        """What each rank says; waits for the last. Raises torch.distributed.DistBackendError for a rank that does not come in time (the
+        group's timeout, if no other is given), or calls something else."""
+        patience = patience or self._timeout
         try:
-            self._store.wait(entry.keys(), self._timeout)
+            self._store.wait(entry.keys(), patience)
         except torch.distributed.DistNetworkError:
             ended = f"The process that keeps the ranks' store, rank 0 as a rule, ended while rank {self._rank} waited in {entry.place}"
             raise torch.distributed.DistBackendError(f"{ended}, {entry.kind} number {entry.number} of its group.") from None
         except RuntimeError as error:
             if not isinstance(error, torch.distributed.DistStoreError) and str(error) != "Wait timeout":  # the words of a FileStore
                 raise
-            raise torch.distributed.DistBackendError(self._waited_in_vain(entry)) from None
+            raise torch.distributed.DistBackendError(self._waited_in_vain(entry, patience)) from None
         said = [json.loads(text) for text in self._store.multi_get(entry.keys())]
         if len({each["call"] for each in said}) > 1:
             calls = "; ".join(f"rank {rank} calls {each['place']}" for rank, each in zip(entry.ranks, said, strict=True))
@@ -74,7 +75,7 @@ class Rendezvous:
             self._store.delete_key(f"{channel}/{number}/{self._rank}")
         self._removed[channel] = max(self._removed.get(channel, 0), met - 1)
 
-    def _waited_in_vain(self, entry: "Entry") -> str:
+    def _waited_in_vain(self, entry: "Entry", patience: timedelta) -> str:
         """Who is in the collective and where, and where those that are not were last."""
         there, missing = [], []
         for rank in entry.ranks:
@@ -82,7 +83,7 @@ class Rendezvous:
                 there.append(f"rank {rank} waits in {said['place']}")
             else:
                 missing.append(f"rank {rank} never entered it" + self._last(rank))
-        waited = f"{self._timeout.total_seconds():g} s"
+        waited = f"{patience.total_seconds():g} s"
         return (
             f"Watchdog caught collective operation timeout: {entry.kind} number {entry.number} of its group did not start within {waited}: "
             f"{'; '.join(missing + there)}."

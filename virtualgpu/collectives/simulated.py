@@ -48,7 +48,7 @@ class Everybody(Rendezvous):
     def is_complete(self, entry: Entry) -> bool:
         return True
 
-    def meet(self, entry: Entry) -> list[dict[str, Any]]:
+    def meet(self, entry: Entry, patience: Any = None) -> list[dict[str, Any]]:
         said = self._said(entry.channel, entry.number, self._rank)
         self._remove(entry.channel, entry.number)
         return [said] * len(entry.ranks)

@@ -54,6 +54,7 @@ class Profile:
     nvlinks: int  # links between two GPUs; 0: through the host
     p2p_bytes_per_second: float
     p2p_latency_seconds: float
+    rising_addresses: bool  # once NCCL has connected GPUs, does the driver give segments rising addresses?
 
     launch_seconds: float  # host time of one operator call that launches a kernel or a copy
     backward_seconds: float  # host time that a launch costs more in a backward: its node, and the engine's own thread

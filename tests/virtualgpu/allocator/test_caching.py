@@ -106,3 +106,17 @@ def test_listeners_come_and_go_apart():
     memory.free(block)
     assert first == ["segment_alloc", "alloc"]
     assert second == ["segment_alloc", "alloc", "free_requested", "free_completed"]
+
+
+def test_raised_addresses_go_to_the_lowest_hole_below_all_others():
+    memory = allocator()
+    before = [memory.malloc(20 * MiB) for _ in range(3)]
+    assert before[0].address > before[1].address > before[2].address
+    memory.raise_addresses()
+    a, b, c = (memory.malloc(size * MiB) for size in (20, 12, 24))
+    assert a.address < b.address < c.address < before[2].address
+    memory.free(b)
+    memory.free(before[1])
+    memory.empty_cache()
+    assert memory.malloc(14 * MiB).address == c.address + 24 * MiB
+    assert memory.malloc(12 * MiB).address == b.address

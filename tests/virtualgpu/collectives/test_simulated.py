@@ -1,6 +1,7 @@
 """One rank of a world whose others are taken to do the same."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from virtualgpu.allocator import CachingAllocator
 from virtualgpu.collectives import simulated
 
 pytestmark = pytest.mark.usefixtures("machine", "world")
@@ -81,3 +83,13 @@ def test_ddp_takes_the_mean_of_equal_gradients():
     assert torch.equal(alone.weight.grad, parallel.module.weight.grad)
     gc.collect()
     dist.all_reduce(torch.ones(1, device="cuda"))  # lets go of works that nobody waited for
+
+
+@pytest.mark.parametrize("rising", [False, True])
+def test_a_collective_raises_addresses_where_the_profile_says_so(rising, monkeypatch):
+    x = numbers(1.0)
+    raised = []
+    monkeypatch.setattr(CachingAllocator, "raise_addresses", lambda memory: raised.append(memory))
+    monkeypatch.setattr(x._gpu, "profile", replace(x._gpu.profile, rising_addresses=rising))
+    dist.all_reduce(x)
+    assert raised == [x._gpu.allocator] * rising
