@@ -88,7 +88,7 @@ def test_ranks_that_found_something_else_are_not_said_to_agree():
 
 @pytest.mark.slow
 def test_a_wide_network_s_step_is_shorter_in_buckets_and_a_narrow_one_s_longer_than_alone():
-    ranks = torchrun(rank_program("ddp_step"), 1024, 64, 2048, ranks=2, like="T4", values=False, trace=True, quiet=True)
+    ranks = torchrun(rank_program("ddp_step"), "1024x64", "1024x2048", ranks=2, like="T4", values=False, trace=True, quiet=True)
     narrow, wide = ranks.results[0]
     assert (narrow["width"], wide["width"]) == (64, 2048) and ranks.results[1][1].keys() == wide.keys()
     assert narrow["alone"] < narrow["25 MiB"] and wide["25 MiB"] < 0.9 * wide["one bucket"]
