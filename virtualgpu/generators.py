@@ -122,7 +122,7 @@ class VirtualGenerator(_Generator):
     def __reduce__(self) -> Any:
         return Generator, (self.device,), (self.initial_seed(), self.get_offset(), self.get_state())
 
-    def __setstate__(self, state: tuple[int, int, torch.Tensor]) -> None:
+    def __setstate__(self, state: tuple[int, int | None, torch.Tensor]) -> None:
         self.set_state(state[-1])
 
     def clone_state(self) -> "VirtualGenerator":
