@@ -92,7 +92,7 @@ def _resolved(key: tuple, line: Callable[[int, int], SourceLine]) -> Stack:
     if not key or isinstance(key[0], SourceLine):
         return key
     lines = (line(identity, last) for identity, last in zip(key[::2], key[1::2], strict=True))
-    return tuple(one for one in lines if not one.filename.startswith(front_end.folders()))
+    return tuple(one for one in lines if not front_end.is_ours(one.filename))
 
 
 @dataclass(frozen=True, slots=True)

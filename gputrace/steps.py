@@ -26,7 +26,8 @@ class Steps(NamedTuple):
 def steps_of(trace: "TraceData", device: int) -> Steps | None:
     """The steps of a loop of the user's, known by allocations of the same sizes from the same lines in the same order; None without one.
 
-    The first third of the recording is left out of the comparison: a first step makes what the others find.
+    The first third of the recording is left out of the comparison: a first step makes what the others find. One allocation again and
+    again is no step: it fills a list.
     """
     events, mine = trace.events, trace.events.device == device
     allocations = np.flatnonzero(mine & (events.action == ALLOC))
@@ -41,7 +42,7 @@ def steps_of(trace: "TraceData", device: int) -> Steps | None:
     step = steady[middle : middle + length]
     kinds, times = np.unique(step, return_counts=True)
     count = int(np.median([np.count_nonzero(alike == kind) for kind in kinds] / times))
-    if count < FEWEST or not _in_users_loop(trace, events.stack[allocations][-len(steady) :][middle : middle + length]):
+    if count < FEWEST or length == 1 or not _in_users_loop(trace, events.stack[allocations][-len(steady) :][middle : middle + length]):
         return None
     after = trace.timeline(device).allocated[np.cumsum(mine)[allocations]][-len(steady) :]
     return Steps(count, int(np.median(after[length:] - after[:-length])))

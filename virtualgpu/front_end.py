@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # where this package lies
+CALLS_OPERATORS = os.path.join("torch", "_ops.py")  # called by our operators; on a GPU no Python runs there
 _WAIT = ("torch.distributed", "torch.multiprocessing")  # modules that wait for real processes, as the tools do
 _packages: tuple[str, ...] = ()
 _folders: tuple[str, ...] = ()
@@ -40,6 +41,11 @@ def packages() -> tuple[str, ...]:
 def folders() -> tuple[str, ...]:
     """Their folders, each with a separator at the end."""
     return _folders
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a call in this file is one of the tools' own, which on a real GPU would not be there."""
+    return filename.startswith(_folders) or filename.endswith(CALLS_OPERATORS)
 
 
 def keeps_real_time(module: str) -> bool:

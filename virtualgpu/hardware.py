@@ -59,6 +59,7 @@ class Selected(threading.local):
         self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return
         self.arrived: tuple | None = None  # the node of a backward whose stream has been chosen
         self.in_operator = False  # an operator is running of which the race detector knows: those that it is made of are part of it
+        self.full_masks = False  # masks whose values were not kept are taken to be true everywhere
         self.product: Callable[[], Any] | None = None  # what the last matrix product was written to
 
     def visit(self, task: int, *places: "Gpu | None") -> None:

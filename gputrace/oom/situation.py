@@ -161,7 +161,7 @@ class Situation:
     settings: Settings
     lost: int  # events
     grows: int  # bytes that each step of the loop before left behind, as far as such a loop is seen
-    grown: int  # and all its steps
+    grown: int  # and all its steps, as far as it is still there
 
     @property
     def limit(self) -> int | None:
@@ -306,7 +306,7 @@ def situation_of(trace: "TraceData") -> Situation | None:
         settings=settings,
         lost=trace.lost,
         grows=steps.growth if steps is not None else 0,
-        grown=steps.growth * steps.repeats if steps is not None else 0,
+        grown=min(steps.growth * steps.repeats, in_live_blocks) if steps is not None else 0,
     )
 
 

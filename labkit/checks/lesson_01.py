@@ -306,8 +306,9 @@ TRIES = 3  # on a real GPU, where the best of them counts
 
 
 def draw_copies(generator: random.Random) -> Plain:
-    """Copies to each GPU that take twice as long as their work, and one that takes half as long: no fixed pause suits both."""
-    sizes = [(8 << 20, 0.5, "cuda:0"), (8 << 20, 0.5, "cuda:1"), (2 << 20, 2.0, generator.choice(DEVICES[1:]))]
+    """Copies to each GPU that take twice as long as their work, and one that takes half as long: no fixed pause suits both. All take much
+    longer than a call, which was 0.3 ms on a virtual machine's H100."""
+    sizes = [(16 << 20, 0.5, "cuda:0"), (16 << 20, 0.5, "cuda:1"), (8 << 20, 2.0, generator.choice(DEVICES[1:]))]
     return [{"numbers": count, "work": work, "device": device, "first": generator.randint(1, 999)} for count, work, device in sizes]
 
 
@@ -377,7 +378,7 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
             return not_yet("your function returned before the copy had arrived. What waits for a GPU that need not be the current one?")
         best = min(observed["tries"], key=lambda attempt: attempt["total"])
         took = f"copy {copy * 1e3:.2f} ms, work {best['work'] * 1e3:.2f} ms, together {best['total'] * 1e3:.2f} ms"
-        if not best["total"] <= max(copy, best["work"]) + min(copy, best["work"]) / 2:
+        if not best["total"] <= max(copy, best["work"]) + 0.75 * min(copy, best["work"]):
             return not_yet(
                 f"a copy of {copy * 1e3:.2f} ms and work of {best['work'] * 1e3:.2f} ms took {best['total'] * 1e3:.2f} ms together, "
                 "no less than one after the other. Which argument of Tensor.to lets it return at once, and when do you wait?"

@@ -57,6 +57,12 @@ def test_each_device_has_its_own_lines():
         trace.lines(2)
 
 
+def test_a_stack_ends_in_the_users_call_as_on_a_real_gpu():
+    with labkit.use(gpus=1, virtual=True, quiet=True), labkit.record() as trace:
+        kept = torch.zeros(1000, device="cuda")
+    assert {trace.stacks[event.stack][0].filename for event in trace.events} == {__file__} and kept.is_cuda
+
+
 def test_a_device_goes_by_the_names_that_pytorch_gives_it():
     with labkit.use(gpus=2, virtual=True, quiet=True), labkit.record() as trace:
         kept = [torch.zeros(1000, device=f"cuda:{index}") for index in (0, 1, 1)]

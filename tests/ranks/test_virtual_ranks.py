@@ -208,6 +208,22 @@ def test_memory_of_fsdp_is_an_h200s(script):
     assert found == [first + second] * 2
 
 
+NORMALIZED = """
+    net = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())).cuda())
+    result = []
+    for step in range(2):
+        net(torch.randn(4, 3, 16, 16, device="cuda")).square().mean().backward()
+        result.append([torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()])
+"""
+
+
+def test_sync_batch_norm_without_values_asks_for_the_same_memory(script):
+    path = script(START + NORMALIZED)
+    without = labkit.torchrun(path, like="H200", values=False, quiet=True).results
+    assert without == labkit.torchrun(path, like="H200", quiet=True).results
+    assert without[0][0][0] > 0
+
+
 WRONG = {
     "never comes": (
         "if rank: time.sleep(100)\ndist.all_reduce(x)",

@@ -9,10 +9,8 @@ from typing import Any
 from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.allocator.settings import UNLIMITED
 from virtualgpu.errors import unsupported
-from virtualgpu.front_end import HERE
+from virtualgpu.front_end import CALLS_OPERATORS, HERE
 from virtualgpu.hardware import Machine
-
-_OURS_IN_TORCH = os.path.join("torch", "_ops.py")  # called by our operators, not by the user's
 
 
 def python_frames() -> list[dict[str, Any]]:
@@ -21,7 +19,7 @@ def python_frames() -> list[dict[str, Any]]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if not filename.startswith(HERE) and not filename.endswith(_OURS_IN_TORCH):
+        if not filename.startswith(HERE) and not filename.endswith(CALLS_OPERATORS):
             frames.append({"name": frame.f_code.co_name, "filename": filename, "line": frame.f_lineno})
         frame = frame.f_back
     return frames

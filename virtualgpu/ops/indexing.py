@@ -30,7 +30,7 @@ from virtualgpu.ops.call import (
 from virtualgpu.ops.reductions import of_all
 from virtualgpu.ops.sequence import OUT, Out, Plan, perform, play
 from virtualgpu.ops.without_values import all_known
-from virtualgpu.tensor import VirtualTensor
+from virtualgpu.tensor import VirtualTensor, allocate_on, wrap
 
 aten = torch.ops.aten
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
@@ -184,6 +184,23 @@ def places(x: torch.Tensor, indices: Any) -> tuple[Plan, list[int], Plan]:
     return tuple(steps), counts, tuple(-size for size in reversed(kept))
 
 
+def _without_memory(gpu: Gpu, values: torch.Tensor) -> VirtualTensor:
+    allocate_on(gpu, values.untyped_storage(), allocated=False)
+    return wrap(values, gpu)
+
+
+def _all_true(mask: VirtualTensor) -> VirtualTensor:
+    with _DisableTorchDispatch():
+        return _without_memory(mask._gpu, torch.ones(mask.shape, dtype=torch.bool))
+
+
+def _positions(gpu: Gpu, indices: Any) -> list[torch.Tensor | None]:
+    """The indices with the positions of each mask's true elements in its place, from which shapes follow without values."""
+    with _DisableTorchDispatch():
+        parts = ([_without_memory(gpu, x.clone()) for x in index.nonzero().unbind(1)] if is_mask(index) else [index] for index in indices)
+        return [index for part in parts for index in part]
+
+
 def restrided(indices: Any) -> tuple[int, ...]:
     """Bytes of the copies of positions that the kernel wants to lie alike (AdvancedIndex, native/TensorAdvancedIndexing.cpp)."""
     given = [index for index in indices if index is not None and not is_mask(index)]
@@ -199,10 +216,14 @@ def index(call: Call) -> Any:
     check_indices(x, indices)
     gpu = call.common_gpu(host=True)
     find_positions(gpu, indices)
+    if gpu.machine.selected.full_masks:
+        indices = [_all_true(index) if is_mask(index) and not all_known(index) else index for index in indices]
     if call.op.outs or not all_known(indices):
         return operators.mixed(call)
     before, _, behind = places(x, indices)
     copies = restrided(indices)
+    if not all_known(x) and any(map(is_mask, indices)):
+        call = call.with_arguments(x, _positions(gpu, indices))
     return perform(call, (*before, *copies, OUT, *(-size for size in copies), *behind))
 
 

@@ -10,7 +10,6 @@ from virtualgpu.clock.machine_clock import EventTime, StreamTime
 from virtualgpu.hardware import PRIORITIES, Gpu, Machine
 
 CUDA = 1  # c10::DeviceType::CUDA
-_BETWEEN_PROCESSES = "events between processes are not served by the virtual GPU: its processes have clocks of their own"
 
 
 class Stream:
@@ -98,7 +97,7 @@ class Event:
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False) -> None:
         if interprocess:
-            raise NotImplementedError(_BETWEEN_PROCESSES)
+            raise errors.unsupported("torch.cuda.Event(interprocess=True)")
         self.enable_timing = enable_timing
         self.external = external  # to a graph that records it: it happens at each replay
         self._recorded: EventTime | None = None
@@ -162,11 +161,11 @@ class Event:
         return (end._recorded.time - self._recorded.time) * 1e3
 
     def ipc_handle(self) -> Any:
-        raise NotImplementedError(_BETWEEN_PROCESSES)
+        raise errors.unsupported("torch.cuda.Event.ipc_handle")
 
     @classmethod
     def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
-        raise NotImplementedError(_BETWEEN_PROCESSES)
+        raise errors.unsupported("torch.cuda.Event.from_ipc_handle")
 
     def __repr__(self) -> str:
         return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {self.event_id:#x}>"

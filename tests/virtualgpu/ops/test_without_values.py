@@ -109,6 +109,11 @@ def test_a_shape_that_depends_on_values_is_refused(no_values, choose):
         choose(torch.randn(3, device="cuda"))
 
 
+def test_a_mask_whose_values_are_known_chooses_so_many(no_values):
+    x, mask = torch.randn(4, 3, 2, device="cuda"), torch.tensor([True, False, True, True], device="cuda")
+    assert x[mask].shape == (3, 3, 2) and x[:, mask[:3]].shape == (4, 2, 2) and x[mask, :, 1].shape == (3, 3)
+
+
 def test_shapes_dtypes_and_devices_are_right(no_values):
     x = torch.randn(4, 6, device="cuda")
     assert (x @ x.T).shape == (4, 4)

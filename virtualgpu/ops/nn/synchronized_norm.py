@@ -1,9 +1,12 @@
 """SyncBatchNorm's kernels: each rank reduces its part of the batch, and all combine what they have (cuda/Normalization.cuh)."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.modules._functions import SyncBatchNorm
 
+from virtualgpu.hardware import Machine
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, handles
 from virtualgpu.ops.without_values import loses_values
@@ -91,3 +94,21 @@ def synchronized(call: Call) -> Any:
     made = tuple(None if x is None else empty_without_values(gpu, x.shape, x.stride(), x.dtype) for x in shapes)
     gpu.launch(call.moved, name=call.op.name)
     return made[0] if len(made) == 1 else made
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    yield SyncBatchNorm, {"forward": staticmethod(_with_all_ranks(machine, SyncBatchNorm.forward))}
+
+
+def _with_all_ranks(machine: Machine, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """It leaves out ranks without a part of the batch by a mask. Where that has no values, each rank is taken to have one."""
+
+    def forward_of_all(*args: Any) -> Any:
+        machine.selected.full_masks = True
+        try:
+            return forward(*args)
+        finally:
+            machine.selected.full_masks = False
+
+    return forward_of_all
