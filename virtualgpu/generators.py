@@ -119,6 +119,12 @@ class VirtualGenerator(_Generator):
         self.state.seed = seed
         return self
 
+    def __reduce__(self) -> Any:
+        return Generator, (self.device,), (self.initial_seed(), self.get_offset(), self.get_state())
+
+    def __setstate__(self, state: tuple[int, int | None, torch.Tensor]) -> None:
+        self.set_state(state[-1])
+
     def clone_state(self) -> "VirtualGenerator":
         return VirtualGenerator(self._gpu, GeneratorState(self.state.seed, self.state.offset))
 
@@ -190,6 +196,9 @@ class Generator(metaclass=_AnyGenerator):
         # One of the CPU is made where no virtual GPU is in use, too: in another process, which takes a pickled one.
         gpu = None if torch.device(device).type == "cpu" else hardware.machine().gpu(device)
         return _Generator() if gpu is None else VirtualGenerator(gpu)
+
+
+Generator.__module__ = "torch"  # where pickle finds it, on a real GPU too
 
 
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any]]]:

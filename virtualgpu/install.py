@@ -21,7 +21,7 @@ from virtualgpu.hardware import Machine
 from virtualgpu.host import pinned, python_costs, time_module
 from virtualgpu.host.cpu_operators import HostOperators
 from virtualgpu.ops import call
-from virtualgpu.ops.nn import recurrent, synchronized_norm
+from virtualgpu.ops.nn import convolution, recurrent, synchronized_norm
 from virtualgpu.processes import sharing, usage_table
 from virtualgpu.streams import backward, cuda_streams
 from virtualgpu.tensor import VirtualTensor, tensors
@@ -31,7 +31,7 @@ from virtualgpu.threads import replacements as threads
 _PARTS = (
     reducer, wrappers, profiled,
     generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing, autocast, backward, comm, torchscript,
-    python_costs, time_module, refusals, synchronized_norm,
+    python_costs, time_module, refusals, convolution, synchronized_norm,
 )  # fmt: skip
 _ABSENT = object()
 

@@ -35,7 +35,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
             "copy_": copy_,
             "cuda": cuda,
             "cpu": cpu,
-            "data": Attribute("data", get_data, set_data),
+            "data": Attribute("data", get_data, set_data, _data.__delete__),
             "grad": Attribute("grad", grad.__get__, errors.assign_gradient(grad.__set__), grad.__delete__),
             "numpy": read_on_host(torch.Tensor.numpy),
             "tolist": read_on_host(torch.Tensor.tolist),

@@ -42,6 +42,19 @@ def test_three_ranks_share_a_collective_without_virtual_gpus_and_leave_nothing()
         assert in_ranks(add, answer, [1, 2, 4]) == [{"sum": [7.0], "virtual": False}] * 3
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_ranks_with_a_virtual_gpu_each_share_a_collective_by_the_virtual_nccl():
+    def answer(tensor):
+        tensor = tensor.cuda()
+        dist.all_reduce(tensor)
+        assert (dist.get_backend(), tensor.device.index) == ("nccl", dist.get_rank())
+        return tensor
+
+    assert in_ranks(add, answer, [1, 2], like="H200") == [{"sum": [3.0], "virtual": True}] * 2
+    assert labkit.current() is None
+
+
 def test_an_error_of_a_rank_names_it():
     def answer(tensor):
         if dist.get_rank() == 1:

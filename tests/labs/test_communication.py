@@ -3,8 +3,9 @@
 import pytest
 
 from gputrace.figures.figure import GREY
-from labkit.labs import Result, collect, ddp_messages, plot_collectives
+from labkit.labs import Result, collect, ddp_messages, plot_collectives, rank_program
 from labkit.labs.communication import COLLECTIVES, COLUMNS, RANKS, collectives
+from labkit.ranks import torchrun
 
 
 @pytest.mark.slow
@@ -83,3 +84,13 @@ def test_every_number_is_drawn_in_the_colour_of_who_brought_it(drawn):
 
 def test_ranks_that_found_something_else_are_not_said_to_agree():
     assert plot_collectives(exchanged(AFTER | {"all_gather": [[30, 31]] * 2})).title == "What 2 ranks hold before and after collectives"
+
+
+@pytest.mark.slow
+def test_a_wide_network_s_step_is_shorter_in_buckets_and_a_narrow_one_s_longer_than_alone():
+    ranks = torchrun(rank_program("ddp_step"), "1024x64", "1024x2048", ranks=2, like="T4", values=False, trace=True, quiet=True)
+    narrow, wide = ranks.results[0]
+    assert (narrow["width"], wide["width"]) == (64, 2048) and ranks.results[1][1].keys() == wide.keys()
+    assert narrow["alone"] < narrow["25 MiB"] and wide["25 MiB"] < 0.9 * wide["one bucket"]
+    sent, overlapped = ranks.trace.collectives(0)
+    assert 0 < overlapped < sent

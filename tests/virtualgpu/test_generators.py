@@ -1,5 +1,7 @@
 """Random numbers: each virtual GPU draws from a generator of its own, and never from the CPU's."""
 
+import copy
+import pickle
 import threading
 
 import pytest
@@ -109,6 +111,16 @@ def test_generators_know_their_device():
     twin = torch.Generator("cuda:1")
     twin.set_state(own.get_state())
     assert torch.equal(torch.rand(3, generator=own, device="cuda:1"), torch.rand(3, generator=twin, device="cuda:1"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda generator: pickle.loads(pickle.dumps(generator))])
+def test_a_copy_draws_on_the_same_device_what_its_model_draws(device, copied):
+    own = torch.Generator(device).manual_seed(7)
+    torch.rand(3, generator=own, device=device)
+    twin = copied(own)
+    assert (twin.device, twin.initial_seed()) == (own.device, 7)
+    assert torch.equal(torch.rand(3, generator=own, device=device), torch.rand(3, generator=twin, device=device))
 
 
 def test_one_of_the_cpu_is_made_where_no_virtual_gpu_is_in_use(monkeypatch):

@@ -267,6 +267,12 @@ def test_assigning_data_changes_the_device():
 # Pinned memory
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_data_can_not_be_deleted(device):
+    with pytest.raises(RuntimeError, match="Deleting tensor data is not allowed"):
+        del torch.ones(2, device=device).data
+
+
 def test_pinned_memory():
     x = torch.ones(4).pin_memory()
     assert x.is_pinned() and x[:1].is_pinned() and x.pin_memory() is x

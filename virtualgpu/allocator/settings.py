@@ -105,7 +105,7 @@ def _read(key: str, value: str) -> tuple[str, object]:
             raise ValueError(f"{key} must be at most {_MOST_THREADS}, got {value}")
         return "host", value
     if key in _NOT_SERVED:
-        raise NotImplementedError(f"{key} is a setting of PyTorch's allocator that the virtual GPU does not serve")
+        raise NotImplementedError(f"the setting {key} of PyTorch's allocator is not served by the virtual GPU")
     match key:
         case "max_split_size_mb" | "max_non_split_rounding_mb":
             return key.removesuffix("_mb"), _whole(key, value) * MiB

@@ -10,7 +10,6 @@ from virtualgpu.clock.machine_clock import EventTime, StreamTime
 from virtualgpu.hardware import PRIORITIES, Gpu, Machine
 
 CUDA = 1  # c10::DeviceType::CUDA
-_BETWEEN_PROCESSES = "events between processes are not served by the virtual GPU: its processes have clocks of their own"
 
 
 class Stream:
@@ -35,7 +34,8 @@ class Stream:
         self._time: StreamTime = gpu.pool_stream(priority) if stream_id is None else gpu.streams[stream_id]
         # See Gpu.pool_stream; the streams that a program makes itself have even numbers.
         self.priority = -max(0, (self._time.stream_id >> 1 & 15) - 1) if self._time.stream_id & 1 else 0
-        self.stream_id = self.cuda_stream = self._time.stream_id
+        self.stream_id = self._time.stream_id
+        self.cuda_stream = hardware.raw_stream(gpu.index, self.stream_id)
         self.device_index = gpu.index
         self.device_type = CUDA
         self.device = gpu.device
@@ -98,7 +98,7 @@ class Event:
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False) -> None:
         if interprocess:
-            raise NotImplementedError(_BETWEEN_PROCESSES)
+            raise errors.unsupported("torch.cuda.Event(interprocess=True)")
         self.enable_timing = enable_timing
         self.external = external  # to a graph that records it: it happens at each replay
         self._recorded: EventTime | None = None
@@ -162,11 +162,11 @@ class Event:
         return (end._recorded.time - self._recorded.time) * 1e3
 
     def ipc_handle(self) -> Any:
-        raise NotImplementedError(_BETWEEN_PROCESSES)
+        raise errors.unsupported("torch.cuda.Event.ipc_handle")
 
     @classmethod
     def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
-        raise NotImplementedError(_BETWEEN_PROCESSES)
+        raise errors.unsupported("torch.cuda.Event.from_ipc_handle")
 
     def __repr__(self) -> str:
         return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {self.event_id:#x}>"

@@ -1,7 +1,7 @@
 """How long a training step takes by DistributedDataParallel, with all gradients in one bucket and with buckets of the usual size.
 
-Arguments: the rows of a batch, and widths of a network of eight layers. `result` has a row for each width, in milliseconds: alone, on one
-GPU with the whole batch; and on all ranks, each with its share. The last two steps of the last width are the last that run.
+Arguments: such as 512x1024, the rows of a batch and the width of a network of eight layers. `result` has a row for each, in milliseconds:
+alone, on one GPU with the whole batch; and on all ranks, each with its share. The two steps of the last argument are the last that run.
 """
 
 import sys
@@ -17,7 +17,6 @@ LAYERS = 8
 BUCKETS = {"one bucket": 1 << 20, "25 MiB": 25}  # in MiB
 
 rank, ranks, device = meet()
-rows, widths = int(sys.argv[1]), [int(width) for width in sys.argv[2:]]
 
 
 def training(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
@@ -48,13 +47,14 @@ def milliseconds(step: Callable[[], None]) -> float:
 
 
 result = []
-for width in widths:
-    layers = nn.Sequential(*[nn.Linear(width, width) for _ in range(LAYERS)]).to(device)
+for size in sys.argv[1:]:
+    rows, width = map(int, size.split("x"))
+    layers = nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.ReLU())]).to(device)
     x = torch.randn(rows, width, device=device)
-    row = {"width": width, "alone": milliseconds(training(layers, x))}
+    row = {"rows": rows, "width": width, "alone": milliseconds(training(layers, x))}
     steps = {}
-    for name, size in BUCKETS.items():
-        model = DistributedDataParallel(layers, bucket_cap_mb=size)
+    for name, mebibytes in BUCKETS.items():
+        model = DistributedDataParallel(layers, bucket_cap_mb=mebibytes)
         layers.zero_grad()
         steps[name] = training(model, x[: rows // ranks])
     result.append(row | {name: milliseconds(step) for name, step in steps.items()})

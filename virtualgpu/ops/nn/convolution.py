@@ -9,18 +9,19 @@ Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convoluti
 """
 
 import json
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from importlib.resources import files
 from math import log, prod
 from typing import Any, NamedTuple
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from virtualgpu.errors import argument_differs, scalar_name, tensor_type
 from virtualgpu.ops import operators, reductions
 from virtualgpu.ops.blas import cudnn_format
-from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles, operator
+from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles, operator, shapes_by
 from virtualgpu.ops.half import sums_in_float32
 from virtualgpu.ops.sequence import Out, Plan, perform
 from virtualgpu.ops.work import UNVECTORIZED
@@ -183,6 +184,14 @@ def operands_elsewhere(given: Devices) -> str | None:
     return f"Input type ({image.type()}) and {argument} type ({found[argument].type()}) should be the same"
 
 
+@shapes_by("convolution")
+def convolution_shape(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """Channels last where those of the input or the weight are (cudnn_conv_suggest_memory_format, native/ConvUtils.h)."""
+    shape = torch.ops.aten.convolution.default(x, weight, *rest)
+    forms = [form for form in map(suggest_memory_format, (x, weight)) if form is not torch.contiguous_format]
+    return shape.contiguous(memory_format=forms[0]) if forms and x.dtype is not torch.float64 else shape
+
+
 @handles("convolution")
 def convolution(call: Call) -> Any:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
@@ -207,6 +216,33 @@ def cudnn_convolution(call: Call) -> Any:
     stride, dilation, groups = rest[:3]
     args = (x, weight, None, stride, padding, dilation, transposed, added, groups)
     return convolution(Call(operator(torch.ops.aten.convolution.default), args, {}))
+
+
+def select_backend(on_cpu: Any, input: Tensor, weight: Tensor, bias: Any, *sizes: Any, **named: Any) -> Any:
+    """Whose kernels convolve: cuDNN's, or PyTorch's own where cuDNN is off, and for groups of one channel (native/Convolution.cpp).
+
+    That cuDNN takes some such groups in half precision, by a table of its sizes, is left out.
+    """
+    if not input.is_cuda or not input.numel():
+        return on_cpu(input, weight, bias, *sizes, **named)
+    given = named | dict(zip(("stride", "padding", "dilation", "transposed", "output_padding", "groups"), sizes, strict=False))
+    groups, transposed = given["groups"], given["transposed"]
+    dims = max(weight.dim() - 2, 2)
+    form = (torch.channels_last, torch.channels_last_3d)[dims - 2]
+    last = input.dim() == dims + 2 and not input.is_contiguous() and input.is_contiguous(memory_format=form)
+    cudnn = torch.backends.cudnn.enabled and all(more < step for more, step in zip(given["output_padding"], given["stride"], strict=True))
+    if groups == input.shape[1] > 1 and not transposed and not weight.shape[0] % groups and not (last and cudnn):
+        name = f"CudaDepthwise{dims}d"
+    elif cudnn:
+        name = "CudnnTranspose" if transposed else "Cudnn"
+    else:
+        kind = "Transpose" if transposed else "Dilated" if dims == 3 or max(given["dilation"]) > 1 else ""
+        name = f"Slow{kind}{dims}d"
+    return getattr(torch._C._ConvBackend, name)  # type: ignore[attr-defined]
+
+
+def replacements(machine: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    yield torch._C, {"_select_conv_backend": partial(select_backend, torch._C._select_conv_backend)}
 
 
 @handles("convolution_backward")

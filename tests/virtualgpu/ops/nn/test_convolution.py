@@ -1,5 +1,7 @@
 """Convolutions ask for the workspaces that were measured, and for estimates elsewhere."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from recorded import check, recorded
@@ -57,3 +59,46 @@ def test_cudnn_by_name(machine, transposed):
     plain = torch.nn.functional.conv_transpose2d if transposed else torch.nn.functional.conv2d
     more = {"output_padding": 1} if transposed else {}
     assert torch.equal(named(x, weight, *sizes, 1, False, True, True), plain(x, weight, None, 2, 1, **more))
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "off", "backend"),
+    [  # what a CUDA build answers, after PyTorch's own test of convolutions
+        ((2, 6, 7, 8), {}, False, "Cudnn"),
+        ((2, 6, 7, 8, 9), {"transposed": True}, False, "CudnnTranspose"),
+        ((2, 6, 7, 8), {"groups": 6}, False, "CudaDepthwise2d"),
+        ((2, 6, 7), {"groups": 6}, True, "CudaDepthwise2d"),
+        ((2, 6, 7, 8, 9), {}, True, "SlowDilated3d"),
+        ((2, 6, 7), {}, True, "Slow2d"),
+        ((2, 6, 7, 8), {"dilation": 2}, True, "SlowDilated2d"),
+        ((2, 6, 7, 8), {"transposed": True}, True, "SlowTranspose2d"),
+        ((0, 6, 7, 8), {}, False, "Empty"),
+    ],
+)
+def test_whose_kernels_convolve(machine, shape, settings, off, backend):
+    dims, groups, transposed = len(shape) - 2, settings.get("groups", 1), settings.get("transposed", False)
+    weight = torch.ones(*(6, 12) if transposed else (12, 6 // groups), *[3] * dims, device="cuda")
+    dilation = [settings.get("dilation", 1)] * dims
+    with torch.backends.cudnn.flags(enabled=not off):
+        chosen = torch._C._select_conv_backend(
+            torch.ones(shape, device="cuda"), weight, None, [1] * dims, [0] * dims, dilation, transposed, [0] * dims, groups
+        )
+    assert chosen.name == backend
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("last", ["image", "weight", "neither"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_without_values_the_channels_lie_as_with_them(machine, dims, last, transposed):
+    form = {2: torch.channels_last, 3: torch.channels_last_3d}[dims]
+    convolve = getattr(torch.nn.functional, f"conv{'_transpose' * transposed}{dims}d")
+    strides = []
+    for computing in (nullcontext, machine.without_values):
+        with computing():
+            image, weight = torch.ones(2, 4, *[6] * dims, device="cuda"), torch.ones(4, 4, *[2] * dims, device="cuda")
+            image = image.to(memory_format=form) if last == "image" else image
+            weight = weight.to(memory_format=form) if last == "weight" else weight
+            strides.append(convolve(image, weight, stride=2).stride())
+            del image, weight
+    assert strides[0] == strides[1]
+    assert (strides[0][1] == 1) == (last != "neither")
