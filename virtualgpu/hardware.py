@@ -29,15 +29,20 @@ INTEGERS_BYTES = 1 << 20  # of one tensor of integers or truth values
 PRIORITIES = 4  # of streams, from 0 down; this one and the next are PyTorch's own limits
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
 _graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
-_KIND_BITS = 5  # of a stream's handle
+_KIND_BITS = 5  # of a stream's id
 
 
-def stream_name(handle: int) -> str:
-    """What to call a stream of a virtual GPU: "stream 1" is the first that `torch.cuda.Stream()` gave. Empty for another handle."""
-    number, kind = handle >> _KIND_BITS, handle % (1 << _KIND_BITS)
+def stream_name(stream_id: int) -> str:
+    """What to call a stream of a virtual GPU: "stream 1" is the first that `torch.cuda.Stream()` gave. Empty for another id."""
+    number, kind = stream_id >> _KIND_BITS, stream_id % (1 << _KIND_BITS)
     if number >= POOL_STREAMS or kind not in range(3, 3 + 2 * PRIORITIES, 2):
         return ""
     return f"stream {number + 1}{f' of priority {(3 - kind) // 2}' if kind > 3 else ''}"
+
+
+def raw_stream(device: int, stream_id: int) -> int:
+    """The `cudaStream_t` by which CUDA and a snapshot of memory know a stream: 0 for the default stream, else an address."""
+    return 0x5600_0000_0000 + (device << 24 | stream_id << 6) if stream_id & 1 else stream_id  # those that cudaStreamCreate made go by it
 
 
 class Selected(threading.local):

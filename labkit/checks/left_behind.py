@@ -111,9 +111,9 @@ def _hooks(holder: Any) -> int:
     return sum(len(hooks) for name, hooks in vars(holder).items() if name.endswith("_hooks"))
 
 
-def _state(tensor: Any) -> tuple[int | None, bool]:
-    """How often it was written to, and whether it is a parameter that is trained."""
-    return _version(tensor), isinstance(tensor, nn.Parameter) and tensor.requires_grad
+def _state(tensor: Any) -> tuple[Any, ...]:
+    """How often it was written to and where on a GPU it lies; then its dtype, its shape, and whether it was made to require gradients."""
+    return (_version(tensor), tensor.is_cuda and tensor.data_ptr()), tensor.dtype, tensor.shape, tensor.is_leaf and tensor.requires_grad
 
 
 def _version(tensor: torch.Tensor) -> int | None:
@@ -143,6 +143,7 @@ def _look_at_module(model: nn.Module, alters: tuple[str, ...]) -> Callable[[], s
             "trained": {path: parameter.requires_grad for path, parameter in parameters.items()},
             "on GPUs": {path: parameter.device for path, parameter in parameters.items() if parameter.is_cuda},
             "versions": {path: _version(parameter) for path, parameter in parameters.items()},
+            "addresses": {path: parameter.data_ptr() for path, parameter in parameters.items() if parameter.is_cuda},
         }
 
     before = state()
@@ -163,7 +164,8 @@ def _look_at_module(model: nn.Module, alters: tuple[str, ...]) -> Callable[[], s
             return "your function changed which of the model's parameters require gradients. Leave that as it was."
         if any(now["on GPUs"].get(path) != device for path, device in before["on GPUs"].items()):
             return "your function moved the model's parameters, or some, from their GPU. Leave them where they were."
-        if "values" not in alters and now["versions"] != before["versions"]:
+        replaced = any(now["addresses"].get(path) != address for path, address in before["addresses"].items())
+        if "values" not in alters and (replaced or now["versions"] != before["versions"]):
             return "your function changed the model's weights. Leave them as they were."
         return ""
 

@@ -84,7 +84,8 @@ def _nested(generator: random.Random, target: str, top: str) -> Plain:
         inside = [tensor(next(others)), tensor(target), *(["value", value] for value in (None, "image", 7, True, "", 0, 0.5)), node]
         generator.shuffle(inside)
         kind = next(kinds)
-        node = [kind, [[f"{key}{level}", child] for key, child in zip("abcdefghij", inside, strict=True)] if kind == "dict" else inside]
+        keys = [level, *(f"{key}{level}" for key in "abcdefghi")]  # a number too, which is no text
+        node = [kind, [[key, child] for key, child in zip(keys, inside, strict=True)] if kind == "dict" else inside]
     return node
 
 

@@ -257,7 +257,7 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
             if callable(get):
                 torch.cuda._sleep(2 * nap)
                 later = here.record_event()
-                x.zero_()
+                x.fill_(-1)  # no row has it
                 got = get()
                 observed |= {"too long": later.query(), "type": f"one that returns {type(got).__name__}"}
                 if isinstance(got, torch.Tensor):
@@ -277,6 +277,8 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"fetch was to return a function that returns the tensor; you gave {observed['type']}.")
         if (own := [observed[name] for name in ("device", "dtype", "shape")]) != (due := ["cpu", case["dtype"], [len(case["rows"]), SIZE]]):
             return not_yet("the values belong on {}, of {} and shape {}; yours are on {}, of {} and shape {}.".format(*due, *own))
+        if -1 in observed["values"]:
+            return not_yet("your copy read what the caller wrote to its tensor after fetch had returned. Who waits for the copy?")
         if observed["values"] != [float(value) for value in case["rows"]]:
             return not_yet(f"the rows are {case['rows']}; the host read {observed['values']}. Had the copy arrived?")
         if observed["too long"]:

@@ -41,15 +41,17 @@ class Rows(nn.Module):
         return (x * self.weight).sum(1, keepdim=True)
 
 
+MOST_GPUS = 4
+
+
 def draw_batches(generator: random.Random) -> Plain:
-    """Batches for two GPUs in either order; one has fewer rows than there are GPUs."""
-    orders = [[0, 1], [1, 0]]
-    generator.shuffle(orders)
-    cases: list[Plain] = [{"devices": orders[0], "rows": rows} for rows in (1, generator.choice([4, 6]))]
-    cases.append({"devices": orders[1], "rows": generator.choice([5, 7])})
+    """Batches for as many GPUs as are in use, in one order and in another: with fewer rows than GPUs, as many for each, and some over."""
+    order = generator.sample(range(MOST_GPUS), k=MOST_GPUS)
+    cases: list[Plain] = [{"order": order, "each": each, "more": more} for each, more in ((1, -1), (generator.choice([2, 3]), 0))]
+    cases.append({"order": order[::-1], "each": generator.choice([2, 3]), "more": 1})
     for case in cases:
         case["weight"] = generator.randint(1, 4)
-        case["values"] = [generator.randint(1, 9) for _ in range(case.pop("rows"))]
+        case["values"] = [generator.randint(1, 9) for _ in range(MOST_GPUS * 3 + 1)]
     return cases
 
 
@@ -57,13 +59,16 @@ def observe_batches(data_parallel: Any, cases: Plain) -> Plain:
     """For each case the result, what ran where, the bytes that the forward pass left on each GPU, and the gradients of weight and batch."""
     observations = []
     for case in cases:
-        first = f"cuda:{case['devices'][0]}"
+        devices = [device for device in case["order"] if device < torch.cuda.device_count()]
+        values = case["values"][: len(devices) * case["each"] + case["more"]]
+        first = f"cuda:{devices[0]}"
         module = Rows(float(case["weight"]), first)
-        x = torch.tensor([float(value) for value in case["values"]], device=first)[:, None].repeat(1, WIDTH).requires_grad_()
+        x = torch.tensor([float(value) for value in values], device=first)[:, None].repeat(1, WIDTH).requires_grad_()
         before = _allocated()
-        with _without_the_wrapper(), during(f"{len(x)} rows and device_ids={case['devices']}"):
-            y = data_parallel(module, x, list(case["devices"]))
-        observed = {"result": describe(y), "seen": sorted(module.seen), "gradient": None, "peak": _above(before)}
+        with _without_the_wrapper(), during(f"{len(x)} rows and device_ids={devices}"):
+            y = data_parallel(module, x, list(devices))
+        observed = {"devices": devices, "values": values, "result": describe(y), "seen": sorted(module.seen), "peak": _above(before)}
+        observed["gradient"] = None
         gc.collect()
         observed["held"] = [now - earlier for now, earlier in zip(_allocated(), before, strict=True)]
         if isinstance(y, torch.Tensor) and y.requires_grad:
@@ -91,9 +96,9 @@ def _without_the_wrapper() -> Iterator[None]:
 
 def _allocated() -> list[int]:
     """What is allocated on each GPU, from where its peak counts anew."""
-    for index in range(2):
+    for index in range(torch.cuda.device_count()):
         torch.cuda.reset_peak_memory_stats(index)
-    return [torch.cuda.memory_allocated(index) for index in range(2)]
+    return [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())]
 
 
 def _above(before: list[int]) -> list[int]:
@@ -103,7 +108,7 @@ def _above(before: list[int]) -> list[int]:
 
 def judge_batches(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
-        devices, values, result = case["devices"], case["values"], observed["result"]
+        devices, values, result = observed["devices"], observed["values"], observed["result"]
         given = f"with {len(values)} rows and device_ids={devices}"
         if result["type"] != "Tensor":
             return not_yet(f"your function returned {result['type']}, not one tensor. What puts the outputs together?")
@@ -111,7 +116,7 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"{given} the result is on {result['device']}; it belongs on the first of the devices.")
         if result["shape"] != [len(values), 1] or result["values"] != [value * case["weight"] * WIDTH for value in values]:
             return not_yet(f"{given} the result is not what the module itself gives for the batch.")
-        sizes = dict(zip(devices, chunks(len(values), 2), strict=False))
+        sizes = dict(zip(devices, chunks(len(values), len(devices)), strict=False))
         if observed["seen"] != sorted([f"cuda:{device}", rows] for device, rows in sizes.items()):
             ran = ", ".join(f"{rows} rows on {device}" for device, rows in observed["seen"]) or "nothing"
             asked = ", ".join(f"{rows} rows on cuda:{device}" for device, rows in sorted(sizes.items()))
@@ -158,6 +163,7 @@ def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
             for units in gpu["brief"]:
                 _take(index, units)
             kept.append(_take(index, gpu["kept"]))
+            torch.ones(1, device=f"cuda:{index}", requires_grad=True).sum().backward()  # a step trains: not under no_grad
 
     with torch.cuda.device(inputs["current"]):
         said = peaks(step, list(inputs["devices"]))

@@ -214,13 +214,22 @@ def _before_half(layers: Sequence[float]) -> int:
     return max((cut for cut in range(1, len(layers)) if 2 * sum(layers[:cut]) <= sum(layers)), default=1)
 
 
+class OneMore(Scale):
+    """Takes what the layer before it gives, and gives a row more."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) != (due := self.index + 1):
+            raise RuntimeError(f"layer {self.index} takes {due} rows, what the layer before it gives, not {len(x)}")
+        return torch.cat([super().forward(x), x[:1]])
+
+
 def observe_best_cuts(best_cut: Any, cases: Plain) -> Plain:
     """What the answer says of layers alike in parameters and launches, which take these times."""
     answers = []
     with torch.cuda.device("cuda:0"):
-        x = torch.ones(4, device="cuda:0")
+        x = torch.ones(1, device="cuda:0")
         for case in cases:
-            layers = nn.Sequential(*[Scale(1, index, Log(), 5 * units * CYCLES) for index, units in enumerate(case)]).cuda()
+            layers = nn.Sequential(*[OneMore(1, index, Log(), 5 * units * CYCLES) for index, units in enumerate(case)]).cuda()
             layers(x)  # once before, as kernels are loaded at their first use
             torch.cuda.synchronize()
             with during(f"{len(case)} layers"):

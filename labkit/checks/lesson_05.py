@@ -83,8 +83,12 @@ def judge_requests(observed: Plain, sizes: Plain) -> Verdict:
 # 05.2: a part that does not keep the whole
 
 
+DTYPES = {"bfloat16": 2, "float64": 8}  # bytes of a number; not what PyTorch makes of Python's numbers
+
+
 def draw_batches(generator: random.Random) -> Plain:
     return {
+        "dtype": generator.choice(list(DTYPES)),
         "rows": [generator.randint(40, 80) for _ in range(3)],
         "columns": 8192 + 512 * generator.randint(0, 8),
         "count": generator.randint(2, 9),
@@ -95,7 +99,10 @@ def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
     """What the answer returns, and the bytes that stay allocated for it when the batches are gone."""
     columns, count = inputs["columns"], inputs["count"]
     before = _requested()
-    due = [torch.arange(rows * columns, dtype=torch.float32).view(rows, columns) + rows for rows in inputs["rows"]]
+    due = [
+        (torch.arange(rows * columns).remainder(1999) + rows).view(rows, columns).to(getattr(torch, inputs["dtype"]))
+        for rows in inputs["rows"]
+    ]
     batches = [batch.cuda() for batch in due]
     with during(f"{len(batches)} batches and {count} rows"):
         kept = first_rows(batches, count)
@@ -122,11 +129,12 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     count = inputs["count"]
     if not observed["same"]:
         return not_yet(
-            f"the first {count} rows of each of {len(inputs['rows'])} batches were due, with all their columns; yours are others."
+            f"the first {count} rows of each of {len(inputs['rows'])} batches were due, with all their columns and in their dtype; "
+            "yours are others."
         )
     if "cpu" in observed["devices"]:
         return not_yet("the rows were to stay on the GPU; yours are on the CPU.")
-    needed = len(inputs["rows"]) * 4 * count * inputs["columns"]
+    needed = len(inputs["rows"]) * DTYPES[inputs["dtype"]] * count * inputs["columns"]
     if observed["held"] > needed + 512 * len(inputs["rows"]):
         return not_yet(
             f"the rows take {byte_text(needed)}, and {byte_text(observed['held'])} stay allocated. Whose storage do your rows use?"

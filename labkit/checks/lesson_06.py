@@ -45,7 +45,9 @@ def observe(answer: Any, inputs: Plain, script: Callable[..., Any]) -> Plain:
     with _without_collector():
         with during(f"a model of width {inputs['width']} and {STEPS} batches"):
             observed = _run(answer, inputs)
-        return {"expected": _run(script, inputs), "answer": observed}  # last: while the answer runs there is nothing to find
+            raised = not inputs["bad"] or _raised(answer, inputs)
+        expected = _run(script, inputs)  # last: while the answer runs there is nothing to find
+        return {"raised": raised, "expected": expected, "answer": observed}
 
 
 @contextmanager
@@ -82,6 +84,17 @@ def _run(train: Any, inputs: Plain) -> Plain:
         "held": held,
         "left": torch.cuda.memory_allocated() - before,
     }
+
+
+def _raised(train: Any, inputs: Plain) -> bool:
+    """Whether an error of another kind goes up: rows that are too narrow for the model."""
+    model = nn.Linear(inputs["width"], inputs["outputs"]).cuda()
+    batch = torch.ones(2, inputs["width"] - 1, device="cuda"), torch.ones(2, inputs["outputs"], device="cuda")
+    try:
+        train(model, torch.optim.SGD(model.parameters(), lr=0.05), iter([batch]))
+    except RuntimeError:
+        return True
+    return False
 
 
 class Saved:
@@ -170,6 +183,8 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         return not_yet(f"your function must return what the script returned, {due}; yours returned {got}{other}.")
     if not _same(answer["model"], expected["model"]):
         return not_yet("the model has not learned what it learns from the script.")
+    if not observed["raised"]:
+        return not_yet("of a batch too narrow for the model, your function kept the RuntimeError to itself. The script lets it go up.")
     grown = _grown(answer["held"])
     if grown > 0:
         steps = STEPS + 1 + LATE.start - (EARLY.stop - 1)

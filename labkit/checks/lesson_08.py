@@ -391,7 +391,7 @@ def _answered(weights: Plain, row: list[float]) -> list[float]:
 
 
 CHECKS = [
-    Check("08.1", draw_tensors, observe_copies, judge_copies, section="A process has memory of its own"),
+    Check("08.1", draw_tensors, observe_copies, judge_copies, section="What a child process shares"),
     Check("08.2", draw_parameters, observe_update, judge_update, alters=("values",), section="One model, trained by several processes"),
     Check("08.3", draw_held, observe_held, judge_held, section="One GPU tensor, two processes"),
     Check("08.4", draw_limits, observe_limits, judge_limits, section="A model for each, or one server?"),

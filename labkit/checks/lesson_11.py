@@ -272,24 +272,29 @@ SNIPPETS = {
     "numbers = []; numbers[{number}]": "IndexError",
     "raise NotImplementedError({number})": "NotImplementedError",  # a RuntimeError too
     "try:\n    [].pop()\nexcept IndexError as error:\n    raise KeyError({number}) from error": "KeyError",
+    "torch.runs = getattr(torch, 'runs', 0) + 1\nif torch.runs == 1:\n    raise LookupError({number})": "LookupError",  # once, not again
     "for name in list(globals()):\n    assert name in ('torch', 'nn', 'name') or name.startswith('__')": "ok",
 }
 
 
 def draw_snippets(generator: random.Random) -> Plain:
-    """Text and outcome of each; what needs a name of another comes after it."""
+    """Text and outcome of each, of one twice; what needs a name of another comes after it."""
     drawn: dict[str, Any] = {"name": f"left_{generator.randint(10, 99)}", "number": generator.randint(3, 90)}
     order = generator.sample(range(len(SNIPPETS)), len(SNIPPETS))
     for leaves in (0, 2):
         first, second = order.index(leaves), order.index(leaves + 1)
         if first > second:
             order[first], order[second] = order[second], order[first]
+    order.insert(generator.randrange(len(order)), list(SNIPPETS).index("torch.cuda.empy_cache()"))
     return [[text.format(**drawn) for text in list(SNIPPETS.items())[index]] for index in order]
 
 
 def observe_outcomes(outcomes: Any, snippets: Plain) -> Plain:
-    with contextlib.redirect_stdout(io.StringIO()):
-        found = outcomes([text for text, _ in snippets])
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = outcomes([text for text, _ in snippets])
+    finally:
+        vars(torch).pop("runs", None)
     return [str(outcome) for outcome in found] if isinstance(found, list | tuple) else type(found).__name__
 
 
@@ -300,7 +305,7 @@ def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
         return not_yet(f"you gave the outcomes of {len(found)} programs; there were {len(snippets)}.")
     for outcome, (text, due) in zip(found, snippets, strict=True):
         if outcome != due:
-            unseen = {"NameError", "AssertionError"} & {outcome, due}
+            unseen = {"NameError", "AssertionError"} & {outcome, due} and due not in outcome
             hint = "Whose names does it see?" if unseen else "The class's name is asked for."
             return not_yet(f"the snippet that begins with `{text.splitlines()[0]}` comes to {due!r}; you said {outcome!r}. {hint}")
     return right("Every snippet in a world of its own, and none that stops the trial.")

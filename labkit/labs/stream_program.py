@@ -116,7 +116,7 @@ def run_program(steps: list[ProgramLine]) -> ProgramOutcome:
         with record() as trace:
             exec(program, names)
         torch.cuda.synchronize()
-    trace.named_streams = {stream.cuda_stream: f"stream {letter}" for letter, stream in streams.items()}
+    trace.named_streams = {stream.stream_id: f"stream {letter}" for letter, stream in streams.items()}
     return ProgramOutcome(trace, _due(steps), names["read"])
 
 

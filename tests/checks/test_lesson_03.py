@@ -1,10 +1,13 @@
 """The judges of lesson 03 on observations written by hand: they see what the notebook's wrong answers leave unsaid."""
 
 import random
+import re
 
 import pytest
 import torch
+from torch import nn
 
+import labkit
 from labkit.checks import lesson_03
 from labkit.checks.lesson_03 import ROW_BYTES, UNIT, WIDTH, chunks, judge_batches, judge_losses, judge_parts, judge_peaks, judge_weights
 
@@ -14,16 +17,40 @@ def test_chunks_are_those_of_scatter(rows, gpus):
     assert chunks(rows, gpus) == [len(part) for part in torch.zeros(rows).chunk(gpus)]
 
 
-def test_both_orders_of_devices_and_a_tiny_batch_are_tried():
+def test_two_orders_of_devices_and_a_tiny_batch_are_tried():
     for seed in range(10):
         cases = lesson_03.draw_batches(random.Random(seed))
-        assert {tuple(case["devices"]) for case in cases} == {(0, 1), (1, 0)}
-        assert min(len(case["values"]) for case in cases) == 1
+        orders = {tuple(case["order"]) for case in cases}
+        assert len(orders) == 2 and all(sorted(order) == [0, 1, 2, 3] for order in orders)
+        assert [case["each"] * 4 + case["more"] < 4 for case in cases] == [True, False, False]
 
 
-CASE = {"devices": [1, 0], "weight": 2, "values": [3, 4, 5]}
+def two_gpus_alone(module, x, device_ids):
+    inputs = nn.parallel.scatter(x, device_ids[:2])
+    outputs = nn.parallel.parallel_apply(nn.parallel.replicate(module, device_ids[: len(inputs)]), inputs)
+    return nn.parallel.gather(outputs, device_ids[0])
+
+
+def the_module_alone_for_few_rows(module, x, device_ids):
+    if len(x) < len(device_ids):
+        return module(x)
+    outputs = nn.parallel.parallel_apply(nn.parallel.replicate(module, device_ids), nn.parallel.scatter(x, device_ids))
+    return nn.parallel.gather(outputs, device_ids[0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [(two_gpus_alone, "the module was to see"), (the_module_alone_for_few_rows, "the module was to see|not equal to")]
+)
+def test_an_answer_is_tried_on_as_many_gpus_as_there_are(answer, said):
+    with labkit.use(gpus=4, virtual=True, quiet=True):
+        verdict = labkit.check("03.1", answer)
+    assert not verdict.passed and re.search(said, verdict.message), verdict
+
+
+CASE = {"weight": 2}
 RESULT = {"type": "Tensor", "device": "cuda:1", "shape": [3, 1], "values": [6 * WIDTH, 8 * WIDTH, 10 * WIDTH]}
-GOOD = {"result": RESULT, "seen": [["cuda:0", 1], ["cuda:1", 2]], "gradient": 12, "batch": [2, 2, 2], "held": [2 * ROW_BYTES, 0]}
+GIVEN = {"devices": [1, 0], "values": [3, 4, 5]}
+GOOD = GIVEN | {"result": RESULT, "seen": [["cuda:0", 1], ["cuda:1", 2]], "gradient": 12, "batch": [2, 2, 2], "held": [2 * ROW_BYTES, 0]}
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ def test_requests_are_judged_against_what_was_measured():
 
 
 def test_rows_are_judged_by_values_place_and_what_they_keep():
-    inputs = {"rows": [40], "columns": 8192, "count": 2}
-    good = {"type": "list", "held": 2 * 4 * 8192, "same": True, "devices": ["cuda"]}
+    inputs = {"dtype": "float64", "rows": [40], "columns": 8192, "count": 2}
+    good = {"type": "list", "held": 2 * 8 * 8192, "same": True, "devices": ["cuda"]}
     assert judge_batches(good, inputs).passed
-    for change in ({"held": 40 * 4 * 8192}, {"same": False}, {"devices": ["cpu"]}, {"type": "Tensor"}):
+    for change in ({"held": 40 * 8 * 8192}, {"same": False}, {"devices": ["cpu"]}, {"type": "Tensor"}):
         assert not judge_batches(good | change, inputs).passed
 
 

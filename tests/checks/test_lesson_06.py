@@ -24,7 +24,7 @@ def verdict(answer=(), expected=()) -> str:
     script = {"returned": [0.5, "text"], "model": [[1.0]], "held": [1024 * step for step in range(STEPS + 1)], "left": 0}
     script |= {"graphs": [0] * (STEPS + 1), "retained": 0}
     good = {**deepcopy(script), "held": [512] * (STEPS + 1)}
-    return judge({"answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}, {}, "Who?").message
+    return judge({"raised": True, "answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}, {}, "Who?").message
 
 
 def test_a_mended_script_keeps_nothing():
@@ -67,9 +67,9 @@ def test_memory_that_comes_and_goes_between_steps_is_no_leak():
 def test_each_script_leaks_as_it_is_handed_out(check):
     inputs = check.draw(random.Random(5))
     told = lesson_06.observe(check.script, inputs, check.script)
-    grown, again = (lesson_06._grown(run.pop("held")) for run in told.values())
+    grown, again = (lesson_06._grown(told[run].pop("held")) for run in ("answer", "expected"))
     assert grown == again > 0
-    assert told["answer"] == told["expected"]
+    assert told["answer"] == told["expected"] and told["raised"]
 
 
 def test_bad_batches_lie_between_the_looks_that_are_compared():

@@ -24,7 +24,7 @@ from virtualgpu.clock import costs
 from virtualgpu.driver import memory_history
 from virtualgpu.driver.properties import CUDA_VERSION, CUDNN_VERSION, properties
 from virtualgpu.driver.runtime import external_stream, free_and_total, runtime
-from virtualgpu.hardware import Machine
+from virtualgpu.hardware import Machine, raw_stream
 from virtualgpu.ops import blas
 from virtualgpu.refusals import refuse
 from virtualgpu.streams import backward
@@ -234,7 +234,7 @@ def stream_answers(machine: Machine) -> dict[str, Any]:
     return {
         "_cuda_getCurrentStream": current,
         "_cuda_getDefaultStream": lambda index: (0, index, CUDA),
-        "_cuda_getCurrentRawStream": lambda index: current(index)[0],
+        "_cuda_getCurrentRawStream": lambda index: raw_stream(index, current(index)[0]),
         "_cuda_setStream": set_stream,
         "_accelerator_getStream": accelerator_stream,
         "_accelerator_setStream": lambda stream: set_stream(stream.stream_id, stream.device_index),

@@ -10,7 +10,7 @@ from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.allocator.settings import UNLIMITED
 from virtualgpu.errors import unsupported
 from virtualgpu.front_end import CALLS_OPERATORS, HERE
-from virtualgpu.hardware import Machine
+from virtualgpu.hardware import Gpu, Machine, raw_stream
 
 
 def python_frames() -> list[dict[str, Any]]:
@@ -29,8 +29,8 @@ def snapshot(machine: Machine, pool: tuple[int, int, bool] | None = None) -> dic
     settings = machine.gpus[0].allocator.settings
     divisions = settings.divisions
     return {
-        "segments": [segment for gpu in machine.gpus for segment in gpu.allocator.segments(pool[:2] if pool else NO_POOL)],
-        "device_traces": [gpu.allocator.history() for gpu in machine.gpus],
+        "segments": [segment for gpu in machine.gpus for segment in _raw(gpu, gpu.allocator.segments(pool[:2] if pool else NO_POOL))],
+        "device_traces": [_raw(gpu, gpu.allocator.history()) for gpu in machine.gpus],
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
             "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
@@ -40,6 +40,11 @@ def snapshot(machine: Machine, pool: tuple[int, int, bool] | None = None) -> dic
         },
         "external_annotations": [],
     }
+
+
+def _raw(gpu: Gpu, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries that name streams as CUDA does."""
+    return [entry | {"stream": raw_stream(gpu.index, entry["stream"])} for entry in entries]
 
 
 def answers(machine: Machine) -> dict[str, Any]:

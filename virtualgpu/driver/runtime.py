@@ -9,7 +9,7 @@ import torch
 
 from virtualgpu import errors
 from virtualgpu.clock.machine_clock import StreamTime
-from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.hardware import Gpu, Machine, raw_stream
 from virtualgpu.host import pinned
 from virtualgpu.streams.cuda_streams import Stream
 from virtualgpu.tensor import unsupported
@@ -78,12 +78,14 @@ def runtime(machine: Machine) -> SimpleNamespace:
 
 
 def external_stream(machine: Machine) -> Any:
-    """`torch.cuda.ExternalStream`, for streams that `cudaStreamCreate` made."""
+    """`torch.cuda.ExternalStream`, for the streams of this machine."""
 
     def make(stream_ptr: int, device: Any = None, **kwargs: Any) -> Stream:
         with torch.cuda.device(device):
-            if stream_ptr not in machine.current.streams:
-                raise errors.invalid_resource_handle() if stream_ptr >= HANDLE else unsupported("a stream of another library's")
-            return Stream(stream_id=stream_ptr, device_index=machine.current.index)
+            gpu = machine.current
+            for stream_id in gpu.streams:
+                if stream_ptr == raw_stream(gpu.index, stream_id):
+                    return Stream(stream_id=stream_id, device_index=gpu.index)
+            raise errors.invalid_resource_handle() if stream_ptr >= HANDLE else unsupported("a stream of another library's")
 
     return make

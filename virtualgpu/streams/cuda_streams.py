@@ -34,7 +34,8 @@ class Stream:
         self._time: StreamTime = gpu.pool_stream(priority) if stream_id is None else gpu.streams[stream_id]
         # See Gpu.pool_stream; the streams that a program makes itself have even numbers.
         self.priority = -max(0, (self._time.stream_id >> 1 & 15) - 1) if self._time.stream_id & 1 else 0
-        self.stream_id = self.cuda_stream = self._time.stream_id
+        self.stream_id = self._time.stream_id
+        self.cuda_stream = hardware.raw_stream(gpu.index, self.stream_id)
         self.device_index = gpu.index
         self.device_type = CUDA
         self.device = gpu.device

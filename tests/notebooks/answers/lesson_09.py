@@ -332,7 +332,8 @@ def predict(model, x, rows):
 """,
         "no parameter is trained meanwhile": re.sub(
             "(    with torch.no_grad.*\n)(.*)\n",
-            r"    model.requires_grad_(False)\n    if True:\n\2\n    model.requires_grad_(True)\n",
+            r"    trained = [p for p in model.parameters() if p.requires_grad]\n    model.requires_grad_(False)\n    if True:\n\2\n"
+            r"    [p.requires_grad_() for p in trained]\n",
             PREDICT,
         ),
         "inference, then a copy": PREDICT.replace("no_grad", "inference_mode").replace("return result", "return result.clone()"),

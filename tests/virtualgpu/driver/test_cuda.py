@@ -279,6 +279,19 @@ def test_the_runtime_makes_streams_and_locks_memory_of_the_host(used):
         torch.cuda.check_error(2)
 
 
+def test_cuda_and_a_snapshot_know_a_stream_by_an_address_and_not_by_its_id(used):
+    first, second, here = torch.cuda.Stream(0), torch.cuda.Stream(1), torch.cuda.current_stream()
+    assert (here.stream_id, here.cuda_stream) == (0, 0)
+    assert len({first.cuda_stream, second.cuda_stream, first.stream_id, 0}) == 4
+    with torch.cuda.stream(first):
+        held = torch.ones(2, device="cuda:0")
+        assert torch._C._cuda_getCurrentRawStream(0) == first.cuda_stream
+    segments = torch.cuda.memory_snapshot()
+    found = [s["stream"] for s in segments for block in s["blocks"] if block["address"] == held.data_ptr()]
+    assert found == [first.cuda_stream]
+    assert torch.cuda.ExternalStream(first.cuda_stream, device=0) == first
+
+
 def test_who_observes_is_told_before_an_out_of_memory_error(used):
     told = []
     torch._C._cuda_attach_out_of_memory_observer(lambda *about: told.append(about))
