@@ -14,6 +14,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from virtualgpu.collectives.group import Options, ProcessGroupNCCL, end_coalescing, let_watchdogs_look, made_on, ordered
+from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
 from virtualgpu.tensor import VirtualTensor
 
@@ -69,6 +70,8 @@ def verify_parameters(group: Any, parameters: list[torch.Tensor], logger: Any = 
         c10d._verify_params_across_processes(group, parameters, logger)
         return
     device, rank = parameters[0].device, group.rank()
+    if any(x.device != device for x in parameters):  # C++ would put gradients of all GPUs into one bucket
+        raise unsupported("DistributedDataParallel of a model whose parameters lie on several GPUs")
     count = torch.tensor([len(parameters)], device=device)
     counts = [torch.empty_like(count) for _ in range(group.size())]
     group.allgather([counts], [count]).wait()

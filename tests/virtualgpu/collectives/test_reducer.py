@@ -35,3 +35,9 @@ def test_with_uneven_inputs_the_mean_is_over_the_ranks_that_are_there():
     assert parallel.module.weight.grad.tolist() == [[1.0] * 3] * 3
     gc.collect()
     dist.all_reduce(torch.ones(1, device="cuda"))  # lets go of works that nobody waited for
+
+
+def test_a_model_on_several_gpus_is_refused_by_name():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3).to("cuda:0"), torch.nn.Linear(3, 3).to("cuda:1"))
+    with pytest.raises(NotImplementedError, match="DistributedDataParallel of a model whose parameters lie on several GPUs is not served"):
+        DistributedDataParallel(model)
