@@ -49,7 +49,7 @@ def milliseconds(step: Callable[[], None]) -> float:
 result = []
 for size in sys.argv[1:]:
     rows, width = map(int, size.split("x"))
-    layers = nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.ReLU())]).to(device)
+    layers = nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(width, width, device=device), nn.ReLU())])
     x = torch.randn(rows, width, device=device)
     row = {"rows": rows, "width": width, "alone": milliseconds(training(layers, x))}
     steps = {}
