@@ -354,7 +354,7 @@ def _seconds(work: Any, device: torch.device) -> float:
 
 def _keep_busy(seconds: float) -> float:
     """Let the CPU work for `seconds` on the machine's clock; return how long it took."""
-    numbers = torch.ones(1 << 14)
+    numbers = torch.ones(1 << 16)
     start = machine.host_time()
     while machine.host_time() - start < seconds:
         torch.add(numbers, numbers)
