@@ -1,5 +1,6 @@
 """Checks of lesson 11, the articles on trial."""
 
+import calendar
 import contextlib
 import io
 import random
@@ -272,7 +273,7 @@ SNIPPETS = {
     "numbers = []; numbers[{number}]": "IndexError",
     "raise NotImplementedError({number})": "NotImplementedError",  # a RuntimeError too
     "try:\n    [].pop()\nexcept IndexError as error:\n    raise KeyError({number}) from error": "KeyError",
-    "torch.runs = getattr(torch, 'runs', 0) + 1\nif torch.runs == 1:\n    raise LookupError({number})": "LookupError",  # once, not again
+    "import calendar as n\nn.runs = getattr(n, 'runs', 0) + 1\nif n.runs == 1:\n    raise LookupError({number})": "LookupError",  # once
     "for name in list(globals()):\n    assert name in ('torch', 'nn', 'name') or name.startswith('__')": "ok",
 }
 
@@ -294,7 +295,7 @@ def observe_outcomes(outcomes: Any, snippets: Plain) -> Plain:
         with contextlib.redirect_stdout(io.StringIO()):
             found = outcomes([text for text, _ in snippets])
     finally:
-        vars(torch).pop("runs", None)
+        vars(calendar).pop("runs", None)
     return [str(outcome) for outcome in found] if isinstance(found, list | tuple) else type(found).__name__
 
 
