@@ -155,7 +155,7 @@ class Recurrent(torch.autograd.Function):
         gpu.launch(*layer_work(moved, rows, total, out.numel() * GATES[setup.kind], x.dtype), name=setup.kind)
         if needs:
             if kept is not None:
-                kept.inner = inner  # so that it goes when the graph lets go of the reserve space
+                kept.inner = inner  # type: ignore[method-assign]  # so that it goes when the graph lets go of the reserve space
             ctx.save_for_backward(x, hx, cx, buffer, out, kept, *weights)
             ctx.setup, ctx.space = setup, space
             ctx.set_materialize_grads(False)
