@@ -1,4 +1,4 @@
-"""The script that lesson 10 gives a learner is made of what its cells have shown, and runs under PyTorch's own torchrun, without the kit."""
+"""Lesson 10's script is made of what its cells have shown, and runs under PyTorch's own torchrun, without the kit."""
 
 import os
 import subprocess
