@@ -1,7 +1,6 @@
 """What each rank holds: by formula, measured, and drawn."""
 
 import pytest
-import torch
 
 from labkit.labs import Result, collect, plot_held_by_ranks
 from labkit.labs.sharding import COLUMNS, CUT_BY_WAY, KINDS, MEASURED, held_by_ranks, rank_memory
@@ -22,7 +21,6 @@ def test_the_formula_cuts_what_each_way_cuts():
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(torch.__version__ < (2, 7), reason="torch 2.6's FSDP2 asks a CPU for streams that record events")
 def test_two_ranks_hold_what_the_formula_says():
     result = collect(held_by_ranks(ranks=2, width=64, layers=4))
     layer = 4 * 64 * 64
