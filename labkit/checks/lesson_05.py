@@ -316,6 +316,8 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
 
 # 05.5: a few tensors that keep many segments
 
+BEFORE = 4000 * KIB  # what lies before each: too small for another one, and a tensor left behind it leaves no place for all the others
+
 
 def draw_scattered(generator: random.Random) -> Plain:
     """Sizes of which four fill most of a segment, no two alike, the largest first, and what the tensors are full of."""
@@ -334,8 +336,8 @@ def _scattered(compact: Any, sizes: list[int], values: list[int], order: list[in
     """The values afterwards, where they are, and what is reserved for the tensors before and after."""
     with _tidy():
         base = torch.cuda.memory_reserved()
-        blocks = [_empty(size).view(-1, KIB) for size in sizes for _ in range(4)]  # four lie in a segment
-        kept = [blocks[4 * place] for place in order]
+        blocks = [_empty(part).view(-1, KIB) for size in sizes for part in (BEFORE, size, size, size)]  # four lie in a segment
+        kept = [blocks[4 * place + 1] for place in order]
         for block, value in zip(kept, values, strict=True):
             block.fill_(value)
             block[-1, -1] = 255  # a block filled with its first number is another one
