@@ -221,7 +221,8 @@ def test_a_module_runs_as_after_python_m(package, name):
     def within(*arguments):
         return subprocess.run([sys.executable, *arguments], cwd=package, capture_output=True, text=True, timeout=120)
 
-    expected, got = within("-m", name, "--gpus", "3"), within("-m", "labkit", "run", "-m", name, "--gpus", "3")
+    installed = "import sys; from labkit.cli import main; sys.path[0] = '/'; sys.exit(main())"  # as the command `labkit` is
+    expected, got = within("-m", name, "--gpus", "3"), within("-c", installed, "run", "-m", name, "--gpus", "3")
     assert (got.returncode, got.stdout) == (expected.returncode, expected.stdout)
     assert got.stderr.splitlines()[-1:] == ([WHERE.strip()] if name == "lessons" else expected.stderr.splitlines()[-1:])
 

@@ -13,6 +13,8 @@ from virtualgpu import front_end
 def check_script(script: str | os.PathLike, module: bool = False) -> None:
     """Raises ValueError unless it is a file, or the name of a module or package that Python finds."""
     if module:
+        if not sys.flags.safe_path and os.getcwd() not in sys.path:  # as after `python -m`; the installed command does not look here
+            sys.path.insert(0, os.getcwd())
         if not all(part.isidentifier() for part in str(script).split(".")) or importlib.util.find_spec(str(script).split(".")[0]) is None:
             raise ValueError(f"no module named {script}")
     elif os.path.isdir(script):

@@ -124,6 +124,8 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     _require_gpus(check)
     if is_stub(answer, check.script):
         return {"attempted": False}
+    if inspect.iscoroutinefunction(answer):
+        return {"raised": "nothing and ran nothing: a function of `async def` returns a coroutine, and nobody awaits it. Write `def`."}
     try:
         with undisturbed(), defaults():
             try:

@@ -253,9 +253,9 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
             get = fetch(x)
             observed: dict[str, Plain] = {"waited": earlier.query(), "type": type(get).__name__}
             if callable(get):
+                x.fill_(-1)  # no row has it; at once, while a copy that nothing holds back is still under way
                 torch.cuda._sleep(2 * nap)
                 later = here.record_event()
-                x.fill_(-1)  # no row has it
                 got = get()
                 observed |= {"too long": later.query(), "type": f"one that returns {type(got).__name__}"}
                 if isinstance(got, torch.Tensor):

@@ -64,6 +64,13 @@ def test_an_answer_that_raises_is_quoted(two_gpus):
     assert repr(verdict).endswith(': raise KeyError("first line\\nsecond line"))')
 
 
+def test_an_async_answer_is_told_what_it_is(two_gpus):
+    async def double(number):
+        return 2 * number
+
+    assert repr(checking.run(DOUBLE, double)).endswith("a function of `async def` returns a coroutine, and nobody awaits it. Write `def`.")
+
+
 def test_an_answer_that_leaves_the_program_has_a_verdict(two_gpus):
     assert "raised SystemExit" in repr(checking.run(DOUBLE, lambda number: exit()))
 

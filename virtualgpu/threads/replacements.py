@@ -33,13 +33,17 @@ def starting(
 ) -> Callable[[threading.Thread], None]:
     """`Thread.start` for a thread that takes turns, and runs under `mode`."""
 
-    def run_in_turns(state: ThreadState, run: Callable[[], None]) -> None:
+    def run_in_turns(thread: threading.Thread, state: ThreadState, run: Callable[[], None]) -> None:
         with scheduler.attached(state), mode if scheduler.has(state) else nullcontext():
-            run()
+            try:
+                run()
+            except BaseException as error:  # told here, as Python would a moment later, so that this line is not in the traceback
+                call = error.__traceback__ and error.__traceback__.tb_next
+                threading.excepthook(threading.ExceptHookArgs((type(error), error.with_traceback(call), call, thread)))
 
     def start_in_turns(thread: threading.Thread) -> None:
         state = scheduler.add()
-        thread.run = partial(run_in_turns, state, thread.run)  # type: ignore[method-assign]
+        thread.run = partial(run_in_turns, thread, state, thread.run)  # type: ignore[method-assign]
         try:
             with scheduler.keeping_turn():  # it waits until the thread is there, which needs no turn
                 start(thread)

@@ -17,7 +17,7 @@ import torch
 from running_threads import fresh, launch, run_threads
 from torch.utils.data import DataLoader, TensorDataset
 
-from virtualgpu import hardware
+from virtualgpu import front_end, hardware
 from virtualgpu.threads.replacements import starting
 from virtualgpu.threads.scheduler import Scheduler
 from virtualgpu.threads.thread_state import State, ThreadState
@@ -267,3 +267,13 @@ def test_a_thread_whose_start_was_interrupted_still_gets_its_turns():
     with pytest.raises(KeyboardInterrupt):
         starting(scheduler, start_and_be_interrupted, nullcontext())(thread)
     assert ended.wait(QUICK)
+
+
+def test_an_exception_in_a_thread_is_told_without_the_kits_calls(machine, capsys, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest has its own
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    told = capsys.readouterr().err
+    assert told.startswith("Exception in thread Thread-") and told.endswith("ZeroDivisionError: division by zero\n")
+    assert os.path.basename(__file__) in told and front_end.HERE not in told
