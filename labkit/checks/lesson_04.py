@@ -171,13 +171,9 @@ def draw_layers(generator: random.Random) -> Plain:
         cases = [[generator.randint(1, 9) for _ in range(generator.randint(4, 8))] for _ in range(6)]
         for case, place in zip(cases, (0, -1, generator.randrange(4)), strict=False):
             case[place] = generator.randint(30, 60)  # the first cut is best, the last one, and any
-        rules: list[Callable[[Sequence[float]], int]] = [
-            _beyond_half,
-            _before_half,
-            lambda layers: len(layers) // 2,
-            lambda layers: min(range(2, len(layers)), key=partial(_slower, layers)),
-            lambda layers: min(range(1, len(layers) - 1), key=partial(_slower, layers)),
-        ]
+        rules: list[Callable[[Sequence[float]], int]] = [_beyond_half, _before_half, lambda layers: len(layers) // 2]
+        rules += [lambda layers: min(range(2, len(layers)), key=partial(_slower, layers))]
+        rules += [lambda layers: min(range(1, len(layers) - 1), key=partial(_slower, layers))]
         rules += [partial(_always, cut) for cut in range(1, 8)]
         if all(any(_share(case, rule(case)) > TOLERANCE for case in cases) for rule in rules):
             return cases
