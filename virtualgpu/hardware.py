@@ -357,7 +357,7 @@ class Machine:
 
     def may_keep(self, nbytes: int, dtype: torch.dtype) -> bool:
         """Is there room on the host for the values of one more tensor?"""
-        largest = self.largest_kept
+        largest = self.largest_kept if self.selected.made_on is None else self.host_budget  # a bucket is as large as what lies in it
         if not self.values:
             largest = NUMBER_BYTES if dtype.is_floating_point or dtype.is_complex else min(largest, INTEGERS_BYTES)
         return nbytes <= largest and self.kept_bytes + nbytes <= self.host_budget
