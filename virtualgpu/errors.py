@@ -72,13 +72,18 @@ def device_side_assert() -> Exception:
 
 
 def invalid_device_context() -> Exception:
-    """Memory that is opened in the process that sent it."""
+    """Memory or an event that is opened in the process that sent it."""
     return cuda_error("invalid device context", _search_for("cudaErrorDeviceUninitialized"))
 
 
 def invalid_resource_handle() -> Exception:
-    """Memory of a process that has ended."""
+    """Memory or an event of a process that has ended, or an event that is not for other processes."""
     return cuda_error("invalid resource handle", _search_for("cudaErrorInvalidResourceHandle"))
+
+
+def invalid_argument() -> Exception:
+    """For what the driver does not accept together, such as an event's flags."""
+    return cuda_error("invalid argument", _search_for("cudaErrorInvalidValue"))
 
 
 def stream_capture(what: str, kind: str, name: str = "StreamCapture") -> Exception:

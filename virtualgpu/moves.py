@@ -15,7 +15,7 @@ from virtualgpu import errors, hardware
 from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.copies import move
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, allocate_on, empty_without_values, new_storage
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, allocate_on, attributes_of, empty_without_values, new_storage
 
 _to = torch.Tensor.to
 _copy: Any = torch.Tensor.copy_
@@ -202,10 +202,12 @@ def set_data(self: Any, value: Any) -> None:
         _exchange(self, value)
     if type(value) is VirtualTensor:
         self._gpu = value._gpu
-    if (replaced := self.__dict__.pop("_stands_for", None)) is not None:
+    if (replaced := attributes_of.__get__(self).pop("_stands_for", None)) is not None:
         _swap(self, replaced)
         self.__class__, replaced.__class__ = replaced.__class__, self.__class__
-        self.__dict__, replaced.__dict__ = replaced.__dict__, self.__dict__
+        own, others = attributes_of.__get__(self), attributes_of.__get__(replaced)
+        attributes_of.__set__(self, others)
+        attributes_of.__set__(replaced, own)
 
 
 def _exchange(tensor: Any, value: torch.Tensor) -> None:
@@ -226,8 +228,9 @@ def _exchange(tensor: Any, value: torch.Tensor) -> None:
             tensor._is_param = True
     else:
         content.__class__, tensor.__class__ = VirtualTensor, torch.nn.Parameter if is_parameter else torch.Tensor
-        content._gpu = tensor.__dict__.pop("_gpu")
-        tensor.__dict__.pop("_is_param", None)
+        attributes = attributes_of.__get__(tensor)
+        content._gpu = attributes.pop("_gpu")
+        attributes.pop("_is_param", None)
     if gradient is not None:
         shell = _shell(gradient, value)
         if shell.size() != tensor.size():  # FSDP moves a parameter whose gradient is that of its own shard
@@ -254,7 +257,7 @@ def _shell(gradient: torch.Tensor, value: torch.Tensor) -> Any:
 
     `Module.to` moves it next, by `parameter.grad.data = …`. C++ holds the gradient too, so its object cannot change its type then.
     """
-    shell: Any = gradient.__dict__.get("_stands_for")
+    shell: Any = getattr(gradient, "_stands_for", None)
     if shell is not None and shell.device == value.device:  # the parameter has come back without it
         return shell
     if type(value) is VirtualTensor:

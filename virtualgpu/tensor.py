@@ -6,6 +6,7 @@ the block of the allocator, which goes back when the storage dies.
 """
 
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
@@ -20,6 +21,7 @@ _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 _storage_of: Callable[[torch.Tensor], Any] = torch.Tensor.untyped_storage  # a VirtualStorage, where memory of a GPU hangs on it
 _empty_strided = torch.empty_strided
+attributes_of: Any = torch.Tensor.__dict__["__dict__"]  # all attributes of a tensor, those of the kit too
 _CPU, _STRIDED = torch.device("cpu"), torch.strided
 
 
@@ -89,7 +91,7 @@ def new_storage(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
     """`torch.UntypedStorage(…)`, on the device that is named."""
     make: Any = torch._C.StorageBase.__new__
     if device is None or torch.device(device).type != "cuda":
-        return make(cls, *args, device=device, **kwargs)
+        return make(torch.UntypedStorage if cls is VirtualStorage else cls, *args, device=device, **kwargs)
     gpu = hardware.machine().gpu(device)
     assert gpu is not None
     if args[:1] and isinstance(args[0], int):
@@ -99,6 +101,9 @@ def new_storage(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
     return storage
 
 
+OWN_ATTRIBUTES = frozenset({"_gpu", "_is_param", "_stands_for"})
+
+
 class VirtualTensor(torch.Tensor):
     """A tensor on a virtual GPU. `virtualgpu.ops.dispatch` gives the class its `__torch_dispatch__`."""
 
@@ -106,6 +111,11 @@ class VirtualTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as the stubs have it, not a class method
 
     is_cuda, is_cpu = True, False
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        """What its owner has set on it, to be read: PyTorch copies that to the host with the values (`async_save`)."""
+        return MappingProxyType({name: value for name, value in attributes_of.__get__(self).items() if name not in OWN_ATTRIBUTES})
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -215,7 +225,7 @@ class VirtualTensor(torch.Tensor):
         with torch.no_grad():
             storage = _storage_of(self).__deepcopy__(memo)  # views of one storage stay views of one storage
             copy = self.new_empty([]).set_(storage, self.storage_offset(), self.size(), self.stride())
-        copy.__dict__.update({key: value for key, value in self.__dict__.items() if key != "_gpu"})
+        attributes_of.__get__(copy).update(self.__dict__)
         copy.requires_grad_(self.requires_grad)
         memo[id(self)] = copy
         if self.grad is not None:

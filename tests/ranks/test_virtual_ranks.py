@@ -138,6 +138,22 @@ def test_values_are_those_of_gloo(script, program, ranks):
     assert virtual.results == labkit.torchrun(path, ranks=ranks, devices="cpu", quiet=True).results
 
 
+def test_gloo_sends_round_a_ring_before_anybody_receives(script):
+    """As the ring all-reduce of PyTorch's tutorial "Writing distributed applications" does."""
+    ring = """
+    group = dist.new_group(backend="gloo")
+    sent, received = torch.full((4,), rank, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+    works = [dist.isend(sent + tag, (rank + 1) % size, group, tag) for tag in (1, 2)]
+    result = []
+    for tag in (2, 1):  # gloo finds a message by its tag
+        dist.recv(received, (rank - 1) % size, group, tag)
+        result.append(received.tolist())
+    for work in works: work.wait()
+    """
+    sums = labkit.torchrun(script(START + ring), ranks=3, like="H200", quiet=True).results
+    assert sums == [[[(rank + 2) % 3 + tag] * 4 for tag in (2, 1)] for rank in range(3)]
+
+
 MEASURED = """
     def figures():
         torch.cuda.synchronize()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
 KIB4 = 4096  # what 1,000 float32 take: 4,000 bytes in steps of 512
 
@@ -222,6 +223,28 @@ def test_deepcopy_of_a_module():
     assert copy.deepcopy([layer.weight, layer]).pop().weight.requires_grad
     twin.weight.data.zero_()
     assert layer.weight.abs().sum().item() > 0
+
+
+def test_attributes_are_those_that_were_set():
+    x = nn.Parameter(torch.ones(2, device="cuda"))
+    assert dict(vars(x)) == {}
+    x.colour = "red"
+    assert dict(vars(x)) == {"colour": "red"}
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        vars(x)["colour"] = "blue"
+
+
+def test_a_storage_class_makes_storages_of_the_host():
+    made = type(torch.ones(2, device="cuda").untyped_storage())(8, device="cpu")
+    assert made.device == torch.device("cpu")
+
+
+def test_state_dicts_are_staged_on_the_host_as_a_gpus_are():
+    """What torch.distributed.checkpoint.async_save begins with."""
+    layer = nn.Linear(2, 2).cuda()
+    staged = StateDictStager().stage(layer.state_dict())
+    assert {(x.device.type, type(x), *vars(x)) for x in staged.values()} == {("cpu", torch.Tensor)}
+    assert all(torch.equal(staged[name], x.cpu()) for name, x in layer.state_dict().items())
 
 
 def test_deepcopy_of_a_result_is_refused_as_on_cuda():

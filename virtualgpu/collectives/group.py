@@ -19,7 +19,6 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
 from virtualgpu.collectives.rendezvous import Rendezvous
 from virtualgpu.collectives.ring import collective_seconds, launch_seconds
-from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.without_values import all_known, forget
 
@@ -33,7 +32,8 @@ _alive: list[Any] = []  # C++ holds groups by pointer only
 class Transfer:
     """What one collective moves. `start` begins it with gloo; `finish`, when that is done, says which values each tensor gets.
 
-    `kind` is that of `ring`, `name` what all ranks must call alike, `nbytes` those of one rank's input, `peers` the two ranks of a send.
+    `kind` is that of `ring`, `name` what all ranks must call alike, `nbytes` those of one rank's input, `peers` the two ranks of a send,
+    and `tag` that of the send, which gloo heeds.
     """
 
     kind: str
@@ -44,6 +44,7 @@ class Transfer:
     start: Callable[[], list[Any]]
     finish: Callable[[], list[tuple[torch.Tensor, torch.Tensor]]] = list
     peers: tuple[int, int] | None = None
+    tag: int = 0
 
 
 class Options:
@@ -157,9 +158,8 @@ class Underway:
         self.group, self.gpu, self.stream, self.transfer = group, gpu, stream, transfer
         self.launched = gpu.machine.clock.host
         self.known = all_known(transfer.sent, transfer.received)
-        channel = "all" if transfer.peers is None else "{}>{}".format(*transfer.peers)
-        ready = max(self.launched, stream.ready)
-        self.entry = group.rendezvous.enter(channel, transfer.name, transfer.kind, ready, self.known)
+        self.stashed = group._stashed
+        self.entry = group.rendezvous.enter(transfer, max(self.launched, stream.ready), self.known)
         self.stash = [*transfer.sent, *transfer.received]
         if transfer.peers is not None:  # who sends may free under way: only the allocator is told (recordStream in pointToPoint)
             for x in self.stash:
@@ -225,7 +225,7 @@ class VirtualWork(Work):
 
     readers = 0  # tensors of a functional collective, for each of which C++ will wait
 
-    def __init__(self, parts: list[Underway], result: list[torch.Tensor]) -> None:
+    def __init__(self, parts: list[Any], result: list[torch.Tensor]) -> None:
         super().__init__()
         self._parts, self._result = parts, result
         self._future: Any = None
@@ -254,8 +254,8 @@ class VirtualWork(Work):
         """Nobody needs it any more, nor what it keeps; who still holds it finds its result there."""
         for part in self._parts:
             part.stash = []
-            if self in part.group._stashed:
-                part.group._stashed.remove(self)
+            if self in part.stashed:
+                part.stashed.remove(self)
         self._future = None
         if self.readers > 0:
             self._result = []  # C++ has the tensors
@@ -337,21 +337,6 @@ def ordered(future: Any) -> OrderedFuture:
     after = OrderedFuture(_works[-1])
     after.set_result(future.wait())
     return after
-
-
-def through_host(transfer: Transfer) -> VirtualWork:
-    """What gloo does with tensors on GPUs: it moves copies on the host, and Python waits. The network takes no time here."""
-    if not all_known(transfer.sent, transfer.received):
-        raise unsupported("gloo between GPUs whose tensors have no values")
-    for x in transfer.sent:
-        x.cpu()  # the private copies have its values already: this one takes the time
-    with _DisableTorchDispatch():
-        works = transfer.start()
-    for work in works:
-        work.wait()
-    for target, value in transfer.finish():
-        target.copy_(value.view(target.shape))
-    return VirtualWork([], list(transfer.received))
 
 
 @contextmanager

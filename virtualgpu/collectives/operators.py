@@ -11,8 +11,9 @@ from torch._C import _DisableTorchDispatch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
 
-from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on, read_by, through_host
+from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on, read_by
 from virtualgpu.collectives.profiled import record
+from virtualgpu.collectives.through_host import through_host
 from virtualgpu.errors import unsupported
 from virtualgpu.ops.call import Call, bytes_of, different_devices
 from virtualgpu.ops.without_values import all_known
@@ -26,7 +27,7 @@ _OPERATORS: dict[str, Callable[[Call, ProcessGroupNCCL], Transfer]] = {}
 def run(call: Call) -> Any:
     """Any operator of the namespace. Raises NotImplementedError by name for one that is missing."""
     name = call.op.name.removeprefix("c10d::")
-    group = _group(call)
+    group, backend = _group(call)
     if name not in _OPERATORS:
         raise unsupported(f"torch.distributed's {name.strip('_')} between virtual GPUs")
     if any(type(x) is not VirtualTensor for x in call.tensors()):
@@ -34,14 +35,14 @@ def run(call: Call) -> Any:
     if not call.is_on_one_gpu():
         raise different_devices(call.args, call.kwargs)
     with torch.no_grad():
-        transfer = _OPERATORS[name](call, group)
-        if isinstance(group, ProcessGroupNCCL):
+        transfer = _OPERATORS[name](call, backend)
+        if isinstance(backend, ProcessGroupNCCL):
             if torch.autograd._profiler_enabled():
                 record(name, transfer)
             is_async = call.argument("async_op")
-            work = group.run(call.gpu, transfer, is_async=is_async is None or bool(is_async))
+            work = backend.run(call.gpu, transfer, is_async=is_async is None or bool(is_async))
         else:
-            work = through_host(transfer)
+            work = through_host(group, backend, call.gpu, transfer)
         boxed = work.boxed()
     return (call.args[0], boxed) if len(call.op.func._schema.returns) == 2 else boxed
 
@@ -53,8 +54,8 @@ def functional(call: Call) -> Any:
         return call.func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *call.args, **call.kwargs)
 
 
-def _group(call: Call) -> Any:
-    """The virtual NCCL, or gloo itself."""
+def _group(call: Call) -> tuple[ProcessGroup, Any]:
+    """The group, and what moves its tensors on GPUs: the virtual NCCL, or gloo itself."""
     found = call.argument("process_group")
     group = ProcessGroup.unbox(found) if isinstance(found, torch.ScriptObject) else found
     backend = group._get_backend(torch.device("cuda"))
@@ -62,7 +63,7 @@ def _group(call: Call) -> Any:
         backend = backend.wrapped_pg
     if not isinstance(backend, ProcessGroupNCCL | c10d.ProcessGroupGloo):
         raise unsupported(f"torch.distributed's backend {backend.name()} for CUDA tensors")
-    return backend
+    return group, backend
 
 
 def _operator(*names: str) -> Callable[[Any], Any]:
@@ -73,10 +74,13 @@ def _operator(*names: str) -> Callable[[Any], Any]:
     return register
 
 
-def private(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Plain copies of the values; where they are not kept, of the shape alone."""
+def private(xs: Sequence[Tensor], group: Any) -> list[Tensor]:
+    """Plain copies of the values; where they are not kept, of the shape alone: gloo, which begins at once, moves whatever is there."""
+    home = "meta" if isinstance(group, ProcessGroupNCCL) else "cpu"
     with _DisableTorchDispatch():
-        return [x.clone(memory_format=torch.contiguous_format) if all_known(x) else torch.empty(x.shape, device="meta") for x in xs]
+        return [
+            x.clone(memory_format=torch.contiguous_format) if all_known(x) else torch.empty(x.shape, dtype=x.dtype, device=home) for x in xs
+        ]
 
 
 def _said(kind: str, xs: Sequence[Tensor], *more: Any) -> str:
@@ -117,7 +121,7 @@ def _all_reduce_values(group: ProcessGroupNCCL, values: list[Tensor], op: Any) -
 def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given = call.argument("tensors")
     op, name, after = _reduction(call, group.size())
-    values = private(given)
+    values = private(given, group)
 
     def together() -> Any:  # as one tensor, and so in another order than one by one
         return group.allreduce_coalesced(values, _options(c10d.AllreduceCoalescedOptions, reduceOp=op))
@@ -137,7 +141,7 @@ def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
     (given,), root = call.argument("tensors"), call.argument("root_rank")
     op, name, after = _reduction(call, group.size())
-    values = private([given])
+    values = private([given], group)
     here = [given] if group.rank() == root else []
     return Transfer(
         "reduce",
@@ -153,7 +157,7 @@ def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
 @_operator("broadcast_")
 def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given, root = call.argument("tensors"), call.argument("root_rank")
-    values = private(given)
+    values = private(given, group)
     return Transfer(
         "broadcast",
         _said("broadcast", given, f"src={root}"),
@@ -167,7 +171,7 @@ def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
 def _gathering(group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[Tensor]]) -> Transfer:
     """All-gather of each source; `parts[i][r]` gets the i-th one of rank r."""
-    values = private(sources)
+    values = private(sources, group)
     received = [[torch.empty(part.shape, dtype=part.dtype) for part in each] for each in parts]
 
     def start() -> list[Any]:
@@ -238,7 +242,7 @@ def _scattering_into(call: Call, group: ProcessGroupNCCL, sources: list[Tensor],
     if any(source.numel() != output.numel() * group.size() for source, output in zip(sources, outputs, strict=True)):
         raise ValueError("input tensor must be the same size as output size times world size")
     op, name, after = _reduction(call, group.size())
-    values, received, options = private(sources), private(outputs), _options(c10d.ReduceScatterOptions, reduceOp=op)
+    values, received, options = private(sources, group), private(outputs, group), _options(c10d.ReduceScatterOptions, reduceOp=op)
     return Transfer(
         "reduce_scatter",
         _said("reduce_scatter", outputs, name),
@@ -255,7 +259,7 @@ def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     """Each output gets the reduction of all ranks' parts for this rank."""
     sources, outputs = call.argument("input_tensors"), call.argument("output_tensors")
     op, name, after = _reduction(call, group.size())
-    values = [private(each) for each in sources]
+    values = [private(each, group) for each in sources]
     mine = group.rank()
     flat = [x for each in sources for x in each]
     return Transfer(
@@ -273,7 +277,7 @@ def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     outputs, root = call.argument("output_tensors"), call.argument("root_rank")
     sources = [x for each in call.argument("input_tensors") for x in each] if group.rank() == root else []
-    values, received = private(sources), private(outputs)
+    values, received = private(sources, group), private(outputs, group)
     options = _options(c10d.ScatterOptions, rootRank=root)
     return Transfer(
         "broadcast",
@@ -290,7 +294,7 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
     sources, root = call.argument("input_tensors"), call.argument("root_rank")
     outputs = [x for each in call.argument("output_tensors") for x in each] if group.rank() == root else []
-    values, received = private(sources), private(outputs)
+    values, received = private(sources, group), private(outputs, group)
     options = _options(c10d.GatherOptions, rootRank=root)
     return Transfer(
         "reduce",
@@ -307,7 +311,7 @@ def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
     output, source = call.argument("output"), call.argument("input")
     splits = list(call.argument("output_split_sizes")), list(call.argument("input_split_sizes"))
-    (value,), (received,) = private([source]), private([output])
+    (value,), (received,) = private([source], group), private([output], group)
     return Transfer(
         "all_to_all",
         _said("all_to_all", [] if splits[0] or splits[1] else [source]),
@@ -323,7 +327,7 @@ def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
     outputs, sources = call.argument("output_tensors"), call.argument("input_tensors")
     sizes = [x.numel() for x in outputs], [x.numel() for x in sources]
-    values = private(sources)
+    values = private(sources, group)
     received = torch.empty(sum(sizes[0]), dtype=outputs[0].dtype)
 
     def start() -> list[Any]:
@@ -344,7 +348,7 @@ def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
 @_operator("send")
 def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given, there, tag = call.argument("tensors"), call.argument("dst"), call.argument("tag")
-    values = private(given)
+    values = private(given, group)
     to_itself = there == group.rank()  # as a batch may; gloo has no such pair
     if to_itself:
         group.to_itself.append(values)
@@ -356,13 +360,14 @@ def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
         [],
         start=lambda: [] if to_itself else [group.send(values, there, tag)],
         peers=(group.rank(), there),
+        tag=0 if isinstance(group, ProcessGroupNCCL) else tag,
     )
 
 
 @_operator("recv_")
 def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given, there, tag = call.argument("tensors"), call.argument("src"), call.argument("tag")
-    values = private(given)
+    values = private(given, group)
     to_itself = there == group.rank()
     return Transfer(
         "send",
@@ -373,6 +378,7 @@ def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
         start=lambda: [] if to_itself else [group.recv(values, there, tag)],
         finish=lambda: list(zip(given, group.to_itself.popleft() if to_itself else values, strict=True)),
         peers=(there, group.rank()),
+        tag=0 if isinstance(group, ProcessGroupNCCL) else tag,
     )
 
 

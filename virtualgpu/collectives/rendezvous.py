@@ -26,23 +26,24 @@ class Rendezvous:
             store = store.underlying_store
         self._places = PrefixStore("virtual nccl places", store)  # what each rank entered last, in any group
 
-    def enter(self, channel: str, name: str, kind: str, ready: float, known: bool) -> "Entry":
-        """This rank enters the next collective of a channel, "all" or "2>3" from rank 2 to rank 3, ready at `ready` seconds.
-
-        `name` is what all must call alike; `known` says whether its values are kept.
-        """
+    def enter(self, transfer: Any, ready: float, known: bool) -> "Entry":
+        """This rank enters the next collective of its channel: that of the whole group, or from one rank to another. It is ready at `ready`
+        seconds, and `known` says whether its values are kept."""
+        channel, name = "all", transfer.name
+        if transfer.peers:
+            channel = "{}>{} {}".format(*transfer.peers, transfer.tag)
         number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
         ranks = list(range(len(self._ranks_of_all)))
         place = name
-        if channel != "all":
-            ranks = source, target = [int(rank) for rank in channel.split(">")]
+        if transfer.peers:
+            ranks = source, target = list(transfer.peers)
             sends = self._rank == source
             place = f"{name} to rank {target}" if sends else f"{name.replace('send', 'recv', 1)} from rank {source}"
         place += f" ({caller_line()})"
-        mine = {"call": name, "kind": kind, "ready": ready, "known": known, "place": place, "met": self._met.get(channel, 0)}
+        mine = {"call": name, "kind": transfer.kind, "ready": ready, "known": known, "place": place, "met": self._met.get(channel, 0)}
         self._store.set(f"{channel}/{number}/{self._rank}", json.dumps(mine))
         self._places.set(str(self._ranks_of_all[self._rank]), f"number {number}, {place}")
-        return Entry(channel, number, kind, ranks, place)
+        return Entry(channel, number, transfer.kind, ranks, place)
 
     def is_complete(self, entry: "Entry") -> bool:
         """Are all ranks there?"""

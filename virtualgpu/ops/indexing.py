@@ -270,10 +270,8 @@ def _accumulate(x: torch.Tensor, indices: Any, counts: list[int], check: bool, b
     if all(on_host) and not any(map(is_mask, found)):
         behind = ()  # the positions are computed on the host, and moved once
         steps = []
-    elif len(counts) == 1 and not any(map(is_mask, found)):
-        steps += [size, size, -size]  # wrapped, times the stride
     else:
-        steps += [size, size, -size, *[size, size, -size, -size] * (len(counts) - 1)] if len(counts) > 1 else [size, size, -size]
+        steps += [size, size, -size, *[size, size, -size, -size] * (len(counts) - 1)]  # wrapped, times the stride
     if any(map(is_mask, found)):
         steps += behind
     bits = (x.numel() // max(_slice(x, indices), 1)).bit_length()

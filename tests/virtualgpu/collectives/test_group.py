@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+from virtualgpu import hardware
+
 pytestmark = pytest.mark.usefixtures("machine", "world")
 
 
@@ -108,3 +110,15 @@ def test_gloo_moves_tensors_on_gpus_through_the_host():
     work.wait()
     assert y.tolist() == x.tolist() == [1, 1, 1]
     dist.barrier(group=group)
+
+
+def test_gloo_moves_no_values_where_there_are_none(monkeypatch):
+    group = dist.new_group([0], backend="gloo")
+    x, y = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
+    monkeypatch.setattr(hardware.machine(), "largest_kept", 4)
+    unknown = torch.ones(3, device="cuda")
+    dist.all_reduce(x, group=group)
+    dist.all_gather([y], unknown, group=group)
+    assert x.tolist() == [1, 1, 1]
+    with pytest.raises(RuntimeError, match="the values of this tensor on cuda:0 were not kept"):
+        y.tolist()

@@ -155,7 +155,7 @@ class Recurrent(torch.autograd.Function):
         gpu.launch(*layer_work(moved, rows, total, out.numel() * GATES[setup.kind], x.dtype), name=setup.kind)
         if needs:
             if kept is not None:
-                kept.__dict__["inner"] = inner  # so that it goes when the graph lets go of the reserve space
+                kept.inner = inner  # type: ignore[method-assign]  # so that it goes when the graph lets go of the reserve space
             ctx.save_for_backward(x, hx, cx, buffer, out, kept, *weights)
             ctx.setup, ctx.space = setup, space
             ctx.set_materialize_grads(False)
@@ -186,7 +186,7 @@ class Recurrent(torch.autograd.Function):
         if not setup.has_biases:
             dws = [dw.clone() for dw in dws]
         del work, turned, flat
-        _inner_gradients(kept.__dict__["inner"], grads, (dx, *states, *dws))
+        _inner_gradients(kept.inner, grads, (dx, *states, *dws))
         zeros.clear()
         moved, rows = 2 * sum(map(bytes_of, (x, out, *weights))), x.numel() // x.shape[-1]
         gpu.launch(*layer_work(moved, 2 * rows, total, 2 * out.numel() * GATES[setup.kind], x.dtype), name=f"{setup.kind}_backward")
