@@ -36,7 +36,7 @@ def _sources() -> dict[str, str]:
 
 
 def _cut(text: str, module: types.ModuleType | None, needed: set[int], stubs: set[int]) -> str:
-    """A lesson's text in which functions that are not needed do nothing, and `stubs` are what exercises hand out; any other file's as it is."""
+    """A lesson's text in which functions that are not needed do nothing, and `stubs` stay as they are; any other file's as it is."""
     if module is None:
         return text
     tree = ast.parse(text)
