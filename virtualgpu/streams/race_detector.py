@@ -284,7 +284,7 @@ class RaceDetector:
 
     def _inherit(self, memory: Memory) -> None:
         """What was done with this memory before this detector looked at it, and what is still done with the bytes that it is made of."""
-        if memory.written:
+        if memory.written and memory.writer is not None:
             launch = Launch(memory.writer, "earlier work", 0.0, None)
             launch.count = memory.written
             nbytes = memory.block.requested if memory.block is not None else 0
