@@ -15,7 +15,7 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu import hardware
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu
-from virtualgpu.memory import Memory, hide_from_collector, require_values
+from virtualgpu.memory import Memory, require_values
 
 _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
@@ -273,7 +273,6 @@ def hang(memory: Memory, storage: torch.UntypedStorage) -> None:
     """Make this the storage of such memory."""
     storage.__class__ = VirtualStorage
     storage.__dict__["memory"] = memory
-    hide_from_collector(memory, storage)
 
 
 def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:

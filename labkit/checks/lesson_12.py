@@ -110,6 +110,6 @@ def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
 
 
 CHECKS = [
-    Check("12.1", draw_layers, observe_layers, judge_layers, section="Dividing a layer, dividing the network"),
-    Check("12.2", draw_budgets, observe_budgets, judge_budgets, section="What each rank holds"),
+    Check("12.1", draw_layers, observe_layers, judge_layers, section="Tensor parallelism"),
+    Check("12.2", draw_budgets, observe_budgets, judge_budgets, section="FSDP by hand"),
 ]

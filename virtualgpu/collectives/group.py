@@ -104,8 +104,6 @@ class ProcessGroupNCCL(_Gloo):
     def abort(self) -> None:
         """Nothing runs on by itself."""
 
-    _shutdown = abort  # which torch 2.6 calls when a group is destroyed
-
     def stream(self, gpu: Gpu) -> StreamTime:
         """The group's own stream on a GPU: of those that `torch.cuda.Stream` takes too."""
         if gpu.index not in self._streams:
