@@ -267,6 +267,11 @@ def _rebuild_empty(kind: type, size: torch.Size, stride: tuple, dtype: torch.dty
     return torch.nn.Parameter(tensor, requires_grad) if kind is torch.nn.Parameter else tensor.requires_grad_(requires_grad)
 
 
+def reduce_event(event: Event) -> tuple[Callable[..., Event], tuple]:
+    """PyTorch's own reduction, which each version keeps under another name."""
+    return reductions.rebuild_event, (event.device, event.ipc_handle())
+
+
 ForkingPickler.register(VirtualTensor, reduce_tensor)
 ForkingPickler.register(VirtualStorage, reductions.reduce_storage)
-ForkingPickler.register(Event, reductions.reduce_event)
+ForkingPickler.register(Event, reduce_event)
