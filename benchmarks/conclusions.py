@@ -22,6 +22,7 @@ Conclusions = dict[str, Callable[[Result], bool]]
 LEAST_PINNED = 64 << 10  # bytes of a copy from which on pinned memory pays
 NEAR = 0.05  # a formula this close, relative to what was measured, is right
 HARDLY = 1.3  # times: less than this is no gain
+TRANSFORMER_BYTES = 4 * 4 * 12 * 1024**2  # of the weights of four blocks, which biases and norms hardly add to
 
 
 def drawn(result: Result) -> dict[str, bool]:
@@ -58,6 +59,12 @@ def _idle(result: Result, model: str) -> float:
     return 1 - sum(row["computing"] / row["seconds"] for row in rows) / len(rows)
 
 
+def _spread(result: Result, point: str) -> int:
+    """Between the most and the least bytes that the runs had allocated there."""
+    seen = result.column("bytes", point=point, kind="allocated")
+    return max(seen) - min(seen)
+
+
 def _splits(result: Result, program: str) -> dict[int, float]:
     return {row["splits"]: row["seconds"] for row in result.rows if row["program"] == program}
 
@@ -90,6 +97,16 @@ CONCLUSIONS: dict[str, Conclusions] = {
             _seconds(r, gpus=4, model=model, way=DDP) < _seconds(r, gpus=4, model=model, way=DATA_PARALLEL)
         )
         for model in ("small", "large")
+    },
+    "ddp_memory": {
+        "what the second step allocates varies by all gradients, what the first one does not at all": lambda r: (
+            _spread(r, "first step") == 0 and isclose(_spread(r, "second step"), TRANSFORMER_BYTES, rel_tol=NEAR)
+        ),
+    },
+    "ddp_seconds": {
+        "of wide layers, a second rank lengthens the step by less than a quarter": lambda r: (
+            max(r.column("seconds", width=4096, ranks=2)) < 1.25 * min(r.column("seconds", width=4096, ranks=1))
+        ),
     },
     "format_speed": {
         "a large product gains more from float16 than a small one, and more than twice": lambda r: (

@@ -1,10 +1,11 @@
-"""The experiment `ddp_beside_data_parallel`, for four real GPUs: the same training step in one process with threads, and in a process for
-each GPU. Lesson 10 has its recording."""
+"""Experiments with DistributedDataParallel on real GPUs, whose recordings lesson 10 shows: the same training step in one process with
+threads, and in a process for each of four GPUs; how long a step takes on two in each of several runs, and how much memory."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from labkit.lab_parts import programs
 from labkit.lab_parts.experiment import Row, badge
 from labkit.labs import Run
 from labkit.labs.data_parallel import LAYERS, MODELS, data_parallel_step
@@ -33,3 +34,42 @@ def _points(models: dict[str, list[int]]) -> Iterator[Row]:
     program = Path(__file__).with_name("ddp_step_seconds.py")
     for row in torchrun(program, asked, ranks=max(GPUS), devices="cuda", timeout=300, quiet=True).results[0]:
         yield row | {"way": DDP, "device": "GPU"}
+
+
+RUNS = 12
+WIDTHS, RANKS = (1024, 4096), (1, 2)
+SECONDS_COLUMNS = {"width": "neurons", "ranks": "", "seconds": "seconds"}
+
+
+def ddp_seconds(repeats: int = RUNS) -> Run:
+    """Seconds of the training step of `labkit.labs.bucket_step` in so many runs, on one GPU without DistributedDataParallel and on two."""
+    parameters = {"widths": list(WIDTHS), "ranks": list(RANKS), "repeats": repeats, "bucket": "25 MiB", "link": "NVLink"}
+    points = (
+        {"width": width, "ranks": ranks, "seconds": max(marks[-1] for marks in programs.results("ddp_lanes", ranks, width, 25, 1))}
+        for width in WIDTHS
+        for ranks in RANKS
+        for _ in range(repeats)
+    )
+    return Run("ddp_seconds", parameters, SECONDS_COLUMNS, badge(), len(WIDTHS) * len(RANKS) * repeats, points)
+
+
+POINTS = [f"{step} {part}" for step in ("first", "second") for part in ("forward", "backward", "step")] + ["twelfth step"]
+KINDS = ("allocated", "reserved", "peak")
+MEMORY_COLUMNS = {"point": "", "kind": "", "bytes": "bytes"}
+
+
+def ddp_memory(repeats: int = RUNS) -> Run:
+    """The bytes of rank 0 of two at points of its first twelve steps: every value that so many runs show, once each.
+
+    The program trains four blocks of a transformer (`ddp_memory_points.py`).
+    """
+    parameters = {"points": POINTS, "width": 1024, "layers": 4, "heads": 16, "batch": 4, "tokens": 512, "repeats": repeats}
+    return Run("ddp_memory", parameters, MEMORY_COLUMNS, badge(), len(POINTS) * len(KINDS), _memory_points(repeats))
+
+
+def _memory_points(repeats: int) -> Iterator[Row]:
+    program = Path(__file__).with_name("ddp_memory_points.py")
+    runs = [torchrun(program, ranks=2, devices="cuda", timeout=300, quiet=True).results[0] for _ in range(repeats)]
+    for place, point in enumerate(POINTS):
+        for column, kind in enumerate(KINDS):
+            yield from ({"point": point, "kind": kind, "bytes": seen} for seen in sorted({run[place][column] for run in runs}))

@@ -20,7 +20,7 @@ from typing import Any
 
 import measured_report
 import psutil
-from ddp import ddp_beside_data_parallel
+from ddp import ddp_beside_data_parallel, ddp_memory, ddp_seconds
 from training_memory import training_memory
 
 from labkit import labs, machine, nvidia
@@ -41,6 +41,8 @@ EXPERIMENTS = {
     "data_parallel_step": Recorded(labs.data_parallel_step, gpus=4),
     "data_parallel_work": Recorded(labs.data_parallel_work, gpus=4),
     "ddp_beside_data_parallel": Recorded(ddp_beside_data_parallel, gpus=4),
+    "ddp_memory": Recorded(ddp_memory, gpus=2),
+    "ddp_seconds": Recorded(ddp_seconds, gpus=2),
     "format_speed": Recorded(labs.format_speed),
     "four_ways": Recorded(labs.four_ways),
     "fragmentation": Recorded(labs.fragmentation),

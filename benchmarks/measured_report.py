@@ -18,7 +18,11 @@ LESSONS = Path(__file__).resolve().parents[1] / "notebooks"
 CELL_SECONDS = 120
 COMPARED = ("seconds", "bytes")  # units of the columns whose figures are compared
 TOLD = 90  # characters of an error
-NOT_VIRTUAL = {"ddp_beside_data_parallel": "its ranks are timed on real GPUs"}  # experiments, and why only real GPUs can do them
+NOT_VIRTUAL = {  # experiments, and why only real GPUs can do them
+    "ddp_beside_data_parallel": "its ranks are timed on real GPUs",
+    "ddp_memory": "virtual GPUs give the same answer in each run",
+    "ddp_seconds": "its ranks are timed on real GPUs",
+}
 
 
 @dataclass(frozen=True)

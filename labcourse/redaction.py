@@ -29,12 +29,14 @@ def sources() -> dict[str, str]:
 def _sources() -> dict[str, str]:
     files = sorted(FOLDER.glob("*.py"))  # not the wrong answers, which lie deeper
     modules = {path.name: import_module(f"{checks.__name__}.{path.stem}") for path in files if path.stem.startswith("lesson_")}
-    kept = needed(function for module in modules.values() for check in module.CHECKS for function in (check.observe, check.script))
-    return {path.name: _cut(path.read_text(), modules.get(path.name), kept) for path in files}
+    every = [check for module in modules.values() for check in module.CHECKS]
+    kept = needed(function for check in every for function in (check.observe, check.script))
+    stubs = {id(check.script) for check in every}
+    return {path.name: _cut(path.read_text(), modules.get(path.name), kept, stubs) for path in files}
 
 
-def _cut(text: str, module: types.ModuleType | None, needed: set[int]) -> str:
-    """A lesson's text in which functions that are not needed do nothing; any other file's as it is."""
+def _cut(text: str, module: types.ModuleType | None, needed: set[int], stubs: set[int]) -> str:
+    """A lesson's text in which functions that are not needed do nothing, and `stubs` stay as they are; any other file's as it is."""
     if module is None:
         return text
     tree = ast.parse(text)
@@ -44,7 +46,7 @@ def _cut(text: str, module: types.ModuleType | None, needed: set[int]) -> str:
         if id(plain(vars(module)[name])) not in needed and name not in kept:
             node.args = ast.arguments([], [], ast.arg("arguments"), [], [], ast.arg("keywords"), [])
             node.body, node.decorator_list, node.returns = ast.parse(LEFT_OUT).body, [], None
-        elif ast.get_docstring(node) is not None:  # its words are no names
+        elif ast.get_docstring(node) is not None and id(vars(module)[name]) not in stubs:  # its words are no names
             node.body = node.body[1:] or [ast.Pass()]
     _leave_out_unused(tree)
     return ast.unparse(tree) + "\n"

@@ -107,13 +107,14 @@ def _write_index(course: Course, store: Store, keys: list[tuple[str, str]], prob
     essences = [_essence(record, course) for record in _records(store, keys)]
     summaries = [_summary(lab, [essence for essence in essences if essence["lab"] == lab.name]) for lab in course.labs]
     looks = [(item["student"], item["lab"], look) for item in essences for look in item["looks"]]
-    open_labs = {lab.name for lab in course.labs if not any(item["lab"] == lab.name for item in essences)}
-    missing = [item for item in problems if item.kind == "missing" and item.lab in open_labs]
-    looks += [(item.student, item.lab, f"{item.kind}: {item.detail}") for item in problems if item not in missing]
+    looks += [(item.student, item.lab, f"{item.kind}: {item.detail}") for item in problems if item.kind != "missing"]
+    came = {item["lab"] for item in essences}
+    missing = {lab.name: [item.student for item in problems if (item.kind, item.lab) == ("missing", lab.name)] for lab in course.labs}
     page = pages.get_template("instructor.html").render(
         course=course,
         labs=[summary for summary in summaries if summary["count"]],
-        waiting=[lab for lab in course.labs if lab.name in open_labs],
+        absent=[(lab, missing[lab.name] if lab.name in came else []) for lab in course.labs if missing[lab.name] or lab.name not in came],
+        returned=(store.folder / "return").exists(),
         looks=looks,
         students=_by_student(essences),
         unknown=sum(not item["received"] for item in essences),

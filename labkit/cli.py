@@ -1,4 +1,4 @@
-"""The command line: `python -m labkit doctor`, `run`, `trace`, `torchrun`, `lessons` and `course`."""
+"""The command line: `python -m labkit doctor`, `run`, `trace`, `fit`, `torchrun`, `lessons` and `course`."""
 
 import argparse
 import importlib.util
@@ -45,6 +45,17 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--max-events", type=int, metavar="N", help="keep more or fewer events than labkit.record() does; the newest stay")
     trace.add_argument("--no-timeline", action="store_true", help="leave out what ran when: on real GPUs PyTorch's profiler stays off")
     trace.add_argument("--ranks", type=int, metavar="N", help="run it in so many processes, each with a virtual GPU: one page about all")
+    fit = command("fit", _fit, "Say whether a training script fits GPUs of several models, what takes the memory, and what would help.")
+    fit.epilog = (
+        "The script runs unmodified for a few steps of its optimizer on each virtual GPU, without values: losses are NaN, and nothing "
+        "is learned. What it writes is written, so let it save nothing you want to keep."
+    )
+    fit.add_argument("--like", metavar="A,B", default="T4,L4,A100,A100-80,H100,H200", help="the models (default: %(default)s)")
+    fit.add_argument("--steps", type=int, default=4, metavar="N", help="how many steps, 3 or more (default: %(default)s)")
+    fit.add_argument(
+        "--host", type=float, default=1.0, metavar="X", help="how many times as long your CPU takes for an operator as the recorded H200's"
+    )
+    add_script(fit)
     torchrun = command(
         "torchrun", _torchrun, "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour."
     )
@@ -131,6 +142,23 @@ def _trace(options: argparse.Namespace) -> int:
         lambda: run_script(options.script, options.arguments, options.module), command, files, options.max_events, not options.no_timeline
     )
     return 0 if written else 1
+
+
+def _fit(options: argparse.Namespace) -> int:
+    from gputrace import fit
+
+    try:
+        check_script(options.script, options.module)
+        models = [name.strip() for name in options.like.split(",")]
+        wish = fit.Wish(options.script, options.arguments, options.module, models[0], options.steps, options.host)
+        for table in fit.answer(wish, models):
+            print(table, end="\n\n", flush=True)
+    except ValueError as error:
+        return _refuse(str(error), "fit")
+    except fit.ScriptFailedError as error:
+        _tell(error, "fit")
+        return 1
+    return 0
 
 
 def _trace_ranks(options: argparse.Namespace, files: dict[str, Any]) -> int:

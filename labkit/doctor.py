@@ -16,7 +16,7 @@ GIB = 1 << 30
 PYTHON = (3, 11)
 # The least version of each package that the lessons use; "" where any will do. A test holds this to pyproject.toml.
 LESSONS_NEED = {
-    "torch": "2.6",
+    "torch": "2.10",
     "numpy": "",
     "ipywidgets": "7.7.1",
     "matplotlib": "",
@@ -207,7 +207,7 @@ def _about_gpus(facts: Facts) -> list[Advice]:
         advice.append(
             Advice(
                 f"This PyTorch has no kernels for {', '.join(torch.unsupported)}: such a GPU is too old for it. "
-                "Set LABKIT_VIRTUAL=1 to learn on virtual GPUs, or install an older PyTorch (2.6 or newer will do)."
+                f"Set LABKIT_VIRTUAL=1 to learn on virtual GPUs, or install an older PyTorch ({LESSONS_NEED['torch']} or newer will do)."
             )
         )
     if not nvml.gpus or torch.gpus:

@@ -243,6 +243,17 @@ def test_a_script_that_computes_for_long_is_told_once_that_it_need_not(capsys, m
         assert capsys.readouterr().err.count("--no-values keeps memory and times alone") == values
 
 
+def test_a_process_s_time_is_asked_for_once_a_second(monkeypatch):
+    asked = []  # with many threads the system needs as long for the answer as an operator for its work
+    monkeypatch.setattr(commands, "process_time", lambda: asked.append(None) or 0.0)
+    monkeypatch.setattr(commands, "monotonic", iter([0.0, 0.0, 0.5, 0.9, 1.1, *[1.5] * 100]).__next__)
+    with virtualgpu.use() as gpus:
+        commands.tell_machine(gpus, "labkit run", TIMES)
+        for _ in range(20):
+            torch.ones(1, device="cuda")
+    assert len(asked) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_started_child_has_the_same_machine(script, method):

@@ -4,7 +4,8 @@ import argparse
 import json
 import os
 import sys
-from time import process_time
+from math import inf
+from time import monotonic, process_time
 from typing import TYPE_CHECKING
 
 from virtualgpu import front_end, machines
@@ -92,12 +93,15 @@ def tell_machine(gpus: "VirtualGPUs", name: str, whose: str) -> None:
     some = "1 virtual GPU" if gpus.count == 1 else f"{gpus.count} virtual GPUs"
     print(f"{name}: {some}, modelled on {machines.with_maker(gpus.name)}, {total} each. {whose}", file=sys.stderr)
     if gpus.request.values:
-        clock = process_time  # the real one: Python's `time` may tell the model's soon
-        told: list[bool] = []
+        due = monotonic()  # the real clock: Python's `time` may tell the model's soon
 
         def tell_once(*event: object) -> None:
-            if not told and clock() > LONG:
-                told.append(True)
+            nonlocal due
+            if (now := monotonic()) < due:
+                return
+            due = now + 1  # to ask for a process's time takes the system long where it has many threads
+            if process_time() > LONG:
+                due = inf
                 print(
                     f"{name}: this computes every value on the CPU; --no-values keeps memory and times alone, in less time", file=sys.stderr
                 )

@@ -1,7 +1,7 @@
 """What CUDA says when something is wrong: one place for the classes and the words, which follow the installed torch.
 
 The words are those that an H200 with torch 2.11 gave, recorded in benchmarks/fidelity/h200/probe.json; in which version they changed was
-read off the libraries of torch 2.6 to 2.15 (`strings libtorch_cpu.so libc10_cuda.so`), and the tests look there again. PyTorch's
+read off the libraries of torch 2.10 to 2.15 (`strings libtorch_cpu.so libc10_cuda.so`), and the tests look there again. PyTorch's
 generated code checks devices argument by argument for most operators, and names the argument; elementwise ones (TensorIterator) check by
 themselves. Which operator does what stands in PyTorch's own native_functions.yaml, which comes with torch.
 """
@@ -17,9 +17,7 @@ import torch
 from virtualgpu.source_lines import is_users
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-NAMES_ARGUMENT_FIRST = VERSION >= (2, 8)  # "got mat2 is on cpu, different from other tensors on cuda:0"
-ADVISES = VERSION >= (2, 9)  # where to read about a CUDA error
-AcceleratorError: type[Exception] = getattr(torch, "AcceleratorError", RuntimeError)  # its own class from torch 2.8 on
+AcceleratorError: type[Exception] = torch.AcceleratorError
 
 
 def leave_out_the_kit(error: Exception) -> None:
@@ -53,8 +51,9 @@ def outermost(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cuda_error(what: str, advice: str) -> Exception:
-    lines = [f"CUDA error: {what}", *([advice] if ADVISES else [])]
-    lines += [
+    lines = [
+        f"CUDA error: {what}",
+        advice,
         "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.",
         "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
         "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
@@ -73,13 +72,18 @@ def device_side_assert() -> Exception:
 
 
 def invalid_device_context() -> Exception:
-    """Memory that is opened in the process that sent it."""
+    """Memory or an event that is opened in the process that sent it."""
     return cuda_error("invalid device context", _search_for("cudaErrorDeviceUninitialized"))
 
 
 def invalid_resource_handle() -> Exception:
-    """Memory of a process that has ended."""
+    """Memory or an event of a process that has ended, or an event that is not for other processes."""
     return cuda_error("invalid resource handle", _search_for("cudaErrorInvalidResourceHandle"))
+
+
+def invalid_argument() -> Exception:
+    """For what the driver does not accept together, such as an event's flags."""
+    return cuda_error("invalid argument", _search_for("cudaErrorInvalidValue"))
 
 
 def stream_capture(what: str, kind: str, name: str = "StreamCapture") -> Exception:
@@ -128,14 +132,9 @@ def argument_differs(given: list[tuple[str, torch.Tensor]], method: str) -> str:
     """The first argument whose device is not that of the first one."""
     common = given[0][1].device
     argument, other = next((argument, x.device) for argument, x in given if x.device != common)
-    if NAMES_ARGUMENT_FIRST:
-        return (
-            f"Expected all tensors to be on the same device, but got {argument} is on {other}, different from other tensors on {common} "
-            f"(when checking argument in method {method})"
-        )
     return (
-        f"Expected all tensors to be on the same device, but found at least two devices, {common} and {other}! "
-        f"(when checking argument for argument {argument} in method {method})"
+        f"Expected all tensors to be on the same device, but got {argument} is on {other}, different from other tensors on {common} "
+        f"(when checking argument in method {method})"
     )
 
 

@@ -111,6 +111,14 @@ class Gpu:
         """The calling thread's current stream on this GPU."""
         return self.machine.selected.streams.get(self.index, self.default_stream)
 
+    @property
+    def unwatched(self) -> StreamTime | None:
+        """The stream of this GPU whose work the search for races does not look at, only which memory it has written."""
+        if not self.machine.several_streams:
+            return self.default_stream
+        stream = self.machine.races.lone.stream
+        return stream if stream is not None and stream.device_index == self.index else None
+
     def pool_stream(self, priority: int) -> StreamTime:
         """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
         self.machine.several_streams = True
@@ -195,9 +203,8 @@ class Gpu:
             seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved)
         if clocks or serial or around:
             seconds += costs.further_seconds(profile, clocks, serial, around)
-        share = 1.0  # whom should a program with one stream make room for?
-        if len(self.streams) > 1:
-            share = costs.share(profile, bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs)
+        several = len(self.streams) > 1  # whom should a program with one stream make room for?
+        share = costs.share(profile, bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs) if several else 1.0
         stream = self.stream if machine.several_streams else self.default_stream
         machine.clock.launch(stream, seconds, overhead, name, share)
 
@@ -208,8 +215,7 @@ class Gpu:
         profile = self.profile
         seconds = costs.copy_seconds(profile, kind, nbytes, pinned)
         if kind == "d2d":
-            share = costs.share(profile, bytes_moved=2 * nbytes)
-            self.machine.clock.launch(self.stream, seconds, profile.launch_seconds, "copy", share)
+            self.machine.clock.launch(self.stream, seconds, profile.launch_seconds, "copy", costs.share(profile, bytes_moved=2 * nbytes))
         else:
             if kind == "p2p" and self.passed_on is not None:
                 seconds, self.passed_on = (0.0 if self.passed_on else seconds), True
@@ -336,11 +342,10 @@ class Machine:
 
     def gpu(self, device: "torch.device | int | str | None") -> Gpu | None:
         """The GPU that a device names, the current one for "cuda"; None for the CPU. Raises RuntimeError for a bad ordinal."""
-        if device is not None and not isinstance(device, int):
-            if not isinstance(device, torch.device):
-                device = torch.device(device)
-            if device.type == "cpu":
-                return None
+        if isinstance(device, str):
+            device = torch.device(device)
+        if isinstance(device, torch.device) and device.type == "cpu":
+            return None
         if not self.initialised or self.forked:
             torch.cuda._lazy_init()  # so that the first tensor initialises CUDA, and a forked child gets CUDA's error
         if device is None:
@@ -372,8 +377,7 @@ class Machine:
         if self.forked:
             torch.cuda._lazy_init()
         if not self.alive:
-            gone = f"the machine was taken away, by {front_end.name()}.use(None) or at the end of a `with` block"
-            raise RuntimeError(f"this virtual GPU is gone: {gone}")
+            raise RuntimeError(f"this virtual GPU is gone: {front_end.name()}.use(None) or the end of a `with` block took it away")
 
 
 _in_place: Machine | None = None

@@ -34,6 +34,7 @@ class Request:
     memory: int | None
     values: bool
     heeds_environment: bool = False
+    host: float = 1.0
 
 
 class VirtualGPUs:
@@ -46,7 +47,7 @@ class VirtualGPUs:
         from virtualgpu.processes import usage_table
 
         self.request = request
-        self.profile = profiles.load(request.like or DEFAULT_MODEL)
+        self.profile = profiles.load(request.like or DEFAULT_MODEL, request.host)
         shared = usage_table.join(
             self.profile.name, request.gpus, request.memory or self.profile.total_memory, os.environ.get(usage_table.ADDRESS)
         )
@@ -134,7 +135,13 @@ def use(gpus: None) -> None: ...
 
 @overload
 def use(
-    gpus: int = 1, like: str | None = None, memory: str | int | None = None, values: bool = True, *, heeds_environment: bool = False
+    gpus: int = 1,
+    like: str | None = None,
+    memory: str | int | None = None,
+    values: bool = True,
+    *,
+    heeds_environment: bool = False,
+    host: float = 1.0,
 ) -> VirtualGPUs: ...
 
 
@@ -145,6 +152,7 @@ def use(
     values: bool = True,
     *,
     heeds_environment: bool = False,
+    host: float = 1.0,
 ) -> VirtualGPUs | None:
     """Give this process virtual GPUs, which `torch.cuda` takes for real ones; `with virtualgpu.use(2, like="H200"):` for a block.
 
@@ -154,6 +162,7 @@ def use(
         memory: of each GPU, in bytes or as "16GiB". The default is the model's.
         values: False keeps shapes, memory, order and time, but computes nothing.
         heeds_environment: let CUDA_VISIBLE_DEVICES hide virtual GPUs, as it hides real ones.
+        host: how many times as long the host takes for all that it does as the host of the recorded H200s.
 
     The same request again returns what is in use.
 
@@ -174,12 +183,19 @@ def use(
     limit = None if memory is None else parse_bytes(memory)
     if limit is not None:
         check_memory(limit)
-    request = Request(gpus, like, limit, values, heeds_environment)
+    check_host(host)
+    request = Request(gpus, like, limit, values, heeds_environment, float(host))
     if _current is None:
         _current = VirtualGPUs(request)
     elif _current.request != request:
         raise RuntimeError(_IN_USE.format(repr(_current)[1:-1], front_end.name()))
     return _current
+
+
+def check_host(host: float) -> None:
+    """Raises ValueError for a speed that no host has."""
+    if isinstance(host, bool) or not isinstance(host, int | float) or not 0.01 <= host <= 100:
+        raise ValueError(f"host={host!r}: give how many times as long it takes as the recorded one, from 0.01 to 100")
 
 
 def share(gpus: int, like: str, memory: int | None) -> None:

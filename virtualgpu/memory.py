@@ -1,11 +1,6 @@
 """What makes a tensor one of a virtual GPU: the memory that hangs on its storage."""
 
-import ctypes
-import gc
-import weakref
 from typing import Any
-
-import torch
 
 from virtualgpu import front_end
 from virtualgpu.allocator import Block
@@ -19,7 +14,7 @@ class Memory:
     `kept` is the number of bytes of values on the host, None for a storage without values.
     """
 
-    __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "storage", "touched", "written")
+    __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "touched", "writer", "written")
 
     def __init__(self, gpu: Gpu, block: Block | None, kept: int | None) -> None:
         self.gpu = gpu
@@ -27,10 +22,10 @@ class Memory:
         self.born = gpu.machine.selected.call  # the call that made it: a Python instruction or a node of a backward
         self.kept = kept
         self.export: ExportedBlock | None = None  # to other processes
-        self.storage: weakref.ref[torch.UntypedStorage] | None = None  # where the garbage collector does not tell of it
         self.touched: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
-        # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
-        self.written = 0 if gpu.machine.several_streams else gpu.default_stream.count + 1
+        # Of a stream whose work nobody looks at: the number of the piece that wrote here last, now of the one that makes this.
+        self.writer = gpu.unwatched
+        self.written = 0 if self.writer is None else self.writer.count + 1
         gpu.machine.keep(kept)
 
     def __del__(self) -> None:
@@ -75,37 +70,3 @@ def require_values(memory: Memory) -> None:
             text += " Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) "
             text += f"before {front_end.name()} starts."
         raise RuntimeError(text)
-
-
-def hide_from_collector(memory: Memory, storage: torch.UntypedStorage) -> None:
-    """Where the garbage collector would part a storage from its memory, it is not to see the storage, which the memory then remembers."""
-    if _GARBAGE_LOSES_MEMORY:
-        _untrack(storage)
-        memory.storage = weakref.ref(storage)
-
-
-def _garbage_loses_memory() -> bool:
-    """Does Python's garbage collector take the attributes of a storage that a cycle held, though C++ goes on with it?
-
-    Where torch is older (2.6 does, 2.11 does not) it must not see the storages of virtual GPUs: their memory would be freed under way,
-    and PyTorch fails over some of them ("owns_pyobj() INTERNAL ASSERT").
-    """
-    storage_of: Any = torch.Tensor.untyped_storage
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        plain = torch.empty(1, device="cpu")
-        storage_of(plain).mark = True
-        cycle: list[Any] = [storage_of(plain)]
-        cycle.append(cycle)
-        del cycle
-        gc.collect(0)
-        return not hasattr(storage_of(plain), "mark")
-    finally:
-        if collects:
-            gc.enable()
-
-
-_GARBAGE_LOSES_MEMORY = _garbage_loses_memory()
-_untrack = ctypes.pythonapi.PyObject_GC_UnTrack
-_untrack.argtypes, _untrack.restype = [ctypes.py_object], None

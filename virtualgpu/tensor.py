@@ -15,7 +15,7 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu import hardware
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu
-from virtualgpu.memory import Memory, hide_from_collector, require_values
+from virtualgpu.memory import Memory, require_values
 
 _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
@@ -256,9 +256,10 @@ def memory_of(tensor: torch.Tensor) -> Memory:
 
 
 def mark_written(tensor: torch.Tensor) -> None:
-    """The last piece of work on the default stream of the tensor's GPU has written into it. Noted as long as the GPU has one stream."""
+    """The last piece of work on a stream whose work nobody looks at has written into the tensor."""
     memory = memory_of(tensor)
-    memory.written = memory.gpu.default_stream.count
+    memory.writer = memory.gpu.unwatched
+    memory.written = 0 if memory.writer is None else memory.writer.count
 
 
 def allocate_on(gpu: Gpu, storage: torch.UntypedStorage, kept: bool = True, allocated: bool = True) -> Memory:
@@ -273,7 +274,6 @@ def hang(memory: Memory, storage: torch.UntypedStorage) -> None:
     """Make this the storage of such memory."""
     storage.__class__ = VirtualStorage
     storage.__dict__["memory"] = memory
-    hide_from_collector(memory, storage)
 
 
 def wrap(plain: torch.Tensor, gpu: Gpu) -> VirtualTensor:

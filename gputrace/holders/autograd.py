@@ -19,9 +19,6 @@ _is_leaf, _retains_grad, _grad, _grad_fn = (
 )
 
 
-TELLS_SAVED = hasattr(torch._C._autograd.SavedTensor, "data")  # not in PyTorch 2.6, where to look would be to unpack
-
-
 def ancestry(kind: type) -> tuple[type, ...]:
     """A class and those it descends from, whatever its metaclass says."""
     return type.__getattribute__(kind, "__mro__")
@@ -97,7 +94,7 @@ class _Nodes:
     """What the nodes of one class hold."""
 
     def __init__(self, kind: type) -> None:
-        self._saved = [name for name in dir(kind) if name.startswith("_raw_saved_") and TELLS_SAVED]
+        self._saved = [name for name in dir(kind) if name.startswith("_raw_saved_")]
         self._leaf = isinstance(getattr(kind, "variable", None), types.GetSetDescriptorType)  # AccumulateGrad
 
     def __call__(self, node: Any) -> Iterator[tuple[Any, str]]:

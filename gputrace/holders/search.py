@@ -10,14 +10,12 @@ from typing import Any
 import torch
 
 from gputrace import units
-from gputrace.holders.autograd import TELLS_SAVED, is_node, isinstance_of
+from gputrace.holders.autograd import is_node, isinstance_of
 from gputrace.holders.names import name_of
 from gputrace.holders.references import Ancestors, Path, References, Snapshot, without
 from gputrace.holders.roots import Roots
 from gputrace.holders.tensors import DeviceStorage, Living, nbytes
 from virtualgpu.source_lines import is_users
-
-_SILENT = "" if TELLS_SAVED else ", perhaps an autograd graph: this version of PyTorch does not tell what a graph has saved"
 
 
 @dataclass(frozen=True, order=True)
@@ -32,7 +30,7 @@ class Holder:
         return self.text
 
 
-UNSEEN = Holder("C++", "", f"C++ only{_SILENT}")  # for what neither a name nor a Python object leads to
+UNSEEN = Holder("C++", "", "C++ only")  # for what neither a name nor a Python object leads to
 
 
 def search(snapshot: Snapshot, living: Living, storages: list[DeviceStorage]) -> list[list[Holder]]:

@@ -63,22 +63,17 @@ def of_kind(objects: list[Any], kind: type) -> list[Any]:
 
 
 def all_objects() -> list[Any]:
-    """What Python's garbage collector tracks, and the storages that it does not (see `virtualgpu.memory`)."""
-    return _with_untracked(gc.get_objects())
+    """What Python's garbage collector tracks."""
+    return gc.get_objects()
 
 
 def relevant_objects() -> list[Any]:
     """Those of all objects that `alive` and `categories.held` look at."""
-    return _with_untracked(autograd.of_classes(gc.get_objects(), _is_relevant))
+    return autograd.of_classes(gc.get_objects(), _is_relevant)
 
 
 def _is_relevant(kind: type) -> bool:
     return not _RELEVANT.isdisjoint(autograd.ancestry(kind)) or autograd.is_node(kind)
-
-
-def _with_untracked(objects: list[Any]) -> list[Any]:
-    untracked = [memory.storage() for memory in of_kind(objects, Memory) if memory.storage is not None]
-    return objects + [storage for storage in untracked if storage is not None]
 
 
 def alive(objects: list[Any] | None = None) -> Living:

@@ -1,6 +1,6 @@
 """The state of a GPU's memory when a request could not be served, and the cause.
 
-The numbers of PyTorch's message are read as torch 2.6 to 2.15 word it (c10/cuda/CUDACachingAllocator.cpp, `malloc`)."""
+The numbers of PyTorch's message are read as torch 2.10 to 2.15 word it (c10/cuda/CUDACachingAllocator.cpp, `malloc`)."""
 
 import re
 from collections import defaultdict

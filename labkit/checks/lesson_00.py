@@ -13,6 +13,7 @@ def draw(generator: random.Random) -> Plain:
 
 
 def observe(on_gpu: Any, numbers: Plain) -> Plain:
+    on_gpu([0.0] * len(numbers))  # what comes second is not what came first
     return describe(on_gpu(list(numbers)))
 
 

@@ -115,8 +115,7 @@ class Double(torch.nn.Module):
 
 def observe_losses(answer: Any, cases: Plain) -> Plain:
     """For each list of values the result, whether it has a graph, whether the host waited, and whether there is a gradient."""
-    observations = []
-    sleep, model = cycles_in(LONG), Double()
+    observations, sleep, model = list[Plain](), cycles_in(LONG), Double()
     for case in cases:
         batches = [torch.tensor([[value, value, -value, value]] * rows, dtype=torch.float32, device="cuda") for value, rows in case]
         with during(f"{len(case)} batches"):
@@ -163,8 +162,7 @@ def draw_work(generator: random.Random) -> Plain:
 
 def observe_work(run_on: Any, cases: Plain) -> Plain:
     """For each case where the work ran, whether the host waited, and the sum of the result, which is used at once and then let go of."""
-    observations = []
-    nap = cycles_in(LONG / 5)
+    observations, nap = list[Plain](), cycles_in(LONG / 5)
     for case in cases:
         stream, here = torch.cuda.Stream(), torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
         seen: list[Plain] = []

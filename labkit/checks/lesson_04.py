@@ -171,7 +171,9 @@ def draw_layers(generator: random.Random) -> Plain:
         cases = [[generator.randint(1, 9) for _ in range(generator.randint(4, 8))] for _ in range(6)]
         for case, place in zip(cases, (0, -1, generator.randrange(4)), strict=False):
             case[place] = generator.randint(30, 60)  # the first cut is best, the last one, and any
-        rules: list[Callable[[Sequence[float]], int]] = [_middle, _beyond_half, _before_half, _never_first, _never_last]
+        rules: list[Callable[[Sequence[float]], int]] = [_beyond_half, _before_half, lambda layers: len(layers) // 2]
+        rules += [lambda layers: min(range(2, len(layers)), key=partial(_slower, layers))]
+        rules += [lambda layers: min(range(1, len(layers) - 1), key=partial(_slower, layers))]
         rules += [partial(_always, cut) for cut in range(1, 8)]
         if all(any(_share(case, rule(case)) > TOLERANCE for case in cases) for rule in rules):
             return cases
@@ -192,18 +194,6 @@ def _share(layers: Sequence[float], cut: int) -> float:
 
 def _always(cut: int, layers: Sequence[float]) -> int:
     return min(cut, len(layers) - 1)
-
-
-def _never_first(layers: Sequence[float]) -> int:
-    return min(range(2, len(layers)), key=partial(_slower, layers))
-
-
-def _never_last(layers: Sequence[float]) -> int:
-    return min(range(1, len(layers) - 1), key=partial(_slower, layers))
-
-
-def _middle(layers: Sequence[float]) -> int:
-    return len(layers) // 2
 
 
 def _beyond_half(layers: Sequence[float]) -> int:

@@ -246,6 +246,9 @@ def observe_work(in_pieces: Any, cases: Plain) -> Plain:
     return observations
 
 
+UNFIT = "rows do not fit"  # says the error, by which it is known again
+
+
 class UnrelatedError(RuntimeError):
     """What some of the work raises that has nothing to do with memory."""
 
@@ -265,7 +268,7 @@ def _work(case: Plain, tries: list[list[int]], before: int) -> Callable[[torch.T
         if case["fails"]:
             raise UnrelatedError("mat1 and mat2 shapes cannot be multiplied")
         if len(batch) > case["fits"]:
-            raise torch.OutOfMemoryError(f"CUDA out of memory: {len(batch)} rows do not fit")
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {len(batch)} {UNFIT}")
         del scratch
         return 2 * batch
 
@@ -295,8 +298,8 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         if other := [size for size in sizes[1:2] if size not in halves] + [size for size in failed if size not in halved]:
             return not_yet(f"{rows} rows did not fit: halve them, again and again. You tried {other[0]} of the {rows} rows.")
         if case["fits"] == 0:
-            if raised is None or not raised.startswith("OutOfMemoryError"):
-                return not_yet(f"not even one row fitted: the OutOfMemoryError was due; there was {raised or 'a result'}.")
+            if raised is None or UNFIT not in raised:
+                return not_yet(f"not even one row fitted: work's own OutOfMemoryError was due; there was {raised or 'a result'}.")
             continue
         if raised is not None:
             return not_yet(f"pieces of {case['fits']} rows fit, and your function raised {raised}.")
@@ -316,6 +319,8 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
 
 # 05.5: a few tensors that keep many segments
 
+BEFORE = 4000 * KIB  # what lies before each: too small for another one, and a tensor left behind it leaves no place for all the others
+
 
 def draw_scattered(generator: random.Random) -> Plain:
     """Sizes of which four fill most of a segment, no two alike, the largest first, and what the tensors are full of."""
@@ -334,8 +339,8 @@ def _scattered(compact: Any, sizes: list[int], values: list[int], order: list[in
     """The values afterwards, where they are, and what is reserved for the tensors before and after."""
     with _tidy():
         base = torch.cuda.memory_reserved()
-        blocks = [_empty(size).view(-1, KIB) for size in sizes for _ in range(4)]  # four lie in a segment
-        kept = [blocks[4 * place] for place in order]
+        blocks = [_empty(part).view(-1, KIB) for size in sizes for part in (BEFORE, size, size, size)]  # four lie in a segment
+        kept = [blocks[4 * place + 1] for place in order]
         for block, value in zip(kept, values, strict=True):
             block.fill_(value)
             block[-1, -1] = 255  # a block filled with its first number is another one

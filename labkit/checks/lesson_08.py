@@ -20,11 +20,6 @@ DEVICE = "cuda:0"
 MIB = 1 << 20
 
 
-def last_gpu() -> str:
-    """The current GPU where an answer is about that one: not the first, if there are several."""
-    return f"cuda:{torch.cuda.device_count() - 1}"
-
-
 # 08.1: a copy that other processes can use
 
 DTYPES = ("float64", "int32", "float16")
@@ -151,40 +146,39 @@ def draw_held(generator: random.Random) -> Plain:
 
 def observe_held(outside_cache: Any, inputs: Plain) -> Plain:
     """The answer and the truth: at first, with memory of this process's own, and beside another process."""
-    gpu = last_gpu()
-    _take(inputs["kept"], gpu)
+    _take(inputs["kept"])
     torch.cuda.empty_cache()  # so that the most that was ever reserved is not what is reserved
-    found = [_asked(outside_cache, gpu)]
-    kept = [_take(inputs["kept"], gpu), _take(inputs["kept"], DEVICE)]  # on another GPU too, if there is one
-    _take(inputs["cached"], gpu)  # and let go of it
-    found.append(_asked(outside_cache, gpu))
+    found = [_asked(outside_cache)]
+    kept = _take(inputs["kept"])
+    _take(inputs["cached"])  # and let go of it
+    found.append(_asked(outside_cache))
     ours, theirs = processes.context().Pipe()
-    with processes.children(_hold, [(theirs, inputs["other"], gpu)]):
+    with processes.children(_hold, [(theirs, inputs["other"])]):
         theirs.close()
         ours.recv()
-        found.append(_asked(outside_cache, gpu))
+        found.append(_asked(outside_cache))
         ours.close()  # the child ends
     del kept
     return found
 
 
-def _take(mebibytes: int, gpu: str) -> torch.Tensor:
-    return torch.empty(mebibytes * MIB, dtype=torch.uint8, device=gpu)
+def _take(mebibytes: int) -> torch.Tensor:
+    return torch.empty(mebibytes * MIB, dtype=torch.uint8, device=DEVICE)
 
 
-def _hold(line: Connection, mebibytes: int, gpu: str) -> None:
+def _hold(line: Connection, mebibytes: int) -> None:
     """In another process: hold memory of the GPU until nobody listens any more."""
-    held = _take(mebibytes, gpu)
+    held = _take(mebibytes)
     line.send(held.nbytes)
     line.poll(None)
 
 
-def _asked(outside_cache: Any, gpu: str) -> Plain:
-    with torch.cuda.device(gpu):
+def _asked(outside_cache: Any) -> Plain:
+    with torch.cuda.device(DEVICE):
         free, total = torch.cuda.mem_get_info()
         own = {"reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
         answer = outside_cache()
-    emptied = torch.cuda.memory_reserved(gpu) < own["reserved"]
+    emptied = torch.cuda.memory_reserved(DEVICE) < own["reserved"]
     said = number(answer)
     return {"answer": type(answer).__name__ if said is None else said, "used": total - free, "emptied": emptied, **own}
 
@@ -212,26 +206,19 @@ def draw_limits(generator: random.Random) -> Plain:
 
 def observe_limits(share_fairly: Any, cases: Plain) -> Plain:
     """By case, the share of the GPU's memory that this process's cache may take afterwards."""
-    gpu, found = last_gpu(), []
-    before = _fractions()
-    held = _take(64, gpu)  # reserved already, and part of what the limit allows
+    found, before = [], torch.cuda.get_per_process_memory_fraction(DEVICE)
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    held = _take(64)  # reserved already, and part of what the limit allows
     try:
         for case in cases:
-            torch.cuda.set_per_process_memory_fraction(1.0, gpu)
-            with torch.cuda.device(gpu):
+            torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+            with torch.cuda.device(DEVICE):
                 share_fairly(case["processes"], case["context"])
-            total = torch.cuda.get_device_properties(gpu).total_memory
-            *others, fraction = _fractions()
-            found.append({"fraction": fraction, "total": total, "others": others != before[:-1]})
+            found.append({"fraction": torch.cuda.get_per_process_memory_fraction(DEVICE), "total": total})
     finally:
         del held
-        for index, fraction in enumerate(before):
-            torch.cuda.set_per_process_memory_fraction(fraction, index)
+        torch.cuda.set_per_process_memory_fraction(before, DEVICE)
     return found
-
-
-def _fractions() -> list[float]:
-    return [torch.cuda.get_per_process_memory_fraction(index) for index in range(torch.cuda.device_count())]
 
 
 NEAR = 1e-6  # of the whole GPU: some kilobytes
@@ -240,7 +227,7 @@ NEAR = 1e-6  # of the whole GPU: some kilobytes
 def judge_limits(found: Plain, cases: Plain) -> Verdict:
     for told, case in zip(found, cases, strict=True):
         if told["fraction"] == 1.0:
-            return not_yet("this process has no limit on the current GPU: torch.cuda.set_per_process_memory_fraction sets one.")
+            return not_yet("this process has no limit: torch.cuda.set_per_process_memory_fraction sets one.")
         all_of_them = case["processes"] * (told["fraction"] * told["total"] + case["context"])
         each = f"{case['processes']} processes, each with a limit of {units.byte_text(told['fraction'] * told['total'])}"
         each += f" and a context of {units.byte_text(case['context'])}, take {units.byte_text(all_of_them)}"
@@ -248,8 +235,6 @@ def judge_limits(found: Plain, cases: Plain) -> Verdict:
             return not_yet(f"{each}; the GPU has {units.byte_text(told['total'])}. What does the limit count?")
         if all_of_them < told["total"] * (1 - NEAR):
             return not_yet(f"{each}, and the GPU has {units.byte_text(told['total'])}: the rest lies idle.")
-        if told["others"]:
-            return not_yet("your function set a limit on another GPU too, which other processes may share.")
     return right("The limit counts what PyTorch reserves, not the context.")
 
 
@@ -325,7 +310,7 @@ def draw_requests(generator: random.Random) -> Plain:
     def matrix_of(rows: int, columns: int) -> list[list[float]]:
         return [[generator.randint(1, 36) / 4 for _ in range(columns)] for _ in range(rows)]
 
-    requests = [{"client": client, "row": matrix_of(1, 3)[0]} for client in clients]
+    requests = [{"client": client, "row": [generator.randint(1000, 9000) / 1000 for _ in range(3)]} for client in clients]
     return {"requests": requests, "weights": [matrix_of(4, 3), [[-weight for weight in matrix_of(1, 4)[0]], *matrix_of(1, 4)]]}
 
 

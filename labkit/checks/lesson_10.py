@@ -67,14 +67,16 @@ def shown(values: Any) -> str:
 
 # 10.2: each rank's rows of a dataset
 
+LATER = 12600  # epochs: a multiple of 1 to 10 and of 100, after which orders that come again would do so
+
 
 def draw_epochs(generator: random.Random) -> Plain:
-    """Numbers of rows that leave a rest when shared equally, seeds for each rank's own generators, four epochs and one of them again."""
+    """Numbers of rows that leave a rest when shared equally, seeds for each rank's own generators, five epochs and one of them again."""
     cases = []
     for ranks in (2, 3, 4):
         count = ranks * generator.randint(20, 40) + generator.randint(min(2, ranks - 1), ranks - 1)
         epoch = generator.randrange(40)
-        epochs = [epoch, epoch + 1, epoch + 2, epoch + generator.randint(3, 9), epoch]
+        epochs = [epoch, epoch + 1, epoch + 2, epoch + generator.randint(3, 9), epoch + LATER, epoch]
         cases.append({"count": count, "ranks": ranks, "epochs": epochs, "seeds": generator.sample(range(1 << 20), ranks)})
     return cases
 

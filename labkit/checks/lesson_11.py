@@ -124,7 +124,7 @@ def _fill(device: int, kept: int, cached: int, returned: int) -> torch.Tensor:
 
 
 def _take(device: int, mebibytes: int) -> torch.Tensor:
-    return torch.empty(mebibytes * MIB, dtype=torch.uint8, device=f"cuda:{device}")
+    return torch.empty(mebibytes * MIB - 1, dtype=torch.uint8, device=f"cuda:{device}")  # allocated is more than requested
 
 
 def _truth(device: int) -> dict[str, int]:
@@ -283,9 +283,8 @@ def draw_snippets(generator: random.Random) -> Plain:
     drawn: dict[str, Any] = {"name": f"left_{generator.randint(10, 99)}", "number": generator.randint(3, 90)}
     order = generator.sample(range(len(SNIPPETS)), len(SNIPPETS))
     for leaves in (0, 2):
-        first, second = order.index(leaves), order.index(leaves + 1)
-        if first > second:
-            order[first], order[second] = order[second], order[first]
+        first, second = sorted((order.index(leaves), order.index(leaves + 1)))
+        order[first], order[second] = leaves, leaves + 1
     order.insert(generator.randrange(len(order)), list(SNIPPETS).index("torch.cuda.empy_cache()"))
     return [[text.format(**drawn) for text in list(SNIPPETS.items())[index]] for index in order]
 
@@ -326,8 +325,7 @@ def observe_halves(two_halves: Any, inputs: Plain) -> Plain:
     torch.manual_seed(inputs["seed"])
     a, b, c = inputs["sizes"]
     first, second = nn.Sequential(nn.Linear(a, b), nn.Tanh()), nn.Sequential(nn.Linear(b, c), nn.Softplus())
-    x = torch.randn(5, a)
-    x.requires_grad_()
+    x = torch.randn(5, a, requires_grad=True)
     due = second(first(x))
     leaves = [*first.parameters(), *second.parameters(), x]
     due_gradients = [g.flatten().tolist() for g in torch.autograd.grad(due.square().sum(), leaves)]

@@ -18,18 +18,18 @@ from labkit.machine import host_time
 
 RANKS = 2
 LIKE = "T4"  # its links are slow: what overlaps is seen
-PER_BUCKET = 2  # layers, to the byte
+PER_BUCKET = 4  # layers, to the byte
 KEPT = 1.6  # times the memory that PyTorch's DDP takes
 CLOSE = 1e-3  # of the largest gradient
 GRADIENT, MESSAGE = "gradient", "message"
 
 
 def draw(generator: random.Random) -> Plain:
-    """Layers of one width, so that a bucket holds two: of an odd number, which leaves one over; a seed for each rank's rows and weights."""
+    """Layers of one width, of which four fill a bucket, and two or three are left over; a seed for each rank's rows and weights."""
     width = 8 * generator.randint(48, 60)
     return {
         "width": width,
-        "layers": generator.choice((5, 7)),
+        "layers": generator.choice((10, 11)),
         "seed": generator.randrange(1 << 20),
         "bucket_bytes": PER_BUCKET * 4 * width**2,
     }
@@ -97,27 +97,34 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         return {"returned": type(finish).__name__}
     start = [tensor.detach().cpu() for tensor in model.state_dict().values()]
     events.clear()
-    gradients, happened, overlapped = [], [], 0.0
+    gradients, happened, overlapped, stopped = [], [], 0.0, None
     for step in range(STEPS):
         model.zero_grad(set_to_none=step != 2)  # the third finds the gradients of the second, set to zero
         x = _rows(inputs, rank, step).cuda()
         torch.cuda.synchronize()
-        with record() as trace, _Collectives(events):
-            model(x).square().mean().backward()
-            finish()
-            gradients.append([None if p.grad is None else p.grad.cpu() for p in model.parameters()])
+        part = "backward"
+        try:
+            with record() as trace, _Collectives(events):
+                model(x).square().mean().backward()
+                part = "`finish()`"
+                finish()
+                gradients.append([None if p.grad is None else p.grad.cpu() for p in model.parameters()])
+        except (AttributeError, TypeError) as error:
+            if "NoneType" not in str(error):
+                raise
+            stopped = [step + 1, part]
+            break
         happened.append(list(events))
         events.clear()
         overlapped += trace.collectives(rank)[1]
-    due = _due(inputs)
-    return {
+    told = {
         "start": _furthest(start, [tensor.detach() for tensor in _network(inputs, 0).state_dict().values()]),
-        "gradients": [_compared(found, mean) for found, mean in zip(gradients, due, strict=True)],
+        "gradients": [_compared(found, mean) for found, mean in zip(gradients, _due(inputs), strict=False)],
         "events": happened,
-        "overlapped": overlapped,
-        "own": _measured(model, finish, inputs, base),
-        "torch": _pytorchs(inputs),
     }
+    if stopped:
+        return told | {"stopped": stopped}
+    return told | {"overlapped": overlapped, "own": _measured(model, finish, inputs, base), "torch": _pytorchs(inputs)}
 
 
 def _due(inputs: Plain) -> list[list[torch.Tensor | None]]:
@@ -182,8 +189,13 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
         if not observed["start"] <= CLOSE:
             return not_yet(f"rank {rank} does not begin with rank 0's parameters and buffers, but {observed['start']:.2g} away from them.")
     for rank, observed in enumerate(told):
-        if verdict := _judge_values(rank, observed["gradients"]) or _judge_messages(observed["events"], inputs):
+        if verdict := _judge_values(rank, observed, inputs) or _judge_messages(observed["events"], inputs):
             return verdict
+        if stopped := observed.get("stopped"):
+            return not_yet(
+                f"in the {stopped[1]} of step {stopped[0]}, rank {rank} read a gradient that was None. When is a hook called: before its "
+                "parameter's gradient is accumulated, or after? What is in the bucket when a step begins, and who is used on no rank?"
+            )
         if not observed["overlapped"] > 0:
             return not_yet("no kernel ran while a message was under way: whoever starts one waits for it at once. What is `async_op`?")
     (own, held), (theirs, theirs_held) = told[0]["own"], told[0]["torch"]
@@ -196,13 +208,20 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
     )
 
 
-def _judge_values(rank: int, steps: Plain) -> Verdict | None:
-    for step, gradients in enumerate(steps, start=1):
+def _judge_values(rank: int, observed: Plain, inputs: Plain) -> Verdict | None:
+    size = 4 * inputs["layers"] * inputs["width"] ** 2  # bytes of the gradients
+    for step, (gradients, events) in enumerate(zip(observed["gradients"], observed["events"], strict=True), start=1):
         if "one" in gradients:
             return not_yet(f"in step {step}, a parameter that no forward uses has a gradient on rank {rank}. It was to keep none.")
         if "none" in gradients:
             return not_yet(f"in step {step}, a parameter is without the gradient that it had on rank {rank}.")
         wrong = [number for number, far in enumerate(gradients) if not far <= CLOSE]
+        sent = sum(nbytes for kind, nbytes in events if kind == MESSAGE)
+        if wrong and sent < size:
+            of = f"in step {step}, {sent:,} of {size:,} bytes of gradients were sent on rank {rank}"
+            if sent:
+                return not_yet(f"{of}: what sends a bucket that is not full when the backward is over?")
+            return not_yet(f"{of}. Is a gradient there when its hook is called? Is a bucket ever full? Who sends the last one?")
         if wrong:
             of = (
                 "all gradients are"
@@ -218,14 +237,15 @@ def _judge_values(rank: int, steps: Plain) -> Verdict | None:
 
 def _judge_messages(steps: Plain, inputs: Plain) -> Verdict | None:
     layer = 4 * inputs["width"] ** 2
+    full = inputs["bucket_bytes"] // layer
     for step, events in enumerate(steps, start=1):
         sizes = [size for kind, size in events if kind == MESSAGE and size >= layer // 2]
         last = max(place for place, (kind, _) in enumerate(events) if kind == GRADIENT)
         early = sum(kind == MESSAGE and size >= layer // 2 for kind, size in events[:last])
-        if max(sizes, default=0) > (PER_BUCKET + 1) * layer:
+        if max(sizes, default=0) > (full + 1) * layer:
             return not_yet(f"in step {step}, one message took {max(sizes):,} bytes; a bucket is full with {inputs['bucket_bytes']:,}.")
-        if len(sizes) > inputs["layers"] // PER_BUCKET + 1:
-            return not_yet(f"in step {step}, {len(sizes)} messages took {inputs['layers']} gradients; a bucket holds {PER_BUCKET}.")
+        if len(sizes) > inputs["layers"] // full + 1:
+            return not_yet(f"in step {step}, {len(sizes)} messages took {inputs['layers']} gradients; a bucket holds {full}.")
         if not early:
             return not_yet(f"in step {step}, nothing was sent before the last gradient was there. A full bucket need not wait for it.")
     return None

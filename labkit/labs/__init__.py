@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from labkit.labs.allocator_by_hand import AllocatorByHand as AllocatorByHand
     from labkit.labs.allocator_by_hand import AllocatorLab as AllocatorLab
     from labkit.labs.allocator_by_hand import plot_allocator_by_hand as plot_allocator_by_hand
+    from labkit.labs.buckets import BucketsLab as BucketsLab
+    from labkit.labs.buckets import bucket_step as bucket_step
+    from labkit.labs.buckets import plot_bucket_step as plot_bucket_step
     from labkit.labs.claims import ClaimsPanel as ClaimsPanel
     from labkit.labs.claims import articles_on_trial as articles_on_trial
     from labkit.labs.claims import claims_table as claims_table
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from labkit.labs.data_parallel import data_parallel_work as data_parallel_work
     from labkit.labs.data_parallel import plot_data_parallel_step as plot_data_parallel_step
     from labkit.labs.data_parallel import plot_data_parallel_work as plot_data_parallel_work
+    from labkit.labs.ddp_memory import plot_ddp_memory as plot_ddp_memory
     from labkit.labs.fitting import BudgetLab as BudgetLab
     from labkit.labs.fitting import memory_plan as memory_plan
     from labkit.labs.fitting import plot_memory_plan as plot_memory_plan

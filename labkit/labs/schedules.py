@@ -65,6 +65,7 @@ def _needs(stage: int, work: str, micro_batch: int, last: int) -> set[tuple[int,
 
 
 TORCH_SCHEDULES = ("GPipe", "1F1B")
+WIDTH, ROWS = 16, 32
 COLUMNS = {"schedule": "", "rank": "", "order": "", "loss": "", "gradients": ""}
 
 
@@ -89,7 +90,8 @@ def pipelining(ranks: int = 2, micro_batches: int = 4) -> Run:
 
 
 def _points(ranks: int, micro_batches: int) -> Iterator[Row]:
-    told = programs.results("stages", ranks, micro_batches)
+    told = programs.results("stages", ranks, micro_batches, WIDTH, ROWS)
     for schedule in TORCH_SCHEDULES:
         for rows in told:
-            yield next(row for row in rows if row["schedule"] == schedule)
+            found = next(row for row in rows if row["schedule"] == schedule)
+            yield {column: found[column] for column in COLUMNS}

@@ -1,14 +1,12 @@
-"""What each rank holds of a model in training: by formula, and as measured under DDP, ZeRO, FSDP and tensor parallelism."""
+"""What each rank holds of a model in training: by formula, and as measured under DDP, ZeRO and FSDP."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.ticker import MultipleLocator
 
-from gputrace import units
-from gputrace.figures.figure import BLACK, CATEGORY_COLOURS, CATEGORY_HATCHES, TEXT_POINTS, Figure, byte_ticks, new_canvas
+from gputrace.figures.figure import BLACK, CATEGORY_COLOURS, CATEGORY_HATCHES, TEXT_POINTS, TITLE_POINTS, Figure, new_canvas
 from labkit.lab_parts import programs
 from labkit.lab_parts.experiment import Result, Row, Run, checked_count
 from labkit.lab_parts.figures import badged, in_style
@@ -22,10 +20,11 @@ CUT_BY_WAY = {
     "FSDP": KINDS,
     "tensor parallel": KINDS,
 }
-MEASURED = ("DDP", "ZeRO-1", "FSDP", "tensor parallel")  # torch.distributed has no ZeRO-2 of its own
+MEASURED = ("DDP", "DDP, views", "ZeRO-1", "ZeRO-2", "FSDP")
 FLOAT = 4  # bytes
-COLUMNS = {"way": "", "rank": "", "kind": "", "bytes": "bytes", "formula": "bytes", "whole": "bytes"}
-LARGEST = 1024  # neurons
+PARTS = (*KINDS, "other", "peak")
+COLUMNS = {"way": "", "part": "", "bytes": "bytes"}
+LARGEST = 1 << 30  # parameters
 
 
 @dataclass(frozen=True)
@@ -52,112 +51,78 @@ def rank_memory(way: str, parameters: int, ranks: int) -> RankMemory:
     return RankMemory(*(FLOAT * numbers[kind] * parameters // (ranks if kind in CUT_BY_WAY[way] else 1) for kind in KINDS))
 
 
-def held_by_ranks(ranks: int = 2, width: int = 256, layers: int = 4) -> Run:
-    """Bytes that each of so many ranks holds after a training step with Adam, by way and kind, beside those of the formula.
+def held_by_ranks(ranks: int = 4, width: int = 1024, layers: int = 16) -> Run:
+    """Bytes that each of so many ranks holds after a training step with Adam, its gradients included, and at the peak of a step.
 
-    The model has `layers` linear layers of `width` × `width` weights. `whole` is how many bytes of parameters lie there in one piece
-    while a layer computes. Counted are the tensors' own bytes; Adam's step numbers, four bytes a tensor, are among them.
+    The model has `layers` linear layers of `width` × `width` float32 weights, and meets so few rows that activations do not count. The
+    ways: DistributedDataParallel as it is, and with `gradient_as_bucket_view=True`; the same with ZeroRedundancyOptimizer; `fully_shard`
+    of each layer that keeps parameters whole from forward to backward (what ZeRO-2 keeps during a step), and that does not. "other" is
+    what the allocator has given out besides parameters, gradients and the optimizer's state; "peak" is the most of all. All ranks hold
+    the same. Ranks get virtual GPUs where there are too few real ones.
 
-    Raises ValueError for what is out of bounds; width and the number of layers must divide by the ranks and by two. Raises as
-    `labkit.torchrun` does, besides.
+    Raises ValueError for what is out of bounds; the width must divide by the ranks. Raises as `labkit.torchrun` does, besides.
     """
-    for name, value, most in (("ranks", ranks, 8), ("width", width, LARGEST), ("layers", layers, 16)):
-        if checked_count(name, value) > most:
-            raise ValueError(f"{name}={value}: give at most {most}")
-    if width % ranks or layers % 2:
-        raise ValueError(f"width={width}, layers={layers}: the width must divide by {ranks} ranks, and the layers come in pairs")
+    for name, value in (("ranks", ranks), ("width", width), ("layers", layers)):
+        checked_count(name, value)
+    if ranks > 8 or width % ranks or layers * width**2 > LARGEST:
+        raise ValueError(
+            f"ranks={ranks}, width={width}, layers={layers}: give at most 8 ranks, a width that divides by them, "
+            f"and at most {LARGEST:,} parameters"
+        )
     parameters = {"ways": list(MEASURED), "ranks": ranks, "width": width, "layers": layers}
-    total = len(MEASURED) * ranks * len(KINDS)
-    return Run("held_by_ranks", parameters, COLUMNS, programs.badge(ranks), total, _points(ranks, width, layers))
+    total = len(MEASURED) * len(PARTS)
+    return Run("held_by_ranks", parameters, COLUMNS, programs.gpu_badge(ranks), total, _points(ranks, width, layers))
 
 
 def _points(ranks: int, width: int, layers: int) -> Iterator[Row]:
-    told = programs.results("shards", ranks, width, layers)
-    for way in MEASURED:
-        formula = rank_memory(way, layers * width * width, ranks)
-        by_formula = dict(zip(KINDS, (formula.parameters, formula.gradients, formula.optimizer_state), strict=True))
-        for rank, rows in enumerate(told):
-            [found] = [row for row in rows if row["way"] == way]
-            for kind in KINDS:
-                yield {
-                    "way": way,
-                    "rank": rank,
-                    "kind": kind,
-                    "bytes": found[kind],
-                    "formula": by_formula[kind],
-                    "whole": found["whole"],
-                }
-
-
-# The figure
-
-
-WIDEST, BAR = 0.8, 0.92  # of a way's bars together, and of each of them its own place
+    for found in programs.gpu_run("shards", ranks, width, layers).results[0]:
+        for part in PARTS:
+            yield {"way": found["way"], "part": part, "bytes": found[part]}
 
 
 @in_style
 def plot_held_by_ranks(result: Result) -> Figure:
-    """The bytes that each rank holds under each way, one bar a rank, in the colours of their kinds; hollow, what the formula says."""
-    ranks = result.parameters["ranks"]
-    ways = [way for way in CUT_BY_WAY if result.rows and (way not in MEASURED or way in result.column("way"))]
+    """The bytes for each parameter that a rank holds under each way after a step, in the colours of their kinds; hollow, the peak."""
+    ways = [way for way in MEASURED if way in result.column("way")]
     canvas, axes = new_canvas(_finding(result))
-    top = max((_held(result, way, rank, "formula") for way in ways for rank in range(ranks)), default=1)
-    for place, way in enumerate(ways):
-        for rank in range(ranks):
-            _draw(axes, result, way, rank, place - WIDEST / 2 + WIDEST * (rank + 0.5) / ranks, WIDEST / ranks)
-    byte_ticks(axes, 1.12 * top, most=5)
+    for x, way in enumerate(ways):
+        held, bottom = _by_parameter(result, way), 0.0
+        axes.bar(x, held["peak"], WIDE, fill=False, edgecolor=BLACK, linestyle="--", linewidth=1)
+        for kind in COLOURED:
+            axes.bar(x, held[kind], WIDE, bottom, color=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white")
+            bottom += held[kind]
+        axes.annotate(f"{bottom:.0f}", (x, bottom / 2), ha="center", va="center", fontsize=TITLE_POINTS, bbox=BOX)
     axes.set_xticks(range(len(ways)), ways)
-    axes.set(ylabel="held by a rank", xlabel=f"one bar for each of {ranks} ranks")
+    axes.yaxis.set_major_locator(MultipleLocator(4))
+    axes.set(ylabel="bytes a parameter, on each rank", xlabel=f"{result.parameters['ranks']} ranks, float32, Adam")
     axes.grid(axis="x", visible=False)
-    patches = [Patch(facecolor=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white", label=kind) for kind in KINDS]
-    axes.legend(handles=patches[::-1], frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.6), fontsize=TEXT_POINTS)
-    axes.annotate("hollow:\nby the formula", (1.03, 0.3), xycoords="axes fraction", va="center", fontsize=TEXT_POINTS)
+    patches = [
+        Patch(facecolor=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white", label=kind) for kind in COLOURED
+    ]
+    patches.append(Patch(fill=False, edgecolor=BLACK, linestyle="--", label="peak of a step"))
+    axes.legend(handles=patches[::-1], frameon=False, loc="upper right", fontsize=TEXT_POINTS)
     return badged(canvas, result.badge, *(_told(result, way) for way in ways))
 
 
-def _draw(axes: Axes, result: Result, way: str, rank: int, x: float, width: float) -> None:
-    bottom = 0
-    if not result.column("way", way=way):  # torch.distributed cannot do it: the formula alone
-        axes.bar(x, _by_formula(result, way).total, BAR * width, fill=False, edgecolor=BLACK, linestyle="--", linewidth=1)
-    for kind in KINDS:
-        for nbytes in result.column("bytes", way=way, rank=rank, kind=kind):
-            look: dict[str, Any] = {"color": CATEGORY_COLOURS[kind], "hatch": CATEGORY_HATCHES.get(kind), "edgecolor": "white"}
-            axes.bar(x, nbytes, BAR * width, bottom, **look)
-            bottom += nbytes
-    if bottom:
-        axes.plot([x], [_held(result, way, rank, "formula")], "D", markerfacecolor="white", markeredgecolor=BLACK, markersize=6)
+WIDE = 0.7  # of a bar, its place being 1
+COLOURED = (*KINDS, "other")
+BOX = {"boxstyle": "round", "facecolor": "white", "edgecolor": "none"}
 
 
-def _by_formula(result: Result, way: str) -> RankMemory:
-    return rank_memory(way, result.parameters["layers"] * result.parameters["width"] ** 2, result.parameters["ranks"])
-
-
-def _held(result: Result, way: str, rank: int, column: str) -> int:
-    return sum(result.column(column, way=way, rank=rank))
+def _by_parameter(result: Result, way: str) -> dict[str, float]:
+    """Bytes for each parameter, by part."""
+    count = result.parameters["layers"] * result.parameters["width"] ** 2
+    return {part: nbytes / count for part, nbytes in result.by("part", "bytes", way=way).items()}
 
 
 def _finding(result: Result) -> str:
-    whole, cut = _held(result, "DDP", 0, "bytes"), _held(result, "FSDP", 0, "bytes")
-    if not whole or not cut:
+    held = {way: sum(_by_parameter(result, way)[kind] for kind in COLOURED) for way in result.column("way", part="peak")}
+    if "DDP" not in held or "FSDP" not in held:
         return "Not measured yet: what a rank holds"
-    return f"A rank holds {units.byte_text(_round_down(whole))} under DDP, {units.byte_text(_round_down(cut))} under FSDP"
-
-
-def _round_down(nbytes: int) -> int:
-    """Without Adam's step numbers, some bytes a tensor, which would make 4 MiB to 4.00002 MiB."""
-    return nbytes >> 10 << 10
+    return f"Of {held['DDP']:.0f} bytes a parameter under DDP, a rank holds {held['FSDP']:.0f} under FSDP"
 
 
 def _told(result: Result, way: str) -> str:
-    if not result.column("way", way=way):
-        return f"{way}, by the formula alone: each rank {units.byte_text(_by_formula(result, way).total)}."
-    parts = []
-    for rank in range(result.parameters["ranks"]):
-        kinds = ", ".join(
-            f"{units.byte_text(_round_down(nbytes))} of {kind}"
-            for kind in KINDS
-            for nbytes in result.column("bytes", way=way, rank=rank, kind=kind)
-        )
-        parts.append(f"rank {rank} {kinds}")
-    alike = len({part.split(" ", 2)[2] for part in parts}) == 1
-    return f"{way}: {'each rank ' + parts[0].split(' ', 2)[2] if alike else '; '.join(parts)}."
+    held = _by_parameter(result, way)
+    kinds = ", ".join(f"{held[kind]:.0f} of {kind}" for kind in COLOURED if held[kind] >= 0.5)
+    return f"{way}: bytes a parameter on each rank, {kinds}; at the peak {held['peak']:.1f}."

@@ -34,9 +34,9 @@ from virtualgpu.script import run_script
 VARIABLE_BYTES = 8192  # kept for `JOB_VARIABLE` in the environment that the system shows of the server's copies
 STARTING = 120.0  # seconds for the server to import torch
 POSSIBLE = sys.platform == "linux"  # on macOS, a copy may not use the system's libraries
-_AT_FIRST = ("torch.distributed.run",)
-_AFTERWARDS = (  # when the first job has ended, for the others
-    "torch._dynamo",  # torch itself imports it for the first optimizer, and for DistributedDataParallel
+_MODULES = (  # whose memory the copies share
+    "torch.distributed.run",
+    "torch._dynamo",  # torch itself imports it for the first optimizer, and for DistributedDataParallel: a second and 70 MB a rank
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
@@ -240,14 +240,10 @@ class _Copy:
 def _fork_on_request(line: socket.socket) -> list[int]:
     """Fork whenever somebody asks for it. Returns in the copies alone, with the files that were sent."""
     copies: dict[int, _Copy] = {}
-    later = list(_AFTERWARDS)
     poll = select.poll()
     poll.register(line, select.POLLIN)
     while True:
-        ready = poll.poll(0 if later and not copies else None)
-        if not ready:
-            _load([later.pop(0)])
-        for fd, _ in ready:
+        for fd, _ in poll.poll():
             if fd in copies:
                 poll.unregister(fd)
                 _follow(fd, copies.pop(fd))
@@ -270,8 +266,8 @@ def _fork_on_request(line: socket.socket) -> list[int]:
                 poll.register(copy.line, 0)  # for its end alone: what is sent there is for the copy
 
 
-def _load(modules: Sequence[str]) -> None:
-    for name in modules:
+def _load() -> None:
+    for name in _MODULES:
         with contextlib.suppress(ImportError):  # of a torch that was built without it
             importlib.import_module(name)
     gc.collect()
@@ -349,7 +345,7 @@ def serve(fileno: str) -> None:
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     job = libc.getenv(JOB_VARIABLE.encode())
-    _load(_AT_FIRST)
+    _load()
     sys.path.remove(KIT)
     os.close(os.pidfd_open(os.getpid()))  # an old system has none
     script, *arguments = _become(_fork_on_request(socket.socket(fileno=int(fileno))), job)

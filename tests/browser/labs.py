@@ -8,6 +8,7 @@ LABS = {
     "CopySpeedLab": "CopySpeedLab(sizes=[1 << n for n in range(12, 25, 4)])",
     "DataParallelLab": "DataParallelLab()",
     "PipelineLab": "PipelineLab(micro_batches=4)",
+    "BucketsLab": "BucketsLab(width=1024)",
     "LeakLab": "LeakLab()",
     "SharingLab": "SharingLab()",
     "FormatLab": "FormatLab()",

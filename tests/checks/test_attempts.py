@@ -41,7 +41,7 @@ def test_each_try_has_inputs_of_its_own():
     tried = []
     for _ in range(3):
         labkit.check("00.1", tried.append)
-    assert len({tuple(numbers) for numbers in tried}) == 3
+    assert len({tuple(numbers) for numbers in tried if any(numbers)}) == 3
 
 
 def test_progress_counts_tries():

@@ -60,7 +60,7 @@ def test_work_in_pieces():
         "halve them": {"tries": [[4, 0], *[[1, 0]] * 5]},
         "halve, and no more": {"tries": [[4, 0], [2, 0], *[[1, 0]] * 4]},
         "no fewer were tried": {"tries": [[4, 0]]},
-        "your function raised": {"raised": "OutOfMemoryError: no"},
+        "your function raised": {"raised": "OutOfMemoryError: CUDA out of memory: 1 rows do not fit"},
     }
     for hint, change in changes.items():
         assert hint in judge_work([good | change], [case]).message
@@ -69,7 +69,7 @@ def test_work_in_pieces():
 
 
 def test_a_row_that_does_not_fit_and_another_error_are_raised():
-    one = {"result": None, "raised": "OutOfMemoryError: no", "tries": [[3, 0], [1, 0]]}
+    one = {"result": None, "raised": "OutOfMemoryError: CUDA out of memory: 1 rows do not fit", "tries": [[3, 0], [1, 0]]}
     assert judge_work([one], [{"rows": 3, "fits": 0, "fails": False}]).passed
     assert "there was a result" in judge_work([one | {"raised": None}], [{"rows": 3, "fits": 0, "fails": False}]).message
     other = {"result": None, "raised": "UnrelatedError: shapes", "tries": [[3, 0]]}

@@ -30,10 +30,22 @@ RIGHT = {
         ({"gradients": [["one", 0.0]] * 2}, "in step 1, a parameter that no forward uses has a gradient on rank 1"),
         ({"gradients": [[float("nan"), 0.0]] * 2}, "not the mean of both ranks'"),
         ({"events": [EVENTS, [[GRADIENT, 0], [MESSAGE, 4 * LAYER]]]}, "in step 2, one message took 1,024 bytes; a bucket is full with 512"),
-        ({"events": [[*EVENTS, [MESSAGE, LAYER]]]}, "in step 1, 3 messages took 3 gradients; a bucket holds 2"),
-        ({"events": [sorted(EVENTS)]}, "nothing was sent before the last gradient"),
-        ({"events": [[*EVENTS, [MESSAGE, 4]]]}, None),  # a message about messages
+        ({"events": [[*EVENTS, [MESSAGE, LAYER]]] * 2}, "in step 1, 3 messages took 3 gradients; a bucket holds 2"),
+        ({"events": [sorted(EVENTS)] * 2}, "nothing was sent before the last gradient"),
+        ({"events": [[*EVENTS, [MESSAGE, 4]]] * 2}, None),  # a message about messages
         ({"overlapped": 0.0}, "What is `async_op`?"),
+        (
+            {"gradients": [[0.0, 0.5]], "events": [EVENTS[:4]], "stopped": [2, "backward"]},
+            "in step 1, 512 of 768 bytes of gradients were sent on rank 1: what sends a bucket that is not full when the backward is over?",
+        ),
+        (
+            {"gradients": [], "events": [], "stopped": [1, "backward"]},
+            "in the backward of step 1, rank 1 read a gradient that was None. When",
+        ),
+        (
+            {"gradients": [], "events": [], "stopped": [1, "`finish()`"]},
+            "in the `finish()` of step 1, rank 1 read a gradient that was None",
+        ),
     ],
 )
 def test_each_rank_is_judged_by_values_messages_and_time(change, hint):
@@ -49,7 +61,8 @@ def test_a_right_answer_is_told_its_time_and_memory_beside_pytorch_s():
     assert not kept.passed and "a rank holds 4 MiB where PyTorch's DDP holds 2 MiB" in kept.message
 
 
-def test_a_bucket_holds_two_layers_and_one_layer_is_left():
+def test_a_bucket_holds_four_layers_and_who_counts_to_three_sends_more_messages():
     for seed in range(10):
         inputs = draw(random.Random(seed))
-        assert inputs["bucket_bytes"] == 2 * 4 * inputs["width"] ** 2 and inputs["layers"] % 2 == 1
+        assert inputs["bucket_bytes"] == 4 * 4 * inputs["width"] ** 2
+        assert -(-inputs["layers"] // 3) > inputs["layers"] // 4 + 1

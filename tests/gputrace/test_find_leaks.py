@@ -10,7 +10,6 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import virtualgpu.hardware
-from gputrace.holders.autograd import TELLS_SAVED
 from gputrace.holders.search import UNSEEN
 from gputrace.holders.tensors import Census, alive
 from gputrace.leaks import find_leaks
@@ -98,7 +97,6 @@ def test_what_died_after_the_block_is_no_leak_and_neither_is_what_took_its_place
     assert [leak.holders[0].name for leak in find_leaks(births.list)] == ["later"]  # without a census it cannot be told
 
 
-@pytest.mark.skipif(not TELLS_SAVED, reason="this version of PyTorch does not tell what an autograd graph has saved")
 def test_the_graph_of_losses_in_a_list():
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)).cuda()
     losses = []

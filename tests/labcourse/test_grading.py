@@ -4,6 +4,7 @@ import contextlib
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -129,7 +130,9 @@ def test_the_table_has_one_row_for_a_submission(graded, one_lab, tmp_path):
     results.write(one_lab, submissions, problems, store)
     table = rows(tmp_path / "out" / "grades.csv")
     assert [row["status"] for row in table if row["student"] in ("ada", "zoe")] == ["graded", "missing"]
-    assert "its name" in (tmp_path / "out" / "index.html").read_text()
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "its name" in page and "missing: nothing" not in page
+    assert re.search(r"<h2>Not handed in</h2>\n<ul><li>[^<]*: zoe</li>", page)  # with the day it is due, not with what needs a look
 
 
 def test_who_is_there_no_more_is_left_out_and_other_files_stay(graded, one_lab, tmp_path):

@@ -25,6 +25,16 @@ def test_no_judge_and_no_draw_is_left_and_every_observe_is():
                 assert (redaction.LEFT_OUT not in found[name]) == kept, (check.number, name)
 
 
+def test_a_function_to_mend_stays_as_it_is_handed_out():
+    """With its docstring, without which who never touched it would be told that it is wrong."""
+    for check in checks.exercises().values():
+        if check.script is not None:
+            lesson = f"lesson_{check.number[:2]}.py"
+            stub = check.script.__name__
+            before = bodies((redaction.FOLDER / lesson).read_text())
+            assert bodies(redaction.sources()[lesson]).get(stub) == before.get(stub), check.number
+
+
 def test_what_computes_the_expected_goes_too():
     found = bodies(redaction.sources()["lesson_01.py"])
     assert found["expected_bytes"] == redaction.LEFT_OUT == found["_difference"]

@@ -72,7 +72,6 @@ def test_an_unknown_schedule_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(torch.__version__ < (2, 7), reason="torch 2.6's schedules detach a view in place")
 def test_two_ranks_keep_to_the_schedules_and_find_the_gradients_of_one_process():
     result = collect(pipelining(ranks=2, micro_batches=4))
     for row in result.rows:

@@ -8,12 +8,11 @@ import torch
 from learner import predict_and_run as run
 
 import labkit
-from gputrace.holders.autograd import TELLS_SAVED
 from labkit.labs import LeakLab, Result, collect, leaky_training, plot_leaky_training
 from labkit.labs.training_leaks import ALONE, COLUMNS, LEAKS, NO_LEAK, growth, script
 
 MIB = 1 << 20
-GRAPH = "the autograd graph of global `losses[" if TELLS_SAVED else "C++ only, perhaps an autograd graph"  # torch 2.6 does not tell
+GRAPH = "the autograd graph of global `losses["
 
 
 @pytest.fixture(scope="module", autouse=True)

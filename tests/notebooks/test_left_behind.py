@@ -10,7 +10,6 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-import torch
 from jupyter_client.manager import start_new_kernel
 
 pytestmark = pytest.mark.slow
@@ -27,7 +26,6 @@ STARTING = {
     "12_beyond_ddp": ("pipelining", "dies"),
     "11_articles_on_trial": ("trial",),
 }
-OLD = pytest.mark.skipif(torch.__version__ < (2, 7), reason="torch 2.6's FSDP2 asks a CPU for streams that record events")
 LATER = 0.3  # seconds
 # Bytes of the GPU that are not this process's cache: contexts, and what others hold.
 OUTSIDE = "def outside():\n    free, total = torch.cuda.mem_get_info()\n    return total - free - torch.cuda.memory_reserved()"
@@ -131,7 +129,7 @@ def kernel(tmp_path) -> Iterator[Kernel]:
 
 
 @pytest.mark.timeout(900)  # a whole lesson, and then some cells again and again
-@pytest.mark.parametrize("lesson", [pytest.param(lesson, marks=OLD if lesson.startswith("12") else ()) for lesson in STARTING])
+@pytest.mark.parametrize("lesson", STARTING)
 def test_nothing_is_left_behind_by_a_lesson_nor_by_a_cell_that_is_interrupted(kernel, lesson):
     cells = {cell.id: cell.source for cell in nbformat.read(FOLDER / f"{lesson}.ipynb", as_version=4).cells if cell.cell_type == "code"}
     ports = kernel.ports()

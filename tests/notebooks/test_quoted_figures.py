@@ -37,6 +37,12 @@ def test_both_ways_lose_on_the_small_network_and_win_on_the_large_one():
         assert [threads > alone, ranks > alone] == [slower, slower] and ranks < threads
 
 
+def test_the_peaks_of_twelve_runs_differ_as_lesson_10_says():
+    quoted = re.search(r"By (\d+)%. After the first step DDP makes new buckets", text("10_ddp_from_the_inside.ipynb"))
+    peaks = recorded_result("ddp_memory").column("bytes", point="twelfth step", kind="peak")
+    assert round(100 * (max(peaks) / min(peaks) - 1)) == int(quoted[1])
+
+
 def test_the_gpt_of_lesson_9_has_406_million_parameters():
     quoted = re.search(r"this one has two, and (\d+) million", text("09_fitting_in_memory.ipynb"))
     model = GPT(width=1024, layers=24, heads=16).build(device="meta")

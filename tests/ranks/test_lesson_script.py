@@ -1,4 +1,4 @@
-"""The script that lesson 10 gives a learner: it grows from cell to cell, and runs under PyTorch's own torchrun, without this kit."""
+"""Lesson 10's script is made of what its cells have shown, and runs under PyTorch's own torchrun, without the kit."""
 
 import os
 import subprocess
@@ -26,14 +26,12 @@ def torchrun(folder: Path, **environment: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
-def test_it_grows():
-    first, second, whole = (script(cell).split("dist.init_process_group")[0] for cell in ("hello", "script", "whole"))
-    device = first[first.index("on_gpu, local") :]
-    assert device in second and device in whole
-    assert {line for line in script("script").splitlines() if "sampler" in line} - set(script("whole").splitlines()) == {
-        "sampler = DistributedSampler(rows)",
-        "loader = DataLoader(rows, batch_size=16, sampler=sampler)",
-    }
+def test_it_is_made_of_the_cells_before():
+    first, second, whole = (script(cell) for cell in ("hello", "script", "whole"))
+    assert first[first.index("on_gpu, local") : first.index("rank, ranks")] in whole
+    for part in ("x = ", "rows = ", "torch.manual_seed(", "model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1)"):
+        [line] = [line for line in second.splitlines() if line.startswith(part)]
+        assert line.removesuffix(")") in whole
 
 
 @pytest.mark.parametrize("devices", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu(2))])
@@ -42,7 +40,7 @@ def test_it_runs_without_the_kit_and_goes_on_where_it_stopped(tmp_path, devices)
     program = tmp_path / "train.py"
     program.write_text(script("whole"))
     assert "labkit" not in program.read_text()
-    assert [line.split(", loss")[0] for line in torchrun(tmp_path, **environment)] == [f"epoch {epoch}: 8 steps" for epoch in range(3)]
+    assert [line.split(" loss")[0] for line in torchrun(tmp_path, **environment)] == [f"epoch {epoch}:" for epoch in range(3)]
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".pt"] == ["checkpoint.pt"]
     program.write_text(script("whole").replace("EPOCHS, PARTS, CHECKPOINT = 3", "EPOCHS, PARTS, CHECKPOINT = 5"))
     again = torchrun(tmp_path, **environment)

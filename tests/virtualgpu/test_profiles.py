@@ -97,3 +97,11 @@ def test_h200_memory_is_what_the_real_one_reported():
     p = profiles.load("H200")
     assert p.total_memory == total
     assert p.total_memory - p.context_bytes == free
+
+
+def test_a_slower_host_changes_what_the_host_does_and_nothing_of_the_gpu():
+    usual, slow = profiles.load("H200"), profiles.load("H200", 2.0)
+    assert slow.launch_seconds == 2 * usual.launch_seconds and slow.cpu_flops == usual.cpu_flops / 2
+    assert slow.rising_addresses is usual.rising_addresses
+    for name in ("kernel_minimum_seconds", "memory_bytes_per_second", "p2p_latency_seconds", "name"):
+        assert getattr(slow, name) == getattr(usual, name)

@@ -108,8 +108,6 @@ class ProcessGroupNCCL(_Gloo):
         for work in list(self._stashed):
             work.drop()
 
-    _shutdown = abort  # which torch 2.6 calls when a group is destroyed
-
     def stream(self, gpu: Gpu) -> StreamTime:
         """The group's own stream on a GPU: of those that `torch.cuda.Stream` takes too."""
         if gpu.index not in self._streams:

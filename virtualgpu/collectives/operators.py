@@ -97,8 +97,6 @@ def _options(kind: type, **values: Any) -> Any:
 def _reduction(call: Call, ranks: int) -> tuple[Any, str, Callable[[Tensor], Tensor]]:
     """The reduction as gloo knows it, its name, and what is done to its result."""
     given: Any = call.argument("reduce_op")
-    if isinstance(given, torch.ScriptObject) and not hasattr(given, "op"):
-        raise unsupported(f"a reduction between ranks, of which torch {torch.__version__} does not say which it is,")
     op = given.op() if hasattr(given, "op") else given
     kind = ReduceOp.RedOpType(op) if isinstance(op, int) else op
     name = getattr(kind, "name", str(kind)).rpartition(".")[2]

@@ -3,11 +3,13 @@
 Each kind has a time to begin and a rate, fitted on the collectives of 16 MiB and more that two H200s with NVLink did in twelve runs
 (torch 2.11, NCCL 2.28.9; the fastest run of each size, least relative squares). Below that size a collective lasts as long as its host
 needs to launch it. More ranks: the bytes of a ring (NCCL's tests, PERFORMANCE.md), and a time to pass on for each further rank, assumed.
-Other models: the rate in proportion to `p2p_bytes_per_second` of their profiles, assumed. Between nodes nothing was measured: each GPU
-has a network adapter of its own, as many rings as a node has ranks share the bytes, and a step takes what NCCL's own choice of an algorithm
+Other models: the rate in proportion to `p2p_bytes_per_second` of their profiles, assumed. With NCCL_P2P_DISABLE=1, NCCL's own switch, all
+goes through the host's memory: twice over PCIe, assumed, as between GPUs without NVLink. Between nodes nothing was measured: each GPU has a
+network adapter of its own, as many rings as a node has ranks share the bytes, and a step takes what NCCL's own choice of an algorithm
 counts for it (hwLat of LL128 and the number of steps in src/graph/tuning.cc).
 """
 
+import os
 from collections.abc import Callable, Sequence
 from math import ceil, log2
 
@@ -46,7 +48,7 @@ _SENT: dict[str, Callable[[int], float]] = {
 def collective_seconds(profile: Profile, kind: str, nbytes: int, ranks: Sequence[int], cluster: Cluster) -> float:
     """Seconds from the moment when the last rank enters. `nbytes` are those of one rank's input, `ranks` are numbered as in the world."""
     begin, rate = _RATES[kind]
-    rate *= profile.p2p_bytes_per_second / profiles.load("H200").p2p_bytes_per_second
+    rate *= _link_rate(profile) / profiles.load("H200").p2p_bytes_per_second
     by_node = cluster.ranks_by_node(ranks)
     nodes, sent = len(by_node), nbytes * _SENT[kind](len(ranks))
     begin += max(0, len(ranks) - nodes - 1) * _HOP_SECONDS
@@ -59,6 +61,13 @@ def collective_seconds(profile: Profile, kind: str, nbytes: int, ranks: Sequence
         return ring
     tree = begin + passes * ceil(log2(nodes)) * _NETWORK_TREE_SECONDS + sent / (_TREE_RATE * rate)
     return min(ring, tree)
+
+
+def _link_rate(profile: Profile) -> float:
+    """Bytes per second from one GPU of a node to another."""
+    if os.environ.get("NCCL_P2P_DISABLE", "0") == "0":
+        return profile.p2p_bytes_per_second
+    return min(profile.p2p_bytes_per_second, profile.pinned_d2h_bytes_per_second / 2, profile.pinned_h2d_bytes_per_second / 2)
 
 
 def launch_seconds(kind: str) -> float:

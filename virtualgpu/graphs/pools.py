@@ -55,7 +55,7 @@ class MemPool:
 
 @contextmanager
 def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
-    """In the block what the calling thread asks for on the device comes from the pool. torch 2.6's own does it in another way."""
+    """In the block what the calling thread asks for on the device comes from the pool."""
     gpu = hardware.machine().gpu(device)
     assert gpu is not None
     gpu.allocator.begin_pool(pool.id, _of_thread())

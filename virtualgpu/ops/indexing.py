@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu import errors
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import cub, operators
 from virtualgpu.ops.call import (
@@ -143,14 +142,14 @@ def _found(mask: torch.Tensor) -> int:
 def find_positions(gpu: Gpu, indices: Any) -> None:
     """The host waits for the number of a mask's positions, and while those that it has itself go to the GPU.
 
-    It does not wait for the positions of a mask of its own, from torch 2.9 on (expandTensors, ATen/native/IndexingUtils.h).
+    It does not wait for the positions of a mask of its own (expandTensors, ATen/native/IndexingUtils.h).
     """
     for index in indices:
         if type(index) is VirtualTensor:
             if is_mask(index):
                 gpu.read(8)
-        elif index is not None and (not is_mask(index) or errors.VERSION < (2, 9)):
-            gpu.send(8 * (_found(index) * index.dim() if is_mask(index) else index.numel()))
+        elif index is not None and not is_mask(index):
+            gpu.send(8 * index.numel())
 
 
 def fills(indices: Any, values: torch.Tensor) -> bool:
@@ -271,10 +270,8 @@ def _accumulate(x: torch.Tensor, indices: Any, counts: list[int], check: bool, b
     if all(on_host) and not any(map(is_mask, found)):
         behind = ()  # the positions are computed on the host, and moved once
         steps = []
-    elif len(counts) == 1 and not any(map(is_mask, found)):
-        steps += [size, size, -size]  # wrapped, times the stride
     else:
-        steps += [size, size, -size, *[size, size, -size, -size] * (len(counts) - 1)] if len(counts) > 1 else [size, size, -size]
+        steps += [size, size, -size, *[size, size, -size, -size] * (len(counts) - 1)]  # wrapped, times the stride
     if any(map(is_mask, found)):
         steps += behind
     bits = (x.numel() // max(_slice(x, indices), 1)).bit_length()

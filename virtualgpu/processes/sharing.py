@@ -8,13 +8,13 @@ PyTorch's own torch_shm_manager clears up.
 
 A process's clock is its own: no moment of one is before or after a moment of another. What is received is ready, and the receiver's
 streams wait for nothing. On CUDA they wait for an event that the sender has recorded, whose moment hangs on the two processes' real speed.
+Events that a program sends itself are `shared_events`.
 """
 
 import itertools
 import json
 import multiprocessing.util
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
@@ -25,7 +25,6 @@ from torch._C import _DisableTorchDispatch
 from torch.multiprocessing import get_sharing_strategy, reductions
 
 from virtualgpu import errors, hardware
-from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.memory import Memory
 from virtualgpu.processes.exported_blocks import LAST, ExportedBlock, decrement
@@ -268,13 +267,11 @@ def _rebuild_empty(kind: type, size: torch.Size, stride: tuple, dtype: torch.dty
     return torch.nn.Parameter(tensor, requires_grad) if kind is torch.nn.Parameter else tensor.requires_grad_(requires_grad)
 
 
-def refuse_event(event: Event | None = None) -> Any:
-    """Raises NotImplementedError. What a queue's feeder thread pickles raises it in the receiver: that thread's errors are not shown."""
-    if event is not None and threading.current_thread().name == "QueueFeederThread":
-        return refuse_event, ()
-    raise unsupported("an event sent to another process")
+def reduce_event(event: Event) -> tuple[Callable[..., Event], tuple]:
+    """PyTorch's own reduction, which each version keeps under another name."""
+    return reductions.rebuild_event, (event.device, event.ipc_handle())
 
 
 ForkingPickler.register(VirtualTensor, reduce_tensor)
 ForkingPickler.register(VirtualStorage, reductions.reduce_storage)
-ForkingPickler.register(Event, refuse_event)
+ForkingPickler.register(Event, reduce_event)

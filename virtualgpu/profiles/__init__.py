@@ -92,14 +92,15 @@ def names() -> list[str]:
     return list(_FILES)
 
 
-def load(name: str) -> Profile:
+def load(name: str, host: float = 1.0) -> Profile:
     """The profile of a GPU model, named in short ("T4", "rtx4090") or as torch prints it ("NVIDIA H200"), in any case.
 
+    The computer around it takes `host` times as long for all that it does itself as that of the recorded H200s.
     Raises ValueError, naming the choices, for a model that has no profile.
     """
     for short in _FILES:
         if isinstance(name, str) and _plain(name) in (_plain(short), _plain(_read(short).name)):
-            return _read(short)
+            return _read(short, host)
     raise ValueError(f"no profile of a GPU named {name!r}; choose one of {', '.join(_FILES)}")
 
 
@@ -112,10 +113,18 @@ def _plain(name: str) -> str:
 
 
 @cache
-def _read(short: str) -> Profile:
-    folder = files(__name__)
-    figures: dict[str, Any] = {}
-    for file in ("host.toml", f"{_FILES[short]}.toml"):
-        figures |= tomllib.loads(folder.joinpath(file).read_text(encoding="utf-8"))
+def _read(short: str, host: float = 1.0) -> Profile:
+    figures = {name: _slower(name, value, host) for name, value in _figures("host.toml").items()} | _figures(f"{_FILES[short]}.toml")
     tables = {key: MappingProxyType(value) for key, value in figures.items() if isinstance(value, dict)}
     return Profile(**figures | tables)
+
+
+def _figures(file: str) -> dict[str, Any]:
+    return tomllib.loads(files(__name__).joinpath(file).read_text(encoding="utf-8"))
+
+
+def _slower(name: str, value: Any, times: float) -> Any:
+    """A figure of the host, where all takes so many times as long; how long a GPU's smallest kernel takes is not the host's affair."""
+    if name.startswith("kernel_"):
+        return value
+    return value * times if name.endswith("_seconds") else value / times if name.endswith(("_per_second", "_flops")) else value

@@ -8,6 +8,8 @@ import torch
 from virtualgpu import errors, hardware
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
 from virtualgpu.hardware import PRIORITIES, Gpu, Machine
+from virtualgpu.processes import shared_events
+from virtualgpu.processes.shared_events import HANDLE_BYTES, SharedRecord
 
 CUDA = 1  # c10::DeviceType::CUDA
 
@@ -97,12 +99,12 @@ class Event:
     """A mark in a stream: it has happened when all that was queued before it is done."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False) -> None:
-        if interprocess:
-            raise errors.unsupported("torch.cuda.Event(interprocess=True)")
         self.enable_timing = enable_timing
         self.external = external  # to a graph that records it: it happens at each replay
         self._recorded: EventTime | None = None
         self._gpu: Gpu | None = None
+        self._shared = SharedRecord() if interprocess else None  # with other processes
+        self._foreign = False  # was the last record another process's?
 
     @property
     def device(self) -> torch.device | None:
@@ -119,34 +121,53 @@ class Event:
         stream = _or_current(stream)
         if self._gpu is not None and self._gpu is not stream._gpu:
             raise RuntimeError(f"Event device {self._gpu.index} does not match recording stream's device {stream._gpu.index}.")
-        self._gpu = stream._gpu
+        self._gpu = self._created(stream._gpu)
         self._gpu.machine.take_turn()
         self._gpu.notice()
         event = self._gpu.machine.clock.record(stream._time, self._gpu.profile.event_seconds)
         if self.external and event.capture is not None:
             event.capture.happens(event, self)
         else:
-            self._recorded = event
+            self._recorded, self._foreign = event, False
+            if self._shared is not None:
+                self._shared.record(max(0.0, event.time - self._gpu.machine.clock.host))
 
     def wait(self, stream: Stream | None = None) -> None:
         """Work queued on the stream from now on starts after the event."""
         stream = _or_current(stream)
-        if self._recorded is not None:
+        if (recorded := self._last_record()) is not None:
             stream._gpu.machine.take_turn()
-            stream._gpu.machine.clock.wait(stream._time, self._recorded)
+            stream._gpu.machine.clock.wait(stream._time, recorded)
 
     def query(self) -> bool:
-        if self._gpu is None or self._recorded is None:
+        if self._gpu is None or (recorded := self._last_record()) is None:
             return True
         self._gpu.machine.take_turn()
         self._gpu.notice()
-        return self._gpu.machine.clock.query(self._recorded, self._gpu.profile.event_seconds)
+        happened = self._gpu.machine.clock.query(recorded, self._gpu.profile.event_seconds)
+        if happened and self._shared is not None:
+            self._shared.note_happened()
+        return happened
 
     def synchronize(self) -> None:
-        if self._gpu is not None and self._recorded is not None:
+        if self._gpu is not None and (recorded := self._last_record()) is not None:
             self._gpu.machine.take_turn()
             self._gpu.notice(waits=True)
-            self._gpu.machine.clock.synchronize_event(self._recorded, self._gpu.profile.synchronize_seconds)
+            if self._foreign:  # so that whoever recorded it finds it under way until then, as on a GPU
+                shared_events.wait(max(0.0, recorded.time - self._gpu.machine.clock.host))
+            self._gpu.machine.clock.synchronize_event(recorded, self._gpu.profile.synchronize_seconds)
+            if self._shared is not None:
+                self._shared.note_happened()
+
+    def _last_record(self) -> EventTime | None:
+        """The event's last record, which may be another process's."""
+        if self._shared is not None and self._gpu is not None:
+            clock = self._gpu.machine.clock
+            if (seconds := self._shared.of_another()) is not None:
+                self._recorded, self._foreign = EventTime(StreamTime(self._gpu.index), clock.host + seconds, {}), True
+            if self._recorded is not None and self._shared.happened:
+                clock.synchronize_event(self._recorded, 0.0)
+        return self._recorded
 
     def elapsed_time(self, end: "Event") -> float:
         """Milliseconds from this event to `end`. Raises ValueError or RuntimeError as CUDA does."""
@@ -161,12 +182,34 @@ class Event:
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return (end._recorded.time - self._recorded.time) * 1e3
 
-    def ipc_handle(self) -> Any:
-        raise errors.unsupported("torch.cuda.Event.ipc_handle")
+    def ipc_handle(self) -> bytes:
+        """What another process makes this event of, by `from_ipc_handle`. Raises AcceleratorError as CUDA does."""
+        current: Any = torch.cuda.current_stream
+        self._gpu = self._created(current()._gpu)
+        if self._shared is None:
+            raise errors.invalid_resource_handle()
+        return self._shared.handle
 
     @classmethod
-    def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
-        raise errors.unsupported("torch.cuda.Event.from_ipc_handle")
+    def from_ipc_handle(cls, device: Any, handle: bytes) -> "Event":
+        """The event of another process. Raises AcceleratorError, as CUDA does, if that has ended, or is this very process."""
+        if len(handle) < HANDLE_BYTES:
+            raise RuntimeError(f"cudaIpcEventHandle_t expects byte-like object of size {HANDLE_BYTES}, but got {len(handle)}")
+        event = cls()
+        event._gpu = hardware.machine().gpu(device)
+        try:
+            event._shared = SharedRecord(handle)
+        except ValueError:
+            raise errors.invalid_device_context() from None
+        except OSError:
+            raise errors.invalid_resource_handle() from None
+        return event
+
+    def _created(self, gpu: Gpu) -> Gpu:
+        """The event's GPU: that on which it is recorded or exported first."""
+        if self._shared is not None and self.enable_timing:
+            raise errors.invalid_argument()
+        return gpu if self._gpu is None else self._gpu
 
     def __repr__(self) -> str:
         return "<torch.cuda.Event uninitialized>" if self._recorded is None else f"<torch.cuda.Event {self.event_id:#x}>"

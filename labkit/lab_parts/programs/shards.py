@@ -1,76 +1,86 @@
-"""What each rank holds of a model after a step of Adam: whole under DDP, in part under ZeRO, FSDP and tensor parallelism."""
+"""What each rank holds of a model that is trained with Adam, at rest and at the peak of a step: under DDP, ZeRO and FSDP.
 
+Arguments: the width and the number of the layers. `result` has a row for each way, in bytes.
+"""
+
+import gc
 import sys
+import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from rendezvous import meet
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 width, layers = int(sys.argv[1]), int(sys.argv[2])
 rank, ranks, device = meet()
-mesh = init_device_mesh(device.type, (ranks,))
+ROWS = 4  # so few that activations do not count
+Training = tuple[nn.Module, torch.optim.Optimizer]
 
 
-def ddp(model: nn.Sequential) -> tuple[nn.Module, torch.optim.Optimizer]:
+def ddp(model: nn.Sequential, view: bool = True) -> Training:
+    return DistributedDataParallel(model, gradient_as_bucket_view=view), torch.optim.Adam(model.parameters(), fused=True)
+
+
+def zero_1(model: nn.Sequential) -> Training:
+    """The optimizer's state in parts: each rank keeps that of some parameters, steps with them, and sends them to the others."""
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return parallel, torch.optim.Adam(model.parameters(), lr=0.1)
+    return parallel, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, fused=True)
 
 
-def zero_1(model: nn.Sequential) -> tuple[nn.Module, torch.optim.Optimizer]:
-    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return parallel, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, lr=0.1)
-
-
-def fsdp(model: nn.Sequential) -> tuple[nn.Module, torch.optim.Optimizer]:
+def fsdp(model: nn.Sequential, free_after_forward: bool) -> Training:
     for layer in model:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model, torch.optim.Adam(model.parameters(), lr=0.1)
-
-
-def tensor_parallel(model: nn.Sequential) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Every other layer is cut by its outputs, and the one behind it by its inputs: one all_reduce for two layers."""
-    styles = (ColwiseParallel(), RowwiseParallel())
-    parallelize_module(model, mesh, {str(index): styles[index % 2] for index in range(len(model))})
-    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+        fully_shard(layer, reshard_after_forward=free_after_forward)
+    fully_shard(model, reshard_after_forward=free_after_forward)
+    return model, torch.optim.Adam(model.parameters(), fused=True)
 
 
 def held(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of them that lie on this rank."""
-    here = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-    return sum(tensor.numel() * tensor.element_size() for tensor in here)
+    return sum((tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes for tensor in tensors)
 
 
-def measured(way: Callable[[nn.Sequential], tuple[nn.Module, torch.optim.Optimizer]]) -> dict[str, int]:
-    """Bytes after a step; and while a layer computes, those of parameters that are not in parts: FSDP puts each layer together for it."""
-    torch.manual_seed(0)
+def measured(way: Callable[[nn.Sequential], Training]) -> dict[str, int]:
+    """Bytes after a step, with its gradients; `other` is what the allocator has given out besides. And the step's peak."""
     model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)]).to(device)
     parallel, optimizer = way(model)
-    whole = []
-    for layer in model:
-        layer.register_forward_pre_hook(lambda *_: whole.append(held(p for p in model.parameters() if not isinstance(p, DTensor))))
-    parallel(torch.ones(4, width, device=device)).square().mean().backward()
-    optimizer.step()
+    x = torch.ones(ROWS, width, device=device)
+    for _ in range(3):  # in the first, DDP settles its buckets, and Adam makes its state
+        torch.cuda.synchronize()
+        time.sleep(0.2)  # NCCL's watchdog looks ten times a second which messages are through, and lets go of their buckets
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.zero_grad()
+        parallel(x).square().mean().backward()
+        optimizer.step()
+    torch.cuda.synchronize()
     local = getattr(optimizer, "optim", optimizer)  # of ZeroRedundancyOptimizer, the part of this rank
-    state = [value for values in local.state.values() for value in values.values()]
     parameters = list(model.parameters())
-    return {
+    told = {
         "parameters": held(parameters),
         "gradients": held(parameter.grad for parameter in parameters if parameter.grad is not None),
-        "optimizer state": held(state),
-        "whole": max(whole),
+        "optimizer state": held(value for values in local.state.values() for value in values.values()),
     }
+    told["other"] = torch.cuda.memory_allocated() - base - sum(told.values())
+    return told | {"peak": torch.cuda.max_memory_allocated() - base}
 
 
-WAYS = {"DDP": ddp, "ZeRO-1": zero_1, "FSDP": fsdp, "tensor parallel": tensor_parallel}
-result = [{"way": name, "rank": rank, **measured(way)} for name, way in WAYS.items()]
+nn.Linear(8, 8, device=device)(torch.ones(8, 8, device=device)).sum().backward()  # cuBLAS takes its workspaces, and keeps them
+WAYS = {
+    "DDP": partial(ddp, view=False),
+    "DDP, views": ddp,
+    "ZeRO-1": zero_1,
+    "ZeRO-2": partial(fsdp, free_after_forward=False),
+    "FSDP": partial(fsdp, free_after_forward=True),
+}
+base, result = torch.cuda.memory_allocated(), []
+for name, way in WAYS.items():
+    gc.collect()  # the way before
+    result.append({"way": name, **measured(way)})
 
 dist.destroy_process_group()

@@ -1,5 +1,9 @@
-"""Two schedules of torch.distributed.pipelining: a stage for each rank, the order of its work, and what comes out."""
+"""Two schedules of torch.distributed.pipelining: a stage for each rank, the order of its work, and what comes out.
 
+Arguments: the number of micro-batches, and the width of the layers and the rows of the batch. `peak`, on GPUs, is in bytes.
+"""
+
+import gc
 import sys
 from typing import Any
 
@@ -9,15 +13,14 @@ from rendezvous import meet
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-micro_batches = int(sys.argv[1])
-WIDTH, ROWS = 16, 32
+micro_batches, width, rows = map(int, sys.argv[1:])
 rank, ranks, device = meet()
 
 
 def layers() -> list[nn.Module]:
     """Two for each stage, the same on every rank, so that each may pick its own."""
     torch.manual_seed(0)
-    return [nn.Linear(WIDTH, WIDTH) for _ in range(2 * ranks)]
+    return [nn.Linear(width, width) for _ in range(2 * ranks)]
 
 
 result = []
@@ -28,8 +31,12 @@ for name, schedule_class in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)):
     mine[1].register_full_backward_hook(lambda *_, order=order: order.append("B"))
     stage = PipelineStage(mine, rank, ranks, device)
     schedule = schedule_class(stage, micro_batches, loss_fn=nn.functional.mse_loss)
-    x = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH).to(device)
+    x = torch.linspace(-1, 1, rows * width).reshape(rows, width).to(device)
+    gc.collect()  # the schedule before
     for _ in range(2):  # in the first step, the stages also find out the shapes of what they will send
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
         order.clear()
         mine.zero_grad()
         losses: list[torch.Tensor] = []
@@ -38,6 +45,7 @@ for name, schedule_class in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)):
         schedule.step(*given, **wanted)
     loss = sum(loss.item() for loss in losses) / len(losses) if losses else None
     gradients = [parameter.grad.norm().item() for parameter in mine.parameters() if parameter.grad is not None]
-    result.append({"schedule": name, "rank": rank, "order": "".join(order), "loss": loss, "gradients": gradients})
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+    result.append({"schedule": name, "rank": rank, "order": "".join(order), "loss": loss, "gradients": gradients, "peak": peak})
 
 dist.destroy_process_group()

@@ -1,9 +1,8 @@
 """What C++ keeps alive for tensors: gradients and autograd graphs. No GPU is needed to see it."""
 
-import pytest
 import torch
 
-from gputrace.holders.autograd import TELLS_SAVED, is_node, isinstance_of, nodes, walk
+from gputrace.holders.autograd import is_node, isinstance_of, nodes, walk
 
 
 def kinds(links):
@@ -15,7 +14,7 @@ def test_a_gradient_and_a_graph():
     x.sum().backward()
     y = (x * 2).exp()
     found, links = walk([y], [])
-    saved = [("saved", "Tensor")] * 2 if TELLS_SAVED else []  # of `exp` its result, of `* 2` nothing but the number
+    saved = [("saved", "Tensor")] * 2  # of `exp` its result, of `* 2` nothing but the number
     told = kinds(links)
     assert [link for link in told if link[0] != "saved"] == [
         ("grad", "Tensor"),
@@ -43,7 +42,6 @@ def test_a_deep_graph():
     assert x.is_leaf
 
 
-@pytest.mark.skipif(not TELLS_SAVED, reason="this version of PyTorch does not tell what an autograd graph has saved")
 def test_hooks_are_seen_and_not_called():
     def unpack(packed):
         raise AssertionError("unpacked")

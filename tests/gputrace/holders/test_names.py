@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from gputrace.holders.autograd import TELLS_SAVED
 from gputrace.holders.search import UNSEEN
 
-tells_saved = pytest.mark.skipif(not TELLS_SAVED, reason="this version of PyTorch does not tell what an autograd graph has saved")
 SHAPE = 256, 256
 kept = None  # a global of this module
 MODULE = __name__
@@ -125,9 +123,7 @@ def weight():
             f"local `batch` of the suspended generator `batches` (test_names.py:{in_generator.__code__.co_firstlineno + 2}), "
             "held by global `kept` of {}",
         ),
-        pytest.param(
-            lambda x: [(weight() * x).sum()], "the autograd graph of global `kept[0]` of {} (saved by MulBackward0)", marks=tells_saved
-        ),
+        (lambda x: [(weight() * x).sum()], "the autograd graph of global `kept[0]` of {} (saved by MulBackward0)"),
         (lambda x: (x.requires_grad_() + 1).sum(), "the autograd graph of global `kept` of {}"),
         (lambda x: (x.requires_grad_() + 1).grad_fn, "the autograd graph of global `kept` of {}"),
         (in_array, UNSEEN.text),
@@ -256,7 +252,6 @@ class Doubled(torch.autograd.Function):
         return gradient * 2
 
 
-@tells_saved
 def test_what_a_function_of_ones_own_saves(planted):
     def plant(saved):
         x = torch.ones(SHAPE, device="cuda", requires_grad=True)

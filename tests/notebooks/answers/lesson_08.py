@@ -120,8 +120,6 @@ WRONG = {
         "in MiB": (holding("(total - free - torch.cuda.memory_reserved()) / 2**20"), CACHE),
         "the wrong way round": (holding("total - free - torch.cuda.memory_reserved()", "torch.cuda.mem_get_info()[::-1]"), CACHE),
         "nothing returned": (holding("print(end='')"), "returned NoneType"),
-        "the first GPU": (holding("total - free - torch.cuda.memory_reserved(0)", "torch.cuda.mem_get_info(0)"), CACHE),
-        "the first GPU's cache": (holding("total - free - torch.cuda.memory_reserved(0)"), CACHE),
     },
     "08.4": {
         "one context for all": (limiting("(total - context) / processes / total"), "What does the limit count"),
@@ -134,7 +132,6 @@ WRONG = {
         "four digits": (limiting("round(1 / processes - context / total, 4)"), "What does the limit count|lies idle"),
         "all of it": (limiting("1.0"), "no limit"),
         "bytes": (limiting("total / processes - context"), "ValueError"),
-        "the first GPU": (limiting("1 / processes - context / total, 0"), "no limit on the current GPU"),
         "returned, not set": (
             "def share_fairly(processes, context):\n    total = torch.cuda.mem_get_info()[1]\n    return 1 / processes - context / total\n",
             "no limit",
@@ -178,6 +175,7 @@ WRONG = {
         "whose reply": (serving(reply="replies.put(y)"), "a pair of the client"),
         "always the same client": (serving(reply="replies.put((-1, y))"), "a pair of the client"),
         "numbers": (serving(reply="replies.put((client, y.tolist()))"), "and a tensor"),
+        "rounded requests": (serving(answer="model(x.half().cuda().float()).cpu()"), "the model answers"),
         "another model": (serving(answer="torch.relu(model(x.cuda())).cpu() - 1"), "the model answers"),
         "nothing negative": (serving(answer="model(x.cuda()).relu().cpu()"), "the model answers"),
         "rounded": (serving(answer="model(x.cuda()).half().cpu()"), "the model answers"),
@@ -234,6 +232,7 @@ RIGHT = {
             "total - free - sum(s['total_size'] for s in torch.cuda.memory_snapshot() if s['device'] == torch.cuda.current_device())"
         ),
         "NumPy's number": "import numpy\n" + holding("numpy.int64(total - free - torch.cuda.memory_reserved())"),
+        "the GPU by number": holding("total - free - torch.cuda.memory_reserved(0)", "torch.cuda.mem_get_info(0)"),
         "a float": holding(
             "float(total - free - torch.cuda.memory_reserved('cuda'))", "torch.cuda.mem_get_info(torch.cuda.current_device())"
         ),
@@ -242,6 +241,7 @@ RIGHT = {
         "shares": limiting("1 / processes - context / total"),
         "whole bytes": limiting("(total // processes - context) / total"),
         "what is left": limiting("(total - processes * context) / (processes * total)"),
+        "the GPU by number": limiting("1 / processes - context / total, 0"),
         "the GPU by name": (
             "def share_fairly(processes, context):\n    total = torch.cuda.get_device_properties('cuda').total_memory\n"
             "    torch.cuda.set_per_process_memory_fraction(1 / processes - context / total, torch.cuda.current_device())\n"

@@ -80,6 +80,8 @@ WRONG = {
     "10.2": {
         "each rank its own order": (ROWS.format(lines="return torch.randperm(count)[rank::ranks].tolist()"), "went to none of"),
         "one order for all epochs": (rows("order[rank::ranks]", "0"), "most rows follow the same row"),
+        "ten orders in turn": (rows("order[rank::ranks]", "epoch % 10"), "most rows follow the same row"),
+        "by the hash of a text": (rows("order[rank::ranks]", "hash(str(epoch))"), "went to none of"),
         "one order for two epochs": (rows("order[rank::ranks]", "epoch // 2"), "most rows follow the same row"),
         "one order, turned": (rows("(order[epoch:] + order[:epoch])[rank::ranks]", "0"), "most rows follow the same row"),
         "one order, backwards": (rows("order[:: 1 if epoch % 2 else -1][rank::ranks]", "0"), "follow the same row|came up once more"),
@@ -229,6 +231,7 @@ def average_gradients(model):
 """,
     },
     "10.2": {
+        "by the hash of numbers": rows("order[rank::ranks]", "hash((3, epoch))"),
         "NumPy's array": ROWS.format(lines="import numpy; return numpy.random.default_rng(epoch).permutation(count)[rank::ranks]"),
         "a tensor": ROWS.format(
             lines="return torch.randperm(count, generator=torch.Generator().manual_seed(epoch)).tensor_split(ranks)[rank]"

@@ -52,6 +52,7 @@ NOT_THE_MEAN = "not the mean of both ranks'"
 
 WRONG = {
     "10.5": {
+        "so many gradients a bucket": (own((FULL, "if len(bucket) >= 3:")), "gradients; a bucket holds"),
         "no broadcast": (own((BROADCAST, "pass")), "does not begin with rank 0's parameters"),
         "broadcast without the buffers": (own(("model.state_dict().values()", "model.parameters()")), "parameters and buffers"),
         "each rank from itself": (own((BROADCAST, "tensor.copy_(tensor.clone())")), "does not begin with rank 0's"),
@@ -60,16 +61,16 @@ WRONG = {
         "divided twice": (own(("async_op=True", "op=dist.ReduceOp.AVG, async_op=True")), NOT_THE_MEAN),
         "hook too early": (
             own((HOOKS, "parameter.register_hook(lambda grad, p=parameter: ready(p))")),
-            "raised AttributeError",
+            "in the backward of step 1, rank 0 read a gradient that was None",
         ),
         "hook too early, with what is there": (
             own(
                 (HOOKS, "parameter.register_hook(lambda grad, p=parameter: ready(p))"),
                 ("bucket.append(parameter)", "bucket.extend([parameter] if parameter.grad is not None else [])"),
             ),
-            NOT_THE_MEAN,
+            "0 of .* sent on rank 0. Is a gradient there when its hook is called?",
         ),
-        "the last bucket is not sent": (own((FLUSH, "        for work")), "raised AttributeError"),
+        "the last bucket is not sent": (own((FLUSH, "        for work")), "what sends a bucket that is not full"),
         "nobody waits": (own(("work.wait()", "pass")), NOT_THE_MEAN),
         "waits after it has read": (
             own(("            work.wait()\n", ""), ("sent.clear()", "[work.wait() for work, *_ in sent]; sent.clear()")),
@@ -92,12 +93,12 @@ WRONG = {
                 (FULL, "if False:"),
                 (
                     FLUSH,
-                    "        them = list(bucket)\n        while them: bucket[:] = them[:2]; del them[:2]; send()\n        for work",
+                    "        them = list(bucket)\n        while them: bucket[:] = them[:4]; del them[:4]; send()\n        for work",
                 ),
             ),
             "nothing was sent before the last gradient",
         ),
-        "one message a gradient": (own((FULL, "if True:")), "messages took . gradients; a bucket holds 2"),
+        "one message a gradient": (own((FULL, "if True:")), "gradients; a bucket holds 4"),
         "parameters counted, not bytes": (own((FULL, "if len(bucket) * 1000 >= bucket_bytes:")), "one message took|nothing was sent"),
         "a gradient for all": (
             own(
@@ -111,7 +112,7 @@ WRONG = {
         ),
         "counts all parameters": (
             own((FULL, "if len(bucket) == sum(p.requires_grad for p in model.parameters()):"), (FLUSH, "        for work")),
-            "raised AttributeError",
+            "0 of .* sent on rank 0. .* Is a bucket ever full?",
         ),
         "unused parameters in their bucket": (
             own(
@@ -120,7 +121,7 @@ WRONG = {
                     "        bucket.extend(p for p in model.parameters() if p.grad is None)\n" + FLUSH,
                 )
             ),
-            "raised AttributeError",
+            "in the `finish.*` of step 1, rank 0 read a gradient that was None",
         ),
         "rank 0 alone sends": (
             own(("bucket.append(parameter)", "bucket.append(parameter) if dist.get_rank() == 0 else None")),

@@ -83,6 +83,10 @@ WRONG = {
             without(without(REPORT, "memory_reserved", "memory_cached"), "max_memory_cached", "max_memory_cached"),
             "PyTorch warns.*has been renamed",
         ),
+        "as requested": (
+            REPORT.replace("memory_allocated(device)", "memory_stats(device)['requested_bytes.all.current']", 1),
+            "allocated is",
+        ),
         "of the current device": (without(REPORT, "(device),", "(),"), "on cuda:0, allocated is"),
         "the allocated peak twice": (without(REPORT, "max_memory_reserved", "max_memory_allocated"), "max_reserved is"),
         "silenced": (

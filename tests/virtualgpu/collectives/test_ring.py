@@ -36,3 +36,16 @@ def test_a_small_all_reduce_over_many_nodes_goes_by_a_tree():
     tree = [seconds("all_reduce", 1024, ranks) for ranks in first_ranks]
     ring = [seconds("all_gather", 1024, ranks) for ranks in first_ranks]
     assert tree[1] - tree[0] < 20e-6 < 200e-6 < ring[1] - ring[0]  # one step more each way, and 64 more
+
+
+def test_nccls_switch_sends_through_the_host(monkeypatch):
+    def slower(name):
+        monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+        before = collective_seconds(profiles.load(name), "all_reduce", LARGE, [0, 1], NODE)
+        monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
+        assert collective_seconds(profiles.load(name), "all_reduce", LARGE, [0, 1], NODE) == before
+        monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+        return collective_seconds(profiles.load(name), "all_reduce", LARGE, [0, 1], NODE) / before
+
+    assert slower("H200") == pytest.approx(376e9 / (55.3e9 / 2), rel=0.01)  # twice over PCIe
+    assert slower("T4") == pytest.approx(1.0)  # goes through the host anyway

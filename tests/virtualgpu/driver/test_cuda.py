@@ -191,14 +191,12 @@ def test_the_accelerator_is_cuda(used):
     assert accelerator.current_stream().query()
 
 
-@pytest.mark.skipif(not hasattr(torch.accelerator, "device_index"), reason="torch.accelerator.device_index came with torch 2.8")
 def test_the_accelerator_s_current_device_for_a_block(used):
     with torch.accelerator.device_index(1):
         assert torch.cuda.current_device() == 1
     assert torch.cuda.current_device() == 0
 
 
-@pytest.mark.skipif(not hasattr(torch.accelerator, "memory_allocated"), reason="torch.accelerator's memory figures came with torch 2.9")
 def test_the_accelerator_s_memory(used):
     accelerator = torch.accelerator
     x = torch.ones(1000, device="cuda")

@@ -13,6 +13,7 @@ import torch
 import torch.multiprocessing as mp
 
 MIB = 1 << 20
+LONG = 400_000_000  # cycles, some 0.2 s
 HERE = "cuda:0"
 
 
@@ -278,6 +279,35 @@ def forks(context) -> dict:
     return facts
 
 
+def wait_and_record(end) -> None:
+    event = end.recv()
+    end.send(None)
+    end.recv()
+    found = [event.query()]
+    event.synchronize()
+    end.send([*found, event.query()])
+    end.recv()
+    torch.cuda._sleep(LONG)
+    event.record()
+    end.send(None)
+    end.recv()  # CUDA wants the event to live as long as somebody waits for it
+
+
+def events(context) -> dict:
+    event = torch.cuda.Event(interprocess=True)
+    child = Child(context, wait_and_record)
+    child.ask(event)
+    torch.cuda._sleep(LONG)
+    event.record()
+    facts = {"in the child": child.ask(), "here": event.query()}
+    child.ask()
+    found = [event.query()]
+    event.synchronize()
+    facts["of the child"] = [*found, event.query()]
+    child.end.send(None)
+    return facts | {"exit": child.finish()}
+
+
 def put_and_end(queue) -> None:
     queue.put(torch.ones(3, device=HERE))
 
@@ -309,6 +339,7 @@ PROGRAMS = {
     "by file name": (by_file_name, "forkserver"),
     "ways to send": (ways_to_send, "forkserver"),
     "one device": (one_device, "forkserver"),
+    "events": (events, "forkserver"),
     "forks": (forks, "fork"),
     "held at the end": (held_at_the_end, "fork"),  # the first to touch the GPU
     "producer ends first": (producer_ends_first, "spawn"),

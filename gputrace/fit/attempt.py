@@ -1,0 +1,144 @@
+"""One attempt: some steps of an unmodified script on one virtual GPU without values."""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import virtualgpu
+from gputrace.fit.changes import CHANGES
+from gputrace.recording import record
+from gputrace.spans import COPIES, KERNEL, chosen, seconds_of
+from gputrace.trace import Trace
+from virtualgpu.commands import set_up_for_times
+from virtualgpu.script import run_script
+from virtualgpu.source_lines import is_users
+
+MAX_EVENTS = 2_000_000  # some steps of a large model
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is tried: a script's steps on a GPU model, with one change or none. `memory` in bytes, None for the model's own."""
+
+    script: str
+    arguments: list[str]
+    module: bool
+    like: str
+    steps: int
+    host: float = 1.0
+    memory: int | None = None
+    change: str | None = None
+
+
+@dataclass
+class Outcome:
+    """What came of it; bytes and seconds.
+
+    `failed` is the text of an exception other than for memory, with its line. `used` counts what the device holds at most, CUDA's
+    context included; `allocated` and `reserved` are the allocator's, and `parts` what the peak of the allocated consists of. `step` is
+    the time of a step after the first, None where there were fewer than three, and `idle` the share of it in which the GPU had nothing to
+    do. `changed` says whether the change met something that it could change.
+    """
+
+    total: int = 0
+    fits: bool = True
+    failed: str = ""
+    line: str = ""
+    steps: int = 0
+    used: int = 0
+    allocated: int = 0
+    reserved: int = 0
+    parts: dict[str, int] = field(default_factory=dict)
+    step: float | None = None
+    idle: float | None = None
+    changed: bool = False
+
+
+class _Enough(BaseException):
+    """The steps asked for are done. No script catches it by accident."""
+
+
+def attempt(wish: Wish) -> Outcome:
+    """Run the script in this process, which should end afterwards: the GPUs, and what the change patched, stay in place."""
+    gpus = virtualgpu.use(1, like=wish.like, memory=wish.memory, values=False, host=wish.host)
+    outcome = Outcome(total=gpus.request.memory or gpus.profile.total_memory)
+    set_up_for_times(gpus, virtual_time=False)  # a loss that is printed is NaN, no error
+    met = [] if wish.change is None else CHANGES[wish.change]()
+    ends: list[int] = []
+    try:
+        with record(MAX_EVENTS) as trace:
+            hook = register_optimizer_step_post_hook(_until(wish.steps, ends))
+            try:
+                run_script(wish.script, wish.arguments, wish.module)
+            finally:
+                hook.remove()
+    except _Enough:
+        pass
+    except SystemExit as ended:
+        outcome.failed = "" if ended.code in (None, 0) else f"it ended by sys.exit({ended.code!r})"
+    except BaseException as error:  # whatever the script raises is told, not raised
+        outcome.fits = not trace.error
+        outcome.failed = "" if trace.error else _told(error)
+    outcome.steps, outcome.changed = len(ends), bool(met)
+    _measure(trace, outcome)
+    return outcome
+
+
+def _until(steps: int, ends: list[int]) -> Callable[..., None]:
+    """A hook after each step of an optimizer. Of several optimizers the first one's steps count."""
+    first: list[Any] = []
+
+    def after_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
+        first[:] = first or [optimizer]
+        if optimizer is first[0]:
+            ends.append(len(ends))
+            if len(ends) >= steps:
+                raise _Enough
+
+    return after_step
+
+
+def _told(error: BaseException) -> str:
+    """An exception in a line, with the innermost line of the user's own."""
+    calls = [call for call in traceback.extract_tb(error.__traceback__) if is_users(call.filename)]
+    where = f"{Path(calls[-1].filename).name}:{calls[-1].lineno} {calls[-1].line}: " if calls else ""
+    return where + "".join(traceback.format_exception_only(error)).strip()
+
+
+def _measure(trace: Trace, outcome: Outcome) -> None:
+    """Memory at the peak, and the time of a step."""
+    timeline = trace.timeline(0)
+    outcome.used, outcome.allocated, outcome.reserved = (
+        int(column.max()) for column in (timeline.used, timeline.allocated, timeline.reserved)
+    )
+    at = int(timeline.allocated.argmax())
+    outcome.parts = {name: int(layer[at]) for name, layer in trace.layers(0).items() if layer[at] > 0}
+    outcome.parts["reserved, not in use"] = outcome.reserved - outcome.allocated
+    event = trace.peak_event(0)
+    line = None if event < 0 else trace.line(int(trace.events.stack[event]))
+    outcome.line = "" if line is None else f"{line.location} {line.text}"
+    ends = _ends_of_steps(trace)
+    if len(ends) > 2:  # the first makes the optimizer's state, and takes its memory from the driver
+        begin, end = ends[0], ends[-1]
+        outcome.step = (end - begin) / (len(ends) - 1)
+        outcome.idle = 1 - _busy_between(trace, begin, end) / (end - begin)
+
+
+def _ends_of_steps(trace: Trace) -> list[float]:
+    """When the GPU was done with what each step, and all before it, had launched: the host may be far ahead."""
+    spans = trace.spans
+    mine = np.flatnonzero(chosen(spans, 0, (KERNEL, *COPIES)) & (spans.launch >= 0))
+    launched, ended = spans.start[spans.launch[mine]], spans.end[mine]
+    return [float(ended[launched <= phase.end].max(initial=0.0)) for phase in trace.phases if phase.name == "step"]
+
+
+def _busy_between(trace: Trace, begin: float, end: float) -> float:
+    """Seconds in which the GPU worked."""
+    spans = trace.spans
+    start = np.clip(spans.start, begin, end)
+    return seconds_of(replace(spans, start=start, duration=np.clip(spans.end, begin, end) - start), chosen(spans, 0, (KERNEL, *COPIES)))

@@ -1,0 +1,136 @@
+"""Changes of a script that make it take less memory, each made from outside: the script stays as it is.
+
+Each function of CHANGES patches PyTorch for the rest of the process, and returns a list which fills with what the change met. Where it
+stays empty, there was nothing to change.
+"""
+
+import functools
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+Met = list[Any]
+
+
+def half_the_batch() -> Met:
+    """Batches of a DataLoader are half as large."""
+    met: Met = []
+    make = DataLoader.__init__
+
+    @functools.wraps(make)
+    def halved(self: DataLoader, dataset: Any, batch_size: int | None = 1, *args: Any, **kwargs: Any) -> None:
+        if batch_size is not None and batch_size > 1:
+            met.append(self)
+            batch_size = -(-batch_size // 2)
+        make(self, dataset, batch_size, *args, **kwargs)
+
+    DataLoader.__init__ = halved  # type: ignore[method-assign]
+    return met
+
+
+def accumulation() -> Met:
+    """Batches are half as large, and the optimizer steps after every second backward: the same training, if its loss is a mean."""
+    met = half_the_batch()
+    make = torch.optim.Optimizer.__init__
+
+    @functools.wraps(make)
+    def made(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        step, zero_grad, held = self.step, self.zero_grad, [False]
+
+        def every_second(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            held[0] = not held[0]
+            return None if held[0] else step(*args, **kwargs)
+
+        def unless_held(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            if not held[0]:
+                zero_grad(*args, **kwargs)
+
+        # Bound, as learning-rate schedulers expect it.
+        self.step, self.zero_grad = MethodType(every_second, self), MethodType(unless_held, self)  # type: ignore[method-assign]
+
+    torch.optim.Optimizer.__init__ = made  # type: ignore[method-assign]
+    return met
+
+
+def loop_optimizer() -> Met:
+    """An optimizer works on one parameter after the other (`foreach=False`): without lists of temporary tensors."""
+    met: Met = []
+
+    def before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
+        for group in optimizer.param_groups:
+            if group.get("foreach", False) is not False or group.get("fused"):
+                met.append(group)
+            if "foreach" in group:
+                group["foreach"] = False
+
+    register_optimizer_step_pre_hook(before_step)
+    return met
+
+
+def bfloat16() -> Met:
+    """The model's forward runs under autocast to bfloat16."""
+    met: Met = []
+
+    def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
+        met.append(module)
+        with torch.autocast("cuda", torch.bfloat16):
+            return call()
+
+    _around_models(forward)
+    return met
+
+
+def checkpointing() -> Met:
+    """The blocks of a model, modules of one class in a list, keep their inputs alone; the backward computes the rest again."""
+    met: Met = []
+
+    def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
+        if module.training and not hasattr(module, "_labkit_checkpointed"):
+            module._labkit_checkpointed = True  # type: ignore[assignment]
+            for block in _blocks(module):
+                met.append(block)
+                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        return call()
+
+    _around_models(forward)
+    return met
+
+
+CHANGES: dict[str, Callable[[], Met]] = {
+    "optimizer with foreach=False": loop_optimizer,
+    "autocast to bfloat16": bfloat16,
+    "two halves of a batch, accumulated": accumulation,
+    "half the batch": half_the_batch,
+    "checkpointing of each block": checkpointing,
+}
+
+
+def _around_models(forward: Callable[[nn.Module, Callable[[], Any]], Any]) -> None:
+    """Let `forward(module, call)` run each call of a module that no other module calls."""
+    inside: list[nn.Module] = []
+    called = nn.Module.__call__
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if inside:
+            return called(self, *args, **kwargs)
+        inside.append(self)
+        try:
+            return forward(self, functools.partial(called, self, *args, **kwargs))
+        finally:
+            inside.clear()
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The modules of the longest list, or sequence, of modules of one class that have parameters."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    alike = [blocks for blocks in lists if len(blocks) > 1 and len({type(block) for block in blocks}) == 1]
+    return max((blocks for blocks in alike if any(True for _ in blocks[0].parameters())), key=len, default=[])

@@ -1,0 +1,104 @@
+"""What `labkit fit` answers: a table of GPUs, what the peak consists of, and which changes were tried."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from gputrace.fit.attempt import Outcome, Wish
+from gputrace.fit.changes import CHANGES
+from gputrace.tables import Table
+from gputrace.units import byte_text, time_text
+from virtualgpu import machines, profiles
+
+FEWEST = 3  # steps: from the end of the first, in which an optimizer makes its state, to that of the last
+ROOM = 1 << 42  # bytes of a GPU on which any script's peak is seen
+SHARE = {"half the batch": 0.5}  # of the samples of a step that are left
+FITS, NOT = "yes", "no"
+
+
+class ScriptFailedError(Exception):
+    """The script raised something other than an out-of-memory error."""
+
+
+def answer(wish: Wish, models: Iterable[str]) -> Iterator[Table]:
+    """The page, table by table as it is found: a script may take a while on each GPU.
+
+    Raises ValueError for a model that has no profile, for fewer than 3 steps and for a host outside 0.01 to 100, before anything runs;
+    ScriptFailedError where the script does.
+    """
+    names = list(models)
+    for name in names:
+        profiles.load(name)
+    if wish.steps < FEWEST:
+        raise ValueError(f"{wish.steps} steps: give {FEWEST} or more, for the first is not like the others")
+    machines.check_host(wish.host)
+    tried: dict[str, Outcome] = {}
+    for name in names:
+        tried[name] = outcome = run(replace(wish, like=name))
+        if outcome.failed:
+            raise ScriptFailedError(f"on the {name} the script failed after {outcome.steps} steps: {outcome.failed}")
+    needed = {name: outcome if outcome.fits else run(replace(wish, like=name, memory=ROOM)) for name, outcome in tried.items()}
+    yield _table(tried, needed, wish)
+    tightest = max(names, key=lambda name: needed[name].used / tried[name].total)
+    yield _parts(tightest, needed[tightest])
+    yield _changes(tightest, needed[tightest], tried[tightest].total, wish)
+
+
+def run(wish: Wish) -> Outcome:
+    """Try it in a process of its own. What the script prints is shown only where the process ends without an answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "outcome.json")
+        command = [sys.executable, "-m", "gputrace.fit", json.dumps(asdict(wish)), str(file)]
+        ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if not file.exists():
+            tail = ran.stdout.decode(errors="replace").strip().splitlines()[-1:]
+            return Outcome(failed=f"its process ended with status {ran.returncode}: {''.join(tail)}")
+        return Outcome(**json.loads(file.read_text(encoding="utf-8")))
+
+
+def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) -> Table:
+    header = ("GPU", "memory", "needs", "fits", "a step takes", "the GPU waits for the host")
+    rows = [
+        (
+            name,
+            byte_text(tried[name].total),
+            byte_text(most.used),
+            FITS if tried[name].fits else NOT,
+            "" if most.step is None else time_text(most.step),
+            "" if most.idle is None else f"{most.idle:.0%} of it",
+        )
+        for name, most in needed.items()
+    ]
+    steps = next(iter(needed.values())).steps
+    host = "" if wish.host == 1 else f", the host {wish.host:g} times as slow as that of the recorded H200"
+    return Table(header, tuple(rows), f"{wish.script}: {steps} steps on virtual GPUs, nothing computed{host}")
+
+
+def _parts(name: str, outcome: Outcome) -> Table:
+    rows = tuple((byte_text(nbytes), part) for part, nbytes in sorted(outcome.parts.items(), key=lambda part: -part[1]))
+    where = f", made by {outcome.line}" * bool(outcome.line)
+    return Table(("bytes", "for"), rows, f"At the peak on the {name}{where}: {byte_text(outcome.allocated)} allocated")
+
+
+def _changes(name: str, before: Outcome, total: int, wish: Wish) -> Table:
+    """Each change tried alone, the one that costs the least time first among those that fit."""
+    rows = []
+    for change in CHANGES:
+        after = run(replace(wish, like=name, change=change, memory=ROOM))
+        if after.failed or not after.changed:
+            rows.append((2, 0.0, (change, "", "", after.failed or "nothing to change in this script")))
+            continue
+        fits = after.used <= total
+        slower = None if after.step is None or before.step is None else after.step / before.step / SHARE.get(change, 1.0)
+        told = "" if slower is None else f"{slower:.2f} times as long"
+        rows.append((not fits, slower or 0.0, (change, byte_text(after.used), told, FITS if fits else NOT)))
+    ordered = tuple(row for *_, row in sorted(rows, key=lambda row: row[:2]))
+    return Table(
+        ("change", "needs", "as many samples take", "fits"),
+        ordered,
+        f"Changes, each tried alone on the {name}, which has {byte_text(total)}",
+    )

@@ -1,0 +1,73 @@
+"""Some steps of a script on one virtual GPU: what it takes, how long a step is, who waits for whom, and how it may fail."""
+
+import json
+import textwrap
+
+import pytest
+
+from gputrace.fit.attempt import Wish
+from gputrace.fit.page import run
+
+TRAIN = """
+    import sys, torch
+    width, steps = int(sys.argv[1]), int(sys.argv[2])
+    model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(8)]).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.ones(1024, width, device="cuda")
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+    print(open("/nowhere"))
+"""
+
+
+@pytest.fixture
+def wish(tmp_path):
+    """A function that writes a script and asks for four steps of it on a T4."""
+
+    def of(source: str, *arguments: object, **others: object) -> Wish:
+        path = tmp_path / "train.py"
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        return Wish(str(path), [str(argument) for argument in arguments], False, **{"like": "T4", "steps": 4} | others)
+
+    return of
+
+
+@pytest.mark.slow
+def test_it_ends_after_the_steps_and_tells_what_the_peak_consists_of(wish):
+    outcome = run(wish(TRAIN, 1024, 100))
+    assert (outcome.fits, outcome.failed, outcome.steps) == (True, "", 4)
+    weights = 8 * (1024 * 1024 + 1024) * 4
+    assert outcome.parts["parameters"] == outcome.parts["optimizer state"] == weights
+    assert sum(outcome.parts.values()) == outcome.reserved < outcome.used < outcome.total
+    assert outcome.line.startswith("train.py:")
+
+
+@pytest.mark.slow
+def test_a_step_of_small_kernels_waits_for_the_host_and_one_of_large_ones_does_not(wish):
+    small, slow, large = run(wish(TRAIN, 16, 9)), run(wish(TRAIN, 16, 9, host=2.0)), run(wish(TRAIN, 4096, 9))
+    assert slow.step == pytest.approx(2 * small.step, rel=0.05)
+    assert small.idle > 0.5 and large.idle < 0.02
+    assert run(wish(TRAIN, 4096, 9, host=2.0)).step == pytest.approx(large.step, rel=0.02)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_told_from_what_fails(wish):
+    tight = run(wish(TRAIN, 8192, 9, memory=4 << 30))
+    assert (tight.fits, tight.failed) == (False, "")
+    failed = run(wish(TRAIN, 16, 2))
+    assert failed.fits and failed.failed.startswith("train.py:13 print(open(") and "FileNotFoundError" in failed.failed
+    assert run(wish("import sys; sys.exit(3)")).failed == "it ended by sys.exit(3)"
+    assert "os._exit" not in (ended := run(wish("import os; print('last words', flush=True); os._exit(5)")).failed)
+    assert ended == "its process ended with status 5: last words"
+
+
+@pytest.mark.slow
+def test_of_several_optimizers_the_first_ones_steps_count(wish):
+    two = TRAIN.replace("optimizer.step()", "optimizer.step(); other.step()").replace(
+        "    x =", "    other = torch.optim.SGD(model[0].parameters(), lr=0.1)\n    x ="
+    )
+    assert json.dumps(run(wish(two, 64, 9)).steps) == "4"

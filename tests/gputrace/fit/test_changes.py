@@ -1,0 +1,93 @@
+"""Each change makes a script take what it would take with that change written into it, to the byte; and says when it met nothing."""
+
+import textwrap
+from dataclasses import replace
+
+import pytest
+
+from gputrace.fit.attempt import Wish
+from gputrace.fit.page import run
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.checkpoint import checkpoint
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    def forward(self, x):
+        return x + self.layers(x)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+    def forward(self, x):
+        for block in self.blocks:
+            x = {block}
+        return x
+
+model = Net().cuda()
+optimizer = torch.optim.Adam(model.parameters(){foreach})
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+batches = DataLoader(torch.ones(8 * 4096, 64), batch_size={size})
+for number, batch in enumerate(batches):
+    if number % {every} == 0:
+        optimizer.zero_grad()
+    {autocast}output = model(batch.cuda())
+    loss = output.float().square().mean()
+    loss.backward()
+    if number % {every} == {every} - 1:
+        optimizer.step()
+    schedule.step()
+"""
+PLAIN = {"block": "block(x)", "foreach": "", "size": 4096, "every": 1, "autocast": ""}
+WRITTEN = {
+    "optimizer with foreach=False": {"foreach": ", foreach=False"},
+    "autocast to bfloat16": {"autocast": 'with torch.autocast("cuda", torch.bfloat16): '},
+    "two halves of a batch, accumulated": {"size": 2048, "every": 2},
+    "half the batch": {"size": 2048},
+    "checkpointing of each block": {"block": "checkpoint(block, x, use_reentrant=False)"},
+}
+
+
+@pytest.fixture
+def tried(tmp_path):
+    """What came of a script of this source, with a change or none."""
+
+    def run_it(source: str, change: str | None = None):
+        path = tmp_path / "train.py"
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        return run(Wish(str(path), [], False, "A100", 4, change=change))
+
+    return run_it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", WRITTEN)
+def test_made_from_outside_it_takes_what_it_would_take_written_into_the_script(tried, change):
+    plain = tried(SCRIPT.format(**PLAIN))
+    outside, written = tried(SCRIPT.format(**PLAIN), change), tried(SCRIPT.format(**PLAIN | WRITTEN[change]))
+    assert not (plain.failed or outside.failed or written.failed) and outside.changed and not plain.changed
+    assert outside.steps == written.steps == 4
+    assert (outside.used, outside.allocated, outside.parts) == (written.used, written.allocated, written.parts)
+    assert outside.step == pytest.approx(written.step, rel=0.05)
+    assert replace(outside, changed=False) != plain
+
+
+@pytest.mark.slow
+def test_where_there_is_nothing_to_change_it_says_so(tried):
+    source = """
+        import torch
+        weight = torch.ones(8, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1, foreach=False)
+        for _ in range(4):
+            weight.sum().backward()
+            optimizer.step()
+    """
+    for change in WRITTEN:
+        outcome = tried(source, change)
+        assert (outcome.failed, outcome.changed) == ("", False)

@@ -1,0 +1,53 @@
+"""The page: which GPUs a script fits, what the peak consists of, and which change helps. What an attempt finds is made up here."""
+
+import pytest
+
+from gputrace.fit import ScriptFailedError, Wish, answer
+from gputrace.fit.attempt import Outcome
+
+WISH = Wish("train.py", [], False, "T4", 4)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The wishes that were run. The script takes 20 GiB, and with any change half of that in twice the time."""
+    asked: list[Wish] = []
+
+    def run(wish: Wish) -> Outcome:
+        asked.append(wish)
+        need = 20 << 30 if wish.change is None else 10 << 30
+        total = wish.memory or {"T4": 15 << 30, "H200": 140 << 30}[wish.like]
+        step = 1.0 if wish.change is None else 2.0
+        return Outcome(total, need <= total, "", "train.py:3 x", 4, need, need - 3, need - 1, {"activations": need - 3}, step, 0.25, True)
+
+    monkeypatch.setattr("gputrace.fit.page.run", run)
+    return asked
+
+
+def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
+    gpus, parts, changes = answer(WISH, ["T4", "H200"])
+    assert gpus.rows == (
+        ("T4", "15 GiB", "20 GiB", "no", "1 s", "25% of it"),
+        ("H200", "140 GiB", "20 GiB", "yes", "1 s", "25% of it"),
+    )
+    assert parts.caption.startswith("At the peak on the T4, made by train.py:3 x: ")
+    assert all(row[1] == "10 GiB" and row[3] == "yes" for row in changes.rows)
+    assert {row[0]: row[2] for row in changes.rows}["half the batch"] == "4.00 times as long"
+    assert changes.rows[-1][0] == "half the batch"  # the slowest, of as many samples
+    assert {wish.like for wish in runs if wish.change} == {"T4"}
+
+
+def test_bad_wishes_are_refused_before_anything_runs(runs):
+    with pytest.raises(ValueError, match="no profile of a GPU named 'T5'; choose one of T4, L4"):
+        next(answer(WISH, ["T4", "T5"]))
+    with pytest.raises(ValueError, match="2 steps: give 3 or more"):
+        next(answer(Wish("train.py", [], False, "T4", 2), ["T4"]))
+    with pytest.raises(ValueError, match=r"host=0: give how many times as long"):
+        next(answer(Wish("train.py", [], False, "T4", 4, host=0), ["T4"]))
+    assert not runs
+
+
+def test_a_script_that_fails_gives_no_table(monkeypatch):
+    monkeypatch.setattr("gputrace.fit.page.run", lambda wish: Outcome(failed="train.py:1 1 / 0: ZeroDivisionError", steps=2))
+    with pytest.raises(ScriptFailedError, match="on the T4 the script failed after 2 steps: train.py:1 1 / 0"):
+        next(answer(WISH, ["T4"]))
