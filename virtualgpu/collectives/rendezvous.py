@@ -65,14 +65,20 @@ class Rendezvous:
                 raise
             raise torch.distributed.DistBackendError(self._waited_in_vain(entry, patience)) from None
         said = [json.loads(text) for text in self._store.multi_get(entry.keys())]
-        if len({each["call"] for each in said}) > 1:
-            calls = "; ".join(
-                f"rank {self._ranks_of_all[rank]} calls {each['place']}" for rank, each in zip(entry.ranks, said, strict=True)
-            )
-            raise torch.distributed.DistBackendError(f"The ranks do not agree on collective number {entry.number} of their group: {calls}.")
+        self._require_agreement(entry, dict(zip(entry.ranks, said, strict=True)))
         self._met[entry.channel] = entry.number
         self._remove(entry.channel, min(each["met"] for each in said))
         return said
+
+    def compare(self, entry: "Entry") -> None:
+        """Raises torch.distributed.DistBackendError if a rank that is there already calls something else."""
+        there = {rank: said for rank in entry.ranks if (said := self._said(entry.channel, entry.number, rank)) is not None}
+        self._require_agreement(entry, there)
+
+    def _require_agreement(self, entry: "Entry", said: dict[int, dict[str, Any]]) -> None:
+        if len({each["call"] for each in said.values()}) > 1:
+            calls = "; ".join(f"rank {self._ranks_of_all[rank]} calls {each['place']}" for rank, each in said.items())
+            raise torch.distributed.DistBackendError(f"The ranks do not agree on collective number {entry.number} of their group: {calls}.")
 
     def _remove(self, channel: str, met: int) -> None:
         """Take away what this rank said of collectives that all have met for."""
