@@ -147,7 +147,7 @@ def draw_peaks(generator: random.Random) -> Plain:
     """In units, what each GPU holds before the step, those that the step makes there in turn (GPU 1 more), and the one that it keeps."""
     highest, before = sorted(generator.sample(range(4, 9), k=2)), generator.sample(range(1, 9), k=2)
     gpus = [
-        {"before": held, "brief": [most, generator.randint(1, 3)], "kept": generator.randint(1, 3)}
+        {"before": held, "brief": [generator.randint(1, 3), most], "kept": generator.randint(1, 3)}
         for held, most in zip(before, highest, strict=True)
     ]
     return {"gpus": gpus, "current": 1, "devices": [1, 0]}

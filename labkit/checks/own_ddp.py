@@ -18,18 +18,18 @@ from labkit.machine import host_time
 
 RANKS = 2
 LIKE = "T4"  # its links are slow: what overlaps is seen
-PER_BUCKET = 2  # layers, to the byte
+PER_BUCKET = 4  # layers, to the byte
 KEPT = 1.6  # times the memory that PyTorch's DDP takes
 CLOSE = 1e-3  # of the largest gradient
 GRADIENT, MESSAGE = "gradient", "message"
 
 
 def draw(generator: random.Random) -> Plain:
-    """Layers of one width, so that a bucket holds two: of an odd number, which leaves one over; a seed for each rank's rows and weights."""
+    """Layers of one width, of which four fill a bucket, and two or three are left over; a seed for each rank's rows and weights."""
     width = 8 * generator.randint(48, 60)
     return {
         "width": width,
-        "layers": generator.choice((5, 7)),
+        "layers": generator.choice((10, 11)),
         "seed": generator.randrange(1 << 20),
         "bucket_bytes": PER_BUCKET * 4 * width**2,
     }
@@ -237,14 +237,15 @@ def _judge_values(rank: int, observed: Plain, inputs: Plain) -> Verdict | None:
 
 def _judge_messages(steps: Plain, inputs: Plain) -> Verdict | None:
     layer = 4 * inputs["width"] ** 2
+    full = inputs["bucket_bytes"] // layer
     for step, events in enumerate(steps, start=1):
         sizes = [size for kind, size in events if kind == MESSAGE and size >= layer // 2]
         last = max(place for place, (kind, _) in enumerate(events) if kind == GRADIENT)
         early = sum(kind == MESSAGE and size >= layer // 2 for kind, size in events[:last])
-        if max(sizes, default=0) > (PER_BUCKET + 1) * layer:
+        if max(sizes, default=0) > (full + 1) * layer:
             return not_yet(f"in step {step}, one message took {max(sizes):,} bytes; a bucket is full with {inputs['bucket_bytes']:,}.")
-        if len(sizes) > inputs["layers"] // PER_BUCKET + 1:
-            return not_yet(f"in step {step}, {len(sizes)} messages took {inputs['layers']} gradients; a bucket holds {PER_BUCKET}.")
+        if len(sizes) > inputs["layers"] // full + 1:
+            return not_yet(f"in step {step}, {len(sizes)} messages took {inputs['layers']} gradients; a bucket holds {full}.")
         if not early:
             return not_yet(f"in step {step}, nothing was sent before the last gradient was there. A full bucket need not wait for it.")
     return None

@@ -52,6 +52,7 @@ NOT_THE_MEAN = "not the mean of both ranks'"
 
 WRONG = {
     "10.5": {
+        "so many gradients a bucket": (own((FULL, "if len(bucket) >= 3:")), "gradients; a bucket holds"),
         "no broadcast": (own((BROADCAST, "pass")), "does not begin with rank 0's parameters"),
         "broadcast without the buffers": (own(("model.state_dict().values()", "model.parameters()")), "parameters and buffers"),
         "each rank from itself": (own((BROADCAST, "tensor.copy_(tensor.clone())")), "does not begin with rank 0's"),
@@ -92,12 +93,12 @@ WRONG = {
                 (FULL, "if False:"),
                 (
                     FLUSH,
-                    "        them = list(bucket)\n        while them: bucket[:] = them[:2]; del them[:2]; send()\n        for work",
+                    "        them = list(bucket)\n        while them: bucket[:] = them[:4]; del them[:4]; send()\n        for work",
                 ),
             ),
             "nothing was sent before the last gradient",
         ),
-        "one message a gradient": (own((FULL, "if True:")), "messages took . gradients; a bucket holds 2"),
+        "one message a gradient": (own((FULL, "if True:")), "gradients; a bucket holds 4"),
         "parameters counted, not bytes": (own((FULL, "if len(bucket) * 1000 >= bucket_bytes:")), "one message took|nothing was sent"),
         "a gradient for all": (
             own(
