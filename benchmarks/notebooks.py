@@ -26,8 +26,6 @@ BOUNDS = {
     "exercises": (5, 6),
 }
 INTRODUCTION_BOUNDS = BOUNDS | {"words": (400, 700), "predictions": (1, 3), "cells": (1, 6), "exercises": (1, 1)}
-SHORT = "12"  # what lies beyond DDP, until sharding and several machines have a lesson each
-SHORT_BOUNDS = BOUNDS | {"words": (600, 1350), "exercises": (2, 6)}
 MEMORY_LIMIT = 1 << 30  # bytes of a kernel and of the processes that it starts: with a server, well within what Binder gives
 SECONDS_LIMIT = 180  # of all lessons, one after the other
 
@@ -89,7 +87,7 @@ def style(path: Path) -> dict[str, float]:
 
 
 def bounds(path: Path) -> dict[str, tuple[int, int]]:
-    return {INTRODUCTION: INTRODUCTION_BOUNDS, SHORT: SHORT_BOUNDS}.get(path.name[:2], BOUNDS)
+    return INTRODUCTION_BOUNDS if path.name[:2] == INTRODUCTION else BOUNDS
 
 
 def run(path: Path, folder: Path = FOLDER, kernel: str = "python3") -> tuple[float, int]:

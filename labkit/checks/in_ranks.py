@@ -8,6 +8,7 @@ import contextlib
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing import connection
@@ -91,6 +92,7 @@ def _rank(rank: int, ranks: int, like: str | None, store: str, call: bytes, give
         machine.use(ranks, like, virtual=True, quiet=True)
         torch.cuda.set_device(rank)
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FutureWarning)  # of names that newer versions of torch give collectives
     try:
         program, answer = cloudpickle.loads(call)
         timeout = timedelta(seconds=PATIENCE)

@@ -3,10 +3,11 @@
 import random
 from typing import Any
 
+from gputrace import units
 from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number, right
 from labkit.checks.in_ranks import in_ranks
 from labkit.checks.lesson_10 import near, shown
-from labkit.checks.rank_programs import cut_layers
+from labkit.checks.rank_programs import RIGHT, adam_steps, cut_layers, due_groups, groups_of, layer_backward
 
 # 12.1: two layers cut among the ranks
 
@@ -109,7 +110,119 @@ def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
     return right("Sixteen bytes a parameter, shared, and one layer whole.")
 
 
+# 12.3: the backward of a layer under FSDP
+
+LIKE = "T4"
+MOST = 2.3  # whole weights at a time: one, the share that is returned, and another in its making
+
+
+def draw_layer(generator: random.Random) -> Plain:
+    outputs, inputs = (64 * generator.randint(4, 6) for _ in range(2))
+    return {"outputs": outputs + 64 * 3, "inputs": inputs, "rows": 4, "seed": generator.randrange(1 << 20)}
+
+
+def observe_backward(backward: Any, case: Plain) -> Plain:
+    return in_ranks(layer_backward, backward, [case] * 2, like=LIKE)
+
+
+def judge_backward(told: Plain, case: Plain) -> Verdict:
+    for rank, found in enumerate(told):
+        if "returned" in found:
+            return not_yet(f"rank {rank} returned {found['returned']}; two tensors are due: the gradients of x and of this rank's rows.")
+        for name, of in (("x", "x"), ("part", "this rank's rows of the weight")):
+            if found[name] != RIGHT:
+                return not_yet(f"on rank {rank}, the gradient of {of} is {found[name]}.")
+        if found["changed"]:
+            return not_yet(f"rank {rank} has changed {', '.join(found['changed'])}, which others may still need.")
+        if found["all_reduce"]:
+            return not_yet(
+                "the gradients are right, but all of them were sent to every rank. Which collective leaves a rank its part alone?"
+            )
+        if not found["peak"] < MOST:
+            return not_yet(
+                f"the gradients are right, but rank {rank} held {found['peak']:.1f} times the weight's bytes at its peak. What need not be "
+                "whole at the same time?"
+            )
+    return right("Never more than one matrix whole.")
+
+
+# 12.4: ZeRO's first stage
+
+SHARERS, KEPT = 3, 0.6  # ranks; of the whole state, which whole layers cannot divide exactly
+
+
+def draw_adam(generator: random.Random) -> Plain:
+    return {
+        "width": 16 * generator.randint(6, 9),
+        "layers": 2 * SHARERS,
+        "lr": generator.choice((0.01, 0.02, 0.05)),
+        "steps": 3,
+        "seed": generator.randrange(1 << 20),
+    }
+
+
+def observe_adam(sharded_adam: Any, case: Plain) -> Plain:
+    return in_ranks(adam_steps, sharded_adam, [case] * SHARERS, like=LIKE)
+
+
+def judge_adam(told: Plain, case: Plain) -> Verdict:
+    count = case["layers"] + 2
+    if returned := next((found["returned"] for found in told if "returned" in found), None):
+        return not_yet(f"your function returned {returned}; it is to return `step`, a function.")
+    for step in range(case["steps"]):
+        for rank, found in enumerate(told):
+            if still := found["still"][step]:
+                return not_yet(
+                    f"in step {step + 1}, {still} of {count - 1} parameters with a gradient did not move on rank {rank}. Who sends them?"
+                )
+            if wrong := found["wrong"][step]:
+                return not_yet(
+                    f"after step {step + 1}, {wrong} of {count} parameters on rank {rank} are not those of Adam with lr={case['lr']}."
+                )
+    for rank, found in enumerate(told):
+        if not found["kept"] < KEPT * found["whole"]:
+            kept, whole = units.byte_text(found["kept"]), units.byte_text(found["whole"])
+            return not_yet(
+                f"the steps are right, but rank {rank} keeps {kept}; Adam's whole state is {whole}, which {SHARERS} ranks share."
+            )
+    return right(f"No rank keeps more than {units.byte_text(max(found['kept'] for found in told))} of {units.byte_text(told[0]['whole'])}.")
+
+
+# 12.5: the groups of a mesh
+
+
+def draw_mesh(generator: random.Random) -> Plain:
+    rows = generator.choice((2, 3))
+    return {"rows": rows, "columns": 5 - rows}
+
+
+def observe_mesh(my_groups: Any, case: Plain) -> Plain:
+    return in_ranks(groups_of, my_groups, [case] * (case["rows"] * case["columns"]))
+
+
+def judge_mesh(told: Plain, case: Plain) -> Verdict:
+    mesh = f"{case['rows']} × {case['columns']} ranks"
+    for rank, found in enumerate(told):
+        if isinstance(found["groups"], str):
+            return not_yet(f"your function returned {found['groups']}; a pair of groups is due: that of the row, that of the column.")
+        due = due_groups(rank, case["rows"], case["columns"])
+        for name, group, ranks in zip(("row", "column"), found["groups"], due, strict=True):
+            if isinstance(group, str):
+                return not_yet(f"for the {name} of rank {rank} you returned {group}, not a process group that it is in.")
+            if group != ranks:
+                return not_yet(f"of {mesh}, the {name} of rank {rank} is {ranks}; your group has {group}.")
+    for rank, found in enumerate(told):
+        if found["reached"] != due_groups(rank, case["rows"], case["columns"]):
+            return not_yet(
+                f"an all_reduce in the groups of rank {rank} of {mesh} added up {found['reached']}. Does every rank make every group?"
+            )
+    return right("Each rank in one row and one column.")
+
+
 CHECKS = [
     Check("12.1", draw_layers, observe_layers, judge_layers, section="Tensor parallelism"),
     Check("12.2", draw_budgets, observe_budgets, judge_budgets, section="FSDP by hand"),
+    Check("12.3", draw_layer, observe_backward, judge_backward, section="FSDP by hand"),
+    Check("12.4", draw_adam, observe_adam, judge_adam, section="Who holds what", alters=("values",)),
+    Check("12.5", draw_mesh, observe_mesh, judge_mesh, section="Two at once: a mesh"),
 ]

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from labkit.checks import lesson_12, rank_programs
-from labkit.checks.lesson_12 import judge_budgets, judge_layers
+from labkit.checks.lesson_12 import judge_adam, judge_backward, judge_budgets, judge_layers, judge_mesh
+from labkit.checks.rank_programs import RIGHT, due_groups
 
 LAYERS = {"ranks": 2, "x": [[1, 2]], "first": [[1, 1], [-1, 0]], "first_bias": [1, 0], "second": [[2, 5]], "second_bias": [3]}
 
@@ -48,3 +49,62 @@ def test_the_whole_layer_matters_in_some_drawn_budget():
         needed = [-(-16 * parameters // (memory - 8 * layer)) for parameters, layer, memory in cases]
         assert min(needed) == 1 < max(needed)
         assert needed != [-(-16 * parameters // memory) for parameters, _, memory in cases]
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        ({}, None),
+        ({"returned": "Tensor"}, "rank 1 returned Tensor; two tensors are due"),
+        ({"x": "the sum over the ranks"}, "on rank 1, the gradient of x is the sum over the ranks."),
+        ({"part": "other numbers"}, "on rank 1, the gradient of this rank's rows of the weight is other numbers."),
+        ({"changed": ["upstream"]}, "rank 1 has changed upstream"),
+        ({"all_reduce": True}, "Which collective leaves a rank its part alone?"),
+        ({"peak": 2.5}, "rank 1 held 2.5 times the weight's bytes"),
+        ({"peak": float("nan")}, "What need not be whole at the same time?"),
+    ],
+)
+def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hint):
+    good = {"x": RIGHT, "part": RIGHT, "changed": [], "all_reduce": False, "peak": 1.5}
+    verdict = judge_backward([good, good | answer], {})
+    assert verdict.passed == (hint is None), verdict
+    assert hint is None or hint in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        ({}, None),
+        ({"returned": "Adam"}, "returned Adam; it is to return `step`"),
+        ({"still": [0, 2]}, "in step 2, 2 of 3 parameters with a gradient did not move on rank 1"),
+        ({"wrong": [1, 0]}, "after step 1, 1 of 4 parameters on rank 1 are not those of Adam with lr=0.5"),
+        ({"kept": 7 << 10}, "rank 1 keeps 7 KiB; Adam's whole state is 10 KiB"),
+    ],
+)
+def test_sharded_adam_is_judged_by_its_steps_and_by_what_each_rank_keeps(answer, hint):
+    good = {"still": [0, 0], "wrong": [0, 0], "kept": 5 << 10, "whole": 10 << 10}
+    verdict = judge_adam([good, good | answer], {"layers": 2, "steps": 2, "lr": 0.5})
+    assert verdict.passed == (hint is None), verdict
+    assert hint is None or hint in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        ({}, None),
+        ({"groups": "DeviceMesh"}, "returned DeviceMesh; a pair of groups is due"),
+        ({"groups": [[0, 1, 2], "int"]}, "for the column of rank 1 you returned int"),
+        ({"groups": [[1, 4], [0, 1, 2]]}, "of 2 × 3 ranks, the row of rank 1 is [0, 1, 2]; your group has [1, 4]"),
+        ({"reached": [[0, 1, 2], [1]]}, "the groups of rank 1 of 2 × 3 ranks added up [[0, 1, 2], [1]]"),
+    ],
+)
+def test_groups_are_judged_by_who_is_in_them_and_whom_they_reach(answer, hint):
+    told = [{"groups": due_groups(rank, 2, 3), "reached": due_groups(rank, 2, 3)} for rank in range(6)]
+    told[1] |= answer
+    verdict = judge_mesh(told, {"rows": 2, "columns": 3})
+    assert verdict.passed == (hint is None), verdict
+    assert hint is None or hint in verdict.message
+
+
+def test_the_groups_that_are_due_are_rows_and_columns():
+    assert due_groups(4, 2, 3) == [[3, 4, 5], [1, 4]] and due_groups(4, 3, 2) == [[4, 5], [0, 2, 4]]

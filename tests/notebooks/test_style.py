@@ -14,14 +14,13 @@ _SPECIFICATION.loader.exec_module(figures)
 cells, tags, prose, teaching_cells = figures.cells, figures.tags, figures.prose, figures.teaching_cells
 
 LESSONS = figures.lessons()
-SHORTER = (figures.INTRODUCTION, figures.SHORT)
 FIRST = ["What you will be able to do", "Set-up"]
 LAST = ["Exercises", "What to remember", "References"]
 LONGEST_NAME = 28  # characters, with its ending, that JupyterLab's file browser shows at its usual width
 AVOIDED = re.compile(r"\b(simply|just|obviously)\b", re.IGNORECASE)
 
 lessons = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-full_lessons = pytest.mark.parametrize("path", [p for p in LESSONS if p.name[:2] not in SHORTER], ids=lambda path: path.stem)
+full_lessons = pytest.mark.parametrize("path", [p for p in LESSONS if p.name[:2] != figures.INTRODUCTION], ids=lambda path: path.stem)
 
 
 @lessons

@@ -117,3 +117,303 @@ def ranks_needed(parameters, largest_layer, memory):
         "without negation": ranks("(16 * parameters + memory - 8 * largest_layer - 1) // (memory - 8 * largest_layer)"),
     },
 }
+
+FREED = """
+def backward(x, shard, upstream):
+    part = torch.empty_like(shard)
+    dist.reduce_scatter_tensor(part, upstream.T @ x, op=dist.ReduceOp.AVG)
+    weight = shard.new_empty(dist.get_world_size() * len(shard), shard.shape[1])
+    dist.all_gather_into_tensor(weight, shard)
+    return upstream @ weight, part
+"""
+SHARE = "dist.reduce_scatter_tensor(part, upstream.T @ x, op=dist.ReduceOp.AVG)"
+GATHER = "dist.all_gather_into_tensor(weight, shard)"
+END = "return upstream @ weight, part"
+ADAM = """
+def sharded_adam(model, lr):
+    parameters, ranks, rank = list(model.parameters()), dist.get_world_size(), dist.get_rank()
+    optimizer = torch.optim.Adam(parameters[rank::ranks], lr=lr)
+
+    def step():
+        optimizer.step()
+        for number, parameter in enumerate(parameters):
+            dist.broadcast(parameter.data, src=number % ranks)
+
+    return step
+"""
+MINE = "torch.optim.Adam(parameters[rank::ranks], lr=lr)"
+SEND = "dist.broadcast(parameter.data, src=number % ranks)"
+MESH = """
+def my_groups(rows, columns):
+    mesh, mine = torch.arange(rows * columns).reshape(rows, columns), []
+    for lines in (mesh.tolist(), mesh.T.tolist()):
+        for line in lines:
+            group = dist.new_group(line)
+            if dist.get_rank() in line:
+                mine.append(group)
+    return mine
+"""
+
+
+def changed(source: str, *changes: tuple[str, str]) -> str:
+    """The solution with these lines in place of its own."""
+    for line, other in changes:
+        assert line in source, line
+        source = source.replace(line, other)
+    return source
+
+
+def meshed(line: str) -> str:
+    return f"def my_groups(rows, columns):\n    from torch.distributed.device_mesh import init_device_mesh\n    {line}\n"
+
+
+LATER = "What need not be"
+WRONG |= {
+    "12.3": {
+        "both whole": (
+            changed(FREED, (SHARE, "gradient = upstream.T @ x"), (END, f"{SHARE.replace('upstream.T @ x', 'gradient')}; {END}")),
+            LATER,
+        ),
+        "as in the lesson": (
+            """
+def backward(x, shard, upstream):
+    weight = shard.new_empty(dist.get_world_size() * len(shard), shard.shape[1])
+    dist.all_gather_into_tensor(weight, shard)
+    gradient, part = upstream.T @ x, torch.empty_like(shard)
+    dist.reduce_scatter_tensor(part, gradient, op=dist.ReduceOp.AVG)
+    return upstream @ weight, part
+""",
+            LATER,
+        ),
+        "gathered in parts and joined": (
+            changed(
+                FREED,
+                (GATHER, "parts = [torch.empty_like(shard) for _ in range(2)]; dist.all_gather(parts, shard); weight = torch.cat(parts)"),
+            ),
+            LATER,
+        ),
+        "the sum": (changed(FREED, (", op=dist.ReduceOp.AVG", "")), "rows of the weight is the sum over the ranks"),
+        "divided twice": (changed(FREED, (END, "return upstream @ weight, part / dist.get_world_size()")), "the mean, divided once more"),
+        "its own": (
+            changed(FREED, (SHARE, "part = (upstream.T @ x).chunk(dist.get_world_size())[dist.get_rank()].clone()")),
+            "this rank's data alone",
+        ),
+        "all of it sent": (
+            changed(
+                FREED,
+                (
+                    SHARE,
+                    "g = upstream.T @ x; dist.all_reduce(g, dist.ReduceOp.AVG); part = g.chunk(2)[dist.get_rank()].clone(); del g",
+                ),
+            ),
+            "Which collective leaves",
+        ),
+        "the whole gradient": (
+            changed(FREED, (SHARE, "part = upstream.T @ x; dist.all_reduce(part, dist.ReduceOp.AVG)")),
+            "that of the whole weight",
+        ),
+        "another's": (
+            changed(
+                FREED, (SHARE, "g = upstream.T @ x; dist.all_reduce(g, dist.ReduceOp.AVG); part = g.chunk(2)[1 - dist.get_rank()].clone()")
+            ),
+            "another rank's rows",
+        ),
+        "x averaged, too": (
+            changed(FREED, (END, "gx = upstream @ weight; dist.all_reduce(gx, dist.ReduceOp.AVG); return gx, part")),
+            "x is the mean over the ranks",
+        ),
+        "x summed": (changed(FREED, (END, "gx = upstream @ weight; dist.all_reduce(gx); return gx, part")), "x is the sum over the ranks"),
+        "the other way round": (
+            changed(FREED, (END, "return part, upstream @ weight")),
+            r"the gradient of x is a tensor of \[\d+, \d+\] where",
+        ),
+        "transposed": (changed(FREED, (END, "return upstream @ weight, part.T")), "rows of the weight is a tensor of"),
+        "its own rows for x": (
+            changed(FREED, (END, "n = len(shard); return upstream[:, :n] @ shard, part")),
+            "gradient of x is other numbers",
+        ),
+        "upstream divided in place": (
+            changed(FREED, (SHARE, "upstream /= 2; dist.reduce_scatter_tensor(part, upstream.T @ x); upstream *= 2; x += 1")),
+            "has changed x",
+        ),
+        "one gradient": (changed(FREED, (END, "return part")), "returned Tensor; two tensors are due"),
+        "rank 0 alone": (
+            changed(FREED, (SHARE, f"if dist.get_rank() == 0: {SHARE}")),
+            "waited for one another in vain|do not agree on collective",
+        ),
+    },
+    "12.4": {
+        "whole on each rank": (changed(ADAM, ("parameters[rank::ranks]", "parameters")), "Adam's whole state is"),
+        "nobody sends": (changed(ADAM, (SEND, "pass")), "did not move on rank"),
+        "rank 0 sends": (changed(ADAM, ("src=number % ranks", "src=0")), "did not move on rank"),
+        "rank 0 steps": (
+            changed(
+                ADAM,
+                (MINE, "torch.optim.Adam(parameters, lr=lr)"),
+                ("optimizer.step()", "optimizer.step() if rank == 0 else None"),
+                ("src=number % ranks", "src=0"),
+            ),
+            "Adam's whole state is",
+        ),
+        "averaged": (changed(ADAM, (SEND, "dist.all_reduce(parameter.data, dist.ReduceOp.AVG)")), "are not those of Adam"),
+        "summed": (changed(ADAM, (SEND, "dist.all_reduce(parameter.data)")), "are not those of Adam"),
+        "SGD": (changed(ADAM, ("Adam(", "SGD(")), "are not those of Adam"),
+        "AdamW": (
+            changed(ADAM, ("Adam(parameters[rank::ranks], lr=lr)", "AdamW(parameters[rank::ranks], lr=lr, weight_decay=10.0)")),
+            "are not those of Adam",
+        ),
+        "Adam's own rate": (changed(ADAM, (", lr=lr", "")), "are not those of Adam with lr=0.0"),
+        "anew in each step": (
+            changed(ADAM, ("optimizer.step()", f"optimizer = {MINE}; optimizer.step()"), (f"    optimizer = {MINE}\n\n", "")),
+            "after step 2",
+        ),
+        "blocks and turns": (changed(ADAM, ("parameters[rank::ranks]", "parameters[3 * rank : 3 * rank + 3]")), "did not move on rank"),
+        "the optimizer": (changed(ADAM, ("return step", "return optimizer")), "returned Adam; it is to return `step`"),
+        "at once": (changed(ADAM, ("return step", "step()")), "returned NoneType"),
+        "a gradient is cleared": (
+            changed(ADAM, ("optimizer.step()", "[p.grad.mul_(0) for p in parameters[:1]]; optimizer.step()")),
+            "did not move|are not those of Adam|has changed",
+        ),
+        "one rank keeps all": (
+            changed(
+                ADAM, ("parameters[rank::ranks]", "(parameters if rank == 1 else [])  or parameters[-1:]"), ("src=number % ranks", "src=1")
+            ),
+            "rank 1 keeps",
+        ),
+    },
+    "12.5": {
+        "column and row": (changed(MESH, ("return mine", "return mine[::-1]")), r"the row of rank 0 is \[0, 1"),
+        "the mesh's first dimension first": (
+            meshed("mesh = init_device_mesh('cpu', (rows, columns)); return mesh.get_group(0), mesh.get_group(1)"),
+            "the row of rank 0 is",
+        ),
+        "columns by rows": (
+            meshed("mesh = init_device_mesh('cpu', (columns, rows)); return mesh.get_group(1), mesh.get_group(0)"),
+            "the row of rank 0 is",
+        ),
+        "by columns": (changed(MESH, (".reshape(rows, columns)", ".reshape(columns, rows).T")), "the row of rank 0 is"),
+        "lists of ranks": (changed(MESH, ("mine.append(group)", "mine.append(line)")), "for the row of rank 0 you returned list"),
+        "the mesh": (meshed("return init_device_mesh('cpu', (rows, columns))"), "returned DeviceMesh; a pair"),
+        "all ranks": (changed(MESH, ("return mine", "return dist.group.WORLD, dist.group.WORLD")), "the row of rank 0 is"),
+        "the row alone": (changed(MESH, ("return mine", "return mine[0]")), "returned ProcessGroup; a pair"),
+        "the last groups": (
+            changed(MESH, ("return mine", "return group, group")),
+            "you returned int, not a process group that it is in|the row of rank",
+        ),
+        "every group": (
+            changed(
+                MESH, ("            if dist.get_rank() in line:\n                mine.append(group)", "            mine.append(group)")
+            ),
+            "returned list; a pair",
+        ),
+        "square": (changed(MESH, (".reshape(rows, columns)", ".reshape(rows, -1)[:, :rows]")), "raised|the row of rank|waited"),
+        "itself alone": (
+            changed(MESH, ("dist.new_group(line)", "dist.new_group([dist.get_rank()])")),
+            "the row of rank 0 is|raised|waited",
+        ),
+        "its own groups alone": (
+            """
+def my_groups(rows, columns):
+    row, column = divmod(dist.get_rank(), columns)
+    first = dist.new_group([row * columns + other for other in range(columns)])
+    return first, dist.new_group([other * columns + column for other in range(rows)])
+""",
+            "waited for one another in vain|raised|Does every rank make every group",
+        ),
+    },
+}
+RIGHT |= {
+    "12.3": {
+        "divided by hand": changed(FREED, (", op=dist.ReduceOp.AVG", ""), (END, "return upstream @ weight, part / dist.get_world_size()")),
+        "upstream divided before": changed(FREED, (SHARE, "dist.reduce_scatter_tensor(part, (upstream / dist.get_world_size()).T @ x)")),
+        "the weight first, and let go of": """
+def backward(x, shard, upstream):
+    weight = torch.cat([shard] * dist.get_world_size())
+    dist.all_gather_into_tensor(weight, shard)
+    of_x = upstream @ weight
+    del weight
+    part = torch.empty_like(shard)
+    dist.reduce_scatter_tensor(part, torch.mm(upstream.t(), x), op=dist.ReduceOp.AVG)
+    return [of_x, part]
+""",
+        "row by row": """
+def backward(x, shard, upstream):
+    of_x, mine = torch.zeros_like(x), None
+    for rank, columns in enumerate(upstream.chunk(dist.get_world_size(), dim=1)):
+        piece = columns.T @ x
+        dist.reduce(piece, rank, op=dist.ReduceOp.AVG)
+        rows = shard.clone()
+        dist.broadcast(rows, rank)
+        of_x += columns @ rows
+        if rank == dist.get_rank():
+            mine = piece
+    return of_x, mine
+""",
+    },
+    "12.4": {
+        "PyTorch's": """
+def sharded_adam(model, lr):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=lr).step
+""",
+        "in blocks": changed(ADAM, ("parameters[rank::ranks]", "parameters[3 * rank : 3 * rank + 3]"), ("number % ranks", "number // 3")),
+        "added to nothing": changed(ADAM, (SEND, "parameter.data.mul_(number % ranks == rank); dist.all_reduce(parameter.data)")),
+        "by hand": """
+def sharded_adam(model, lr):
+    mine = [(n, p) for n, p in enumerate(model.parameters()) if n % dist.get_world_size() == dist.get_rank()]
+    state, count = {n: (torch.zeros_like(p), torch.zeros_like(p)) for n, p in mine if n < 7}, 0
+
+    @torch.no_grad()
+    def step():
+        nonlocal count
+        count += 1
+        for n, p in mine:
+            if p.grad is not None:
+                m, v = state[n]
+                m.lerp_(p.grad, 0.1)
+                v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+                p -= lr * (m / (1 - 0.9**count)) / ((v / (1 - 0.999**count)).sqrt() + 1e-8)
+        for n, p in enumerate(model.parameters()):
+            dist.broadcast(p, src=n % dist.get_world_size())
+
+    return step
+""",
+        "the lightest rank next": """
+def sharded_adam(model, lr):
+    load, owner = [0] * dist.get_world_size(), {}
+    for p in sorted(model.parameters(), key=lambda p: -p.numel()):
+        owner[p] = load.index(min(load))
+        load[owner[p]] += p.numel()
+    optimizer = torch.optim.Adam([p for p in owner if owner[p] == dist.get_rank()], lr=lr)
+
+    def step():
+        optimizer.step()
+        for p, rank in owner.items():
+            dist.broadcast(p.data, rank)
+
+    return step
+""",
+    },
+    "12.5": {
+        "a device mesh": meshed("mesh = init_device_mesh('cpu', (rows, columns)); return mesh.get_group(1), mesh.get_group(0)"),
+        "a mesh with names": meshed(
+            "mesh = init_device_mesh('cpu', (rows, columns), mesh_dim_names=('data', 'tensor')); "
+            "return mesh['tensor'].get_group(), mesh['data'].get_group()"
+        ),
+        "PyTorch's subgroups": """
+def my_groups(rows, columns):
+    row, _ = dist.new_subgroups(columns)
+    column, _ = dist.new_subgroups_by_enumeration([[r * columns + c for r in range(rows)] for c in range(columns)])
+    return row, column
+""",
+        "columns first": """
+def my_groups(rows, columns):
+    rank, found = dist.get_rank(), {}
+    for column in range(columns):
+        found["column", column] = dist.new_group(range(column, rows * columns, columns))
+    for row in range(rows):
+        found["row", row] = dist.new_group(range(row * columns, (row + 1) * columns))
+    return [found["row", rank // columns], found["column", rank % columns]]
+""",
+    },
+}
