@@ -14,7 +14,7 @@ class Memory:
     `kept` is the number of bytes of values on the host, None for a storage without values.
     """
 
-    __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "touched", "written")
+    __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "touched", "writer", "written")
 
     def __init__(self, gpu: Gpu, block: Block | None, kept: int | None) -> None:
         self.gpu = gpu
@@ -23,8 +23,9 @@ class Memory:
         self.kept = kept
         self.export: ExportedBlock | None = None  # to other processes
         self.touched: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
-        # Until then: the number of the piece of work of the default stream that wrote here last, now the one that makes this.
-        self.written = 0 if gpu.machine.several_streams else gpu.default_stream.count + 1
+        # Of a stream whose work nobody looks at: the number of the piece that wrote here last, now of the one that makes this.
+        self.writer = gpu.unwatched
+        self.written = 0 if self.writer is None else self.writer.count + 1
         gpu.machine.keep(kept)
 
     def __del__(self) -> None:

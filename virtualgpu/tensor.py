@@ -256,9 +256,10 @@ def memory_of(tensor: torch.Tensor) -> Memory:
 
 
 def mark_written(tensor: torch.Tensor) -> None:
-    """The last piece of work on the default stream of the tensor's GPU has written into it. Noted as long as the GPU has one stream."""
+    """The last piece of work on a stream whose work nobody looks at has written into the tensor."""
     memory = memory_of(tensor)
-    memory.written = memory.gpu.default_stream.count
+    memory.writer = memory.gpu.unwatched
+    memory.written = 0 if memory.writer is None else memory.writer.count
 
 
 def allocate_on(gpu: Gpu, storage: torch.UntypedStorage, kept: bool = True, allocated: bool = True) -> Memory:

@@ -224,6 +224,9 @@ def _finding(trace: "TraceData", devices: list[int], races: list) -> str:
     end = units.time_text(trace.end)
     if not any(map(trace.busy, devices)):
         return f"Nothing ran on {' or '.join(f'cuda:{device}' for device in devices)} in {end}"
+    in_collectives = [trace.collectives(device) for device in devices]
+    if taken := sum(seconds for seconds, _ in in_collectives):
+        return f"Of the time in collectives, {_percent(sum(both for _, both in in_collectives), taken)} is hidden behind other kernels"
     shares = {device: _percent(trace.busy(device), trace.end) for device in devices}
     if len(devices) > 2:
         least, most = (shares[choose(devices, key=trace.busy)] for choose in (min, max))

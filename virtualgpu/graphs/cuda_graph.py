@@ -22,7 +22,7 @@ from virtualgpu.ops.call import Call
 from virtualgpu.ops.faults import survive
 from virtualgpu.ops.without_values import forget
 from virtualgpu.streams.accesses import Region, mapped
-from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors
+from virtualgpu.tensor import VirtualTensor, attributes_of, empty_without_values, memory_of, tensors
 
 # Stands for the memory of a private pool, for which graphs that share it race; by machine, GPU and pool. It has the last one's nodes.
 _pools: WeakValueDictionary[tuple[int, int, PoolId], VirtualTensor] = WeakValueDictionary()
@@ -135,9 +135,9 @@ class CUDAGraph:
             gpu.notice()
         raced = machine.races.replay([*touched, (self._shared, True)], stream, run)
         if any(x is self._shared for x in raced):  # graphs of one pool at once: each finds what the other one leaves
-            others = self._shared.__dict__["nodes"]
+            others = attributes_of.__get__(self._shared)["nodes"]
             compute([node for pair in zip_longest(others, capture.nodes) for node in pair if node is not None], gpu)
-        self._shared.__dict__["nodes"] = capture.nodes
+        attributes_of.__get__(self._shared)["nodes"] = capture.nodes
 
     def _take_time(self, capture: Capture, stream: StreamTime) -> None:
         """Queue what the graph does on its streams, of which `stream` stands for the first: one launch of the host's."""

@@ -4,8 +4,9 @@ The clock knows what is done before what (`Clock.before`). Every operator is com
 unordered write has left is given the old values instead, and one that has read what an unordered write replaces is computed again.
 A real GPU gets this wrong sometimes, this one always, and says so.
 
-A program without a stream of its own cannot race on a GPU, so its operators are not looked at until one is made. Copies between a GPU
-and page-locked memory for which the host does not wait are looked at always.
+A program without a stream of its own cannot race on a GPU, so its operators are not looked at until one is made. Nor are those of a
+program that stays on one stream for long (`lone_stream`), until another stream has work: of that time it is known what was written, but
+not by which line, and not what was read. Copies between a GPU and page-locked memory for which the host does not wait are looked at always.
 """
 
 from collections import deque
@@ -24,6 +25,7 @@ from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.streams import race_reports
 from virtualgpu.streams.accesses import Access, Place, Region, as_before, at, has_region, mapped, overlaid, snapshot, whole
 from virtualgpu.streams.launches import Arrival, Launch, UserLine, outputs_of, reference, user_line
+from virtualgpu.streams.lone_stream import LoneStream
 from virtualgpu.streams.race_reports import Race, Side
 from virtualgpu.tensor import VirtualTensor, allocate_on, tensors, wrap
 
@@ -66,6 +68,7 @@ class RaceDetector:
         self._replacing: WeakSet[Access] = WeakSet()  # writes that hold what was there before them
         self._arrivals: list[Arrival] = []
         self._freed: dict[int, list[Freed]] = {}  # by GPU
+        self.lone = LoneStream(machine)
         machine.clock.call_when_learned(self._learn)
 
     def end(self) -> None:
@@ -84,6 +87,8 @@ class RaceDetector:
             return capture.run(call)
         if self.machine.selected.in_operator or not op.touches_values or copies_elsewhere(call):
             return handler(call)
+        if self.lone.has_work(call.gpu.stream):
+            return self.lone.run(call)
         if op.model_only and ("empty" in op.name or _is_elsewhere(call)):
             return handler(call)
         if not call.is_on_one_gpu():  # most operators refuse several devices
@@ -93,12 +98,14 @@ class RaceDetector:
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, stream: StreamTime, before: Known, do: Callable[[Call], Any]) -> None:
         """Run `do`, called as an operator's handler is, as a copy on `stream`. `before` is what is done before it."""
+        self.lone.has_work(stream)
         uses = [use for use in (self._use(target, False, True), self._use(source, True, False)) if use is not None]
         self._ordered(Call(operator(torch.ops.aten.copy_.default), (target, source), {}), stream, before, uses, do)
 
     def replay(self, touched: list[tuple[torch.Tensor, bool]], stream: StreamTime, do: Callable[[], None]) -> list[torch.Tensor]:
         """Run `do`, a graph's work on the `stream`, which touches these tensors, and writes those with True. Returns those raced for."""
         raced = []
+        self.lone.has_work(stream)
         before = self.machine.clock.before(stream)
         launch = Launch(stream, "CUDA graph", self.machine.clock.host, user_line())
         uses = [use for x, writes in touched if (use := self._use(x, True, writes)) is not None]
@@ -277,8 +284,8 @@ class RaceDetector:
 
     def _inherit(self, memory: Memory) -> None:
         """What was done with this memory before this detector looked at it, and what is still done with the bytes that it is made of."""
-        if memory.written:
-            launch = Launch(memory.gpu.default_stream, "earlier work", 0.0, None)
+        if memory.written and memory.writer is not None:
+            launch = Launch(memory.writer, "earlier work", 0.0, None)
             launch.count = memory.written
             nbytes = memory.block.requested if memory.block is not None else 0
             memory.touched.add(Access(launch, memory.touched, Region(0, (nbytes,), (1,), torch.uint8), True))

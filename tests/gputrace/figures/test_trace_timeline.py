@@ -146,6 +146,13 @@ def test_several_devices_each_with_its_lanes(timeline, drawn, texts):
     assert not any("cuda:0" in text for text in texts(drawn[-1]))
 
 
+def test_with_collectives_the_finding_is_how_much_of_them_is_hidden(timeline):
+    rows = [(0.0, 4.0, 0, 0, KERNEL, "mm", 1, -1), (2.0, 4.0, 0, 1, KERNEL, "nccl all_reduce", 1, -1)]
+    trace = timeline([*rows, (2.0, 4.0, 1, 1, KERNEL, "nccl all_reduce", 1, -1)], devices=(0, 1))
+    assert trace.plot_timeline().title == "Of the time in collectives, 25% is hidden behind other kernels"
+    assert trace.plot_timeline(0).title == "Of the time in collectives, 50% is hidden behind other kernels"
+
+
 def test_many_devices_have_a_range(timeline):
     rows = [(0.0, 4.0 + device, device, 0, KERNEL, "mm", 1, -1) for device in range(4)]
     assert timeline(rows, devices=range(4)).plot_timeline().title == "4 GPUs worked 40% to 70% of 10 s"
