@@ -32,7 +32,7 @@ APART = {
     "a network": r"URLError|ConnectionError|getaddrinfo|Name or service not known",
 }
 COLUMNS = ("passed", "failed", "refused", "skipped", "apart")
-PHASE = re.compile(" (built|forward|backward|first step|second step)$")
+PHASE = re.compile(r" (built|forward|backward|first step|second step)\b")
 FINISHED = "finished"
 NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
@@ -52,9 +52,13 @@ def main() -> None:
         return
     rows, reasons, listed = [], {}, []
     for path in options.paths:
-        outcomes = list((of_database if path.suffix == ".json" else of_file)(path, options))
-        counts = collections.Counter(outcome for _, outcome, _ in outcomes)
-        rows.append((path.name, *(counts[column] for column in COLUMNS)))
+        database = path.suffix == ".json"
+        outcomes = list((of_database if database else of_file)(path, options))
+        parts: dict[str, collections.Counter[str]] = {}  # a database's by phase: forward, backward
+        for case, outcome, _ in outcomes:
+            phase = PHASE.search(case) if database else None
+            parts.setdefault(path.name + (phase[0] if phase else ""), collections.Counter())[outcome] += 1
+        rows += [(part, *(counts[column] for column in COLUMNS)) for part, counts in parts.items()]
         reasons[path.name] = collections.Counter(
             (outcome, kind_of(text)) for _, outcome, text in outcomes if outcome in ("failed", "refused", "apart")
         )

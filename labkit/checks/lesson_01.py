@@ -72,7 +72,7 @@ def draw_batch(generator: random.Random) -> Plain:
 
 def _nested(generator: random.Random, target: str, top: str) -> Plain:
     others = cycle(generator.sample([device for device in DEVICES if device != target], k=2))
-    kinds = cycle(["list", "dict", "tuple"] if top == "tuple" else ["tuple", "list", "dict"])
+    kinds = cycle(["list", "dict", "tuple"] if top == "tuple" else ["list", "tuple", "dict"])  # each kind in each other one
     dtypes = cycle(generator.sample(["float32", "float16", "int64"], k=3))  # each is moved, and each stays
 
     def tensor(device: str) -> Plain:

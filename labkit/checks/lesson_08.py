@@ -97,7 +97,7 @@ def draw_parameters(generator: random.Random) -> Plain:
 
     sizes = [generator.randint(1, 5) for _ in range(3)]
     tensors: list[Plain] = [{"values": numbers(size), "gradient": numbers(size)} for size in sizes]
-    tensors.insert(generator.randrange(3), {"values": numbers(2), "gradient": None})  # the loss does not depend on it, but on a later one
+    tensors.insert(generator.randint(1, 2), {"values": numbers(2), "gradient": None})  # the loss does not depend on it, but on those around
     return {"tensors": tensors, "rate": generator.choice([n / 32 for n in range(3, 64) if n not in (16, 32)])}
 
 

@@ -42,7 +42,7 @@ class TorchrunJob:
         devices: "cuda" or "cpu", as soon as an agent here has found the place where the nodes meet.
         agent_output: what torchrun itself printed.
         late: whether the ranks took too long.
-        stacks: by rank, where those were that took too long.
+        stacks: by rank, where those were that took too long, or that another one waited for in vain.
     """
 
     def __init__(self, folder: str, request: dict[str, Any], printer: RankPrinter) -> None:
@@ -263,6 +263,8 @@ class TorchrunJob:
             if process not in self.failed and not process.succeeded:
                 self.failed.append(process)
                 process.ended_before = [other.rank for other in self.processes if other.attempt == process.attempt and other.succeeded]
+                if not self.stacks and process.waited_for(self.processes):  # before torchrun ends them
+                    self.stacks = self._stacks()
                 if self._is_final(process):
                     self._deadline = min(self._deadline, time.monotonic() + ENDING)
 

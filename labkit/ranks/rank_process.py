@@ -40,6 +40,11 @@ class RankProcess:
         """Whether it failed because it lost another rank."""
         return self.report is not None and re.search(_LOST, self.report.get("text", "")) is not None
 
+    def waited_for(self, processes: "list[RankProcess]") -> "list[RankProcess]":
+        """Those of its attempt for which it waited in vain, in a collective of the virtual NCCL."""
+        said = (self.report or {}).get("text", "")
+        return [other for other in processes if other.attempt == self.attempt and f"rank {other.rank} never entered it" in said]
+
     @property
     def text(self) -> str:
         """All that it printed, and the traceback that Python would have printed."""

@@ -116,6 +116,9 @@ def _failed(job: TorchrunJob, first: RankProcess) -> TorchrunError:
         message += f" By then {_listed(first.ended_before)} had ended."
     elif job.request["nodes_here"] < job.request["nodes"] and first.lost_another:
         message += " Perhaps a rank on another machine ended first: look there."
+    for process in first.waited_for(job.attempts()[-1]):
+        if process.rank in job.stacks:
+            message += f" Rank {process.rank} {_last_line(job, process)}."
     error = TorchrunError(message, kind, first.rank, job)
     traceback = (first.report or {}).get("traceback")
     if traceback:

@@ -241,6 +241,14 @@ def test_sync_batch_norm_without_values_asks_for_the_same_memory(script):
 
 
 WRONG = {
+    "another shape by gloo": (
+        'group = dist.new_group(backend="gloo")\ndist.all_reduce(x[rank:], group=group)',
+        r"rank 0 calls all_reduce\(4 x float32, SUM\) \(\S+:13\); rank 1 calls all_reduce\(3 x float32, SUM\) \(\S+:13\)",
+    ),
+    "an endless loop": (
+        "while rank:\n    pass\ndist.all_reduce(x)",
+        r"rank 1 never entered it, .*\(line 14\)\. Rank 1 ran line 1[23], `(while rank:|pass)`\.",
+    ),
     "never comes": (
         "if rank: time.sleep(100)\ndist.all_reduce(x)",
         r"all_reduce number 2 .* within 3 s: rank 1 never entered it, and was last in number 1, barrier\(\) \(\S+:11\); "

@@ -77,6 +77,7 @@ class ProcessGroupNCCL(_Gloo):
         self.last_end: dict[StreamTime, float] = {}  # of the collectives that have their place on a stream
         self._streams: dict[int, StreamTime] = {}
         self._stashed: list[VirtualWork] = []
+        self._destroyed = False
         self._watched = 0.0  # when the watchdog looked last, beside its period
         _alive.append(self)
 
@@ -102,7 +103,10 @@ class ProcessGroupNCCL(_Gloo):
         """Groups are connected from the start."""
 
     def abort(self) -> None:
-        """Nothing runs on by itself."""
+        """The group is destroyed: nobody waits any more for what it keeps."""
+        self._destroyed = True
+        for work in list(self._stashed):
+            work.drop()
 
     def stream(self, gpu: Gpu) -> StreamTime:
         """The group's own stream on a GPU: of those that `torch.cuda.Stream` takes too."""
@@ -116,7 +120,10 @@ class ProcessGroupNCCL(_Gloo):
         """Enter a collective; a synchronous one runs on the current stream."""
         machine = gpu.machine
         machine.require_alive()
+        if self._destroyed:
+            raise torch.distributed.DistBackendError(f"{transfer.name} in a group that this rank has destroyed")
         machine.selected.gpu = gpu
+        transfer.tag = 0  # NCCL ignores it
         if gpu.profile.rising_addresses and self.size() > 1:
             gpu.allocator.raise_addresses()
         stream = self.stream(gpu) if is_async or self.coalescing is not None else gpu.stream

@@ -59,8 +59,8 @@ def _group(call: Call) -> tuple[ProcessGroup, Any]:
     found = call.argument("process_group")
     group = ProcessGroup.unbox(found) if isinstance(found, torch.ScriptObject) else found
     backend = group._get_backend(torch.device("cuda"))
-    if isinstance(backend, c10d._ProcessGroupWrapper):  # TORCH_DISTRIBUTED_DEBUG=DETAIL: it compares what ranks call, as `Rendezvous` does
-        backend = backend.wrapped_pg
+    # With TORCH_DISTRIBUTED_DEBUG=DETAIL a wrapper compares what ranks call, as `Rendezvous` does.
+    backend = getattr(backend, "wrapped_pg", backend)
     if not isinstance(backend, ProcessGroupNCCL | c10d.ProcessGroupGloo):
         raise unsupported(f"torch.distributed's backend {backend.name()} for CUDA tensors")
     return group, backend
@@ -76,11 +76,9 @@ def _operator(*names: str) -> Callable[[Any], Any]:
 
 def private(xs: Sequence[Tensor], group: Any) -> list[Tensor]:
     """Plain copies of the values; where they are not kept, of the shape alone: gloo, which begins at once, moves whatever is there."""
-    home = "meta" if isinstance(group, ProcessGroupNCCL) else "cpu"
+    home, whole = "meta" if isinstance(group, ProcessGroupNCCL) else "cpu", torch.contiguous_format
     with _DisableTorchDispatch():
-        return [
-            x.clone(memory_format=torch.contiguous_format) if all_known(x) else torch.empty(x.shape, dtype=x.dtype, device=home) for x in xs
-        ]
+        return [x.clone(memory_format=whole) if all_known(x) else torch.empty(x.shape, dtype=x.dtype, device=home) for x in xs]
 
 
 def _said(kind: str, xs: Sequence[Tensor], *more: Any) -> str:
@@ -349,18 +347,18 @@ def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given, there, tag = call.argument("tensors"), call.argument("dst"), call.argument("tag")
     values = private(given, group)
-    to_itself = there == group.rank()  # as a batch may; gloo has no such pair
-    if to_itself:
-        group.to_itself.append(values)
+    itself = group.to_itself if there == group.rank() else None  # as in a batch it may; gloo has no such pair
+    if itself is not None:
+        itself.append(values)
     return Transfer(
         "send",
         _said("send", given),
         sum(map(bytes_of, given)),
         given,
         [],
-        start=lambda: [] if to_itself else [group.send(values, there, tag)],
+        start=lambda: [group.send(values, there, tag)] if itself is None else [],
         peers=(group.rank(), there),
-        tag=0 if isinstance(group, ProcessGroupNCCL) else tag,
+        tag=tag,
     )
 
 
@@ -368,17 +366,23 @@ def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given, there, tag = call.argument("tensors"), call.argument("src"), call.argument("tag")
     values = private(given, group)
-    to_itself = there == group.rank()
+    itself = group.to_itself if there == group.rank() else None
+
+    def received() -> list[Tensor]:
+        if itself is not None and not itself:
+            raise torch.distributed.DistBackendError(f"Rank {there} waits in recv from itself, to which it has sent nothing.")
+        return values if itself is None else itself.popleft()
+
     return Transfer(
         "send",
         _said("send", given),
         sum(map(bytes_of, given)),
         [],
         given,
-        start=lambda: [] if to_itself else [group.recv(values, there, tag)],
-        finish=lambda: list(zip(given, group.to_itself.popleft() if to_itself else values, strict=True)),
+        start=lambda: [group.recv(values, there, tag)] if itself is None else [],
+        finish=lambda: list(zip(given, received(), strict=True)),
         peers=(there, group.rank()),
-        tag=0 if isinstance(group, ProcessGroupNCCL) else tag,
+        tag=tag,
     )
 
 

@@ -47,6 +47,8 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     )
     yield gc, {"collect": _collecting(machine, gc.collect)}
     yield dist.ProcessGroup, _coalescing(dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing)
+    if hasattr(dist.ProcessGroup, "shutdown"):  # torch 2.6 asks the backend itself
+        yield dist.ProcessGroup, {"shutdown": _shutting_down(dist.ProcessGroup.shutdown)}
 
 
 def _collecting(machine: Machine, collect: Callable[..., int]) -> Callable[..., int]:
@@ -72,6 +74,18 @@ def _coalescing(start: Any, end: Any) -> dict[str, Any]:
         return end_coalescing(backend) if isinstance(backend, ProcessGroupNCCL) else end(self, device)
 
     return {"_start_coalescing": start_coalescing, "_end_coalescing": finish_coalescing}
+
+
+def _shutting_down(shut_down: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What `destroy_process_group` calls, of which C++ does not tell the backend's class."""
+
+    def shutdown(self: Any) -> None:
+        for device in self._device_types:
+            if isinstance(backend := self._get_backend(device), ProcessGroupNCCL):
+                backend.abort()
+        shut_down(self)
+
+    return shutdown
 
 
 def verify_parameters(group: Any, parameters: list[torch.Tensor], logger: Any = None) -> None:

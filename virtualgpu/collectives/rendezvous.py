@@ -38,7 +38,8 @@ class Rendezvous:
         if transfer.peers:
             ranks = source, target = list(transfer.peers)
             sends = self._rank == source
-            place = f"{name} to rank {target}" if sends else f"{name.replace('send', 'recv', 1)} from rank {source}"
+            other = self._ranks_of_all[target if sends else source]
+            place = f"{name} to rank {other}" if sends else f"{name.replace('send', 'recv', 1)} from rank {other}"
         place += f" ({caller_line()})"
         mine = {"call": name, "kind": transfer.kind, "ready": ready, "known": known, "place": place, "met": self._met.get(channel, 0)}
         self._store.set(f"{channel}/{number}/{self._rank}", json.dumps(mine))
@@ -56,19 +57,28 @@ class Rendezvous:
         try:
             self._store.wait(entry.keys(), patience)
         except torch.distributed.DistNetworkError:
-            ended = f"The process that keeps the ranks' store, rank 0 as a rule, ended while rank {self._rank} waited in {entry.place}"
+            waited = f"rank {self._ranks_of_all[self._rank]} waited in {entry.place}"
+            ended = f"The process that keeps the ranks' store, rank 0 as a rule, ended while {waited}"
             raise torch.distributed.DistBackendError(f"{ended}, {entry.kind} number {entry.number} of its group.") from None
         except RuntimeError as error:
             if not isinstance(error, torch.distributed.DistStoreError) and str(error) != "Wait timeout":  # the words of a FileStore
                 raise
             raise torch.distributed.DistBackendError(self._waited_in_vain(entry, patience)) from None
         said = [json.loads(text) for text in self._store.multi_get(entry.keys())]
-        if len({each["call"] for each in said}) > 1:
-            calls = "; ".join(f"rank {rank} calls {each['place']}" for rank, each in zip(entry.ranks, said, strict=True))
-            raise torch.distributed.DistBackendError(f"The ranks do not agree on collective number {entry.number} of their group: {calls}.")
+        self._require_agreement(entry, dict(zip(entry.ranks, said, strict=True)))
         self._met[entry.channel] = entry.number
         self._remove(entry.channel, min(each["met"] for each in said))
         return said
+
+    def compare(self, entry: "Entry") -> None:
+        """Raises torch.distributed.DistBackendError if a rank that is there already calls something else."""
+        there = {rank: said for rank in entry.ranks if (said := self._said(entry.channel, entry.number, rank)) is not None}
+        self._require_agreement(entry, there)
+
+    def _require_agreement(self, entry: "Entry", said: dict[int, dict[str, Any]]) -> None:
+        if len({each["call"] for each in said.values()}) > 1:
+            calls = "; ".join(f"rank {self._ranks_of_all[rank]} calls {each['place']}" for rank, each in said.items())
+            raise torch.distributed.DistBackendError(f"The ranks do not agree on collective number {entry.number} of their group: {calls}.")
 
     def _remove(self, channel: str, met: int) -> None:
         """Take away what this rank said of collectives that all have met for."""
@@ -81,9 +91,9 @@ class Rendezvous:
         there, missing = [], []
         for rank in entry.ranks:
             if (said := self._said(entry.channel, entry.number, rank)) is not None:
-                there.append(f"rank {rank} waits in {said['place']}")
+                there.append(f"rank {self._ranks_of_all[rank]} waits in {said['place']}")
             else:
-                missing.append(f"rank {rank} never entered it" + self._last(rank))
+                missing.append(f"rank {self._ranks_of_all[rank]} never entered it" + self._last(rank))
         waited = f"{patience.total_seconds():g} s"
         return (
             f"Watchdog caught collective operation timeout: {entry.kind} number {entry.number} of its group did not start within {waited}: "

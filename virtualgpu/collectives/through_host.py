@@ -36,6 +36,7 @@ class OnHost:
         self.event: EventTime | None = None
         known = all_known(transfer.sent, transfer.received)
         self.entry = rendezvous.enter(transfer, gpu.machine.clock.host, known)
+        rendezvous.compare(self.entry)  # gloo would end the process
         for x in transfer.sent:
             gpu.copy("d2h", x.numel() * x.itemsize)
         with _DisableTorchDispatch():

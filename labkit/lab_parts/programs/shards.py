@@ -71,7 +71,7 @@ def measured(way: Callable[[nn.Sequential], Training]) -> dict[str, int]:
 
 
 nn.Linear(8, 8, device=device)(torch.ones(8, 8, device=device)).sum().backward()  # cuBLAS takes its workspaces, and keeps them
-WAYS = {
+WAYS: dict[str, Callable[[nn.Sequential], Training]] = {
     "DDP": partial(ddp, view=False),
     "DDP, views": ddp,
     "ZeRO-1": zero_1,

@@ -74,6 +74,11 @@ WRONG = {
         ),
     },
     "08.2": {
+        "all but the first": (
+            "def sgd_step(parameters, rate):\n    with torch.no_grad():\n        for p in [*parameters][1:]:\n"
+            "            if p.grad is not None: p -= rate * p.grad\n",
+            "the new values are",
+        ),
         "a new name": (stepping("p = p - rate * p.grad"), "the new values are"),
         "uphill": (stepping("p.data.add_(rate * p.grad)"), "the new values are"),
         "no rate": (stepping("p.data.sub_(p.grad)"), "the new values are"),

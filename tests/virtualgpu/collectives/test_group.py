@@ -55,6 +55,24 @@ def test_a_rank_sends_to_itself_in_a_batch():
     assert y.tolist() == [1, 1, 1]
 
 
+def test_a_rank_that_receives_from_itself_what_it_never_sent_is_told():
+    with pytest.raises(dist.DistBackendError, match="^Rank 0 waits in recv from itself, to which it has sent nothing"):
+        dist.recv(torch.zeros(3, device="cuda"), 0)
+    hardware.machine().under_way.clear()
+
+
+def test_a_destroyed_group_is_told():
+    group = dist.new_group([0])
+    dist.all_reduce(torch.ones(3, device="cuda"), group=group)
+    dist.destroy_process_group(group)
+    with pytest.raises(
+        ValueError, match="is not initialized in the world group map"
+    ) as raised:  # PyTorch's own words, as it logs the first
+        dist.all_reduce(torch.ones(3, device="cuda"), group=group)
+    assert str(raised.value.__context__) == "all_reduce(3 x float32, SUM) in a group that this rank has destroyed"
+    del raised
+
+
 def test_a_work_that_was_waited_for_still_has_its_result():
     work = dist.all_reduce(torch.ones(1, device="cuda"), async_op=True)
     work.wait()

@@ -12,7 +12,7 @@ from virtualgpu.collectives.rendezvous import Rendezvous
 @pytest.mark.parametrize("kind", ["in memory", "in a file"])
 def test_a_rank_that_never_comes_is_told_whatever_the_store(kind, tmp_path):
     store = dist.HashStore() if kind == "in memory" else dist.FileStore(str(tmp_path / "store"), 2)
-    here = Rendezvous(store, 0, [0, 1], timedelta(milliseconds=1))
+    here = Rendezvous(store, 0, [5, 7], timedelta(milliseconds=1))
     entry = here.enter(Transfer("all_reduce", "barrier()", 4, [], [], list), 0.0, True)
-    with pytest.raises(dist.DistBackendError, match=r"^Watchdog caught .*rank 1 never entered it; rank 0 waits in barrier\(\) \(\S+:16\)"):
+    with pytest.raises(dist.DistBackendError, match=r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in barrier\(\) \(\S+:16\)"):
         here.meet(entry)
