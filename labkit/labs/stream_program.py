@@ -181,7 +181,7 @@ class StreamsLab(Panel):
         self.action = widgets.Dropdown(options=list(ACTIONS.items()), value=WAIT, description="New line:", style=WIDE)
         self.stream = widgets.Dropdown(options=STREAMS, value="b", description="stream:", style=WIDE, layout=narrow)
         self.other = widgets.Dropdown(options=STREAMS, description="waits for:", style=WIDE, layout=narrow)
-        self.program = widgets.Select(description="Program:", rows=ROWS, layout=widgets.Layout(width="54em", max_width="100%"))
+        self.program = widgets.Select(description="Program:", rows=ROWS, layout=widgets.Layout(width="54em", flex="none"))
         self.program.add_class(PROGRAM)
         self.add_button = widgets.Button(description="Insert", icon="plus", tooltip="Put the new line before the line that is selected")
         self.remove_button = widgets.Button(description="Remove", icon="minus", tooltip="Take the selected line out")
@@ -207,7 +207,7 @@ class StreamsLab(Panel):
             [
                 widgets.HTML(f"<p><b>{self.question}</b></p>"),
                 widgets.HBox([self.action, self.stream, self.other, self.add_button, self.remove_button, self.reset_button], layout=WRAP),
-                self.program,
+                widgets.Box([self.program], layout=widgets.Layout(overflow="auto")),  # a narrow page scrolls it: lines of code do not wrap
                 widgets.HBox([self.answer, self.run_button], layout=WRAP),
                 self.message,
                 self.picture,

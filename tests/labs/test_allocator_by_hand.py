@@ -187,6 +187,7 @@ def test_silly_input_gets_one_clear_message(lab, answer, size, message):
 
 def test_there_must_be_a_block_to_free(lab):
     assert "There is no block to free yet: allocate one first." in do(lab, "free", "0")
+    assert lab.block.layout.display == "none"  # no empty menu
 
 
 def test_a_block_is_chosen_as_soon_as_there_is_one_and_stays_chosen(lab):
@@ -202,6 +203,7 @@ def test_a_block_is_chosen_as_soon_as_there_is_one_and_stays_chosen(lab):
 
 def test_only_what_the_step_needs_is_shown(lab):
     assert (lab.size.layout.display, lab.block.layout.display) == (None, "none")
+    do(lab, "allocate", "20", size="5")
     lab.action.value = "free"
     assert (lab.size.layout.display, lab.stream.layout.display, lab.block.layout.display) == ("none", "none", None)
 
