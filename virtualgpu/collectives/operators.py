@@ -247,7 +247,7 @@ def _scattering_into(call: Call, group: ProcessGroupNCCL, sources: list[Tensor],
         sum(map(bytes_of, sources)),
         sources,
         outputs,
-        start=lambda: [group._reduce_scatter_base(*each, options) for each in zip(received, values, strict=True)],
+        start=lambda: [group._reduce_scatter_base(x.view(-1), y.view(-1), options) for x, y in zip(received, values, strict=True)],
         finish=lambda: [(x, after(value)) for x, value in zip(outputs, received, strict=True)],
     )
 

@@ -120,6 +120,13 @@ def test_parts_of_another_size_are_refused_in_nccls_words():
         dist.reduce_scatter_tensor(y, x)
 
 
+@pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor. is deprecated")
+def test_parts_of_another_shape_and_the_same_size_are_scattered():
+    x, y = torch.ones(1, 2, device="cuda"), torch.zeros(2, device="cuda")
+    dist.reduce_scatter_tensor(y, x)
+    assert y.tolist() == [1, 1]
+
+
 def test_gloo_moves_tensors_on_gpus_through_the_host():
     x, y = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")
     group = dist.new_group([0], backend="gloo")
