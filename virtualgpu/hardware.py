@@ -111,14 +111,6 @@ class Gpu:
         """The calling thread's current stream on this GPU."""
         return self.machine.selected.streams.get(self.index, self.default_stream)
 
-    @property
-    def unwatched(self) -> StreamTime | None:
-        """The stream of this GPU whose work the search for races does not look at, only which memory it has written."""
-        if not self.machine.several_streams:
-            return self.default_stream
-        stream = self.machine.races.lone.stream
-        return stream if stream is not None and stream.device_index == self.index else None
-
     def pool_stream(self, priority: int) -> StreamTime:
         """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
         self.machine.several_streams = True

@@ -4,8 +4,17 @@ from typing import Any
 
 from virtualgpu import front_end
 from virtualgpu.allocator import Block
+from virtualgpu.clock.machine_clock import StreamTime
 from virtualgpu.hardware import Gpu
 from virtualgpu.processes.exported_blocks import ExportedBlock
+
+
+def unwatched(gpu: Gpu) -> StreamTime | None:
+    """The stream of a GPU whose work the search for races does not look at, only which memory it has written."""
+    if not gpu.machine.several_streams:
+        return gpu.default_stream
+    stream = gpu.machine.races.lone.stream
+    return stream if stream is not None and stream.device_index == gpu.index else None
 
 
 class Memory:
@@ -24,7 +33,7 @@ class Memory:
         self.export: ExportedBlock | None = None  # to other processes
         self.touched: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
         # Of a stream whose work nobody looks at: the number of the piece that wrote here last, now of the one that makes this.
-        self.writer = gpu.unwatched
+        self.writer = unwatched(gpu)
         self.written = 0 if self.writer is None else self.writer.count + 1
         gpu.machine.keep(kept)
 

@@ -15,7 +15,7 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu import hardware
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu
-from virtualgpu.memory import Memory, require_values
+from virtualgpu.memory import Memory, require_values, unwatched
 
 _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
@@ -258,7 +258,7 @@ def memory_of(tensor: torch.Tensor) -> Memory:
 def mark_written(tensor: torch.Tensor) -> None:
     """The last piece of work on a stream whose work nobody looks at has written into the tensor."""
     memory = memory_of(tensor)
-    memory.writer = memory.gpu.unwatched
+    memory.writer = unwatched(memory.gpu)
     memory.written = 0 if memory.writer is None else memory.writer.count
 
 

@@ -31,7 +31,7 @@ for name, schedule_class in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)):
     mine[1].register_full_backward_hook(lambda *_, order=order: order.append("B"))
     stage = PipelineStage(mine, rank, ranks, device)
     schedule = schedule_class(stage, micro_batches, loss_fn=nn.functional.mse_loss)
-    x = torch.linspace(-1, 1, rows * width).reshape(rows, width).to(device)
+    x = torch.linspace(-1, 1, rows * width, device=device).reshape(rows, width)
     gc.collect()  # the schedule before
     for _ in range(2):  # in the first step, the stages also find out the shapes of what they will send
         if device.type == "cuda":
