@@ -3,6 +3,7 @@
 import os
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -285,7 +286,7 @@ class Machine:
         self.several_streams = False  # with one stream a program cannot race: until it makes another, nobody looks
         self.oom_observers: list[Callable[[int, int, int, int], object]] = []  # device, bytes asked for, all of its bytes, free ones
         self.leaf_streams: weakref.WeakKeyDictionary[Any, StreamTime] = weakref.WeakKeyDictionary()  # of first use, by a leaf's memory
-        self.forward_streams: dict[tuple[int, int], StreamTime] = {}  # by device and node: see `streams.backward`
+        self.forward_streams: OrderedDict[tuple[int, int], StreamTime] = OrderedDict()  # by device and node: see `streams.backward`
 
     def handing_over(self) -> float:
         """Host seconds until this thread has the interpreter's lock, if another one launched last.

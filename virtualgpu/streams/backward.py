@@ -65,7 +65,7 @@ def _note(machine: Machine, args: tuple) -> None:
                 else:
                     known.pop((gpu.index, number), None)
         while len(known) > MOST:
-            del known[next(iter(known))]
+            known.popitem(last=False)
     selected.nodes = made
 
 
