@@ -7,8 +7,8 @@ from typing import Any
 from labkit.isolation import exit_status
 from labkit.processes.supervision import KeptOutput
 
-# What PyTorch says in a rank that has lost another one (gloo's pair.cc, NCCL's and the stores' errors).
-_LOST = r"by peer|remote process|remote error|Connection (was )?(closed|reset)|Broken pipe"
+# What is said in a rank that has lost another one (the virtual NCCL's words, gloo's pair.cc, NCCL's and the stores' errors).
+_LOST = r"will never start|by peer|remote process|remote error|Connection (was )?(closed|reset)|Broken pipe"
 
 
 @dataclass(eq=False)
@@ -41,9 +41,10 @@ class RankProcess:
         return self.report is not None and re.search(_LOST, self.report.get("text", "")) is not None
 
     def waited_for(self, processes: "list[RankProcess]") -> "list[RankProcess]":
-        """Those of its attempt for which it waited in vain, in a collective of the virtual NCCL."""
+        """Those of its attempt that still ran, and for which it waited in vain in a collective of the virtual NCCL."""
         said = (self.report or {}).get("text", "")
-        return [other for other in processes if other.attempt == self.attempt and f"rank {other.rank} never entered it" in said]
+        missing = [other for other in processes if other.attempt == self.attempt and f"rank {other.rank} never entered it" in said]
+        return [other for other in missing if other.report is None]
 
     @property
     def text(self) -> str:

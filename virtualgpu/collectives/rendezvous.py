@@ -5,7 +5,11 @@ are told so before any value moves; and one that waits in vain can say who is th
 """
 
 import json
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -25,6 +29,8 @@ class Rendezvous:
         while isinstance(store, PrefixStore):
             store = store.underlying_store
         self._places = PrefixStore("virtual nccl places", store)  # what each rank entered last, in any group
+        if self._ranks_of_all[rank] != 0:  # which as a rule keeps the store, whose end tells the same
+            Finalize(None, _leave, (weakref.ref(self),), exitpriority=0)
 
     def enter(self, transfer: Any, ready: float, known: bool) -> "Entry":
         """This rank enters the next collective of its channel: that of the whole group, or from one rank to another. It is ready at `ready`
@@ -42,9 +48,11 @@ class Rendezvous:
             place = f"{name} to rank {other}" if sends else f"{name.replace('send', 'recv', 1)} from rank {other}"
         place += f" ({caller_line()})"
         mine = {"call": name, "kind": transfer.kind, "ready": ready, "known": known, "place": place, "met": self._met.get(channel, 0)}
-        self._store.set(f"{channel}/{number}/{self._rank}", json.dumps(mine))
-        self._places.set(str(self._ranks_of_all[self._rank]), f"number {number}, {place}")
-        return Entry(channel, number, transfer.kind, ranks, place)
+        entry = Entry(channel, number, transfer.kind, ranks, place)
+        with self._store_kept(entry):
+            self._store.set(f"{channel}/{number}/{self._rank}", json.dumps(mine))
+            self._places.set(str(self._ranks_of_all[self._rank]), f"number {number}, {place}")
+        return entry
 
     def is_complete(self, entry: "Entry") -> bool:
         """Are all ranks there?"""
@@ -54,21 +62,30 @@ class Rendezvous:
         """What each rank says; waits for the last. Raises torch.distributed.DistBackendError for a rank that does not come in time (the
         group's timeout, if no other is given), or calls something else."""
         patience = patience or self._timeout
-        try:
-            self._store.wait(entry.keys(), patience)
-        except torch.distributed.DistNetworkError:
-            waited = f"rank {self._ranks_of_all[self._rank]} waited in {entry.place}"
-            ended = f"The process that keeps the ranks' store, rank 0 as a rule, ended while {waited}"
-            raise torch.distributed.DistBackendError(f"{ended}, {entry.kind} number {entry.number} of its group.") from None
-        except RuntimeError as error:
-            if not isinstance(error, torch.distributed.DistStoreError) and str(error) != "Wait timeout":  # the words of a FileStore
-                raise
-            raise torch.distributed.DistBackendError(self._waited_in_vain(entry, patience)) from None
-        said = [json.loads(text) for text in self._store.multi_get(entry.keys())]
+        with self._store_kept(entry):
+            try:
+                self._store.wait(entry.keys(), patience)
+            except RuntimeError as error:
+                if not isinstance(error, torch.distributed.DistStoreError) and str(error) != "Wait timeout":  # the words of a FileStore
+                    raise
+                raise torch.distributed.DistBackendError(self._waited_in_vain(entry, patience)) from None
+            said = [json.loads(text) for text in self._store.multi_get(entry.keys())]
+            if gone := [rank for rank, each in zip(entry.ranks, said, strict=True) if each["call"] is None]:
+                raise torch.distributed.DistBackendError(self._in_vain(entry, gone, "will never start"))
         self._require_agreement(entry, dict(zip(entry.ranks, said, strict=True)))
         self._met[entry.channel] = entry.number
         self._remove(entry.channel, min(each["met"] for each in said))
         return said
+
+    @contextmanager
+    def _store_kept(self, entry: "Entry") -> Iterator[None]:
+        """Say in the block who has ended, where the store has gone with it."""
+        try:
+            yield
+        except torch.distributed.DistNetworkError:
+            waited = f"rank {self._ranks_of_all[self._rank]} waited in {entry.place}"
+            ended = f"The process that keeps the ranks' store, rank 0 as a rule, ended while {waited}"
+            raise torch.distributed.DistBackendError(f"{ended}, {entry.kind} number {entry.number} of its group.") from None
 
     def compare(self, entry: "Entry") -> None:
         """Raises torch.distributed.DistBackendError if a rank that is there already calls something else."""
@@ -87,26 +104,36 @@ class Rendezvous:
         self._removed[channel] = max(self._removed.get(channel, 0), met - 1)
 
     def _waited_in_vain(self, entry: "Entry", patience: timedelta) -> str:
+        missing = [rank for rank in entry.ranks if self._said(entry.channel, entry.number, rank) is None]
+        waited = f"did not start within {patience.total_seconds():g} s"
+        return f"Watchdog caught collective operation timeout: {self._in_vain(entry, missing, waited)}"
+
+    def _in_vain(self, entry: "Entry", missing: list[int], what: str) -> str:
         """Who is in the collective and where, and where those that are not were last."""
-        there, missing = [], []
-        for rank in entry.ranks:
-            if (said := self._said(entry.channel, entry.number, rank)) is not None:
-                there.append(f"rank {self._ranks_of_all[rank]} waits in {said['place']}")
-            else:
-                missing.append(f"rank {self._ranks_of_all[rank]} never entered it" + self._last(rank))
-        waited = f"{patience.total_seconds():g} s"
-        return (
-            f"Watchdog caught collective operation timeout: {entry.kind} number {entry.number} of its group did not start within {waited}: "
-            f"{'; '.join(missing + there)}."
-        )
+        there = {rank: self._said(entry.channel, entry.number, rank) for rank in entry.ranks if rank not in missing}
+        told = [f"rank {self._ranks_of_all[rank]} never entered it{self._last(rank)}" for rank in missing]
+        told += [f"rank {self._ranks_of_all[rank]} waits in {said['place']}" for rank, said in there.items() if said]
+        return f"{entry.kind} number {entry.number} of its group {what}: {'; '.join(told)}."
 
     def _last(self, rank: int) -> str:
         key = str(self._ranks_of_all[rank])
         return f", and was last in {self._places.get(key).decode()}" if self._places.check([key]) else ""
 
+    def leave(self) -> None:
+        """This rank's script has ended: who waits for it in a next collective is told so at once."""
+        for channel, number in {"all": 0, **self._numbers}.items():
+            self._store.set(f"{channel}/{number + 1}/{self._rank}", json.dumps({"call": None, "met": number}))
+
     def _said(self, channel: str, number: int, rank: int) -> Any:
         key = f"{channel}/{number}/{rank}"
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+
+def _leave(rendezvous: "weakref.ref[Rendezvous]") -> None:
+    found = rendezvous()
+    if found is not None:
+        with suppress(RuntimeError):  # the store went with another rank
+            found.leave()
 
 
 class Entry:
