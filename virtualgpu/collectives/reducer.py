@@ -33,7 +33,8 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
         },
     )
     if hasattr(distributed_c10d, "_create_nccl2_process_group"):  # what torch 2.15 makes for "nccl"
-        yield distributed_c10d, {"_create_nccl2_process_group": distributed_c10d._create_nccl_process_group}
+        made: Any = distributed_c10d
+        yield distributed_c10d, {"_create_nccl2_process_group": made._create_nccl_process_group}
     yield c10d, {"ProcessGroupNCCL": ProcessGroupNCCL, "_hash_tensors": lambda xs: hash(tuple(x.cpu().numpy().tobytes() for x in xs))}
     yield dist, {"ProcessGroupNCCL": ProcessGroupNCCL}
     yield (
