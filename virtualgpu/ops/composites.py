@@ -14,7 +14,7 @@ from torch.library import _impls  # what Python has registered: "namespace/name.
 
 from virtualgpu import hardware
 from virtualgpu.errors import VERSION, unsupported
-from virtualgpu.ops.call import Call, composes, made_of
+from virtualgpu.ops.call import Call, composes, handles, made_of
 
 
 def composite(call: Call) -> Any:
@@ -26,12 +26,27 @@ def composite(call: Call) -> Any:
 
 def in_python(call: Call) -> Any:
     """An operator that a program adds: its function for CUDA is run. PyTorch says so where it has none for CUDA."""
-    machine = hardware.machine()
     if call.func.namespace == "fsdp":
-        profile = machine.profile
-        machine.clock.advance_host(profile.fsdp_seconds + len(list(call.tensors())) * profile.fsdp_tensor_seconds)
-    with machine.host_operators:
+        _advance_fsdp(call)
+    with hardware.machine().host_operators:
         return call.func.redispatch(DispatchKeySet(DispatchKey.CUDA), *call.args, **call.kwargs)
+
+
+def _advance_fsdp(call: Call) -> None:
+    """Let the host work for as long as FSDP2's hooks around one of its own operators take."""
+    machine = hardware.machine()
+    profile = machine.profile
+    machine.clock.advance_host(profile.fsdp_seconds + len(list(call.tensors())) * profile.fsdp_tensor_seconds)
+
+
+@handles("fsdp::chunk_cat_mixed_dtype")
+def _copy_in(call: Call) -> None:
+    """How FSDP2 sets gradients out for a reduce-scatter since torch 2.15: by `_chunk_cat`, which on CUDA casts what has another dtype."""
+    _advance_fsdp(call)
+    tensors, out = call.argument("tensors"), call.argument("out")
+    with hardware.machine().host_operators:
+        alike = tensors if len({x.dtype for x in tensors}) == 1 else [x.to(out.dtype) for x in tensors]
+        torch._chunk_cat(alike, call.argument("dim"), call.argument("num_chunks"), out=out)
 
 
 def is_made_of_others(func: Any) -> bool:
