@@ -1,12 +1,14 @@
 """How long a collective takes: a ring over the links of its nodes, each rank sending to the next; an all_reduce over many nodes, a tree.
 
-Each kind has a time to begin and a rate, fitted on the collectives of 16 MiB and more that two H200s with NVLink did in twelve runs
-(torch 2.11, NCCL 2.28.9; the fastest run of each size, least relative squares). Below that size a collective lasts as long as its host
-needs to launch it. More ranks: the bytes of a ring (NCCL's tests, PERFORMANCE.md), and a time to pass on for each further rank, assumed.
-Other models: the rate in proportion to `p2p_bytes_per_second` of their profiles, assumed. With NCCL_P2P_DISABLE=1, NCCL's own switch, all
-goes through the host's memory: twice over PCIe, assumed, as between GPUs without NVLink. Between nodes nothing was measured: each GPU has a
-network adapter of its own, as many rings as a node has ranks share the bytes, and a step takes what NCCL's own choice of an algorithm
-counts for it (hwLat of LL128 and the number of steps in src/graph/tuning.cc).
+Each kind has a time to begin and a rate, fitted on the collectives of 16 MiB and more that two H200s with NVLink did in twelve runs (torch
+2.11, NCCL 2.28.9; the fastest run of each size, least relative squares). Below that size a collective lasts as long as its host needs to
+launch it. More ranks: the bytes of a ring (NCCL's tests, PERFORMANCE.md), and a time to pass on for each further rank, assumed. Other
+models: the rate in proportion to `p2p_bytes_per_second` of their profiles, assumed. With NCCL_P2P_DISABLE=1, NCCL's own switch, all goes
+through the host's memory: twice over PCIe, assumed, as between GPUs without NVLink. Lesson 10's lab takes 31.7 ms so at width 4096, where
+two H200s took 28.2 to 29.0, and 3.9 ms at width 1024, where they took 4.3 to 4.8 (torch 2.11, three runs on 2026-11-25).
+
+Between nodes nothing was measured: each GPU has a network adapter of its own, as many rings as a node has ranks share the bytes, and a step
+takes what NCCL's own choice of an algorithm counts for it (hwLat of LL128 and the number of steps in src/graph/tuning.cc).
 """
 
 import os
