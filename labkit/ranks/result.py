@@ -116,6 +116,8 @@ def _failed(job: TorchrunJob, first: RankProcess) -> TorchrunError:
         message += f" By then {_listed(first.ended_before)} had ended."
     elif job.request["nodes_here"] < job.request["nodes"] and first.lost_another:
         message += " Perhaps a rank on another machine ended first: look there."
+    if job.devices == "cpu" and job.request["virtual"] is None and re.search("cuda|nccl", message, re.IGNORECASE):
+        message += " No rank has a GPU here: --like T4, or like='T4', gives each a virtual one."
     for process in first.waited_for(job.attempts()[-1]):
         if process.rank in job.stacks:
             message += f" Rank {process.rank} {_last_line(job, process)}."

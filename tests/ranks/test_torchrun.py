@@ -90,6 +90,12 @@ def test_ranks_on_gpus(script, capsys, monkeypatch):
     assert labkit.torchrun(script("import torch\nresult = torch.cuda.is_available()"), ranks=2, devices="cpu").results == [False, False]
 
 
+@pytest.mark.parametrize("line", ["torch.cuda.set_device(0)", "torch.distributed.init_process_group('nccl')"])
+def test_a_script_for_gpus_where_no_rank_has_one_is_told_of_virtual_ones(script, line):
+    with pytest.raises(labkit.TorchrunError, match=r"No rank has a GPU here: --like T4, or like='T4', gives each a virtual one\.\n"):
+        labkit.torchrun(script(f"import torch\n{line}"), ranks=2, devices="cpu", quiet=True)
+
+
 def test_an_exception_is_the_first_ranks_alone(script, capsys):
     """The other ranks fail as well, because this one left the collective; torchrun's own report is long."""
     path = script("""
