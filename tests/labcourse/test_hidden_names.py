@@ -80,7 +80,7 @@ RIGHT_AND_MORE = {  # the answer is right; what else is done must show
         "open('k/machine.py').read()",
         OK,
     ),
-    "the virtual GPU in a tensor's names": inside("vars(torch.ones(1, device='cuda'))['_g' + 'pu'].allocator"),
+    "the virtual GPU by a tensor's attribute": inside("getattr(torch.ones(1, device='cuda'), '_g' + 'pu').allocator"),
     "a name replaced and put back": inside(
         "u = get_ipython().user_ns['to' + 'rch'].cuda\ntrue = u._sleep\nu._sleep = lambda cycles: None\nu._sleep = true"
     ),
