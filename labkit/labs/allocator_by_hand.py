@@ -352,9 +352,10 @@ class AllocatorLab(Panel):
 
     def _show_choices(self) -> None:
         """What the chosen step needs, and the blocks that can be freed."""
-        alive = self.hand.requests if self.hand is not None else {}
-        for box, action in ((self.size, ALLOCATE), (self.stream, ALLOCATE), (self.block, FREE if alive else "")):  # no empty menu
+        for box, action in ((self.size, ALLOCATE), (self.stream, ALLOCATE), (self.block, FREE)):
             box.layout.display = None if self.action.value == action else "none"
+        alive = self.hand.requests if self.hand is not None else {}
+        self.block.disabled = not alive
         options = [(f"{name}, {units.byte_text(nbytes)}", name) for name, nbytes in alive.items()]
         if list(self.block.options) != options:
             chosen = self.block.value

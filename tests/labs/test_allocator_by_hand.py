@@ -187,7 +187,7 @@ def test_silly_input_gets_one_clear_message(lab, answer, size, message):
 
 def test_there_must_be_a_block_to_free(lab):
     assert "There is no block to free yet: allocate one first." in do(lab, "free", "0")
-    assert lab.block.layout.display == "none"  # no empty menu
+    assert lab.block.disabled  # an empty menu
 
 
 def test_a_block_is_chosen_as_soon_as_there_is_one_and_stays_chosen(lab):
