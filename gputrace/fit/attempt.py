@@ -64,7 +64,7 @@ class _Enough(BaseException):
 
 
 def attempt(wish: Wish) -> Outcome:
-    """Run the script in this process, which should end afterwards: the GPUs, and what the change patched, stay in place."""
+    """Run the script in this process, which should end afterwards: the GPUs, the hook and what the change patched stay in place."""
     gpus = virtualgpu.use(1, like=wish.like, memory=wish.memory, values=False, host=wish.host)
     outcome = Outcome(total=gpus.request.memory or gpus.profile.total_memory)
     set_up_for_times(gpus, virtual_time=False)  # a loss that is printed is NaN, no error
@@ -72,11 +72,8 @@ def attempt(wish: Wish) -> Outcome:
     ends: list[int] = []
     try:
         with record(MAX_EVENTS) as trace:
-            hook = register_optimizer_step_post_hook(_until(wish.steps, ends))
-            try:
-                run_script(wish.script, wish.arguments, wish.module)
-            finally:
-                hook.remove()
+            register_optimizer_step_post_hook(_until(wish.steps, ends))
+            run_script(wish.script, wish.arguments, wish.module)
     except _Enough:
         pass
     except SystemExit as ended:

@@ -50,8 +50,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     )
     yield gc, {"collect": _collecting(machine, gc.collect)}
     yield dist.ProcessGroup, _coalescing(dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing)
-    if hasattr(dist.ProcessGroup, "shutdown"):  # torch 2.6 asks the backend itself
-        yield dist.ProcessGroup, {"shutdown": _shutting_down(dist.ProcessGroup.shutdown)}
+    yield dist.ProcessGroup, {"shutdown": _shutting_down(dist.ProcessGroup.shutdown)}
 
 
 def _collecting(machine: Machine, collect: Callable[..., int]) -> Callable[..., int]:
@@ -230,5 +229,4 @@ _EACH = (
     *("_reset_state", "_update_process_group", "_set_mixed_precision_param_dtype"),
 )
 for _name in _EACH:
-    if hasattr(c10d.Reducer, _name):  # some came with later versions of PyTorch
-        setattr(Reducer, _name, _on_each_gpu(_name))
+    setattr(Reducer, _name, _on_each_gpu(_name))

@@ -99,8 +99,9 @@ def load(name: str, host: float = 1.0) -> Profile:
     Raises ValueError, naming the choices, for a model that has no profile.
     """
     for short in _FILES:
-        if isinstance(name, str) and _plain(name) in (_plain(short), _plain(_read(short).name)):
-            return _read(short, host)
+        profile = _read(short, host)
+        if isinstance(name, str) and _plain(name) in (_plain(short), _plain(profile.name)):
+            return profile
     raise ValueError(f"no profile of a GPU named {name!r}; choose one of {', '.join(_FILES)}")
 
 
@@ -113,7 +114,7 @@ def _plain(name: str) -> str:
 
 
 @cache
-def _read(short: str, host: float = 1.0) -> Profile:
+def _read(short: str, host: float) -> Profile:
     figures = {name: _slower(name, value, host) for name, value in _figures("host.toml").items()} | _figures(f"{_FILES[short]}.toml")
     tables = {key: MappingProxyType(value) for key, value in figures.items() if isinstance(value, dict)}
     return Profile(**figures | tables)
