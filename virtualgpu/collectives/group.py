@@ -105,6 +105,7 @@ class ProcessGroupNCCL(_Gloo):
     def abort(self) -> None:
         """The group is destroyed: nobody waits any more for what it keeps."""
         self._destroyed = True
+        self.rendezvous.end()
         for work in list(self._stashed):
             work.drop()
 

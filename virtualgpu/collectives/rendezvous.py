@@ -5,6 +5,7 @@ are told so before any value moves; and one that waits in vain can say who is th
 """
 
 import json
+import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ class Rendezvous:
         while isinstance(store, PrefixStore):
             store = store.underlying_store
         self._places = PrefixStore("virtual nccl places", store)  # what each rank entered last, in any group
+        self._over = False
         if self._ranks_of_all[rank] != 0:  # which as a rule keeps the store, whose end tells the same
             Finalize(None, _leave, (weakref.ref(self),), exitpriority=0)
 
@@ -119,8 +121,14 @@ class Rendezvous:
         key = str(self._ranks_of_all[rank])
         return f", and was last in {self._places.get(key).decode()}" if self._places.check([key]) else ""
 
+    def end(self) -> None:
+        """This rank destroys the group, as a script does that comes to its end: the store may be gone before its process is."""
+        self._over = True
+
     def leave(self) -> None:
         """This rank's script has ended: who waits for it in a next collective is told so at once."""
+        if self._over:
+            return
         for channel, number in {"all": 0, **self._numbers}.items():
             self._store.set(f"{channel}/{number + 1}/{self._rank}", json.dumps({"call": None, "met": number}))
 
@@ -132,8 +140,21 @@ class Rendezvous:
 def _leave(rendezvous: "weakref.ref[Rendezvous]") -> None:
     found = rendezvous()
     if found is not None:
-        with suppress(RuntimeError):  # the store went with another rank
+        with suppress(RuntimeError), _quiet():  # the store went with another rank
             found.leave()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing that C++ says in the block appears: c10d prints a warning and its stack before it raises."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class Entry:
