@@ -77,6 +77,21 @@ def test_a_copy_without_a_change_follows_the_kit_and_any_other_is_told_of(shippe
     assert "01_device_basics.ipynb was begun with another version" in told and "--reset 01" in told
 
 
+def test_a_lesson_that_has_another_number_now_comes_beside_the_old_copy(shipped, tmp_path):
+    work = tmp_path / "work"
+    lesson_copies.copy(work)
+    change(work / "01_device_basics.ipynb", "mine")
+    (shipped / "01_device_basics.ipynb").rename(shipped / "02_device_basics.ipynb")
+    write(shipped / "01_sharding.ipynb", "print(2)")
+    assert lesson_copies.copy(work) == []
+    assert [code(work / name)["source"] for name in ("01_device_basics.ipynb", "01_sharding.ipynb", "02_device_basics.ipynb")] == [
+        "mine",
+        ["print(2)"],
+        ["print(1)"],
+    ]
+    assert lesson_copies.reset("01", work)[0].name == "01_sharding.ipynb"
+
+
 def test_a_file_that_is_no_notebook_stays(shipped, tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / FIRST).write_text("notes")

@@ -1,4 +1,4 @@
-"""Which deprecated functions of torch.cuda a block calls, for lesson 11."""
+"""Which deprecated functions of torch.cuda a block calls, for lesson 13."""
 
 import contextlib
 import sys

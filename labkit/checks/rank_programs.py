@@ -1,4 +1,4 @@
-"""What the checks of lessons 10 and 12 have each rank do with an answer. Of the lessons, ranks import this file alone."""
+"""What the checks of lessons 10 and 11 have each rank do with an answer. Of the lessons, ranks import this file alone."""
 
 import contextlib
 import functools

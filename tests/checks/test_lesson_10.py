@@ -15,7 +15,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 def test_lessons_show_lines_of_the_programs_as_they_stand():
-    lessons = [nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4) for name in ("10_ddp_from_the_inside", "12_beyond_ddp")]
+    lessons = [nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4) for name in ("10_ddp_from_the_inside", "11_sharding")]
     text = "\n".join(cell.source for lesson in lessons for cell in lesson.cells if cell.cell_type == "markdown")
     shown = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", text, re.DOTALL)
     assert {name for name, _ in shown} == {"messages", "shards", "stages", "resuming"}

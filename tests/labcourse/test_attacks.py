@@ -77,29 +77,29 @@ EXPECTED_VALUES = {
         "def training_bytes(model, optimizer): return sum(_bytes_of_training(model, optimizer).values())",
     ),
     "the kit's formula under another name": (
-        "12.2",
+        "11.2",
         "import labkit.labs.sharding as s",
         "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
         "    while s.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
     ),
     "the kit's formula by the labs": (
-        "12.2",
+        "11.2",
         "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
         "    while labkit.labs.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
     ),
     "the kit's formula by a star": (
-        "12.2",
+        "11.2",
         "from labkit.labs import *",
         "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
         "    while rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
     ),
     "the kit's formula by a default": (
-        "12.2",
+        "11.2",
         "def ranks_needed(parameters, layer, memory, kit=labkit.labs):\n    n = 1\n"
         "    while kit.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
     ),
     "the kit's formula by a text": (
-        "12.2",
+        "11.2",
         "kit = eval('lab' + 'kit').labs",
         "def ranks_needed(parameters, layer, memory):\n    n = 1\n"
         "    while kit.rank_memory('FSDP', parameters, n).total + 4 * layer > memory: n += 1\n    return n",
@@ -123,13 +123,13 @@ EXPECTED_VALUES = {
         "    return 2 << 20 if n <= 1 << 20 else 20 << 20 if n < 10 << 20 else round_up(n, 2 << 20)",
     ),
     "the table of snippets": (
-        "11.4",
-        "from labkit.checks import lesson_11",
-        "def outcomes(snippets): return [lesson_11.SNIPPETS[snippet] for snippet in snippets]",
+        "13.4",
+        "from labkit.checks import lesson_13",
+        "def outcomes(snippets): return [lesson_13.SNIPPETS[snippet] for snippet in snippets]",
     ),
     "the training that is due": (
-        "11.3",
-        "from labkit.checks.lesson_11 import _trained",
+        "13.3",
+        "from labkit.checks.lesson_13 import _trained",
         "def train(model, batches):\n    loss = _trained(model, batches)\n    model.cuda()\n    return loss",
     ),
 }

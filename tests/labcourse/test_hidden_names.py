@@ -120,7 +120,7 @@ RIGHT_AND_MORE = {  # the answer is right; what else is done must show
 
 @pytest.mark.parametrize("name", FORMULA)
 def test_the_kits_formula_is_not_at_hand_and_the_way_to_it_shows(name, tried):
-    examined = tried("12.2", FORMULA[name], RANKS)
+    examined = tried("11.2", FORMULA[name], RANKS)
     assert (examined.status, examined.points) == ("suspect", 0), examined.remarks
     assert "the labs are not at hand" in examined.exercises[0]["message"]
 
@@ -128,10 +128,10 @@ def test_the_kits_formula_is_not_at_hand_and_the_way_to_it_shows(name, tried):
 @pytest.mark.parametrize("cell", ["way = labkit.labs.rank_memory", "from labkit.labs import rank_memory as way"])
 def test_what_a_lesson_shows_of_the_labs_costs_nothing_and_answers_nothing(cell, tried):
     given = "print(labkit.labs.rank_memory('FSDP', 9, 2).total)"
-    examined = tried("12.2", given, cell, RANKS, given=given)
+    examined = tried("11.2", given, cell, RANKS, given=given)
     assert (examined.status, examined.points, examined.remarks) == ("graded", 0, [])
     assert "the labs are not at hand" in examined.exercises[0]["message"]
-    examined = tried("12.2", given, cell, solution("12.2"), given=given)
+    examined = tried("11.2", given, cell, solution("11.2"), given=given)
     assert (examined.status, examined.points, examined.remarks) == ("graded", 1, [])
 
 

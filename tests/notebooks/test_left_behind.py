@@ -23,8 +23,8 @@ SHARED = Path("/dev/shm")
 STARTING = {
     "08_sharing_memory": ("trap", "hogwild", "ipc", "producer", "figure"),
     "10_ddp_from_the_inside": ("hello", "buckets", "overlap"),
-    "12_beyond_ddp": ("pipelining", "dies"),
-    "11_articles_on_trial": ("trial",),
+    "11_sharding": ("pipelining", "dies"),
+    "13_articles_on_trial": ("trial",),
 }
 LATER = 0.3  # seconds
 # Bytes of the GPU that are not this process's cache: contexts, and what others hold.

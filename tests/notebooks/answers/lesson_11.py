@@ -1,401 +1,419 @@
 """Wrong answers to the exercises of lesson 11, and a part of what the check says to each; and right ones unlike the solution."""
 
-REPORT = """
-def memory_report(device):
-    return {
-        "allocated": torch.cuda.memory_allocated(device),
-        "reserved": torch.cuda.memory_reserved(device),
-        "max_allocated": torch.cuda.max_memory_allocated(device),
-        "max_reserved": torch.cuda.max_memory_reserved(device),
-    }
+LAYERS = """
+def two_layers(x, first, first_bias, second, second_bias):
+    hidden = torch.relu(x @ first.T + first_bias)
+    {lines}
 """
-TRAIN = """
-def train(model, batches):
-    model.to("cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    total_loss = 0.0
-    for x, y in batches:
-        loss = nn.functional.mse_loss(model(x.to("cuda")), y.to("cuda"))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total_loss += loss.item()
-    return total_loss / len(batches)
-"""
-OUTCOMES = """
-def outcomes(snippets):
-    found = []
-    for snippet in snippets:
-        try:
-            exec(snippet, {"torch": torch, "nn": nn})
-            found.append("ok")
-        except Exception as error:
-            found.append(type(error).__name__)
-    return found
-"""
-HALVES = """
-def two_halves(first, second):
-    class Halves(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = first.to("cuda:0"), second.to("cuda:1")
-
-        def forward(self, x):
-            return self.second(self.first(x.to("cuda:0")).to("cuda:1"))
-
-    return Halves()
-"""
+SUM = "y = hidden @ second.T; dist.all_reduce(y); return y + second_bias"
 
 
-def without(source: str, part: str, instead: str = "") -> str:
-    """The source with one piece changed, which must be there."""
-    assert part in source
-    return source.replace(part, instead)
-
-
-def zeros(made: str) -> str:
-    return f"def zeros_beside(t): return {made}\n"
+def ranks(number: str) -> str:
+    return f"def ranks_needed(parameters, largest_layer, memory): return {number}\n"
 
 
 WRONG = {
     "11.1": {
-        "the shape as a tensor": ("def zeros_beside(t): return torch.tensor(t.shape).to(t.device)", "with (dtype|shape)"),
-        "of the default type": ("def zeros_beside(t): return torch.zeros(t.shape, device=t.device)", "with dtype"),
-        "the same tensor": ("def zeros_beside(t): return t.zero_()", "has changed"),
-        "ones": ("def zeros_beside(t): return torch.ones_like(t)", "not all of its numbers are 0"),
-        "by the index of the device": (
-            "def zeros_beside(t): return torch.zeros(t.shape, dtype=t.dtype, device=t.get_device())",
-            "raised RuntimeError: .*cpu",
+        "its own part": (LAYERS.format(lines="return hidden @ second.T + second_bias"), "What is summed"),
+        "the mean": (
+            LAYERS.format(lines="y = hidden @ second.T; dist.all_reduce(y); return y / dist.get_world_size() + second_bias"),
+            "What is summed",
         ),
-        "times 0": (zeros("t * 0"), "not all of its numbers are 0"),
-        "less itself": (zeros("t - t"), "not all of its numbers are 0"),
-        "not filled": (zeros("torch.empty_like(t)"), "not all of its numbers are 0"),
-        "a copy": (zeros("t.clone()"), "not all of its numbers are 0"),
-        "set to 0 in a view": (zeros("t.detach().zero_()"), "has changed"),
-        "made on the CPU": (zeros("torch.zeros(t.shape, dtype=t.dtype)"), "with device"),
-        "on the current GPU": (zeros("torch.zeros_like(t, device='cuda')"), "with device"),
-        "one number": (zeros("torch.zeros(1, dtype=t.dtype, device=t.device)"), "with shape"),
-        "a list": (zeros("[0] * t.numel()"), "returned list"),
-        "always the same": ("def zeros_beside(t): return torch.zeros(3, 4, device='cuda:0')", "with"),
+        "gathered": (
+            LAYERS.format(
+                lines="y = hidden @ second.T; parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]; "
+                "dist.all_gather(parts, y); return torch.cat(parts, 1) + second_bias.repeat(dist.get_world_size())"
+            ),
+            "was due, whole on each rank",
+        ),
+        "each rank's second bias": (
+            LAYERS.format(lines="y = hidden @ second.T + second_bias; dist.all_reduce(y); return y"),
+            "What is summed",
+        ),
+        "summed before the ReLU": (
+            LAYERS.format(lines="h = x @ first.T + first_bias; dist.all_reduce(h); return torch.relu(h) @ second.T + second_bias"),
+            "What is summed",
+        ),
+        "no ReLU": (LAYERS.format(lines=SUM).replace("torch.relu", ""), "What is summed"),
+        "ReLU at the end": (
+            LAYERS.format(lines=SUM).replace("torch.relu", "").replace("return y +", "return torch.relu(y) +"),
+            "What is summed",
+        ),
+        "the first layer summed": (LAYERS.format(lines=f"dist.all_reduce(hidden); {SUM}"), "What is summed"),
+        "from rank 0": (LAYERS.format(lines="y = hidden @ second.T + second_bias; dist.broadcast(y, 0); return y"), "What is summed"),
+        "for two ranks": (
+            LAYERS.format(
+                lines="y = hidden @ second.T; parts = [torch.empty_like(y) for _ in range(2)]; dist.all_gather(parts, y); "
+                "return sum(parts) + second_bias"
+            ),
+            "your answer raised|What is summed|waited",
+        ),
+        "for rank 0": (LAYERS.format(lines="y = hidden @ second.T; dist.reduce(y, 0); return y + second_bias"), "rank 1 of"),
+        "without the first bias": (
+            """
+def two_layers(x, first, first_bias, second, second_bias):
+    y = torch.relu(x @ first.T) @ second.T
+    dist.all_reduce(y)
+    return y + second_bias
+""",
+            "What is summed",
+        ),
+        "nothing returned": (LAYERS.format(lines="y = hidden @ second.T; dist.all_reduce(y); y += second_bias"), "returned NoneType"),
     },
     "11.2": {
-        "the old names": (
-            without(without(REPORT, "memory_reserved", "memory_cached"), "max_memory_cached", "max_memory_cached"),
-            "PyTorch warns.*has been renamed",
+        "without the whole layer": (ranks("-(-16 * parameters // memory)"), "and what while a layer"),
+        "the parameters of the layer alone": (ranks("-(-16 * parameters // (memory - 4 * largest_layer))"), "enough"),
+        "all of the layer": (ranks("-(-16 * parameters // (memory - 16 * largest_layer))"), "enough"),
+        "rounded down": (ranks("16 * parameters // (memory - 8 * largest_layer)"), "enough"),
+        "rounded": (ranks("round(16 * parameters / (memory - 8 * largest_layer))"), "enough"),
+        "one more": (ranks("16 * parameters // (memory - 8 * largest_layer) + 1"), "enough"),
+        "SGD": (ranks("-(-8 * parameters // (memory - 8 * largest_layer))"), "enough"),
+        "DDP's buckets": (ranks("-(-20 * parameters // (memory - 8 * largest_layer))"), "enough"),
+        "half precision": (ranks("-(-8 * parameters // (memory - 4 * largest_layer))"), "enough"),
+        "the layer shared, too": (ranks("-(-(16 * parameters + 8 * largest_layer) // memory)"), "enough"),
+        "the rest of the layers": (ranks("-(-16 * (parameters - largest_layer) // (memory - 8 * largest_layer))"), "enough"),
+        "a fraction": (ranks("16 * parameters / (memory - 8 * largest_layer)"), "enough"),
+        "at least two": (ranks("max(2, -(-16 * parameters // (memory - 8 * largest_layer)))"), "enough"),
+        "powers of two": (
+            ranks("1 << max(0, (-(-16 * parameters // (memory - 8 * largest_layer)) - 1).bit_length())"),
+            "enough",
         ),
-        "as requested": (
-            REPORT.replace("memory_allocated(device)", "memory_stats(device)['requested_bytes.all.current']", 1),
-            "allocated is",
-        ),
-        "of the current device": (without(REPORT, "(device),", "(),"), "on cuda:0, allocated is"),
-        "the allocated peak twice": (without(REPORT, "max_memory_reserved", "max_memory_allocated"), "max_reserved is"),
-        "silenced": (
-            "import warnings\n"
-            + without(
-                without(REPORT, "    return {", "    warnings.simplefilter('ignore')\n    return {").replace(
-                    "memory_reserved", "memory_cached"
-                ),
-                "max_memory_cached",
-                "max_memory_cached",
-            ),
-            "though you may have silenced it",
-        ),
-        "silenced for a moment": (
-            "import warnings\n"
-            + REPORT.replace("memory_reserved(device)", "memory_cached(device)").replace(
-                "    return {", "    with warnings.catch_warnings(action='ignore'): return {"
-            ),
-            "though you may have silenced it|TypeError",
-        ),
-        "nobody warns": (
-            "import warnings\nfrom unittest import mock\n"
-            + REPORT.replace("memory_reserved(device)", "memory_cached(device)").replace(
-                "    return {", "    with mock.patch.object(warnings, 'warn'): return {"
-            ),
-            "though you may have silenced it",
-        ),
-        "the device for good": (
-            without(REPORT, "    return {", "    torch.cuda.set_device(device)\n    return {"),
-            "the current device is",
-        ),
-        "the device for good, and no argument": (
-            REPORT.replace("(device),", "(),").replace("    return {", "    torch.cuda.set_device(device)\n    return {"),
-            "the current device is",
-        ),
-        "the peaks reset": (
-            without(REPORT, "    return {", "    told = {") + "    torch.cuda.reset_peak_memory_stats(device)\n    return told\n",
-            "asking has changed the figures",
-        ),
-        "always GPU 0": (REPORT.replace("(device),", "(0),"), "on cuda:1, allocated is"),
-        "what the driver says": (
-            without(
-                REPORT, "torch.cuda.memory_reserved(device)", "torch.cuda.mem_get_info(device)[1] - torch.cuda.mem_get_info(device)[0]"
-            ),
-            "reserved is",
-        ),
-        "nothing returned": (without(REPORT, "return {", "report = {"), "returned NoneType"),
-        "in MiB": (
-            without(REPORT, "torch.cuda.memory_allocated(device)", "torch.cuda.memory_allocated(device) / 2**20"),
-            "allocated is .* bytes; you said",
-        ),
-        "after emptying the cache": (without(REPORT, "    return {", "    torch.cuda.empty_cache()\n    return {"), "reserved is"),
-    },
-    "11.3": {
-        "a tensor for a loss": (without(TRAIN, "loss.item()", "loss"), "expected a number"),
-        "on the CPU": (
-            without(without(TRAIN, '    model.to("cuda")\n'), '.to("cuda")', ""),
-            "computed on the CPU",
-        ),
-        "the article's sum": (
-            without(without(TRAIN, "loss.item()", "loss"), "total_loss / len", "total_loss.item() / len"),
-            "graphs of .* earlier steps were still there",
-        ),
-        "the article's sum, as another line": (
-            without(
-                without(TRAIN, "total_loss += loss.item()", "total_loss = total_loss + loss"),
-                "return total_loss",
-                "return total_loss.item()",
-            ),
-            "graphs of .* earlier steps were still there",
-        ),
-        "a list of losses": (
-            without(without(TRAIN, "total_loss += loss.item()", "losses.append(loss)"), "total_loss = 0.0", "losses = []").replace(
-                "return total_loss / len(batches)", "return torch.stack(losses).mean().item()"
-            ),
-            "graphs of .* earlier steps were still there",
-        ),
-        "outputs for later": (
-            without(
-                TRAIN,
-                '        loss = nn.functional.mse_loss(model(x.to("cuda"))',
-                '        outputs = [*(outputs if total_loss else []), model(x.to("cuda"))]\n'
-                "        loss = nn.functional.mse_loss(outputs[-1]",
-            ),
-            "graphs of .* earlier steps were still there",
-        ),
-        "trained on the CPU, moved at the end": (
-            without(TRAIN, '    model.to("cuda")\n').replace('.to("cuda")', "").replace("    return", '    model.to("cuda")\n    return'),
-            "computed on the CPU",
-        ),
-        "cleared before the step": (
-            without(without(TRAIN, "        optimizer.zero_grad()\n"), "loss.backward()", "loss.backward(); optimizer.zero_grad()"),
-            "off by up to",
-        ),
-        "no step": (without(TRAIN, "        optimizer.step()\n"), "off by up to"),
-        "the sum": (without(TRAIN, " / len(batches)"), "the mean loss is"),
-        "the sum of squares": (without(TRAIN, 'y.to("cuda"))', 'y.to("cuda"), reduction="sum")'), "off by up to"),
-        "the loss after the step": (
-            without(TRAIN, "total_loss += loss.item()", 'total_loss += nn.functional.mse_loss(model(x.to("cuda")), y.to("cuda")).item()'),
-            "the mean loss is",
-        ),
-        "the last loss": (without(TRAIN, "total_loss / len(batches)", "loss.item()"), "the mean loss is"),
-        "a copy of the model": (
-            without(TRAIN, '    model.to("cuda")\n', '    import copy; model = copy.deepcopy(model).to("cuda")\n'),
-            "still on the CPU",
-        ),
-        "data left on the CPU": (without(TRAIN, 'model(x.to("cuda"))', "model(x)"), "Expected all tensors to be on the same device"),
-        "another rate": (without(TRAIN, "lr=0.01", "lr=0.1"), "off by up to"),
-    },
-    "11.4": {
-        "two namespaces for each": (without(OUTCOMES, '"nn": nn})', '"nn": nn}, {})'), "def half"),
-        "the message": (without(OUTCOMES, "type(error).__name__", "str(error)"), "you said"),
-        "misprints stop the trial": (
-            without(
-                OUTCOMES,
-                "        try:\n            exec(snippet,",
-                '        code = compile(snippet, "s", "exec")\n        try:\n            exec(code,',
-            ),
-            "raised SyntaxError",
-        ),
-        "all names of the notebook": (without(OUTCOMES, '{"torch": torch, "nn": nn}', "dict(globals())"), "Whose names does it see"),
-        "nothing at hand": (without(OUTCOMES, '{"torch": torch, "nn": nn}', "{}"), "Whose names does it see"),
-        "the first failure ends it": (without(OUTCOMES, "__name__)\n", "__name__)\n            break\n"), "gave the outcomes of"),
-        "runtime errors alone": (without(OUTCOMES, "except Exception", "except RuntimeError"), "raised"),
-        "the class": (without(OUTCOMES, "type(error).__name__", "str(type(error))"), "you said"),
-        "the name of a family": (without(OUTCOMES, "type(error).__name__", "type(error).__mro__[1].__name__"), "you said"),
-        "True for ok": (without(OUTCOMES, '"ok"', '"True"'), "comes to 'ok'"),
-        "values": (without(OUTCOMES, "exec(", "eval("), "comes to|raised"),
-        "parsed": (without(OUTCOMES, 'exec(snippet, {"torch": torch, "nn": nn})', 'compile(snippet, "snippet", "exec")'), "you said"),
-        "in the function's own names": (without(OUTCOMES, ', {"torch": torch, "nn": nn}'), "Whose names|The class's name"),
-        "a module for all": (
-            without(OUTCOMES, '{"torch": torch, "nn": nn}', "globals()"),
-            "Whose names does it see",
-        ),
-        "what failed alone": (without(OUTCOMES, '            found.append("ok")\n', ""), "gave the outcomes of"),
-        "all fail": ("def outcomes(snippets): return ['NameError'] * len(snippets)", "you said"),
-    },
-    "11.5": {
-        "no move between": (without(HALVES, '.to("cuda:1"))\n\n', ")\n\n"), "Expected all tensors to be on the same device"),
-        "no move of the input": (without(HALVES, 'x.to("cuda:0")', "x"), "Expected all tensors to be on the same device"),
-        "both computed on GPU 1": (
-            without(
-                HALVES,
-                'self.second(self.first(x.to("cuda:0")).to("cuda:1"))',
-                "self.second(torch.func.functional_call(\n"
-                "    self.first, {name: p.to('cuda:1') for name, p in self.first.named_parameters()}, x.to('cuda:1')))",
-            ),
-            "each half should be called once, on its own GPU",
-        ),
-        "the weights alone": (
-            without(HALVES, 'self.first(x.to("cuda:0"))', 'nn.functional.linear(x.to("cuda:0"), self.first[0].weight, self.first[0].bias)'),
-            "is not what both halves make of it|should be called once",
-        ),
-        "data": (without(HALVES, 'self.first(x.to("cuda:0"))', 'self.first(x.to("cuda:0")).data'), "no gradient"),
-        "no gradients": (without(HALVES, "return self.second(self", "with torch.no_grad(): return self.second(self"), "no gradient"),
-        "the first without a graph": (
-            without(
-                HALVES,
-                "            return self.second",
-                "            with torch.no_grad(): x = self.first(x.to('cuda:0'))\n            return self.second",
-            ).replace('self.first(x.to("cuda:0")).to', "x.to"),
-            "no gradient",
-        ),
-        "halves in a list": (
-            without(
-                HALVES,
-                'self.first, self.second = first.to("cuda:0"), second.to("cuda:1")',
-                'self.halves = [first.to("cuda:0"), second.to("cuda:1")]',
-            )
-            .replace("self.second", "self.halves[1]")
-            .replace("self.first", "self.halves[0]"),
-            "yours: nowhere",
-        ),
-        "the current GPU": (HALVES.replace('"cuda:0"', '"cuda"'), "belong on cuda:0"),
-        "replicas": ("def two_halves(first, second): return nn.DataParallel(nn.Sequential(first, second).cuda(0))", "belong on cuda:0"),
-        "the first alone": (
-            without(HALVES, 'self.second(self.first(x.to("cuda:0")).to("cuda:1"))', 'self.first(x.to("cuda:0")).to("cuda:1")'),
-            "is not what both",
-        ),
-        "a function": (
-            'def two_halves(first, second):\n    first.to("cuda:0"), second.to("cuda:1")\n'
-            '    return lambda x: second(first(x.to("cuda:0")).to("cuda:1"))',
-            "returned function, not a module",
-        ),
-        "both on one GPU": (
-            'def two_halves(first, second):\n    return nn.Sequential(first, second).to("cuda:0")',
-            "belong on cuda:0",
-        ),
-        "the output brought back": (without(HALVES, '.to("cuda:1"))\n\n', '.to("cuda:1")).to("cuda:0")\n\n'), "belongs on cuda:1"),
-        "the halves the wrong way round": (
-            without(HALVES, 'first.to("cuda:0"), second.to("cuda:1")', 'first.to("cuda:1"), second.to("cuda:0")'),
-            "belong on cuda:0|same device",
-        ),
+        "of one try": (ranks("8"), "enough"),
+        "text": (ranks("'eight'"), "returned str"),
     },
 }
 
 RIGHT = {
     "11.1": {
-        "like it": zeros("torch.zeros_like(t)"),
-        "by the tensor": zeros("t.new_zeros(t.shape)"),
-        "a copy, cleared": zeros("t.clone().zero_()"),
-        "full of zeros": zeros("torch.full_like(t, 0)"),
-        "moved": zeros("torch.zeros(t.size()).to(t)"),
-        "inside a block": (
-            "def zeros_beside(t):\n    with torch.device(t.device):\n        return torch.zeros(*t.shape, dtype=t.dtype) if t.dim() else "
-            "torch.zeros((), dtype=t.dtype)\n"
+        "the bias on rank 0": LAYERS.format(
+            lines="y = hidden @ second.T + (second_bias if dist.get_rank() == 0 else 0); dist.all_reduce(y); return y"
+        ),
+        "a share of the bias": LAYERS.format(
+            lines="y = hidden @ second.T + second_bias / dist.get_world_size(); dist.all_reduce(y); return y"
+        ),
+        "gathered and added": LAYERS.format(
+            lines="y = hidden @ second.T; parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]; "
+            "dist.all_gather(parts, y); return sum(parts) + second_bias"
+        ),
+        "PyTorch's functions": """
+def two_layers(x, first, first_bias, second, second_bias):
+    y = nn.functional.linear(nn.functional.linear(x, first, first_bias).relu(), second)
+    return y.clone() if dist.all_reduce(y) else y.add_(second_bias)
+""",
+        "rank 0 adds and sends": LAYERS.format(
+            lines="y = hidden @ second.T; dist.reduce(y, 0); y += second_bias; dist.broadcast(y, 0); return y"
         ),
     },
     "11.2": {
-        "statistics": """
-def memory_report(device):
-    told = torch.cuda.memory_stats(device)
-    names = {"allocated": "current", "max_allocated": "peak", "reserved": "current", "max_reserved": "peak"}
-    return {name: told[f"{name.removeprefix('max_')}_bytes.all.{what}"] for name, what in names.items()}
+        "math.ceil": "import math\n" + ranks("math.ceil(16 * parameters / (memory - 8 * largest_layer))"),
+        "NumPy's": "import numpy\n" + ranks("numpy.ceil(16 * parameters / (memory - 8 * largest_layer))"),
+        "counted up": """
+def ranks_needed(parameters, largest_layer, memory):
+    ranks = 1
+    while 16 * parameters / ranks + 8 * largest_layer > memory:
+        ranks += 1
+    return ranks
 """,
-        "in a block": REPORT.replace("(device),", "(),").replace("    return {", "    with torch.cuda.device(device): return {"),
-        "by the index": REPORT.replace("(device),", "(device.index),"),
-        "one more figure": without(REPORT, "    return {", "    return {'free': torch.cuda.mem_get_info(device)[0],"),
-        "NumPy's": "import numpy\n"
-        + without(REPORT, "torch.cuda.memory_reserved(device)", "numpy.int64(torch.cuda.memory_reserved(device))"),
+        "without negation": ranks("(16 * parameters + memory - 8 * largest_layer - 1) // (memory - 8 * largest_layer)"),
     },
+}
+
+FREED = """
+def backward(x, shard, upstream):
+    part = torch.empty_like(shard)
+    dist.reduce_scatter_tensor(part, upstream.T @ x, op=dist.ReduceOp.AVG)
+    weight = shard.new_empty(dist.get_world_size() * len(shard), shard.shape[1])
+    dist.all_gather_into_tensor(weight, shard)
+    return upstream @ weight, part
+"""
+SHARE = "dist.reduce_scatter_tensor(part, upstream.T @ x, op=dist.ReduceOp.AVG)"
+GATHER = "dist.all_gather_into_tensor(weight, shard)"
+END = "return upstream @ weight, part"
+ADAM = """
+def sharded_adam(model, lr):
+    parameters, ranks, rank = list(model.parameters()), dist.get_world_size(), dist.get_rank()
+    optimizer = torch.optim.Adam(parameters[rank::ranks], lr=lr)
+
+    def step():
+        optimizer.step()
+        for number, parameter in enumerate(parameters):
+            dist.broadcast(parameter.data, src=number % ranks)
+
+    return step
+"""
+MINE = "torch.optim.Adam(parameters[rank::ranks], lr=lr)"
+SEND = "dist.broadcast(parameter.data, src=number % ranks)"
+MESH = """
+def my_groups(rows, columns):
+    mesh, mine = torch.arange(rows * columns).reshape(rows, columns), []
+    for lines in (mesh.tolist(), mesh.T.tolist()):
+        for line in lines:
+            group = dist.new_group(line)
+            if dist.get_rank() in line:
+                mine.append(group)
+    return mine
+"""
+
+
+def changed(source: str, *changes: tuple[str, str]) -> str:
+    """The solution with these lines in place of its own."""
+    for line, other in changes:
+        assert line in source, line
+        source = source.replace(line, other)
+    return source
+
+
+def meshed(line: str) -> str:
+    return f"def my_groups(rows, columns):\n    from torch.distributed.device_mesh import init_device_mesh\n    {line}\n"
+
+
+LATER = "What need not be"
+WRONG |= {
     "11.3": {
-        "back on the CPU": without(TRAIN, "    return", '    model.to("cpu")\n    return'),
-        "detached": without(without(TRAIN, "loss.item()", "loss.detach()"), "return total_loss", "return float(total_loss)"),
-        "a list of numbers": without(
-            without(TRAIN, "total_loss += loss.item()", "losses.append(loss.item())"), "total_loss = 0.0", "losses = []"
-        ).replace("total_loss / len(batches)", "sum(losses) / len(losses)"),
-        "NumPy's": "import numpy\n" + without(TRAIN, "return total_loss / len(batches)", "return numpy.float32(total_loss / len(batches))"),
-        "the optimizer first": without(TRAIN, '    model.to("cuda")\n').replace(
-            "    total_loss = 0.0", "    model.cuda()\n    total_loss = 0.0"
+        "both whole": (
+            changed(FREED, (SHARE, "gradient = upstream.T @ x"), (END, f"{SHARE.replace('upstream.T @ x', 'gradient')}; {END}")),
+            LATER,
         ),
-        "by hand": without(
-            without(
-                TRAIN,
-                "        optimizer.step()\n",
-                "        with torch.no_grad():\n            for p in model.parameters(): p -= 0.01 * p.grad\n",
+        "as in the lesson": (
+            """
+def backward(x, shard, upstream):
+    weight = shard.new_empty(dist.get_world_size() * len(shard), shard.shape[1])
+    dist.all_gather_into_tensor(weight, shard)
+    gradient, part = upstream.T @ x, torch.empty_like(shard)
+    dist.reduce_scatter_tensor(part, gradient, op=dist.ReduceOp.AVG)
+    return upstream @ weight, part
+""",
+            LATER,
+        ),
+        "gathered in parts and joined": (
+            changed(
+                FREED,
+                (GATHER, "parts = [torch.empty_like(shard) for _ in range(2)]; dist.all_gather(parts, shard); weight = torch.cat(parts)"),
             ),
-            "optimizer.zero_grad()",
-            "model.zero_grad()",
+            LATER,
         ),
-        "cleared after the step": without(
-            without(TRAIN, "        optimizer.zero_grad()\n"), "optimizer.step()\n", "optimizer.step()\n        optimizer.zero_grad()\n"
+        "the sum": (changed(FREED, (", op=dist.ReduceOp.AVG", "")), "rows of the weight is the sum over the ranks"),
+        "divided twice": (changed(FREED, (END, "return upstream @ weight, part / dist.get_world_size()")), "the mean, divided once more"),
+        "its own": (
+            changed(FREED, (SHARE, "part = (upstream.T @ x).chunk(dist.get_world_size())[dist.get_rank()].clone()")),
+            "this rank's data alone",
         ),
-        "moved ahead": without(
-            TRAIN, "    total_loss = 0.0", "    batches = [(x.cuda(), y.cuda()) for x, y in batches]\n    total_loss = 0.0"
+        "all of it sent": (
+            changed(
+                FREED,
+                (
+                    SHARE,
+                    "g = upstream.T @ x; dist.all_reduce(g, dist.ReduceOp.AVG); part = g.chunk(2)[dist.get_rank()].clone(); del g",
+                ),
+            ),
+            "Which collective leaves",
+        ),
+        "the whole gradient": (
+            changed(FREED, (SHARE, "part = upstream.T @ x; dist.all_reduce(part, dist.ReduceOp.AVG)")),
+            "that of the whole weight",
+        ),
+        "another's": (
+            changed(
+                FREED, (SHARE, "g = upstream.T @ x; dist.all_reduce(g, dist.ReduceOp.AVG); part = g.chunk(2)[1 - dist.get_rank()].clone()")
+            ),
+            "another rank's rows",
+        ),
+        "x averaged, too": (
+            changed(FREED, (END, "gx = upstream @ weight; dist.all_reduce(gx, dist.ReduceOp.AVG); return gx, part")),
+            "x is the mean over the ranks",
+        ),
+        "x summed": (changed(FREED, (END, "gx = upstream @ weight; dist.all_reduce(gx); return gx, part")), "x is the sum over the ranks"),
+        "the other way round": (
+            changed(FREED, (END, "return part, upstream @ weight")),
+            r"the gradient of x is a tensor of \[\d+, \d+\] where",
+        ),
+        "transposed": (changed(FREED, (END, "return upstream @ weight, part.T")), "rows of the weight is a tensor of"),
+        "its own rows for x": (
+            changed(FREED, (END, "n = len(shard); return upstream[:, :n] @ shard, part")),
+            "gradient of x is other numbers",
+        ),
+        "upstream divided in place": (
+            changed(FREED, (SHARE, "upstream /= 2; dist.reduce_scatter_tensor(part, upstream.T @ x); upstream *= 2; x += 1")),
+            "has changed x",
+        ),
+        "one gradient": (changed(FREED, (END, "return part")), "returned Tensor; two tensors are due"),
+        "rank 0 alone": (
+            changed(FREED, (SHARE, f"if dist.get_rank() == 0: {SHARE}")),
+            "waited for one another in vain|do not agree on collective",
         ),
     },
     "11.4": {
-        "a function": """
-def outcomes(snippets):
-    def outcome(snippet):
-        try:
-            exec(compile(snippet, "<snippet>", "exec"), dict(torch=torch, nn=nn))
-        except BaseException as error:
-            return error.__class__.__name__
-        return "ok"
-    return list(map(outcome, snippets))
+        "whole on each rank": (changed(ADAM, ("parameters[rank::ranks]", "parameters")), "Adam's whole state is"),
+        "nobody sends": (changed(ADAM, (SEND, "pass")), "did not move on rank"),
+        "rank 0 sends": (changed(ADAM, ("src=number % ranks", "src=0")), "did not move on rank"),
+        "rank 0 steps": (
+            changed(
+                ADAM,
+                (MINE, "torch.optim.Adam(parameters, lr=lr)"),
+                ("optimizer.step()", "optimizer.step() if rank == 0 else None"),
+                ("src=number % ranks", "src=0"),
+            ),
+            "Adam's whole state is",
+        ),
+        "averaged": (changed(ADAM, (SEND, "dist.all_reduce(parameter.data, dist.ReduceOp.AVG)")), "are not those of Adam"),
+        "summed": (changed(ADAM, (SEND, "dist.all_reduce(parameter.data)")), "are not those of Adam"),
+        "SGD": (changed(ADAM, ("Adam(", "SGD(")), "are not those of Adam"),
+        "AdamW": (
+            changed(ADAM, ("Adam(parameters[rank::ranks], lr=lr)", "AdamW(parameters[rank::ranks], lr=lr, weight_decay=10.0)")),
+            "are not those of Adam",
+        ),
+        "Adam's own rate": (changed(ADAM, (", lr=lr", "")), "are not those of Adam with lr=0.0"),
+        "anew in each step": (
+            changed(ADAM, ("optimizer.step()", f"optimizer = {MINE}; optimizer.step()"), (f"    optimizer = {MINE}\n\n", "")),
+            "after step 2",
+        ),
+        "blocks and turns": (changed(ADAM, ("parameters[rank::ranks]", "parameters[3 * rank : 3 * rank + 3]")), "did not move on rank"),
+        "the optimizer": (changed(ADAM, ("return step", "return optimizer")), "returned Adam; it is to return `step`"),
+        "at once": (changed(ADAM, ("return step", "step()")), "returned NoneType"),
+        "a gradient is cleared": (
+            changed(ADAM, ("optimizer.step()", "[p.grad.mul_(0) for p in parameters[:1]]; optimizer.step()")),
+            "did not move|are not those of Adam|has changed",
+        ),
+        "one rank keeps all": (
+            changed(
+                ADAM, ("parameters[rank::ranks]", "(parameters if rank == 1 else [])  or parameters[-1:]"), ("src=number % ranks", "src=1")
+            ),
+            "rank 1 keeps",
+        ),
+    },
+    "11.5": {
+        "column and row": (changed(MESH, ("return mine", "return mine[::-1]")), r"the row of rank 0 is \[0, 1"),
+        "the mesh's first dimension first": (
+            meshed("mesh = init_device_mesh('cpu', (rows, columns)); return mesh.get_group(0), mesh.get_group(1)"),
+            "the row of rank 0 is",
+        ),
+        "columns by rows": (
+            meshed("mesh = init_device_mesh('cpu', (columns, rows)); return mesh.get_group(1), mesh.get_group(0)"),
+            "the row of rank 0 is",
+        ),
+        "by columns": (changed(MESH, (".reshape(rows, columns)", ".reshape(columns, rows).T")), "the row of rank 0 is"),
+        "lists of ranks": (changed(MESH, ("mine.append(group)", "mine.append(line)")), "for the row of rank 0 you returned list"),
+        "the mesh": (meshed("return init_device_mesh('cpu', (rows, columns))"), "returned DeviceMesh; a pair"),
+        "all ranks": (changed(MESH, ("return mine", "return dist.group.WORLD, dist.group.WORLD")), "the row of rank 0 is"),
+        "the row alone": (changed(MESH, ("return mine", "return mine[0]")), "returned ProcessGroup; a pair"),
+        "the last groups": (
+            changed(MESH, ("return mine", "return group, group")),
+            "you returned int, not a process group that it is in|the row of rank",
+        ),
+        "every group": (
+            changed(
+                MESH, ("            if dist.get_rank() in line:\n                mine.append(group)", "            mine.append(group)")
+            ),
+            "returned list; a pair",
+        ),
+        "square": (changed(MESH, (".reshape(rows, columns)", ".reshape(rows, -1)[:, :rows]")), "raised|the row of rank|waited"),
+        "itself alone": (
+            changed(MESH, ("dist.new_group(line)", "dist.new_group([dist.get_rank()])")),
+            "the row of rank 0 is|raised|waited",
+        ),
+        "its own groups alone": (
+            """
+def my_groups(rows, columns):
+    row, column = divmod(dist.get_rank(), columns)
+    first = dist.new_group([row * columns + other for other in range(columns)])
+    return first, dist.new_group([other * columns + column for other in range(rows)])
 """,
-        "with its traceback": "import sys\n"
-        + without(OUTCOMES, "except Exception as error", "except Exception").replace("type(error).__name__", "sys.exc_info()[0].__name__"),
-        "a module each": """
-def outcomes(snippets):
-    import types
-    found = ["ok"] * len(snippets)
-    for index, snippet in enumerate(snippets):
-        module = types.ModuleType(f"snippet_{index}")
-        module.torch, module.nn = torch, nn
-        try:
-            exec(snippet, vars(module))
-        except Exception as error:
-            found[index] = type(error).__name__
-    return tuple(found)
+            "waited for one another in vain|raised|Does every rank make every group",
+        ),
+    },
+}
+RIGHT |= {
+    "11.3": {
+        "divided by hand": changed(FREED, (", op=dist.ReduceOp.AVG", ""), (END, "return upstream @ weight, part / dist.get_world_size()")),
+        "upstream divided before": changed(FREED, (SHARE, "dist.reduce_scatter_tensor(part, (upstream / dist.get_world_size()).T @ x)")),
+        "the weight first, and let go of": """
+def backward(x, shard, upstream):
+    weight = torch.cat([shard] * dist.get_world_size())
+    dist.all_gather_into_tensor(weight, shard)
+    of_x = upstream @ weight
+    del weight
+    part = torch.empty_like(shard)
+    dist.reduce_scatter_tensor(part, torch.mm(upstream.t(), x), op=dist.ReduceOp.AVG)
+    return [of_x, part]
+""",
+        "row by row": """
+def backward(x, shard, upstream):
+    of_x, mine = torch.zeros_like(x), None
+    for rank, columns in enumerate(upstream.chunk(dist.get_world_size(), dim=1)):
+        piece = columns.T @ x
+        dist.reduce(piece, rank, op=dist.ReduceOp.AVG)
+        rows = shard.clone()
+        dist.broadcast(rows, rank)
+        of_x += columns @ rows
+        if rank == dist.get_rank():
+            mine = piece
+    return of_x, mine
+""",
+    },
+    "11.4": {
+        "PyTorch's": """
+def sharded_adam(model, lr):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=lr).step
+""",
+        "in blocks": changed(ADAM, ("parameters[rank::ranks]", "parameters[3 * rank : 3 * rank + 3]"), ("number % ranks", "number // 3")),
+        "added to nothing": changed(ADAM, (SEND, "parameter.data.mul_(number % ranks == rank); dist.all_reduce(parameter.data)")),
+        "by hand": """
+def sharded_adam(model, lr):
+    mine = [(n, p) for n, p in enumerate(model.parameters()) if n % dist.get_world_size() == dist.get_rank()]
+    state, count = {n: (torch.zeros_like(p), torch.zeros_like(p)) for n, p in mine if n < 7}, 0
+
+    @torch.no_grad()
+    def step():
+        nonlocal count
+        count += 1
+        for n, p in mine:
+            if p.grad is not None:
+                m, v = state[n]
+                m.lerp_(p.grad, 0.1)
+                v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+                p -= lr * (m / (1 - 0.9**count)) / ((v / (1 - 0.999**count)).sqrt() + 1e-8)
+        for n, p in enumerate(model.parameters()):
+            dist.broadcast(p, src=n % dist.get_world_size())
+
+    return step
+""",
+        "the lightest rank next": """
+def sharded_adam(model, lr):
+    load, owner = [0] * dist.get_world_size(), {}
+    for p in sorted(model.parameters(), key=lambda p: -p.numel()):
+        owner[p] = load.index(min(load))
+        load[owner[p]] += p.numel()
+    optimizer = torch.optim.Adam([p for p in owner if owner[p] == dist.get_rank()], lr=lr)
+
+    def step():
+        optimizer.step()
+        for p, rank in owner.items():
+            dist.broadcast(p.data, rank)
+
+    return step
 """,
     },
     "11.5": {
-        "registered the other way round": without(
-            HALVES,
-            'self.first, self.second = first.to("cuda:0"), second.to("cuda:1")',
-            'self.second, self.first = second.to("cuda:1"), first.to("cuda:0")',
+        "a device mesh": meshed("mesh = init_device_mesh('cpu', (rows, columns)); return mesh.get_group(1), mesh.get_group(0)"),
+        "a mesh with names": meshed(
+            "mesh = init_device_mesh('cpu', (rows, columns), mesh_dim_names=('data', 'tensor')); "
+            "return mesh['tensor'].get_group(), mesh['data'].get_group()"
         ),
-        "hooks": """
-def two_halves(first, second):
-    first.to("cuda:0").register_forward_pre_hook(lambda module, given: given[0].to("cuda:0"))
-    second.to("cuda:1").register_forward_pre_hook(lambda module, given: given[0].to("cuda:1"))
-    return nn.Sequential(first, second)
+        "PyTorch's subgroups": """
+def my_groups(rows, columns):
+    row, _ = dist.new_subgroups(columns)
+    column, _ = dist.new_subgroups_by_enumeration([[r * columns + c for r in range(rows)] for c in range(columns)])
+    return row, column
 """,
-        "copies of them": "import copy\n"
-        + without(
-            HALVES, 'first.to("cuda:0"), second.to("cuda:1")', 'copy.deepcopy(first).to("cuda:0"), copy.deepcopy(second).to("cuda:1")'
-        ),
-        "a module that moves": """
-class Move(nn.Module):
-    def __init__(self, device):
-        super().__init__()
-        self.device = device
-
-    def forward(self, x):
-        return x.to(self.device, non_blocking=True)
-
-def two_halves(first, second):
-    return nn.Sequential(Move(0), first.cuda(0), Move(1), second.cuda(1))
+        "columns first": """
+def my_groups(rows, columns):
+    rank, found = dist.get_rank(), {}
+    for column in range(columns):
+        found["column", column] = dist.new_group(range(column, rows * columns, columns))
+    for row in range(rows):
+        found["row", row] = dist.new_group(range(row * columns, (row + 1) * columns))
+    return [found["row", rank // columns], found["column", rank % columns]]
 """,
-        "by index": HALVES.replace('"cuda:0"', "0").replace('.to("cuda:1")', ".cuda(1)"),
-        "a list of modules": without(
-            HALVES,
-            'self.first, self.second = first.to("cuda:0"), second.to("cuda:1")',
-            'self.halves = nn.ModuleList([first.to("cuda:0"), second.to("cuda:1")])',
-        )
-        .replace("self.second(", "self.halves[1](")
-        .replace("self.first(", "self.halves[0]("),
     },
 }

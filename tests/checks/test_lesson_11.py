@@ -1,11 +1,11 @@
-"""The judges of lesson 12 on observations written by hand."""
+"""The judges of lesson 11 on observations written by hand."""
 
 import random
 
 import pytest
 
-from labkit.checks import lesson_12, rank_programs
-from labkit.checks.lesson_12 import judge_adam, judge_backward, judge_budgets, judge_layers, judge_mesh
+from labkit.checks import lesson_11, rank_programs
+from labkit.checks.lesson_11 import judge_adam, judge_backward, judge_budgets, judge_layers, judge_mesh
 from labkit.checks.rank_programs import RIGHT, due_groups
 
 LAYERS = {"ranks": 2, "x": [[1, 2]], "first": [[1, 1], [-1, 0]], "first_bias": [1, 0], "second": [[2, 5]], "second_bias": [3]}
@@ -45,7 +45,7 @@ def test_budgets_are_judged_by_the_fewest_gpus_that_are_enough():
 
 def test_the_whole_layer_matters_in_some_drawn_budget():
     for seed in range(20):
-        cases = lesson_12.draw_budgets(random.Random(seed))
+        cases = lesson_11.draw_budgets(random.Random(seed))
         needed = [-(-16 * parameters // (memory - 8 * layer)) for parameters, layer, memory in cases]
         assert min(needed) == 1 < max(needed)
         assert needed != [-(-16 * parameters // memory) for parameters, _, memory in cases]
