@@ -1,11 +1,10 @@
-"""The plugin of pytest: each test runs a suite of its own."""
+"""The plugin of pytest: each test runs a suite of its own, in a process of its own: one that pytest's own tests run within this process
+would leave modules behind that were imported twice."""
 
 import pytest
 
-import gputrace.recording  # noqa: F401  # imported anew for each suite, the packages would not know of the machine in place
-import virtualgpu.install  # noqa: F401
-
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.slow
 PLUGIN = "-p", "gputrace.pytest_plugin", "-p", "no:cacheprovider"
 
 
@@ -13,9 +12,9 @@ PLUGIN = "-p", "gputrace.pytest_plugin", "-p", "no:cacheprovider"
 def suite(pytester):
     """Runs a suite of this text, and counts its outcomes."""
 
-    def run(text, *options, subprocess=False):
+    def run(text, *options):
         pytester.makepyfile(text)
-        return (pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess)(*PLUGIN, *options)
+        return pytester.runpytest_subprocess(*PLUGIN, *options)
 
     return run
 
@@ -110,7 +109,6 @@ def test_assertions_are_skipped_where_there_are_no_virtual_gpus(suite):
     result.stdout.fnmatch_lines(["SKIPPED * give --gpus 1"])
 
 
-@pytest.mark.slow
 def test_each_worker_of_xdist_has_its_gpus(suite):
-    result = suite(AT_IMPORT, "--gpus", "2", "-n", "1", "-p", "xdist", subprocess=True)
+    result = suite(AT_IMPORT, "--gpus", "2", "-n", "1", "-p", "xdist")
     result.assert_outcomes(passed=1)
