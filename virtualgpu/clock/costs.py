@@ -56,6 +56,12 @@ def further_seconds(profile: Profile, clocks: float, serial: float, around: floa
     return instructions + around / (profile.memory_bytes_per_second * profile.memory_efficiency)
 
 
+def clocks_meanwhile(profile: Profile, bytes_moved: float) -> float:
+    """Clocks of a multiprocessor, of all of them together, that pass while so many bytes move."""
+    seconds = bytes_moved / (profile.memory_bytes_per_second * profile.memory_efficiency)
+    return seconds * 1e3 * profile.sm_clock_khz * profile.multiprocessors
+
+
 def _vector_flops(profile: Profile, format: str) -> float:
     """Outside matrix products no tensor cores: 16-bit formats are computed in float32, float64 at its own rate at most."""
     return min(profile.peak_flops["float32"], profile.peak_flops[format])

@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, Work
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
+from virtualgpu.collectives.by_hand import called_by_hand
 from virtualgpu.collectives.rendezvous import Rendezvous
 from virtualgpu.collectives.ring import collective_seconds, launch_seconds
 from virtualgpu.hardware import Gpu
@@ -60,6 +61,7 @@ class Options:
         self.config = type("Config", (), {})()
 
 
+@called_by_hand
 class ProcessGroupNCCL(_Gloo):
     """One group of ranks, with a communication stream on each GPU that it is used on."""
 
@@ -68,6 +70,7 @@ class ProcessGroupNCCL(_Gloo):
 
     def __init__(self, store: Any, rank: int, size: int, options: Any = None) -> None:
         self._options = options or Options()
+        self.store, self.group_around = store, None
         super().__init__(store, rank, size, timeout=self._options._timeout)
         self.ranks_of_all = list(self._options.global_ranks_in_group) or list(range(size))
         self.rendezvous = Rendezvous(PrefixStore("virtual nccl", store), rank, self.ranks_of_all, self._options._timeout)

@@ -138,11 +138,13 @@ def _device_by_device(broadcast: Callable[..., None]) -> Callable[..., None]:
 def _buckets_by_device(assign: Callable[..., Any]) -> Callable[..., Any]:
     """A bucket is of one dtype and device, and buckets are in the order of their first tensors."""
 
-    def compute_bucket_assignment_by_size(tensors: list[torch.Tensor], limits: Any, expect_sparse: Any = (), *more: Any) -> Any:
+    def compute_bucket_assignment_by_size(
+        tensors: list[torch.Tensor], bucket_size: Any, expect_sparse_gradient: Any = (), *more: Any, **named: Any
+    ) -> Any:
         found = []
         for places in _by_device(tensors):
-            sparse = [expect_sparse[place] for place in places if expect_sparse]
-            buckets, sizes = assign([tensors[place] for place in places], limits, sparse, *more)
+            sparse = [expect_sparse_gradient[place] for place in places if expect_sparse_gradient]
+            buckets, sizes = assign([tensors[place] for place in places], bucket_size, sparse, *more, **named)
             found += [([places[index] for index in bucket], size) for bucket, size in zip(buckets, sizes, strict=True)]
         found.sort(key=lambda each: min(each[0]))
         return [bucket for bucket, _ in found], [size for _, size in found]

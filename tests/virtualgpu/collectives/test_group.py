@@ -147,3 +147,13 @@ def test_gloo_moves_no_values_where_there_are_none(monkeypatch):
     assert x.tolist() == [1, 1, 1]
     with pytest.raises(RuntimeError, match="the values of this tensor on cuda:0 were not kept"):
         y.tolist()
+
+
+def test_a_group_made_by_hand_runs_collectives_of_nccl():
+    group = dist.ProcessGroupNCCL(dist.HashStore(), 0, 1, dist.ProcessGroupNCCL.Options())
+    x, y = torch.full([2], 3.0, device="cuda"), torch.zeros(2, device="cuda")
+    with torch.autograd.profiler.profile() as profile:
+        group.allreduce([x], dist.AllreduceOptions()).wait()
+        group._allgather_base(y, x).wait()
+    assert y.tolist() == [3, 3]
+    assert [event.name for event in profile.function_events if "nccl" in event.name] == ["nccl:all_reduce", "nccl:_all_gather_base"]

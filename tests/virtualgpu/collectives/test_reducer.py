@@ -86,7 +86,7 @@ def test_a_model_on_several_gpus_trains_as_it_does_alone(settings, hook):
 
 def test_buckets_of_a_model_on_several_gpus_lie_on_one_each():
     parameters = list(Parts().parameters())
-    buckets, limits = dist._compute_bucket_assignment_by_size(parameters, [2**30])
+    buckets, limits = dist._compute_bucket_assignment_by_size(tensors=parameters, bucket_size=[2**30], logger=None)
     assert (buckets, limits) == ([[0, 1], [2, 3]], [2**30] * 2)
 
 

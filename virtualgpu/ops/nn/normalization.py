@@ -15,7 +15,7 @@ from virtualgpu.errors import scalar_name, tensor_type
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, Work, bytes_of, common_gpu, composes, cuda_operator, device_time, handles, temporaries
-from virtualgpu.ops.elementwise import LONG_ROW, contiguous_copies
+from virtualgpu.ops.elementwise import contiguous_copies
 from virtualgpu.ops.reductions import sum_bytes
 from virtualgpu.ops.without_values import all_known, loses_values
 from virtualgpu.tensor import empty_without_values, tensors, wrap_all
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 _LOW = (torch.float16, torch.bfloat16)
 # The launch of batch norm's channels-last kernels
 TILE_WIDTH, VALUES_PER_THREAD, MAX_BLOCK, MAX_GRID_HEIGHT, MIN_GRID_HEIGHT = 32, 16, 512, 128, 8
-ROW_BLOCK = 366  # clocks of a block of threads that does one row (ATen/native/cuda/layer_norm_kernel.cu)
+ROW_BLOCK, ROW_THREADS = 366, 128  # clocks of a block of threads that does one row, and its threads (ATen/native/cuda/layer_norm_kernel.cu)
 ROW_BLOCK_BACKWARD, LAYER_NORM_BACKWARD = 145, 1.2  # clocks a row, and an element, of which the weight's gradient takes most
 CHANNEL, CHANNEL_BACKWARD = 0.9, 0.33  # elements a clock of the block that sums up one channel (ATen/native/cuda/Normalization.cuh)
 CUDNN_MAX_TRAINING, CUDNN_MAX_EVALUATION = 880801, 65535  # samples that cuDNN's batch norm takes
@@ -102,13 +102,16 @@ def _layer_norm_backward(call: Call) -> Any:
 
 @device_time("native_layer_norm", "native_group_norm")
 def layer_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    return of_rows(call.args[0].numel(), results[1].numel(), moved)
+    return of_rows(call.gpu, results[1].numel(), moved)
 
 
-def of_rows(elements: int, rows: int, moved: int) -> Work:
-    """Rows that are normalized, each by a block of threads; a long one is read twice."""
-    long = elements > LONG_ROW * rows
-    return Work(1.5 * moved if long else moved, clocks=ROW_BLOCK * rows)
+def of_rows(gpu: Gpu, rows: int, moved: int) -> Work:
+    """Rows that are normalized, each by a block of threads, which reads it twice: the second time from the L2 cache, if what all
+    multiprocessors have under way fills at most half of it. (From about half on, an H200, an A100, an L4 and a T4 slow down.)"""
+    profile = gpu.profile
+    under_way = profile.multiprocessors * (profile.max_threads_per_multiprocessor // ROW_THREADS)
+    again = min(under_way, rows) * moved > rows * profile.l2_bytes  # a half of `moved` is read
+    return Work(1.5 * moved if again else moved, clocks=ROW_BLOCK * rows)
 
 
 @device_time("native_layer_norm_backward", "native_group_norm_backward")
@@ -220,9 +223,9 @@ def _fused(name: str, rows: int, values: Any, shapes: Any, *inputs: torch.Tensor
             results = values()
         results = wrap_all(results, gpu)
     moved = sum(map(bytes_of, tensors(inputs, results)))
-    elements = inputs[0].numel()  # type: ignore[union-attr]
-    work = of_rows_backward if name.endswith("backward") else of_rows
-    gpu.launch(*work(elements, rows, moved), name=name)
+    back = name.endswith("backward")
+    work = of_rows_backward(inputs[0].numel(), rows, moved) if back else of_rows(gpu, rows, moved)  # type: ignore[union-attr]
+    gpu.launch(*work, name=name)
     return results
 
 
