@@ -174,8 +174,16 @@ def tensor_type(dtype: torch.dtype) -> str:
     return "CUDABFloat16Type" if dtype is torch.bfloat16 else f"torch.cuda.{scalar_name(dtype)}Tensor"
 
 
+_NOT_SERVED = "is not served by the virtual GPU"
+
+
 def unsupported(what: str) -> Exception:
-    return NotImplementedError(f"{what} is not served by the virtual GPU. It works on a real one")
+    return NotImplementedError(f"{what} {_NOT_SERVED}. It works on a real one")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an exception says what a virtual GPU cannot do."""
+    return isinstance(error, NotImplementedError) and _NOT_SERVED in str(error)
 
 
 # Gradients

@@ -1,6 +1,8 @@
-"""For recorders of virtual GPUs: the machine in place, whose clock and allocators they listen to, and the types of what they hear."""
+"""For recorders of virtual GPUs: the machine in place, whose clock and allocators they listen to, and the types of what they hear; and
+which errors are refusals."""
 
 from virtualgpu.clock.machine_clock import Span as Span
+from virtualgpu.errors import is_refusal as is_refusal
 from virtualgpu.hardware import machine as machine
 from virtualgpu.hardware import stream_name as stream_name
 from virtualgpu.memory import Memory as Memory

@@ -276,6 +276,11 @@ WRONG = {
         "for group in groups[:: 1 - 2 * rank]: dist.all_reduce(x, group=group); torch.cuda.synchronize()",
         r"rank \d never entered it, and was last in number 1, all_reduce\(4 x float32, SUM\) \(\S+:13\)",
     ),
+    "a group that one rank makes alone": (
+        "if rank == 0: dist.new_group([0, 1], timeout=__import__('datetime').timedelta(seconds=2))\ntime.sleep(100)",
+        r"new_group\(\[0, 1\]\) did not start within 2 s: rank 1 never entered it, and was last in number 1, barrier\(\) \(\S+:11\); "
+        r"rank 0 waits in new_group\(\[0, 1\]\) \(\S+:12\)",
+    ),
     "rank 0 ends early": (
         "for _ in range(2 + rank): dist.all_reduce(x)",
         r"rank 0 as a rule, ended while rank 1 waited in all_reduce\(4 x float32, SUM\) \(\S+:12\), all_reduce number 4 of its group",

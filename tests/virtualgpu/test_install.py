@@ -115,14 +115,6 @@ def test_every_name_of_the_driver_is_served_or_refused_by_name():
             torch.cuda.tunable.is_enabled()
 
 
-def test_the_compiler_is_refused_unless_pytorchs_own_switch_leaves_it_out(monkeypatch):
-    with labkit.use(gpus=1, virtual=True, quiet=True), pytest.raises(NotImplementedError, match="With TORCHDYNAMO_DISABLE=1"):
-        torch.compile(torch.sin)
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    with labkit.use(gpus=1, virtual=True, quiet=True):
-        assert torch.compile(torch.sin) is torch.compile(mode="max-autotune")(torch.sin) is torch.sin
-
-
 def test_a_tensor_of_a_machine_that_is_gone_raises():
     with labkit.use(gpus=1, virtual=True, quiet=True):
         x = torch.ones(3, device="cuda")
@@ -200,12 +192,3 @@ def test_no_backward_runs_before_the_programs_first():
     """On a computer with real GPUs autograd starts threads for them then, and a child that is forked later can run no backward."""
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKED], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_a_profiler_that_nobody_asked_for_the_gpu_does_not_warn_of_it(monkeypatch):
-    """Where PyTorch's profiler knows a real GPU, it is of both by default."""
-    both = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
-    monkeypatch.setattr(torch.autograd, "_supported_activities", lambda: both)
-    with labkit.use(gpus=1, virtual=True, quiet=True), torch.profiler.profile() as profile:
-        pass
-    assert profile.activities == {torch.profiler.ProfilerActivity.CPU} and torch.autograd._supported_activities() == both

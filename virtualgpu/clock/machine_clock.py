@@ -132,7 +132,8 @@ class Clock:
     """
 
     __slots__ = (
-        "_devices", "_engines", "_learner", "_listeners", "_lock", "_occupancies", "_streams", "_version", "captures", "host", "known",
+        "_devices", "_engines", "_learner", "_listeners", "_lock", "_occupancies", "_streams", "_version", "_watcher", "captures", "host",
+        "known",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -145,6 +146,7 @@ class Clock:
         self.known: Known = {}
         self._version = 0
         self._learner: Callable[[], None] | None = None
+        self._watcher: Callable[[], None] | None = None
         self._listeners: tuple[WorkListener, ...] = ()
         self._lock = Lock()
 
@@ -164,6 +166,10 @@ class Clock:
         """Call `learner` whenever the host gets to know that more work is done, outside the clock's lock; None ends it."""
         self._learner = learner
 
+    def call_when_host_works(self, watcher: Callable[[], None] | None) -> None:
+        """Call `watcher` whenever the host has worked by itself, outside the clock's lock; None ends it."""
+        self._watcher = watcher
+
     def before(self, stream: StreamTime) -> Known:
         """What is done before the work that is queued on the stream next: of each stream, so many pieces of work."""
         with self._lock:
@@ -176,6 +182,8 @@ class Clock:
             _check(seconds)
         with self._lock:
             self.host += seconds
+        if self._watcher is not None:
+            self._watcher()
 
     def launch(self, stream: StreamTime, seconds: float, overhead: float, name: str = "kernel", share: float = 1.0) -> Span:
         """Queue a kernel on a stream; the host goes on after `overhead`.

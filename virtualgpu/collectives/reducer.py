@@ -14,6 +14,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from virtualgpu.collectives.group import Options, ProcessGroupNCCL, end_coalescing, let_watchdogs_look, made_on, ordered
+from virtualgpu.collectives.rendezvous import made_by_all
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
 from virtualgpu.tensor import VirtualTensor
@@ -30,6 +31,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "_NCCL_AVAILABLE": True,
             "ProcessGroupNCCL": ProcessGroupNCCL,
             "default_pg_nccl_timeout": Options()._timeout,
+            "_new_process_group_helper": made_by_all(distributed_c10d._new_process_group_helper),
         },
     )
     if hasattr(distributed_c10d, "_create_nccl2_process_group"):  # what torch 2.15 makes for "nccl"

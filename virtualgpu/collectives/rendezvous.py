@@ -7,14 +7,14 @@ are told so before any value moves; and one that waits in vain can say who is th
 import json
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore, distributed_c10d
 
 from virtualgpu.source_lines import caller_line
 
@@ -51,10 +51,19 @@ class Rendezvous:
         place += f" ({caller_line()})"
         mine = {"call": name, "kind": transfer.kind, "ready": ready, "known": known, "place": place, "met": self._met.get(channel, 0)}
         entry = Entry(channel, number, transfer.kind, ranks, place)
-        with self._store_kept(entry):
-            self._store.set(f"{channel}/{number}/{self._rank}", json.dumps(mine))
-            self._places.set(str(self._ranks_of_all[self._rank]), f"number {number}, {place}")
+        self._tell(entry, mine, f"number {number}, {place}")
         return entry
+
+    def open(self, name: str) -> None:
+        """This rank makes the group, and waits for the others to do so. Raises as `meet`."""
+        entry = Entry("made", 0, name, list(range(len(self._ranks_of_all))), f"{name} ({caller_line()})")
+        self._tell(entry, {"call": name, "place": entry.place, "met": 0}, entry.place)
+        self.meet(entry)
+
+    def _tell(self, entry: "Entry", mine: dict[str, Any], last: str) -> None:
+        with self._store_kept(entry):
+            self._store.set(f"{entry.channel}/{entry.number}/{self._rank}", json.dumps(mine))
+            self._places.set(str(self._ranks_of_all[self._rank]), last)
 
     def is_complete(self, entry: "Entry") -> bool:
         """Are all ranks there?"""
@@ -87,7 +96,7 @@ class Rendezvous:
         except torch.distributed.DistNetworkError:
             waited = f"rank {self._ranks_of_all[self._rank]} waited in {entry.place}"
             ended = f"The process that keeps the ranks' store, rank 0 as a rule, ended while {waited}"
-            raise torch.distributed.DistBackendError(f"{ended}, {entry.kind} number {entry.number} of its group.") from None
+            raise torch.distributed.DistBackendError(f"{ended}, {entry.title}.") from None
 
     def compare(self, entry: "Entry") -> None:
         """Raises torch.distributed.DistBackendError if a rank that is there already calls something else."""
@@ -115,7 +124,7 @@ class Rendezvous:
         there = {rank: self._said(entry.channel, entry.number, rank) for rank in entry.ranks if rank not in missing}
         told = [f"rank {self._ranks_of_all[rank]} never entered it{self._last(rank)}" for rank in missing]
         told += [f"rank {self._ranks_of_all[rank]} waits in {said['place']}" for rank, said in there.items() if said]
-        return f"{entry.kind} number {entry.number} of its group {what}: {'; '.join(told)}."
+        return f"{entry.title} {what}: {'; '.join(told)}."
 
     def _last(self, rank: int) -> str:
         key = str(self._ranks_of_all[rank])
@@ -135,6 +144,22 @@ class Rendezvous:
     def _said(self, channel: str, number: int, rank: int) -> Any:
         key = f"{channel}/{number}/{rank}"
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+
+def made_by_all(make: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's way to make a group: first its ranks meet, so that who makes it alone is told which rank is missing, and where."""
+
+    def make_group(
+        size: int, rank: int | None, ranks: list[int], backend: Any, store: Any, group_name: Any, *args: Any, **named: Any
+    ) -> Any:
+        named_backends = str(distributed_c10d.BackendConfig(distributed_c10d.Backend(backend)))
+        if rank is not None and size > 1 and named.get("timeout") and ("nccl" in named_backends or "gloo" in named_backends):
+            rendezvous = Rendezvous(PrefixStore(f"virtual nccl {group_name}", store), rank, ranks or list(range(size)), named["timeout"])
+            rendezvous.open(f"new_group({ranks})" if ranks else "init_process_group()")
+            rendezvous.end()
+        return make(size, rank, ranks, backend, store, group_name, *args, **named)
+
+    return make_group
 
 
 def _leave(rendezvous: "weakref.ref[Rendezvous]") -> None:
@@ -162,6 +187,10 @@ class Entry:
 
     def __init__(self, channel: str, number: int, kind: str, ranks: list[int], place: str) -> None:
         self.channel, self.number, self.kind, self.ranks, self.place = channel, number, kind, ranks, place
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} number {self.number} of its group" if self.number else self.kind
 
     def keys(self) -> list[str]:
         return [f"{self.channel}/{self.number}/{rank}" for rank in self.ranks]

@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,6 +38,8 @@ class HostOperators(TorchDispatchMode):
     GPU alone they need not wait.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine
@@ -51,6 +54,8 @@ class HostOperators(TorchDispatchMode):
         try:
             if self.scheduler.several:
                 self.scheduler.take_turn()
+            if isinstance(func, HigherOrderOperator):
+                return self._by_parts(func, args, kwargs or {})
             selected = self.machine.selected
             task = _graph_task()
             if task == -1:
@@ -86,6 +91,14 @@ class HostOperators(TorchDispatchMode):
         except (IndexError, RuntimeError) as error:
             errors.leave_out_the_kit(error)
             raise
+
+    def _by_parts(self, func: HigherOrderOperator, args: tuple, kwargs: dict) -> Any:
+        """An operator that takes functions, such as flex attention: eagerly, as PyTorch's own Python for it calls ordinary operators."""
+        eager = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+        if eager is None:
+            raise errors.unsupported(f"torch.ops.higher_order.{func.name()}")
+        with self:
+            return eager(*args, **kwargs)
 
     def _wrapped(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """An operator on tensors of a subclass, such as DTensors, which sees it first."""

@@ -1,0 +1,114 @@
+"""The plugin of pytest: each test runs a suite of its own, in a process of its own: one that pytest's own tests run within this process
+would leave modules behind that were imported twice."""
+
+import pytest
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.slow
+PLUGIN = "-p", "gputrace.pytest_plugin", "-p", "no:cacheprovider"
+
+
+@pytest.fixture
+def suite(pytester):
+    """Runs a suite of this text, and counts its outcomes."""
+
+    def run(text, *options):
+        pytester.makepyfile(text)
+        return pytester.runpytest_subprocess(*PLUGIN, *options)
+
+    return run
+
+
+AT_IMPORT = """
+    import pytest, torch
+    there = torch.cuda.is_available()
+
+    @pytest.mark.skipif(not there, reason="needs CUDA")
+    def test_on_cuda():
+        assert torch.cuda.device_count() == 2 and "T4" in torch.cuda.get_device_name()
+        assert torch.ones(3, device="cuda:1").sum().item() == 3
+"""
+
+
+def test_modules_and_conftests_see_the_gpus_when_they_are_imported(suite, pytester):
+    pytester.makeconftest("import torch\nassert torch.cuda.device_count() == 2")
+    result = suite(AT_IMPORT, "--gpus", "2", "--like", "T4")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["virtual GPUs: <2 virtual GPUs, modelled on NVIDIA Tesla T4, *"])
+
+
+def test_without_its_options_it_changes_nothing(suite):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU, which the suite sees")
+    suite(AT_IMPORT).assert_outcomes(skipped=1)
+
+
+def test_a_model_that_there_is_not_is_a_usage_error(suite):
+    result = suite("", "--like", "T5")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: *T5*"])
+
+
+def test_what_a_virtual_gpu_cannot_do_is_a_skip_that_says_so(suite):
+    text = """
+        import torch
+        def test_interface():
+            torch.ones(2, device="cuda").__cuda_array_interface__
+        def test_of_the_programs_own():
+            raise NotImplementedError("not yet")
+    """
+    result = suite(text, "--gpus", "1", "-rs")
+    result.assert_outcomes(skipped=1, failed=1)
+    result.stdout.fnmatch_lines(["SKIPPED * __cuda_array_interface__ * is not served by the virtual GPU*"])
+
+
+def test_budgets_of_memory_and_time(suite):
+    text = """
+        import pytest, torch
+        @pytest.mark.gpu_budget(memory="2MiB", seconds=1)
+        def test_within():
+            torch.ones(1 << 18, device="cuda")
+        @pytest.mark.gpu_budget(memory="1KiB")
+        def test_memory():
+            torch.ones(1 << 18, device="cuda")
+        @pytest.mark.gpu_budget(seconds=1e-6)
+        def test_time():
+            torch.ones(1 << 18, device="cuda")
+    """
+    result = suite(text, "--gpus", "1", "--strict-markers")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["it takes 1 MiB of cuda:0, more than 1 KiB", "it takes * of modelled time, more than 1*µs"])
+
+
+def test_leaks_races_and_hidden_synchronizations(suite):
+    text = """
+        import torch
+        kept = []
+        def work(): return torch.ones(1 << 18, device="cuda")
+        def race():
+            side, x = torch.cuda.Stream(), torch.zeros(1 << 24, device="cuda")
+            x += 1
+            with torch.cuda.stream(side):
+                return x + 1
+        def test_clean(no_gpu_leak, no_gpu_race, no_gpu_synchronization): work() + 1
+        def test_leak(no_gpu_leak): kept.append(work())
+        def test_race(no_gpu_race): race()
+        def test_synchronization(no_gpu_synchronization): work()[0].item()
+        def test_synchronization_elsewhere(): work()[0].item()
+    """
+    result = suite(text, "--gpus", "1", "-W", "ignore")
+    result.assert_outcomes(passed=2, failed=3)
+    result.stdout.fnmatch_lines(["it leaves tensors behind:", "1 MiB on cuda:0*kept*", "*called a synchronizing CUDA operation"])
+
+
+def test_assertions_are_skipped_where_there_are_no_virtual_gpus(suite):
+    result = suite("def test_clean(no_gpu_leak): pass", "-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED * give --gpus 1"])
+
+
+def test_each_worker_of_xdist_has_its_gpus(suite):
+    result = suite(AT_IMPORT, "--gpus", "2", "-n", "1", "-p", "xdist")
+    result.assert_outcomes(passed=1)

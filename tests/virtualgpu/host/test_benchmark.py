@@ -1,0 +1,39 @@
+"""torch.utils.benchmark on virtual time."""
+
+import timeit
+
+import pytest
+import torch
+from torch.utils import benchmark
+
+import virtualgpu
+
+
+@pytest.mark.parametrize("timer", [{}, {"timer": benchmark.timer}])
+def test_it_measures_the_work_of_the_gpu_on_the_virtual_clock(timer):
+    with virtualgpu.use(1, like="H200"):
+        x = torch.ones(512, 512, device="cuda")
+        first, second = (benchmark.Timer("x @ x; x + 1", globals={"x": x}, **timer).timeit(20) for _ in range(2))
+        for _ in range(3):
+            x @ x
+        torch.cuda.synchronize()
+        begin = virtualgpu.host_time()
+        for _ in range(20):
+            x @ x
+            x + 1
+        torch.cuda.synchronize()
+        expected = (virtualgpu.host_time() - begin) / 20
+    assert first.mean == pytest.approx(second.mean, rel=1e-6) == pytest.approx(expected, rel=0.01)
+
+
+def test_it_decides_how_often_to_measure_by_virtual_time():
+    with virtualgpu.use(1, like="H200"):
+        measured = benchmark.Timer("x + 1", globals={"x": torch.ones(3, device="cuda")}).blocked_autorange(min_run_time=0.01)
+    assert sum(time * measured.number_per_run for time in measured.raw_times) > 0.009 and measured.iqr < 1e-7
+
+
+def test_a_timer_of_the_programs_own_is_left_to_it_and_all_is_put_back():
+    before = benchmark.utils.timer.timer, benchmark.Timer.__init__
+    with virtualgpu.use(1):
+        assert benchmark.Timer("pass", timer=timeit.default_timer)._timer.timer is timeit.default_timer
+    assert (benchmark.utils.timer.timer, benchmark.Timer.__init__) == before

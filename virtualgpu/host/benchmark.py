@@ -1,0 +1,34 @@
+"""`torch.utils.benchmark` on virtual time: its timer waits for the GPU and reads a clock, which here is the machine's."""
+
+import inspect
+from collections.abc import Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.utils.benchmark.utils import timer as timers
+
+from virtualgpu.hardware import Machine
+from virtualgpu.host.time_module import READ_SECONDS
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    original, make = timers.timer, timers.Timer.__init__
+    signature = inspect.signature(make)
+
+    def timer() -> float:
+        torch.accelerator.synchronize()
+        machine.clock.advance_host(READ_SECONDS)
+        return machine.clock.host
+
+    @wraps(make)
+    def made(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        if given.arguments["timer"] is original:
+            given.arguments["timer"] = timer
+        make(*given.args, **given.kwargs)
+
+    yield timers, {"timer": timer}
+    yield timers.Timer, {"__init__": made}
