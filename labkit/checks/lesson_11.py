@@ -228,9 +228,9 @@ def _judge_mesh(told: Plain, rows: int, columns: int) -> Verdict | None:
 
 
 CHECKS = [
-    Check("11.1", draw_layers, observe_layers, judge_layers, section="Tensor parallelism"),
+    Check("11.1", draw_layers, observe_layers, judge_layers, children=True, section="Tensor parallelism"),
     Check("11.2", draw_budgets, observe_budgets, judge_budgets, section="FSDP by hand"),
-    Check("11.3", draw_layer, observe_backward, judge_backward, section="FSDP by hand"),
-    Check("11.4", draw_adam, observe_adam, judge_adam, section="Who holds what", alters=("values",)),
-    Check("11.5", draw_meshes, observe_meshes, judge_meshes, section="Two at once: a mesh"),
+    Check("11.3", draw_layer, observe_backward, judge_backward, children=True, section="FSDP by hand"),
+    Check("11.4", draw_adam, observe_adam, judge_adam, children=True, section="Who holds what", alters=("values",)),
+    Check("11.5", draw_meshes, observe_meshes, judge_meshes, children=True, section="Two at once: a mesh"),
 ]
