@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from labkit.labs.saving_memory import memory_for_time as memory_for_time
     from labkit.labs.saving_memory import plot_memory_for_time as plot_memory_for_time
     from labkit.labs.saving_memory import prices as prices
+    from labkit.labs.scaling import plot_scaling_steps as plot_scaling_steps
+    from labkit.labs.scaling import scaling_steps as scaling_steps
     from labkit.labs.schedules import pipelining as pipelining
     from labkit.labs.sharding import CUT_BY_WAY as CUT_BY_WAY
     from labkit.labs.sharding import held_by_ranks as held_by_ranks
