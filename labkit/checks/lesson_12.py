@@ -152,7 +152,9 @@ def judge_tensors(told: Plain, cases: Plain) -> Verdict:
             elif found["raised"]:
                 return not_yet(f"all ranks have {kinds[0]}, and rank {rank} raised {found['raised']}.")
             elif not near(found["values"], due := [float(sum(values)) for values in zip(*(each["values"] for each in case), strict=True)]):
-                return not_yet(f"all ranks have {kinds[0]}: rank {rank} has {shown(found['values'][:4])} … where {shown(due[:4])} … was due.")
+                return not_yet(
+                    f"all ranks have {kinds[0]}: rank {rank} has {shown(found['values'][:4])} … where {shown(due[:4])} … was due."
+                )
     return right("Whoever does not fit is found before anybody waits.")
 
 

@@ -9,6 +9,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from labkit import machine
 from labkit.processes import children, context
 from virtualgpu.cluster import Cluster, parse_rate
 from virtualgpu.collectives import simulated
@@ -85,6 +86,7 @@ def _child(line: connection.Connection, script: str, world: dict[str, Any]) -> N
     chosen = {"nodes": 1, "rank": 0, "network": "400Gb/s", "like": None, "memory": None}
     chosen |= {name: value for name, value in world.items() if name != "arguments"}
     try:
+        machine.use(None)  # a child has its parent's
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
             set_up(script, **chosen)
             run_script(script, arguments)

@@ -18,7 +18,9 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 with torch.device("cuda"):
-    layers = [nn.TransformerEncoderLayer(width, width // 128, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True) for _ in range(blocks)]
+    layers = [
+        nn.TransformerEncoderLayer(width, width // 128, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True) for _ in range(blocks)
+    ]
 model = nn.Sequential(*layers)
 for layer in model:
     fully_shard(layer, mp_policy=policy)
