@@ -71,8 +71,8 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
         if not found["between"] <= found["bytes"] / case["per_node"]:
             gave, whole = units.byte_text(found["between"]), units.byte_text(found["bytes"])
             return not_yet(
-                f"the sums are right, but rank {rank} gave {gave} of {whole} to groups of several nodes. A node has {case['per_node']} ranks: "
-                "what is each one's share?"
+                f"the sums are right, but rank {rank} gave {gave} of {whole} to groups of several nodes. A node has "
+                f"{case['per_node']} ranks: what is each one's share?"
             )
     return right("Each rank takes its share from node to node.")
 
@@ -81,10 +81,9 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
 
 
 def draw_steps(generator: random.Random) -> Plain:
-    """What each of three ranks finds: the oldest of their newest is not found by all; nothing that all find; one rank that finds nothing."""
+    """What each of three ranks finds: where the oldest of their newest is not found by all, where nothing is, and where one finds nothing."""
     one, two, three, four, five = sorted(generator.sample(range(1, 100), 5))
     listed = [[one, two, three, five], [two, one, four], [one, three, two, four]]
-    # In none of these lists is the newest of all last.
     cases = [listed, [[two, one], [four, three], [one, four]], [[one, two], [], [two, one]], [[three], [three, one], [one, three, two]]]
     for case in cases:
         for steps in case:

@@ -114,7 +114,8 @@ def _finding(result: Result) -> str:
     best = min(seconds, key=seconds.__getitem__)
     if best == RANKS[-1]:
         return f"With a fixed batch, {best:,} GPUs are {seconds[RANKS[0]] / seconds[best]:.0f} times as fast as {RANKS[0]}"
-    return f"With a fixed batch, a step is fastest on {best} GPUs; on {RANKS[-1]:,} it takes {seconds[RANKS[-1]] / seconds[best]:.1f} times as long"
+    longer = seconds[RANKS[-1]] / seconds[best]
+    return f"With a fixed batch, a step is fastest on {best} GPUs; on {RANKS[-1]:,} it takes {longer:.1f} times as long"
 
 
 def _told(result: Result, batch: str, network: str) -> str:

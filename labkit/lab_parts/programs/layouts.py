@@ -1,7 +1,7 @@
 """A training step of a GPT's blocks on data × tensor × pipeline ranks, as the first rank of a simulated world takes it.
 
 Arguments: the three degrees, the blocks, their width, the tokens of a sequence, the sequences of a batch, and how many of them are a
-micro-batch. `result` has the second step's seconds and its parts, the peak in bytes, and the bytes sent; "out of memory" if it does not fit.
+micro-batch. `result` has the seconds of the second step and the peak in bytes; None for both if it does not fit.
 
 Tensor parallelism is Megatron's: both layers of a pair cut, so that each pair sums its outputs once. The stages follow 1F1B. A rank is
 simulated alone and the others are like it, so what it waits for while the pipeline fills and drains takes as long as its own work does: it
