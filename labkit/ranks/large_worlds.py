@@ -83,7 +83,7 @@ def results(script: str | os.PathLike, worlds: Sequence[dict[str, Any]]) -> list
 
 def _child(line: connection.Connection, script: str, world: dict[str, Any]) -> None:
     arguments = [str(argument) for argument in world["arguments"]]
-    chosen = {"nodes": 1, "rank": 0, "network": "400Gb/s", "like": None, "memory": None}
+    chosen: dict[str, Any] = {"nodes": 1, "rank": 0, "network": "400Gb/s", "like": None, "memory": None}
     chosen |= {name: value for name, value in world.items() if name != "arguments"}
     try:
         machine.use(None)  # a child has its parent's
