@@ -84,7 +84,14 @@ def draw_steps(generator: random.Random) -> Plain:
     """What each of three ranks finds: where the oldest of their newest is not found by all, where nothing is, where one finds nothing."""
     one, two, three, four, five = sorted(generator.sample(range(1, 100), 5))
     listed = [[one, two, three, five], [two, one, four], [one, three, two, four]]
-    cases = [listed, [[two, one], [four, three], [one, four]], [[one, two], [], [two, one]], [[three], [three, one], [one, three, two]]]
+    pairs = [[one, three, four], [one, three, five], [one, four, five]]  # any two have a newer one than all three
+    cases = [
+        listed,
+        pairs,
+        [[two, one], [four, three], [one, four]],
+        [[one, two], [], [two, one]],
+        [[three], [three, one], [one, three, two]],
+    ]
     for case in cases:
         for steps in case:
             generator.shuffle(steps)
