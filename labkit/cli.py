@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "torchrun", _torchrun, "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour."
     )
     _add_ranks(torchrun)
-    add_script(torchrun, modules=False)
+    add_script(torchrun)
     lessons = command("lessons", _lessons, "Copy the lessons into a folder to work in. What is there already stays as it is.")
     lessons.add_argument("--to", default="work", metavar="DIR", help="where the copies go (default: work, here)")
     lessons.add_argument("--reset", metavar="NN", help="bring one lesson back as it was, such as 03; what you wrote is kept beside it")
@@ -170,19 +170,20 @@ def _trace_ranks(options: argparse.Namespace, files: dict[str, Any]) -> int:
     from labkit import ranks
     from virtualgpu.machines import DEFAULT_MODEL
 
-    given = {"-m": options.module, "--gpus": options.gpus, "--max-events": options.max_events, "--no-timeline": options.no_timeline}
+    given = {"--gpus": options.gpus, "--max-events": options.max_events, "--no-timeline": options.no_timeline}
     if unfit := [option for option, value in given.items() if value]:
         raise ValueError(f"--ranks {options.ranks}: leave out {', '.join(unfit)}; each rank has one virtual GPU, and its timeline")
     chosen = {"like": options.like or DEFAULT_MODEL, "memory": options.memory, "values": not options.no_values, "timeout": None}
+    chosen |= {"ranks": options.ranks, "module": options.module}
     failed = None
     try:
-        trace = ranks.torchrun(options.script, *options.arguments, ranks=options.ranks, **chosen, trace=True, live=True).trace
+        trace = ranks.torchrun(options.script, *options.arguments, **chosen, trace=True, live=True).trace
     except ranks.TorchrunError as error:
         _tell(error, "trace")
         failed, trace = error, error.trace
     if trace is None:
         return _refuse("no rank left a recording, so there is no page", "trace")
-    command = shlex.join([f"--ranks={options.ranks}", options.script, *options.arguments])
+    command = shlex.join([f"--ranks={options.ranks}", *(["-m"] if options.module else []), options.script, *options.arguments])
     ended = "at its last line" if failed is None else f"by a rank: {failed}"
     written = report.write_all(trace, command, ended, files, datetime.date.today())
     return 0 if written and failed is None else 1
@@ -203,7 +204,7 @@ def _torchrun(options: argparse.Namespace) -> int:
     from labkit import ranks
 
     chosen = {name: getattr(options, name) for name in ("ranks", "nodes", "endpoint", "timeout", "join_timeout", "max_restarts", "devices")}
-    chosen |= {name: getattr(options, name) for name in ("like", "memory", "values", "virtual_time", "network")}
+    chosen |= {name: getattr(options, name) for name in ("like", "memory", "values", "virtual_time", "network", "module")}
     try:
         ranks.torchrun(options.script, *options.arguments, **chosen, live=not options.in_order)
     except ValueError as error:
@@ -229,11 +230,12 @@ def _simulate(options: argparse.Namespace) -> int:
     try:
         if unfit:
             raise ValueError(f"--simulate starts no other rank: leave out {', '.join(unfit)}")
+        check_script(options.script, options.module)
         chosen = {name: getattr(options, name) for name in ("nodes", "rank", "network", "like", "memory")}
-        gpus = large_worlds.set_up(options.script, world=options.simulate, **chosen)
+        gpus = large_worlds.set_up(options.simulate, **chosen)
     except ValueError as error:
         return _refuse(str(error), "torchrun")
-    large_worlds.run(gpus, options.script, options.arguments)
+    large_worlds.run(gpus, options.script, options.arguments, options.module)
     return 0
 
 

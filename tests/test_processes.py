@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -35,6 +36,22 @@ def test_children_answer_and_have_imported_torch_already():
     assert sorted(answer[0] for answer in answers) == [2, 4]
     assert all(answer[1] for answer in answers)
     assert [process.exitcode for process in started] == [0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads another process's memory maps")
+def test_a_server_that_was_started_has_imported_torch():
+    """In a process of its own, which has no server yet: all that is left for a child is to be forked."""
+    told = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert told == "[True]\n"
+
+
+STARTED = """
+import psutil
+from labkit import processes
+processes.start_server()
+servers = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+print([any("libtorch" in mapped.path for mapped in server.memory_maps()) for server in servers])
+"""
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

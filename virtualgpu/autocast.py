@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
 from virtualgpu.tensor import VirtualTensor
 
@@ -22,7 +21,6 @@ KEY, CPU_KEY = "AutocastCUDA", "AutocastCPU"
 _guard = torch._C._ExcludeDispatchKeyGuard
 _key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 _cpu_key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-_get_kernel = getattr(torch.library, "get_kernel", None)  # older versions of torch cannot say what they would have run
 _to = torch.Tensor.to
 _set_enabled, _clear_cache = torch.set_autocast_enabled, torch.clear_autocast_cache
 
@@ -90,8 +88,6 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
     """`torch.set_autocast_enabled(device_type, enabled)`, or (enabled) for CUDA."""
-    if _get_kernel is None and args == ("cpu", True):
-        raise unsupported('torch.autocast("cpu"), in this version of torch,')
     _set_enabled(*args, **kwargs)
     torch._C._dispatch_tls_set_dispatch_key_included(KEY, torch.is_autocast_enabled("cuda"))
 
@@ -111,11 +107,10 @@ def register(library: torch.library.Library) -> None:
     """Put the kernels of both keys in place, until the library object goes."""
     for name, kernel in kernels():
         library.impl(name, kernel, KEY)
-    if _get_kernel is not None:
-        for name in torch._C._dispatch_get_registrations_for_dispatch_key(CPU_KEY):
-            name = name.removeprefix("aten::")
-            if "::" not in name and (operator := overload(name)) is not None:
-                library.impl(name, for_cpu_tensors(operator, _get_kernel(f"aten::{name}", CPU_KEY)), CPU_KEY)
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key(CPU_KEY):
+        name = name.removeprefix("aten::")
+        if "::" not in name and (operator := overload(name)) is not None:
+            library.impl(name, for_cpu_tensors(operator, torch.library.get_kernel(f"aten::{name}", CPU_KEY)), CPU_KEY)
 
 
 def for_cpu_tensors(operator: Any, original: Any) -> Callable[..., Any]:

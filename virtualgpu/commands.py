@@ -55,10 +55,9 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-values", action="store_true", help="keep shapes, memory, order and time, and compute nothing")
 
 
-def add_script(parser: argparse.ArgumentParser, modules: bool = True) -> None:
-    """A script, or a module where these are taken, and its own arguments."""
-    if modules:
-        parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module or package, as after python -m")
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """A script or a module, and its own arguments."""
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module or package, as after python -m")
     parser.add_argument("script", help="the Python script")
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     own.required = False  # argparse would ask for them where the script is missing

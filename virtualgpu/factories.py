@@ -52,7 +52,7 @@ _COPY_CONSTRUCT = (
 def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any]]]:
     """By owner, the names that change."""
     torch.utils._device._device_constructors()  # it remembers torch's own functions at its first call: not ours
-    makers: dict[str, Any] = {name: with_any_device(getattr(torch, name)) for name in FACTORIES if hasattr(torch, name)}
+    makers: dict[str, Any] = {name: with_any_device(getattr(torch, name)) for name in FACTORIES}
     makers |= {name: made_on_host(getattr(torch, name)) for name in MOVED}
     makers |= {name: made_of_parts(getattr(torch, name), parts) for name, parts in SPARSE.items()}
     makers |= {"tensor": tensor, "as_tensor": as_tensor, "device": Device}

@@ -77,7 +77,6 @@ class Installation:
             self._library = None
         while self._originals:
             _put_back(*self._originals.pop())
-        torch.cuda.device_count.cache_clear() if hasattr(torch.cuda.device_count, "cache_clear") else None
         hardware.put_in_place(None)
         self.machine.pending_frees.close()
         self.machine.usage.close()

@@ -1,10 +1,10 @@
 """A script run in this process, as Python would run it."""
 
-import importlib.machinery
 import importlib.util
 import os
 import sys
 import types
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
 
 from virtualgpu import front_end
@@ -13,14 +13,36 @@ from virtualgpu import front_end
 def check_script(script: str | os.PathLike, module: bool = False) -> None:
     """Raises ValueError unless it is a file, or the name of a module or package that Python finds."""
     if module:
-        if not sys.flags.safe_path and os.getcwd() not in sys.path:  # as after `python -m`; the installed command does not look here
-            sys.path.insert(0, os.getcwd())
-        if not all(part.isidentifier() for part in str(script).split(".")) or importlib.util.find_spec(str(script).split(".")[0]) is None:
+        if not all(part.isidentifier() for part in str(script).split(".")) or _top(str(script)) is None:
             raise ValueError(f"no module named {script}")
     elif os.path.isdir(script):
         raise ValueError(f"{script} is a folder: give the script in it that shall run")
     elif not os.path.isfile(script):
         raise ValueError(f"no such script: {script}")
+
+
+def module_file(name: str) -> str:
+    """The file that `python -m name` would run, found without running any code of its packages. Raises ValueError where there is none."""
+    check_script(name, module=True)
+    spec, parts = _top(name), name.split(".")
+    for end in range(2, len(parts) + 1):
+        spec = spec and _part(spec, ".".join(parts[:end]))
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _part(spec, f"{name}.__main__")
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise ValueError(f"{name} is no module that can be run")
+    return spec.origin
+
+
+def _top(name: str) -> ModuleSpec | None:
+    """The module's first part, looked for in the current folder first, as `python -m` does."""
+    first = name.split(".")[0]
+    here = [] if sys.flags.safe_path else [os.getcwd()]
+    return PathFinder.find_spec(first, here + sys.path) or importlib.util.find_spec(first)
+
+
+def _part(package: ModuleSpec, name: str) -> ModuleSpec | None:
+    return PathFinder.find_spec(name, package.submodule_search_locations or [])
 
 
 def run_script(script: str, arguments: list[str], module: bool = False) -> None:
@@ -44,7 +66,7 @@ def run_script(script: str, arguments: list[str], module: bool = False) -> None:
 def _file_code(script: str, main: types.ModuleType) -> types.CodeType:
     path = os.path.abspath(script)
     main.__file__ = path
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__loader__ = SourceFileLoader("__main__", path)
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     with open(path, "rb") as source:
@@ -53,6 +75,8 @@ def _file_code(script: str, main: types.ModuleType) -> types.CodeType:
 
 def _module_code(name: str, main: types.ModuleType) -> types.CodeType:
     """The code of a module, or of a package's `__main__`. Raises SystemExit, as Python does, where there is none."""
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()  # the installed command does not look here
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:

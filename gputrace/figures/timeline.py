@@ -1,6 +1,7 @@
 """What ran when on the host and on each stream and copy engine: overlap, waits, idle time and races to look at."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -31,7 +32,7 @@ from gputrace.figures.figure import (
 from gputrace.figures.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, kinds_of, lanes_of, shade
 from gputrace.figures.phases import add_phases
 from gputrace.figures.relations import draw_collectives, draw_races, draw_waits, race_text
-from gputrace.spans import HOST, KIND_GROUPS, chosen, is_collective, seconds_of, seconds_of_both
+from gputrace.spans import HOST, KIND_GROUPS, Spans, Waits, chosen, is_collective, seconds_of, seconds_of_both
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
@@ -61,6 +62,7 @@ def trace_timeline(
     lanes, kinds = lanes_of(trace, devices), kinds_of(trace)
     phases = trace.phases if memory else []  # the host's: a GPU may run a phase's kernels much later
     races = [race for race in trace.races if {race.first.device, race.second.device} & set(devices)]
+    part = trace if window[0] == 0 and window[1] >= trace.end else _part(trace, window)
     with matplotlib.rc_context(STYLE):
         entries = _entries(trace, kinds, lanes, races)
         rows = 1 if sum(text_width(entry.get_label()) + 36 for entry in entries) <= WIDTH else 2
@@ -71,7 +73,7 @@ def trace_timeline(
         shown = fitting(trace, lanes, int(room / LOWEST))
         page = _Page(top, MEMORY if memory else 0.0, min(room, HIGHEST * len(shown)), under)
         canvas = Canvas(figsize=(SIZE[0], page.height), facecolor="white")
-        add_title(canvas, shortened(_finding(trace, devices, races), WIDTH, TITLE_POINTS, bold=True))
+        add_title(canvas, shortened(_finding(part, devices, races), WIDTH, TITLE_POINTS, bold=True))
         _add_legend(canvas, entries, rows, page)
         _list_races(canvas, races, page, top - listed * LINE)
         axes = canvas.add_axes(page.box(under, page.lanes))
@@ -82,7 +84,7 @@ def trace_timeline(
             memory_figure.add_memory(canvas, box, trace, trace.device_index(device), window)
         _add_note(canvas, trace, crowded, len(lanes) - len(shown))
         add_badge(canvas, trace.badge)
-        return Figure(canvas, words(canvas, *_proof(trace, devices, races)))
+        return Figure(canvas, words(canvas, *_proof(part, devices, races)))
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,19 @@ def _window(trace: "TraceData", start: float, end: float | None) -> tuple[float,
     if not 0 <= start < until:
         raise ValueError(f"start={start!r}, end={end!r}: give seconds from 0 to {last:.3g}, the start before the end")
     return float(start), float(until)
+
+
+def _part(trace: "TraceData", window: tuple[float, float]) -> "TraceData":
+    """A recording of what ran in the window alone: the words tell of what is drawn."""
+    part, spans, (start, end) = copy.copy(trace), trace.spans, window
+    seen = (spans.start < end) & (spans.end > start)
+    columns = {name: getattr(spans, name)[seen] for name in ("device", "stream", "kind", "name", "stack", "launch")}
+    begin, finish = spans.start[seen].clip(start, end), spans.end[seen].clip(start, end)
+    part.spans = Spans(begin - start, finish - begin, **columns, names=spans.names)
+    shown = (trace.waits.until >= start) & (trace.waits.until <= end)
+    part.waits = Waits(*(getattr(trace.waits, field.name)[shown] for field in fields(Waits)))
+    part.seconds = end - start
+    return part
 
 
 def _devices(trace: "TraceData") -> list[int]:

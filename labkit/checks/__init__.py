@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from labkit import cells
+from labkit import cells, processes
 from labkit.checks import attempts, checking, limits
 from labkit.checks.attempts import Progress
 from labkit.checks.checking import Check, Verdict
@@ -33,6 +33,8 @@ def check(number: str, answer: Any) -> Verdict:
 def _tried(known: Check, answer: Any) -> Verdict:
     number, inputs = known.number, checking.drawn(known)
     try:
+        if known.children and not checking.is_stub(answer, known.script):
+            processes.start_server()
         with limits.in_time(number, answer), limits.a_screenful(), limits.no_questions():
             seen = checking.observe(known, answer, inputs)
     except limits.TookTooLongError as error:

@@ -87,6 +87,7 @@ class Check:
         gpus: how many the check needs.
         script: what the exercise cell holds where the exercise is to mend a function.
         alters: what the answer is to alter of what it is given: "values" of tensors, lists and parameters; "hooks" of a model.
+        children: whether `observe` starts child processes, whose server is then there before the answer's time begins.
         section: the heading of the lesson's section that explains what the exercise needs. Those who fail three times are sent there.
     """
 
@@ -97,6 +98,7 @@ class Check:
     gpus: int = 1
     script: Callable[..., Any] | None = None
     alters: tuple[str, ...] = ()
+    children: bool = False
     section: str = ""
     expect: Callable[[Plain], Plain] | None = None
 

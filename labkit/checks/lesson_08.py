@@ -378,8 +378,8 @@ def _answered(weights: Plain, row: list[float]) -> list[float]:
 CHECKS = [
     Check("08.1", draw_tensors, observe_copies, judge_copies, section="What a child process shares"),
     Check("08.2", draw_parameters, observe_update, judge_update, alters=("values",), section="One model, trained by several processes"),
-    Check("08.3", draw_held, observe_held, judge_held, section="One GPU tensor, two processes"),
+    Check("08.3", draw_held, observe_held, judge_held, children=True, section="One GPU tensor, two processes"),
     Check("08.4", draw_limits, observe_limits, judge_limits, section="A model for each, or one server?"),
-    Check("08.5", draw_sizes, observe_producer, judge_producer, script=produce, section="The producer must stay"),
+    Check("08.5", draw_sizes, observe_producer, judge_producer, script=produce, children=True, section="The producer must stay"),
     Check("08.6", draw_requests, observe_server, judge_server, section="A model for each, or one server?"),
 ]

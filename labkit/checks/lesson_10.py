@@ -221,9 +221,9 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
 
 
 CHECKS = [
-    Check("10.1", draw_gradients, observe_gradients, judge_gradients, section="DistributedDataParallel"),
-    Check("10.2", draw_epochs, observe_rows, judge_rows, section="DistributedDataParallel"),
-    Check("10.3", draw_parts, observe_accumulation, judge_accumulation, section="DistributedDataParallel"),
-    Check("10.4", draw_lives, observe_lives, judge_lives, section="The whole script"),
+    Check("10.1", draw_gradients, observe_gradients, judge_gradients, children=True, section="DistributedDataParallel"),
+    Check("10.2", draw_epochs, observe_rows, judge_rows, children=True, section="DistributedDataParallel"),
+    Check("10.3", draw_parts, observe_accumulation, judge_accumulation, children=True, section="DistributedDataParallel"),
+    Check("10.4", draw_lives, observe_lives, judge_lives, children=True, section="The whole script"),
     own_ddp.CHECK,
 ]

@@ -191,38 +191,46 @@ def judge_adam(told: Plain, case: Plain) -> Verdict:
 # 11.5: the groups of a mesh
 
 
-def draw_mesh(generator: random.Random) -> Plain:
-    rows = generator.choice((2, 3))
-    return {"rows": rows, "columns": 5 - rows}
+def draw_meshes(generator: random.Random) -> Plain:
+    """Both meshes of six ranks that are no square and no line: an answer that forgets rows or columns is right for one of them at most."""
+    return generator.sample([[2, 3], [3, 2]], 2)
 
 
-def observe_mesh(my_groups: Any, case: Plain) -> Plain:
-    return in_ranks(groups_of, my_groups, [case] * (case["rows"] * case["columns"]))
+def observe_meshes(my_groups: Any, meshes: Plain) -> Plain:
+    rows, columns = meshes[0]
+    return in_ranks(groups_of, my_groups, [meshes] * (rows * columns))
 
 
-def judge_mesh(told: Plain, case: Plain) -> Verdict:
-    mesh = f"{case['rows']} × {case['columns']} ranks"
-    for rank, found in enumerate(told):
-        if isinstance(found["groups"], str):
-            return not_yet(f"your function returned {found['groups']}; a pair of groups is due: that of the row, that of the column.")
-        due = due_groups(rank, case["rows"], case["columns"])
-        for name, group, ranks in zip(("row", "column"), found["groups"], due, strict=True):
-            if isinstance(group, str):
-                return not_yet(f"for the {name} of rank {rank} you returned {group}, not a process group that it is in.")
-            if group != ranks:
-                return not_yet(f"of {mesh}, the {name} of rank {rank} is {ranks}; your group has {group}.")
-    for rank, found in enumerate(told):
-        if found["reached"] != due_groups(rank, case["rows"], case["columns"]):
-            return not_yet(
-                f"an all_reduce in the groups of rank {rank} of {mesh} added up {found['reached']}. Does every rank make every group?"
-            )
+def judge_meshes(told: Plain, meshes: Plain) -> Verdict:
+    for found, (rows, columns) in zip(zip(*told, strict=True), meshes, strict=True):
+        if (verdict := _judge_mesh(found, rows, columns)) is not None:
+            return verdict
     return right("Each rank in one row and one column.")
 
 
+def _judge_mesh(told: Plain, rows: int, columns: int) -> Verdict | None:
+    """What is wrong with one mesh, of which every rank tells its groups; None if nothing is."""
+    mesh = f"{rows} × {columns} ranks"
+    for rank, found in enumerate(told):
+        if isinstance(found["groups"], str):
+            return not_yet(f"your function returned {found['groups']}; a pair of groups is due: that of the row, that of the column.")
+        for name, group, due in zip(("row", "column"), found["groups"], due_groups(rank, rows, columns), strict=True):
+            if isinstance(group, str):
+                return not_yet(f"for the {name} of rank {rank} you returned {group}, not a process group that it is in.")
+            if group != due:
+                return not_yet(f"of {mesh}, the {name} of rank {rank} is {due}; your group has {group}.")
+    for rank, found in enumerate(told):
+        if found["reached"] != due_groups(rank, rows, columns):
+            return not_yet(
+                f"an all_reduce in the groups of rank {rank} of {mesh} added up {found['reached']}. Does every rank make every group?"
+            )
+    return None
+
+
 CHECKS = [
-    Check("11.1", draw_layers, observe_layers, judge_layers, section="Tensor parallelism"),
+    Check("11.1", draw_layers, observe_layers, judge_layers, children=True, section="Tensor parallelism"),
     Check("11.2", draw_budgets, observe_budgets, judge_budgets, section="FSDP by hand"),
-    Check("11.3", draw_layer, observe_backward, judge_backward, section="FSDP by hand"),
-    Check("11.4", draw_adam, observe_adam, judge_adam, section="Who holds what", alters=("values",)),
-    Check("11.5", draw_mesh, observe_mesh, judge_mesh, section="Two at once: a mesh"),
+    Check("11.3", draw_layer, observe_backward, judge_backward, children=True, section="FSDP by hand"),
+    Check("11.4", draw_adam, observe_adam, judge_adam, children=True, section="Who holds what", alters=("values",)),
+    Check("11.5", draw_meshes, observe_meshes, judge_meshes, children=True, section="Two at once: a mesh"),
 ]

@@ -251,4 +251,4 @@ def _judge_messages(steps: Plain, inputs: Plain) -> Verdict | None:
     return None
 
 
-CHECK = Check("10.5", draw, observe, judge, section="Overlap")
+CHECK = Check("10.5", draw, observe, judge, children=True, section="Overlap")

@@ -257,10 +257,13 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
     return {"wrong": wrong, "still": still, "kept": kept, "whole": 2 * sum(parameter.nbytes for parameter in trained)}
 
 
-def groups_of(my_groups: Any, case: Plain) -> Plain:
-    """In a rank: the ranks in each of its two groups, and whom an all_reduce in each reaches, if all have the groups that are due."""
-    rank, columns = dist.get_rank(), case["columns"]
-    answer = my_groups(case["rows"], columns)
+def groups_of(my_groups: Any, meshes: Plain) -> Plain:
+    """In a rank, for each mesh: the ranks in its groups, and whom an all_reduce in each reaches, if all have the groups that are due."""
+    return [_groups_in(my_groups, rows, columns) for rows, columns in meshes]
+
+
+def _groups_in(my_groups: Any, rows: int, columns: int) -> Plain:
+    rank, answer = dist.get_rank(), my_groups(rows, columns)
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         told: Plain = type(answer).__name__
     else:
@@ -271,7 +274,7 @@ def groups_of(my_groups: Any, case: Plain) -> Plain:
     everywhere: list[Plain] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, told)
     reached = []
-    if all(told == due_groups(rank, case["rows"], columns) for rank, told in enumerate(everywhere)):
+    if all(told == due_groups(rank, rows, columns) for rank, told in enumerate(everywhere)):
         for group in answer:
             x = torch.tensor(1 << rank)
             dist.all_reduce(x, group=group)

@@ -142,8 +142,7 @@ def _allocator(settings: str, memory: int) -> Iterator[None]:
 def _configure(settings: str) -> None:
     """New settings for later requests. PyTorch keeps the kind of its segments where the text does not name it."""
     text = settings if "expandable_segments" in settings else ",".join(filter(None, ("expandable_segments:False", settings)))
-    configure = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # until torch 2.8 there is only the other
-    (configure or torch.cuda.memory._set_allocator_settings)(text)
+    torch._C._accelerator_setAllocatorSettings(text)
 
 
 # The figure

@@ -58,7 +58,8 @@ def held_by_ranks(ranks: int = 4, width: int = 1024, layers: int = 16) -> Run:
     ways: DistributedDataParallel as it is, and with `gradient_as_bucket_view=True`; the same with ZeroRedundancyOptimizer; `fully_shard`
     of each layer that keeps parameters whole from forward to backward (what ZeRO-2 keeps during a step), and that does not. "other" is
     what the allocator has given out besides parameters, gradients and the optimizer's state; "peak" is the most of all. All ranks hold
-    the same. Ranks get virtual GPUs where there are too few real ones.
+    the same. Under ZeRO-2 the peak depends on PyTorch: 2.15 frees a gathered layer a little earlier. Ranks get virtual GPUs where there are
+    too few real ones.
 
     Raises ValueError for what is out of bounds; the width must divide by the ranks. Raises as `labkit.torchrun` does, besides.
     """
@@ -125,4 +126,4 @@ def _finding(result: Result) -> str:
 def _told(result: Result, way: str) -> str:
     held = _by_parameter(result, way)
     kinds = ", ".join(f"{held[kind]:.0f} of {kind}" for kind in COLOURED if held[kind] >= 0.5)
-    return f"{way}: bytes a parameter on each rank, {kinds}; at the peak {held['peak']:.1f}."
+    return f"{way}: bytes a parameter on each rank, {kinds}; at the peak {held['peak']:.0f}."

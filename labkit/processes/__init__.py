@@ -6,6 +6,7 @@ Python's multiprocessing runs, ends with this process.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -44,3 +45,14 @@ def children(function: Callable[..., None], arguments: Iterable[tuple[Any, ...]]
             process.kill()
         for process in started:
             process.join()
+
+
+@cache
+def start_server() -> None:
+    """Start the server, and wait until it has imported torch, so that no later child has to; on a slow machine that takes long."""
+    with children(_nothing, [()]):
+        pass
+
+
+def _nothing() -> None:
+    """What the first child does."""

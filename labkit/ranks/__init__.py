@@ -15,7 +15,7 @@ from labkit.ranks.result import Ranks, TorchrunError, result
 from virtualgpu import profiles
 from virtualgpu.cluster import parse_rate
 from virtualgpu.machines import MAXIMUM, check_memory, parse_bytes
-from virtualgpu.script import check_script
+from virtualgpu.script import check_script, module_file
 
 __all__ = ["Ranks", "TorchrunError", "torchrun"]
 
@@ -25,6 +25,7 @@ _LONGEST = 90  # bytes of a folder's name that leave enough for a socket's: 104 
 def torchrun(
     script: str | os.PathLike,
     *arguments: object,
+    module: bool = False,
     ranks: int = 2,
     nodes: int = 1,
     endpoint: str | None = None,
@@ -52,6 +53,7 @@ def torchrun(
     Args:
         script: the path of a Python script.
         arguments: for the script, as on a command line.
+        module: `script` is the name of a module or package, which runs as after `python -m`.
         ranks: how many in all, 1 to 16 on each node.
         nodes: machines among which the ranks are divided. Without `endpoint` all are on this one, with an agent of torchrun for each.
         endpoint: "HOST:PORT" of one of the machines, where the nodes meet. This call is then one node; make the same call on each machine.
@@ -74,13 +76,13 @@ def torchrun(
         SyntaxError: of the script; no rank was started.
         ValueError, TypeError: an argument is not one of the choices, which the message names.
     """
-    path = Path(script)
+    path = Path(module_file(str(script)) if module else script)
     check_script(path)
     request = _request(arguments, ranks, nodes, endpoint, timeout, join_timeout, max_restarts, devices)
     request["virtual"] = _virtual(request, like, memory, values, virtual_time, network)
     if trace and request["virtual"] is None:
         raise ValueError("trace=True records virtual GPUs: name their model too, such as like='H200'")
-    request |= {"script": os.path.abspath(path), "name": str(path), "trace": trace}
+    request |= {"script": os.path.abspath(path), "name": str(path), "module": str(script) if module else None, "trace": trace}
     return _run(path.read_bytes(), request, timeout, live, quiet)
 
 
@@ -89,7 +91,7 @@ def torchrun_cell(source: str, **options: Any) -> Ranks:
     chosen = {"ranks": 2, "nodes": 1, "endpoint": None, "timeout": 60, "join_timeout": 60, "max_restarts": 0, "devices": None} | options
     live = chosen.pop("live", False)
     virtual = chosen.pop("like", None), chosen.pop("memory", None), chosen.pop("values", True), chosen.pop("virtual_time", False), "400Gb/s"
-    request = _request((), **chosen) | {"script": None, "name": "cell.py", "trace": False}
+    request = _request((), **chosen) | {"script": None, "name": "cell.py", "module": None, "trace": False}
     request["virtual"] = _virtual(request, *virtual)
     return _run(source.encode(), request, chosen["timeout"], live, quiet=False)
 
@@ -193,4 +195,5 @@ def _command(request: dict[str, Any]) -> str:
         options = [f"--nnodes={request['nodes']}", each, "--rdzv-backend=c10d", f"--rdzv-endpoint={request['endpoint'] or 'HOST:29400'}"]
     if request["max_restarts"]:
         options.append(f"--max-restarts={request['max_restarts']}")
-    return shlex.join(["torchrun", *options, request["name"], *request["arguments"]])
+    script = [request["name"]] if request["module"] is None else ["-m", request["module"]]
+    return shlex.join(["torchrun", *options, *script, *request["arguments"]])

@@ -16,18 +16,17 @@ from virtualgpu.collectives import simulated
 from virtualgpu.commands import set_up_for_times
 from virtualgpu.instruments import Span
 from virtualgpu.machines import MAXIMUM, VirtualGPUs, gibibytes, use, with_maker
-from virtualgpu.script import check_script, run_script
+from virtualgpu.script import run_script
 
 LARGEST = 1 << 20  # ranks of a world
 AT_ONCE = 2  # child processes: more would not be sooner done on two cores
 
 
-def set_up(script: str, world: int, nodes: int, rank: int, network: str, like: str | None, memory: str | None) -> VirtualGPUs:
+def set_up(world: int, nodes: int, rank: int, network: str, like: str | None, memory: str | None) -> VirtualGPUs:
     """Make this process rank `rank` of `world`, on `nodes` machines whose ranks have a virtual GPU each, until it ends. Says so.
 
     Raises ValueError for an argument that is not one of the choices; nothing is changed then.
     """
-    check_script(script)
     if not 1 <= world <= LARGEST:
         raise ValueError(f"--simulate {world}: choose a whole number from 1 to {LARGEST}")
     if nodes < 1 or world % nodes or world // nodes > MAXIMUM:
@@ -47,12 +46,12 @@ def set_up(script: str, world: int, nodes: int, rank: int, network: str, like: s
     return gpus
 
 
-def run(gpus: VirtualGPUs, script: str, arguments: list[str]) -> None:
+def run(gpus: VirtualGPUs, script: str, arguments: list[str], module: bool) -> None:
     """Run the script, and say on standard error what it took. What it raises goes up."""
     sent: Counter[str] = Counter()
     gpus.machine.clock.listen(lambda work: sent.update(_collective(work)))
     try:
-        run_script(script, arguments)
+        run_script(script, arguments, module)
     finally:
         _sum_up(gpus.machine, sent)
 

@@ -32,7 +32,8 @@ HIGH = 512  # a number of a file above those of connections
 
 
 def main(folder: str, script: str, *arguments: str) -> None:
-    """Run `script`. All that it prints goes to `folder`'s socket, and how it ended, with the plain data in its variable `result`."""
+    """Run `script`, or the module that the request names. All that it prints goes to `folder`'s socket, and how it ended, with the plain
+    data in its variable `result`."""
     _end_with_torchrun()
     reports, output = _connect(folder, "reports"), _connect(folder, "output")
     for stream in (1, 2):
@@ -51,7 +52,7 @@ def main(folder: str, script: str, *arguments: str) -> None:
         gpus.machine.cluster = Cluster(virtual["gpus"], virtual["network"])
     try:
         with _traced(folder, request["trace"]):
-            run_script(script, list(arguments))
+            run_script(request["module"] or script, list(arguments), request["module"] is not None)
     except SystemExit as error:
         if error.code not in (None, 0):
             messages.send(reports, ended="exit", text=str(error.code))

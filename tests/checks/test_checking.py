@@ -1,5 +1,6 @@
 """A check observes beside the learner's code, judges apart from it, and leaves nothing behind."""
 
+import contextlib
 import json
 import random
 from dataclasses import replace
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 import labkit
-from labkit import checks
-from labkit.checks import checking
+from labkit import checks, processes
+from labkit.checks import checking, limits
 from labkit.checks.checking import Check, Verdict, is_stub, not_attempted, not_yet, quote, right
 
 DOUBLE = Check(
@@ -223,6 +224,28 @@ def test_inputs_are_plain_data_and_drawn_afresh(number):
 
 
 @pytest.mark.slow
+def test_the_server_of_children_is_there_before_an_answers_time_begins(two_gpus, monkeypatch):
+    """It imports torch, which takes a slow machine most of the time that an answer has. Who has written nothing waits for no server."""
+    happened = []
+    monkeypatch.setattr(processes, "start_server", lambda: happened.append("server"))
+
+    @contextlib.contextmanager
+    def in_time(*_):
+        happened.append("time")
+        yield
+
+    monkeypatch.setattr(limits, "in_time", in_time)
+    for children, answer, expected in (
+        (True, lambda x: 2 * x, ["server", "time"]),
+        (False, lambda x: 2 * x, ["time"]),
+        (True, ..., ["time"]),
+    ):
+        monkeypatch.setattr(checks, "find", lambda number, children=children: replace(DOUBLE, children=children))
+        happened.clear()
+        checks.check("98.1", answer)
+        assert happened == expected
+
+
 def test_no_answer_reaches_the_judge(two_gpus):
     """A tensor whose operators are forged is observed by its values; whatever equals everything is observed by its type."""
 

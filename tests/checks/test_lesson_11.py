@@ -5,7 +5,7 @@ import random
 import pytest
 
 from labkit.checks import lesson_11, rank_programs
-from labkit.checks.lesson_11 import judge_adam, judge_backward, judge_budgets, judge_layers, judge_mesh
+from labkit.checks.lesson_11 import judge_adam, judge_backward, judge_budgets, judge_layers, judge_meshes
 from labkit.checks.rank_programs import RIGHT, due_groups
 
 LAYERS = {"ranks": 2, "x": [[1, 2]], "first": [[1, 1], [-1, 0]], "first_bias": [1, 0], "second": [[2, 5]], "second_bias": [3]}
@@ -99,9 +99,10 @@ def test_sharded_adam_is_judged_by_its_steps_and_by_what_each_rank_keeps(answer,
     ],
 )
 def test_groups_are_judged_by_who_is_in_them_and_whom_they_reach(answer, hint):
-    told = [{"groups": due_groups(rank, 2, 3), "reached": due_groups(rank, 2, 3)} for rank in range(6)]
-    told[1] |= answer
-    verdict = judge_mesh(told, {"rows": 2, "columns": 3})
+    meshes = [[3, 2], [2, 3]]
+    told = [[{"groups": due_groups(rank, *mesh), "reached": due_groups(rank, *mesh)} for mesh in meshes] for rank in range(6)]
+    told[1][1] |= answer
+    verdict = judge_meshes(told, meshes)
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
 

@@ -5,6 +5,7 @@ from handed_in import COURSE, LIMITS, notebook
 
 from labcourse import assignment, backends, examination
 from labcourse.sandbox import Sandbox
+from labkit.lesson_copies import shipped
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +34,8 @@ def sandbox(bubblewrap):
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp("course") / "course.toml"
-    path.write_text(COURSE.partition("[labs")[0] + "".join(f'[labs."{number:02d}"]\n' for number in range(13)))
+    lessons = sorted(lesson.stem[:2] for lesson in shipped().glob("*.ipynb"))
+    path.write_text(COURSE.partition("[labs")[0] + "".join(f'[labs."{lesson}"]\n' for lesson in lessons))
     return assignment.read(path)
 
 

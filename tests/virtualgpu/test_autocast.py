@@ -133,18 +133,6 @@ def test_cpu_tensors_are_left_alone_in_a_cuda_region():
         assert F.binary_cross_entropy(x, x).item() == 0
 
 
-TELLS_KERNELS = hasattr(torch.library, "get_kernel")
-
-
-@pytest.mark.skipif(TELLS_KERNELS, reason="this torch can keep the CPU's region and the GPU's tensors apart")
-def test_the_cpu_s_region_is_refused_by_an_older_torch():
-    with pytest.raises(NotImplementedError, match=r"autocast\(\"cpu\"\), in this version of torch, is not served"), torch.autocast("cpu"):
-        pass
-    with torch.autocast("cpu", enabled=False):
-        assert matrix().sum().dtype is torch.float32
-
-
-@pytest.mark.skipif(not TELLS_KERNELS, reason="an older torch cannot say which kernels it would have run: the region is refused by name")
 def test_the_cpu_has_a_region_of_its_own():
     x, layer = torch.ones(2, 2, requires_grad=True), torch.nn.Linear(4, 4, device="cuda")
     with torch.autocast("cpu"):

@@ -83,6 +83,6 @@ def minor_version(version: str) -> tuple[int, int]:
 
 def _wording(version: str) -> tuple[str, str]:
     """The variable and the page that a PyTorch version's message names: 2.10 from published logs, 2.11 recorded, 2.13 in its library."""
-    minor = minor_version(version)
-    variable = "PYTORCH_ALLOC_CONF" if minor == (2, 10) else "PYTORCH_CUDA_ALLOC_CONF"
-    return variable, _DOCUMENTATION if minor >= (2, 11) else _OLD_DOCUMENTATION
+    if minor_version(version) < (2, 11):
+        return "PYTORCH_ALLOC_CONF", _OLD_DOCUMENTATION
+    return "PYTORCH_CUDA_ALLOC_CONF", _DOCUMENTATION

@@ -44,7 +44,6 @@ SAME = {
     "_accelerator_maybeExchangeDevice": "_cuda_maybeExchangeDevice",
     "_accelerator_synchronizeDevice": "_cuda_synchronize",
     "_accelerator_emptyCache": "_cuda_emptyCache",
-    "_accelerator_setAllocatorSettings": "_cuda_cudaCachingAllocator_set_allocator_settings",
     "_accelerator_getDeviceStats": "_cuda_memoryStats",
     "_accelerator_resetPeakStats": "_cuda_resetPeakMemoryStats",
     "_accelerator_resetAccumulatedStats": "_cuda_resetAccumulatedMemoryStats",
@@ -206,8 +205,6 @@ def build_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.replace(".", "0")) * 10,
         "_cuda_get_cudnn_benchmark_limit": lambda: benchmark["limit"],
         "_cuda_set_cudnn_benchmark_limit": lambda limit: benchmark.update(limit=limit),
-        "_cuda_lock_mutex": lambda: None,  # until torch 2.8: around the freeing of memory
-        "_cuda_unlock_mutex": lambda: None,
         "_group_tensors_by_device_and_dtype": group_tensors,
         "_get_accelerator": lambda: torch.device("cuda"),
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
@@ -284,7 +281,7 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
         "_host_emptyCache": lambda: None,  # of page-locked memory nothing is kept
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_cuda_cudaCachingAllocator_set_allocator_settings": configure,  # until torch 2.8; then the accelerator's
+        "_accelerator_setAllocatorSettings": configure,
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_getMemoryInfo": lambda index: free_and_total(one_gpu(machine, index)),
     }

@@ -28,6 +28,7 @@ CPU, CUDA = ProfilerActivity.CPU, ProfilerActivity.CUDA
 DEFAULT_STREAM = 7  # the number that CUPTI gives a context's default stream
 _MARK = "[virtual clock]"
 _WITHIN = ("PythonDispatchMode", "PythonSubclass", _MARK + " within")  # what PyTorch calls the Python of an operator
+_COLLECTIVE = "nccl:"  # an event of NCCL's, which the Python of a collective's operator records
 _COPIES = {"h2d": "Memcpy HtoD", "d2h": "Memcpy DtoH", "p2p": "Memcpy PtoP"}
 _WAITS = {"synchronize device": "cudaDeviceSynchronize", "synchronize event": "cudaEventSynchronize"}
 _WAIT = "cudaStreamSynchronize"  # the others, a copy that the host waits for among them
@@ -324,7 +325,7 @@ def _sorted_out(events: list[Any]) -> tuple[list[Any], list[_Mark]]:
             marks.append(_Mark(event.start_ns(), int(number), event, operators[-1] if operators else None))
             continue
         within = event.name() in _WITHIN
-        if not (within or inside):
+        if not (within or inside) or event.name().startswith(_COLLECTIVE):
             host.append(event)
         outer.append((event.end_ns(), None if within or inside else event))
     return host, marks

@@ -6,7 +6,6 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch.utils.benchmark.utils import timer as timers
 
 from virtualgpu.hardware import Machine
 from virtualgpu.host.time_module import READ_SECONDS
@@ -14,6 +13,8 @@ from virtualgpu.host.time_module import READ_SECONDS
 
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change."""
+    from torch.utils.benchmark.utils import timer as timers  # once the GPUs are in place: what it imports warns where CUDA has none
+
     original, make = timers.timer, timers.Timer.__init__
     signature = inspect.signature(make)
 

@@ -49,7 +49,6 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     storage = torch.UntypedStorage
     yield storage, {"_new_shared": new_shared(storage._new_shared), "_share_cuda_": share_cuda}
     yield storage, {"_new_shared_cuda": staticmethod(new_shared_cuda), "_release_ipc_counter_cuda": staticmethod(release_ipc_counter)}
-    yield reductions, {"StorageWeakRef": WeakReference, "storage_from_cache": storage_from_cache(reductions.storage_from_cache)}
 
 
 class ReceivedMemory(Memory):
@@ -208,40 +207,6 @@ class Descriptor:
 
     def __del__(self) -> None:
         os.close(self.number)
-
-
-# What torch.multiprocessing remembers
-
-
-class WeakReference(reductions.StorageWeakRef):
-    """PyTorch's own, which in torch 2.6 keeps the Python object of a storage, and with it the memory of a virtual one."""
-
-    watched: "weakref.ref[VirtualStorage] | None" = None  # a virtual one
-
-    def __init__(self, storage: Any) -> None:
-        untyped = getattr(storage, "_untyped_storage", storage)
-        if type(untyped) is VirtualStorage:
-            self.watched, self.cdata, self._free_weak_ref = weakref.ref(untyped), untyped._cdata, lambda cdata: None
-        else:
-            super().__init__(storage)
-
-    def expired(self) -> bool:
-        return super().expired() if self.watched is None else self.watched() is None
-
-
-def storage_from_cache(plain: Callable[[type, Any], Any]) -> Callable[[type, Any], Any]:
-    """`reductions.storage_from_cache`, which finds a storage that was received before."""
-
-    def find(kind: type, key: Any) -> Any:
-        known = reductions.shared_cache.get(key)
-        if not isinstance(known, WeakReference) or known.watched is None:
-            return plain(kind, key)
-        storage = known.watched()
-        if storage is not None and hasattr(storage, "_fix_weakref"):
-            storage._fix_weakref()  # C++ may have been its only owner
-        return storage
-
-    return find
 
 
 # What torch.multiprocessing pickles

@@ -202,8 +202,11 @@ def test_a_part_of_the_recording(timeline, drawn, texts):
     assert lanes.get_xlim() == strip.get_xlim() == memory.get_xlim() == (4.5, 7.0)
     shown = texts(drawn[-1])
     assert "backward" in shown and "forward" not in shown and "add" in shown and "mm" not in shown
-    trace.plot_timeline(start=4.5)
+    figure = trace.plot_timeline(start=4.5)
     assert drawn[-1].axes[0].get_xlim() == (4.5, 10.0)
+    whole = trace.plot_timeline()
+    assert "of 5.5 s" in figure.alt and "of 10 s" in whole.alt  # the words tell of what is drawn
+    assert "2 kernels and copies" in figure.alt and "idle 2.5 s of 5.5 s" in figure.alt
 
 
 @pytest.mark.parametrize(("start", "end"), [(5, 5), (6, 5), (-1, 5), (float("nan"), 5), (11, None)])

@@ -307,6 +307,14 @@ def backward(x, shard, upstream):
             "returned list; a pair",
         ),
         "square": (changed(MESH, (".reshape(rows, columns)", ".reshape(rows, -1)[:, :rows]")), "raised|the row of rank|waited"),
+        "the larger first": (
+            changed(MESH, (".reshape(rows, columns)", ".reshape(max(rows, columns), min(rows, columns))")),
+            "of 2 × 3 ranks, the row of rank",
+        ),
+        "never more columns than rows": (
+            changed(MESH, (".reshape(rows, columns)", ".reshape(rows, columns)[:, :rows]")),
+            "for the row of rank 2 you returned|returned list; a pair|the row of rank 0 is",
+        ),
         "itself alone": (
             changed(MESH, ("dist.new_group(line)", "dist.new_group([dist.get_rank()])")),
             "the row of rank 0 is|raised|waited",

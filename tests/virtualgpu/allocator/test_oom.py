@@ -102,7 +102,6 @@ def test_sizes_in_error_texts(nbytes, text):
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        ("2.6.0", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True .*#environment-variables"),
         ("2.10.0+cu128", "PYTORCH_ALLOC_CONF=expandable_segments:True .*#environment-variables"),
         ("2.13.0", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True .*#optimizing-memory-usage"),
     ],

@@ -21,3 +21,10 @@ def test_a_collective_is_an_asynchronous_event_with_the_shapes_of_its_inputs():
         ("nccl:all_reduce", [[2, 2]]),
     ]
     assert all(event.is_async for event in events)
+
+
+def test_a_collective_is_an_event_beside_the_work_of_the_gpu():
+    with torch.profiler.profile(record_shapes=True) as profile:
+        dist.all_reduce(torch.ones(3, 4, device="cuda"))
+    events = [event for event in profile.events() if event.name == "nccl:all_reduce"]
+    assert [(event.is_async, event.input_shapes) for event in events] == [(True, [[3, 4]])]

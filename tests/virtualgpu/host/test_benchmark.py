@@ -1,5 +1,8 @@
 """torch.utils.benchmark on virtual time."""
 
+import subprocess
+import sys
+import textwrap
 import timeit
 
 import pytest
@@ -37,3 +40,21 @@ def test_a_timer_of_the_programs_own_is_left_to_it_and_all_is_put_back():
     with virtualgpu.use(1):
         assert benchmark.Timer("pass", timer=timeit.default_timer)._timer.timer is timeit.default_timer
     assert (benchmark.utils.timer.timer, benchmark.Timer.__init__) == before
+
+
+@pytest.mark.slow
+def test_what_it_imports_sees_the_gpus():
+    """torch.utils.cpp_extension warns, in a build for CUDA beside CUDA's compiler, where it sees no GPU when it is imported."""
+    code = """
+        import importlib.abc, sys
+        class Asked(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name == "torch.utils.cpp_extension":
+                    import torch
+                    print(torch.cuda.is_available())
+        sys.meta_path.insert(0, Asked())
+        import virtualgpu
+        virtualgpu.use(1)
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr

@@ -123,7 +123,6 @@ def test_the_gradient_of_binary_cross_entropy_by_its_target_is_multiplied_in_pla
     assert recorded(lambda: torch.autograd.grad(loss, target, gradient))[1] == ["+12"]
 
 
-@pytest.mark.skipif(not hasattr(torch.nn.functional, "rms_norm"), reason="torch 2.4 has it")
 def test_the_backward_of_rms_norm_reads_a_gradient_that_lies_contiguous(machine):
     x, weight = (torch.ones(*shape, device="cuda", requires_grad=True) for shape in ((2, 3), (3,)))
     y, gradient = torch.nn.functional.rms_norm(x, (3,), weight), spread(2, 3)

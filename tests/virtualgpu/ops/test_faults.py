@@ -52,7 +52,7 @@ def test_an_assert_of_the_catalogue_surfaces_and_stays(name, capsys):
     assert str(caught.value) == row["answer"][1]
     assertion = row["stderr"].split("Assertion `")[1].split("` failed")[0]
     if name == "index_put_assert" and fills_at_an_index():
-        assertion = call.ASSERTIONS["index_fill_"]
+        assertion, _ = call.ASSERTIONS["index_fill_"]
     assert f"`{assertion}" in capsys.readouterr().err
     with pytest.raises(AcceleratorError, match="device-side assert"):
         torch.zeros(1, device="cuda").item()

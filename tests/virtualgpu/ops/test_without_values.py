@@ -241,7 +241,6 @@ def test_inference_without_values():
         assert torch.nn.functional.layer_norm(x, (4,)).reshape(-1).shape == (32,)
 
 
-@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="torch 2.10 has it")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_grouped_product_has_its_shape_and_memory(dtype):
     def run() -> tuple:

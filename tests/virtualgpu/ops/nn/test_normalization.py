@@ -86,7 +86,6 @@ def test_batch_norm_without_parameters_takes_half_precision(machine, dtype, trai
     torch.testing.assert_close(there.running_var.cpu().float(), reference.running_var, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.skipif(not hasattr(nn.functional, "rms_norm"), reason="torch 2.4 has it")
 @pytest.mark.parametrize(
     ("shape", "weight", "message"),
     [
