@@ -123,6 +123,11 @@ class LayoutsLab(Lab):
         self.tried: dict[tuple[str, Layout], Row] = {}
         super().__init__([self.tensor, self.pipeline, self.network])
 
+    def _bring_back(self, before: Lab | None) -> None:
+        super()._bring_back(before)
+        if before is not None:
+            self._take_over(before, "tried")
+
     def experiment(self) -> Run:
         return layout_steps([(self.tensor.value, self.pipeline.value)], self.network.value)
 
@@ -144,7 +149,7 @@ class LayoutsLab(Lab):
     def verdict(self, result: Result, prediction: float) -> str:
         if not result.rows:
             return stays_open("The layout was not measured", prediction, unit=" s")
-        [row] = result.rows
+        row = result.rows[-1]
         if row["seconds"] is None:
             return f"{_told(row)} Divide the model further: by a larger tensor or pipeline degree."
         told = compared_as_factor(f"A step takes {row['seconds']:.3g} s; you predicted {prediction:g}", prediction, row["seconds"], GOOD)
