@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from gputrace import units
 from gputrace.figures.figure import BLACK, BLUE, GREEN, Figure, new_canvas, time_ticks
 from labkit.lab_parts.experiment import Result, Row, Run
@@ -53,34 +55,39 @@ def _points(layouts: Sequence[Layout], network: str) -> Iterator[Row]:
 # The figure
 
 
+LEAST = 4  # places for layouts: a single bar is no wider
+
+
 @in_style
 def plot_layout_steps(result: Result, prediction: float | None = None) -> Figure:
     """A bar for each layout: the time of its step, or that it runs out of memory. `prediction` is the last one's seconds."""
     canvas, axes = new_canvas(_finding(result))
-    axes.set_position([0.2, 0.19, 0.68, 0.68])
+    axes.set_position([0.2, 0.19, 0.53, 0.66])
     fastest = best(result)
     most = max([row["seconds"] or 0.0 for row in result.rows] + [prediction or 0.0, 1e-3])
+    time_ticks(axes, 1.1 * most)
     for place, row in enumerate(result.rows):
-        if row["seconds"] is None:
-            axes.annotate("out of memory", (0.01 * most, place), va="center")
-            continue
-        axes.barh(place, row["seconds"], 0.6, color=GREEN if row is fastest else BLUE)
-        axes.annotate(
-            f" {units.time_text(row['seconds'])}, {units.byte_text(row['peak'])}",
-            (row["seconds"], place),
-            va="center",
-            annotation_clip=False,
-        )
-    if prediction is not None:
+        axes.barh(place, row["seconds"] or 0.0, 0.6, color=GREEN if row is fastest else BLUE)
+        _beside(axes, place, _figures(row))
+    _beside(axes, -0.9, "a step, a rank's peak", style="italic")
+    if prediction is not None and result.rows:
         axes.plot([prediction], [len(result.rows) - 1], marker="s", **hollow(BLACK))
-    time_ticks(axes, 1.25 * most)
-    axes.set_xlabel("a step, and a rank's peak")
+    axes.set_xlabel(f"a step, {units.time_unit(1.1 * most)[1]}")
     axes.set_yticks(range(len(result.rows)), result.column("layout"))
-    axes.set_ylim(len(result.rows) - 0.4, -0.6)
+    axes.set_ylim(max(len(result.rows), LEAST) - 0.4, -0.6)
     axes.set_ylabel("data × tensor × pipeline")
     axes.grid(axis="y", visible=False)
     sentence = "" if prediction is None else f"Predicted: {prediction:g} s."
     return badged(canvas, result.badge, *map(_told, result.rows), sentence)
+
+
+def _beside(axes: Axes, place: float, text: str, **style: str) -> None:
+    """A text to the right of the bars, where no prediction can cover it."""
+    axes.text(1.03, place, text, transform=axes.get_yaxis_transform(), va="center", **style)
+
+
+def _figures(row: Row) -> str:
+    return "out of memory" if row["seconds"] is None else f"{units.time_text(row['seconds'])}, {units.byte_text(row['peak'])}"
 
 
 def best(result: Result) -> Row | None:
@@ -92,7 +99,7 @@ def _finding(result: Result) -> str:
     if not result.rows:
         return "Not measured yet: layouts of 32 GPUs"
     if (fastest := best(result)) is None:
-        return f"No layout of {len(result.rows)} fits"
+        return "No layout tried fits"
     return (
         f"{fastest['layout']} is the fastest layout tried: {units.time_text(fastest['seconds'])} a step by {result.parameters['network']}"
     )
@@ -123,6 +130,11 @@ class LayoutsLab(Lab):
         self.tried: dict[tuple[str, Layout], Row] = {}
         super().__init__([self.tensor, self.pipeline, self.network])
 
+    def _bring_back(self, before: Lab | None) -> None:
+        super()._bring_back(before)
+        if before is not None:
+            self._take_over(before, "tried")
+
     def experiment(self) -> Run:
         return layout_steps([(self.tensor.value, self.pipeline.value)], self.network.value)
 
@@ -144,7 +156,7 @@ class LayoutsLab(Lab):
     def verdict(self, result: Result, prediction: float) -> str:
         if not result.rows:
             return stays_open("The layout was not measured", prediction, unit=" s")
-        [row] = result.rows
+        row = result.rows[-1]
         if row["seconds"] is None:
             return f"{_told(row)} Divide the model further: by a larger tensor or pipeline degree."
         told = compared_as_factor(f"A step takes {row['seconds']:.3g} s; you predicted {prediction:g}", prediction, row["seconds"], GOOD)

@@ -67,13 +67,13 @@ def _world(row: Row) -> dict[str, Any]:
 
 LINES = {  # by what becomes of the batch, and the network
     (GROWS, NETWORKS[0]): (BLACK, "o", "the batch grows"),
-    (FIXED, NETWORKS[0]): (BLUE, "s", "it stays"),
-    (FIXED, NETWORKS[1]): (VERMILLION, "D", "by 100 Gb/s"),
+    (FIXED, NETWORKS[0]): (BLUE, "s", "the batch is fixed"),
+    (FIXED, NETWORKS[1]): (VERMILLION, "D", "fixed, 100 Gb/s"),
 }
 BYTES = {  # by what becomes of the batch, and the column
-    (GROWS, "peak"): (BLACK, "o", "peak, it grows"),
-    (FIXED, "peak"): (BLUE, "s", "peak, it stays"),
-    (FIXED, "held"): (GREEN, "^", "held after it"),
+    (GROWS, "peak"): (BLACK, "o", "peak, batch grows"),
+    (FIXED, "peak"): (BLUE, "s", "peak, batch fixed"),
+    (FIXED, "held"): (GREEN, "^", "held, batch fixed"),
 }
 
 
@@ -94,6 +94,7 @@ def plot_scaling_steps(result: Result) -> Figure:
     below.set_yscale("log", base=2)
     below.set_yticks(list(TICKS), [units.byte_text(tick) for tick in TICKS])
     below.yaxis.set_minor_locator(NullLocator())
+    below.margins(y=0.1)
     below.set_ylabel("a rank's bytes")
     below.set_xscale("log", base=2)
     below.set_xticks(RANKS, [f"{ranks:,}" for ranks in RANKS])
