@@ -15,7 +15,7 @@ CODE = """
 import os, sys
 from . import word
 result = [sys.argv, __name__, __package__, __spec__.name, word, sys.path[0]]
-print(*result, flush=True)
+os.write(1, (" ".join(map(str, result)) + "\\n").encode())  # at once, for under torchrun both ranks write into one pipe
 """
 
 
