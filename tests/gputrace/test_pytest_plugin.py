@@ -1,11 +1,10 @@
-"""The plugin of pytest: each test runs a suite of its own, in a process of its own: one that pytest's own tests run within this process
-would leave modules behind that were imported twice."""
+"""The plugin of pytest, found as its users find it: by the entry point of the installed package. Each test runs a suite of its own, in a
+process of its own: one that pytest's own tests run within this process would leave modules behind that were imported twice."""
 
 import pytest
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.slow
-PLUGIN = "-p", "gputrace.pytest_plugin", "-p", "no:cacheprovider"
 
 
 @pytest.fixture
@@ -14,7 +13,7 @@ def suite(pytester):
 
     def run(text, *options):
         pytester.makepyfile(text)
-        return pytester.runpytest_subprocess(*PLUGIN, *options)
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
 
     return run
 

@@ -40,7 +40,7 @@ def kernel_seconds(
     `format` is one of `profiles.FORMATS`. `outputs` is the number of elements of a matrix product's result, over the whole batch;
     0 stands for the square product of as many operations.
     """
-    memory = bytes_moved / (profile.memory_bytes_per_second * profile.memory_efficiency)
+    memory = _memory_seconds(profile, bytes_moved)
     if not flops:
         return profile.kernel_minimum_seconds + memory
     try:
@@ -53,13 +53,16 @@ def kernel_seconds(
 def further_seconds(profile: Profile, clocks: float, serial: float, around: float) -> float:
     """Device seconds beyond the roofline: see `ops.call.Work`."""
     instructions = (clocks / profile.multiprocessors + serial) / (1e3 * profile.sm_clock_khz)
-    return instructions + around / (profile.memory_bytes_per_second * profile.memory_efficiency)
+    return instructions + _memory_seconds(profile, around)
 
 
 def clocks_meanwhile(profile: Profile, bytes_moved: float) -> float:
     """Clocks of a multiprocessor, of all of them together, that pass while so many bytes move."""
-    seconds = bytes_moved / (profile.memory_bytes_per_second * profile.memory_efficiency)
-    return seconds * 1e3 * profile.sm_clock_khz * profile.multiprocessors
+    return _memory_seconds(profile, bytes_moved) * 1e3 * profile.sm_clock_khz * profile.multiprocessors
+
+
+def _memory_seconds(profile: Profile, bytes_moved: float) -> float:
+    return bytes_moved / (profile.memory_bytes_per_second * profile.memory_efficiency)
 
 
 def _vector_flops(profile: Profile, format: str) -> float:
