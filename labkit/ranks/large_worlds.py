@@ -16,7 +16,7 @@ from virtualgpu.collectives import simulated
 from virtualgpu.commands import set_up_for_times
 from virtualgpu.instruments import Span
 from virtualgpu.machines import MAXIMUM, VirtualGPUs, gibibytes, use, with_maker
-from virtualgpu.script import run_script
+from virtualgpu.script import check_script, run_script
 
 LARGEST = 1 << 20  # ranks of a world
 AT_ONCE = 2  # child processes: more would not be sooner done on two cores
@@ -87,7 +87,7 @@ def _child(line: connection.Connection, script: str, world: dict[str, Any]) -> N
     try:
         machine.use(None)  # a child has its parent's
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
-            set_up(script, **chosen)
+            set_up(**chosen)
             run_script(script, arguments)
         line.send(("result", vars(sys.modules["__main__"]).get("result")))
     except BaseException as error:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import labkit
-from labkit import cli
+from labkit import cli, processes
 from labkit.ranks.large_worlds import results
 from virtualgpu import machines
 
@@ -43,6 +43,12 @@ SHARDED = """
         json.dump(result, open(sys.argv[1], "w"))
     dist.destroy_process_group()
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    """It outlives a test, and with it the folder in which it listens."""
+    processes.start_server()
 
 
 @pytest.fixture
