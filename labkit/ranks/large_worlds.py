@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr
@@ -66,7 +67,10 @@ def results(script: str | os.PathLike, worlds: Sequence[dict[str, Any]]) -> list
     found: list[Any] = []
     for start in range(0, len(worlds), AT_ONCE):
         pipes = [(context().Pipe(duplex=False), world) for world in worlds[start : start + AT_ONCE]]
-        with children(_child, [(theirs, os.fspath(script), world) for (_, theirs), world in pipes]):
+        with (
+            tempfile.TemporaryDirectory(prefix="labkit-") as folder,
+            children(_child, [(theirs, folder, os.fspath(script), world) for (_, theirs), world in pipes]),
+        ):
             for (ours, theirs), world in pipes:
                 theirs.close()
                 try:
@@ -80,14 +84,16 @@ def results(script: str | os.PathLike, worlds: Sequence[dict[str, Any]]) -> list
     return found
 
 
-def _child(line: connection.Connection, script: str, world: dict[str, Any]) -> None:
+def _child(line: connection.Connection, folder: str, script: str, world: dict[str, Any]) -> None:
     arguments = [str(argument) for argument in world["arguments"]]
     chosen: dict[str, Any] = {"nodes": 1, "rank": 0, "network": "400Gb/s", "like": None, "memory": None}
     chosen |= {name: value for name, value in world.items() if name != "arguments"}
     try:
         machine.use(None)  # a child has its parent's
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+            tempfile.tempdir = folder  # its nvidia-smi goes with the folder, even if this process is killed
             set_up(**chosen)
+            tempfile.tempdir = None
             run_script(script, arguments)
         line.send(("result", vars(sys.modules["__main__"]).get("result")))
     except BaseException as error:

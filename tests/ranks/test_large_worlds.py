@@ -135,3 +135,18 @@ def test_each_world_has_its_own_result_in_the_order_asked(script):
 def test_a_world_that_fails_says_which_and_what_it_raised(script, world, said):
     with pytest.raises(RuntimeError, match=re.escape(said)):
         results(script(WORLD), [{"world": 8, "arguments": []}, world])
+
+
+IN_A_NOTEBOOK = """
+import labkit
+from labkit.ranks.large_worlds import results
+labkit.use(gpus=2)
+print(results({script!r}, [{{"world": 64, "nodes": 8, "arguments": []}}]))
+"""
+
+
+def test_a_process_with_virtual_gpus_simulates_worlds_and_leaves_nothing(script):
+    """Its children come up with GPUs like its own, so with PyTorch's names replaced for ranks that are there."""
+    program = IN_A_NOTEBOOK.format(script=str(script(WORLD)))
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "'world': 64" in ended.stdout, ended.stderr
