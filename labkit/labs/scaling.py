@@ -13,7 +13,7 @@ from labkit.lab_parts.programs import rank_program
 
 LIKE = "H100"
 PER_NODE = 8
-RANKS = (8, 32, 128, 512, 1024)
+RANKS = (8, 64, 256, 1024)
 NETWORKS = ("400Gb/s", "100Gb/s")
 BLOCKS, WIDTH, TOKENS = 4, 4096, 256  # of a GPT's blocks, and of a sequence
 SEQUENCES = 1024  # of a batch on 8 GPUs
@@ -22,7 +22,7 @@ COLUMNS = {"ranks": "", "batch": "", "network": "", "seconds": "seconds", "held"
 
 
 def scaling_steps() -> Run:
-    """A step on 8, 32, 128, 512 and 1,024 virtual H100s, eight a node, a row for each.
+    """A step on 8, 64, 256 and 1,024 virtual H100s, eight a node, a row for each.
 
     Four blocks of a GPT, 4,096 wide, under FSDP in bfloat16 with AdamW, on sequences of 256 tokens: 1,024 of them on 8 GPUs. The batch
     then "grows" with the ranks, so that each has 128 (weak scaling), or stays "fixed" (strong scaling), by networks of 400 and of 100 Gb/s
