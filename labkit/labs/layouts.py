@@ -81,7 +81,7 @@ def plot_layout_steps(result: Result, prediction: float | None = None) -> Figure
     return badged(canvas, result.badge, *map(_told, result.rows), sentence)
 
 
-def _beside(axes: Axes, place: float, text: str, **style: str) -> None:
+def _beside(axes: Axes, place: float, text: str, **style: Any) -> None:
     """A text to the right of the bars, where no prediction can cover it."""
     axes.text(1.03, place, text, transform=axes.get_yaxis_transform(), va="center", **style)
 

@@ -127,7 +127,7 @@ def backward(y):
     y.backward(upstream)
 
 
-sent = []
+sent: list[torch.Tensor] = []
 try:
     with torch.device("cuda"):
         model = nn.Sequential(*[Block() for _ in range(blocks // stages)])
