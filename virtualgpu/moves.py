@@ -56,15 +56,27 @@ class Move(torch.autograd.Function):
     """A copy to another device, and the gradient back."""
 
     @staticmethod
-    def forward(ctx: Any, source: torch.Tensor, gpu: Gpu | None, dtype: Any, non_blocking: bool, memory_format: Any) -> torch.Tensor:
-        ctx.back = gpu_of(source), source.dtype
+    def forward(source: torch.Tensor, gpu: Gpu | None, dtype: Any, non_blocking: bool, memory_format: Any) -> torch.Tensor:
         return move(source, gpu, dtype, non_blocking, memory_format)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+        source, *ctx.there = inputs
+        ctx.back = gpu_of(source), source.dtype
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         gpu, dtype = ctx.back
         hardware.machine().selected.visit(torch._C._current_graph_task_id(), gpu, gpu_of(gradient))
         return to_device(gradient, gpu, dtype), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
+        return Move.apply(tangent, *ctx.there)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *given: Any) -> tuple[torch.Tensor, int]:
+        return Move.apply(*given), in_dims[0]
 
 
 class MoveInto(torch.autograd.Function):
@@ -87,6 +99,8 @@ def gpu_of(tensor: torch.Tensor) -> Gpu | None:
     """The virtual GPU a tensor is on, or says that it is on (DTensors, FakeTensors); None for the CPU."""
     if type(tensor) is VirtualTensor:
         return tensor._gpu
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # its own device is that of the values here, the CPU
+        return gpu_of(torch._C._functorch.get_unwrapped(tensor))
     return hardware.machine().gpu(tensor.device) if tensor.device.type == "cuda" else None
 
 
@@ -104,7 +118,7 @@ def to_device(
         form = {} if memory_format is None else {"memory_format": memory_format}
         return _to(tensor, tensor.dtype if dtype is None else dtype, non_blocking, copy, **form)
     hardware.machine().take_turn()
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if (tensor.requires_grad and torch.is_grad_enabled()) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return Move.apply(tensor, gpu, dtype, non_blocking, memory_format)
     return move(tensor, gpu, dtype, non_blocking, memory_format)
 

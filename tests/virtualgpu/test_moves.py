@@ -285,3 +285,22 @@ def test_pinned_memory():
 def test_a_bare_number_is_copied():
     x = torch.zeros(2, device="cuda")
     assert x.copy_(float("inf")).tolist() == [float("inf")] * 2
+
+
+@pytest.mark.parametrize("there", ["cpu", "cuda:0", "cuda:1"])
+@pytest.mark.parametrize("here", ["cpu", "cuda:0", "cuda:1"])
+def test_moves_of_each_sample_under_vmap(here, there):
+    samples = torch.arange(6.0, device=here).view(3, 2)
+    got = torch.vmap(lambda sample: sample.to(there) * 2, in_dims=1, out_dims=1)(samples)
+    assert got.device == torch.device(there)
+    assert got.tolist() == [[0, 2], [4, 6], [8, 10]]
+
+
+@pytest.mark.parametrize("there", ["cpu", "cuda:0", "cuda:1"])
+@pytest.mark.parametrize("here", ["cpu", "cuda:0", "cuda:1"])
+def test_moves_under_transforms_of_derivatives(here, there):
+    x = torch.tensor([1.0, 2.0], device=here)
+    gradient = torch.func.grad(lambda x: x.to(there).square().sum())(x)
+    _, tangent = torch.func.jvp(lambda x: x.to(there).square(), (x,), (x,))
+    assert (gradient.device, tangent.device) == (torch.device(here), torch.device(there))
+    assert (gradient.tolist(), tangent.tolist()) == ([2, 4], [2, 8])
