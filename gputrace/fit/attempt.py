@@ -68,7 +68,7 @@ def attempt(wish: Wish) -> Outcome:
     gpus = virtualgpu.use(1, like=wish.like, memory=wish.memory, values=False, host=wish.host)
     outcome = Outcome(total=gpus.request.memory or gpus.profile.total_memory)
     set_up_for_times(gpus, virtual_time=False)  # a loss that is printed is NaN, no error
-    met = [] if wish.change is None else CHANGES[wish.change]()
+    met = [] if wish.change is None else CHANGES[wish.change].make()
     ends: list[int] = []
     try:
         with record(MAX_EVENTS) as trace:

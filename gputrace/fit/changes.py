@@ -1,11 +1,12 @@
 """Changes of a script that make it take less memory, each made from outside: the script stays as it is.
 
-Each function of CHANGES patches PyTorch for the rest of the process, and returns a list which fills with what the change met. Where it
-stays empty, there was nothing to change.
+Made, each of CHANGES patches PyTorch for the rest of the process, and returns a list which fills with what the change met. Where it stays
+empty, there was nothing to change.
 """
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -103,12 +104,20 @@ def checkpointing() -> Met:
     return met
 
 
-CHANGES: dict[str, Callable[[], Met]] = {
-    "optimizer with foreach=False": loop_optimizer,
-    "autocast to bfloat16": bfloat16,
-    "two halves of a batch, accumulated": accumulation,
-    "half the batch": half_the_batch,
-    "checkpointing of each block": checkpointing,
+@dataclass(frozen=True)
+class Change:
+    """How it is made, and which share of a step's samples is left in a step after it."""
+
+    make: Callable[[], Met]
+    share: float = 1.0
+
+
+CHANGES = {
+    "optimizer with foreach=False": Change(loop_optimizer),
+    "autocast to bfloat16": Change(bfloat16),
+    "two halves of a batch, accumulated": Change(accumulation),
+    "half the batch": Change(half_the_batch, share=0.5),
+    "checkpointing of each block": Change(checkpointing),
 }
 
 

@@ -16,7 +16,6 @@ from virtualgpu import machines, profiles
 
 FEWEST = 3  # steps: from the end of the first, in which an optimizer makes its state, to that of the last
 ROOM = 1 << 42  # bytes of a GPU on which any script's peak is seen
-SHARE = {"half the batch": 0.5}  # of the samples of a step that are left
 FITS, NOT = "yes", "no"
 
 
@@ -87,13 +86,13 @@ def _parts(name: str, outcome: Outcome) -> Table:
 def _changes(name: str, before: Outcome, total: int, wish: Wish) -> Table:
     """Each change tried alone, the one that costs the least time first among those that fit."""
     rows = []
-    for change in CHANGES:
+    for change, made in CHANGES.items():
         after = run(replace(wish, like=name, change=change, memory=ROOM))
         if after.failed or not after.changed:
             rows.append((2, 0.0, (change, "", "", after.failed or "nothing to change in this script")))
             continue
         fits = after.used <= total
-        slower = None if after.step is None or before.step is None else after.step / before.step / SHARE.get(change, 1.0)
+        slower = None if after.step is None or before.step is None else after.step / before.step / made.share
         told = "" if slower is None else f"{slower:.2f} times as long"
         rows.append((not fits, slower or 0.0, (change, byte_text(after.used), told, FITS if fits else NOT)))
     ordered = tuple(row for *_, row in sorted(rows, key=lambda row: row[:2]))
