@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import io
 import os
 import subprocess
 import sys
@@ -88,6 +89,19 @@ def no_values():
 def test_reading_says_that_the_values_were_not_kept(no_values, read):
     with pytest.raises(RuntimeError, match=NOT_KEPT):
         read(torch.randn(3, device="cuda"))
+
+
+def test_a_checkpoint_has_nan_where_a_copy_to_the_host_has_it():
+    """A training script that only measures saves its model all the same."""
+    file = io.BytesIO()
+    with labkit.use(gpus=1, virtual=True, quiet=True) as used, used.without_values():
+        state = {"weight": torch.randn(3, device="cuda"), "half": torch.ones(5, device="cuda").half(), "step": torch.randn(2)}
+        torch.save(state, file)
+        known = state["step"].tolist()
+    file.seek(0)
+    found = torch.load(file, map_location="cpu")
+    assert found["weight"].isnan().all() and found["half"].isnan().all() and found["half"].shape == (5,)
+    assert found["step"].tolist() == known
 
 
 def test_a_storage_is_resized(no_values):
