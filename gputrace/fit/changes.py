@@ -122,12 +122,12 @@ CHANGES = {
 
 
 def _around_models(forward: Callable[[nn.Module, Callable[[], Any]], Any]) -> None:
-    """Let `forward(module, call)` run each call of a module that no other module calls."""
+    """Let `forward(module, call)` run each call of a module on the GPU that no other module calls: of the model, and of its loss."""
     inside: list[nn.Module] = []
     called = nn.Module.__call__
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if inside:
+        if inside or not _on_gpu(self, args, kwargs):  # a data set's transforms are modules too, in a process without GPUs often
             return called(self, *args, **kwargs)
         inside.append(self)
         try:
@@ -136,6 +136,13 @@ def _around_models(forward: Callable[[nn.Module, Callable[[], Any]], Any]) -> No
             inside.clear()
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
+
+
+def _on_gpu(module: nn.Module, args: tuple, kwargs: dict) -> bool:
+    """Is a parameter, or else what it is given, on a GPU?"""
+    first = next(module.parameters(), None)
+    among = [first] if first is not None else [*args, *kwargs.values()]
+    return any(isinstance(x, torch.Tensor) and x.is_cuda for x in among)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

@@ -17,6 +17,15 @@ from virtualgpu import machines, profiles
 FEWEST = 3  # steps: from the end of the first, in which an optimizer makes its state, to that of the last
 ROOM = 1 << 42  # bytes of a GPU on which any script's peak is seen
 FITS, NOT = "yes", "no"
+NO_STEPS = "it ended without step() of an optimizer of torch.optim, so that what a step takes is unknown"
+BAR = (
+    "±: half of the single operators, or pieces of work, that were compared with such a GPU's were off by more. Loading data, and other "
+    "Python of the script, counts nothing"
+)
+NOT_TRIED = (
+    "Not tried: sharding over several GPUs, for which a script starts ranks, and shards its model before its optimizer is made; "
+    "`labkit torchrun --simulate 8` runs a rank of one that does"
+)
 
 
 class ScriptFailedError(Exception):
@@ -67,14 +76,22 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) ->
             byte_text(tried[name].total),
             byte_text(most.used),
             FITS if tried[name].fits else NOT,
-            "" if most.step is None else time_text(most.step),
+            _step_text(name, most),
             "" if most.idle is None else f"{most.idle:.0%} of it",
         )
         for name, most in needed.items()
     ]
-    steps = next(iter(needed.values())).steps
+    steps = min(outcome.steps for outcome in needed.values())
     host = "" if wish.host == 1 else f", the host {wish.host:g} times as slow as that of the recorded H200"
-    return Table(header, tuple(rows), f"{wish.script}: {steps} steps on virtual GPUs, nothing computed{host}")
+    ran = f"{steps} steps on virtual GPUs, nothing computed{host}" if steps else NO_STEPS
+    return Table(header, tuple(rows), f"{wish.script}: {ran}. {BAR}")
+
+
+def _step_text(name: str, outcome: Outcome) -> str:
+    if outcome.step is None:
+        return "unknown"
+    error = profiles.load(name).time_error
+    return f"{time_text(outcome.step)}" + (", never compared" if error is None else f" ± {error:.0%}")
 
 
 def _parts(name: str, outcome: Outcome) -> Table:
@@ -99,5 +116,5 @@ def _changes(name: str, before: Outcome, total: int, wish: Wish) -> Table:
     return Table(
         ("change", "needs", "as many samples take", "fits"),
         ordered,
-        f"Changes, each tried alone on the {name}, which has {byte_text(total)}",
+        f"Changes, each tried alone on the {name}, which has {byte_text(total)}. {NOT_TRIED}",
     )
