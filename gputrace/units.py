@@ -41,7 +41,9 @@ _TEXTS = {"bytes": byte_text, "seconds": time_text, "bytes per second": rate_tex
 
 
 def text(value: Any, unit: str) -> str:
-    """A value of a Result's column, with its unit; units not known here stand in the column's name."""
+    """A value of a Result's column, with its unit; units not known here stand in the column's name. None is a value that is not there."""
+    if value is None:
+        return "–"
     if unit in _TEXTS:
         return _TEXTS[unit](value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)

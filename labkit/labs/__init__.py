@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from labkit.labs.formats import plot_number_formats as plot_number_formats
     from labkit.labs.fragmented_memory import fragmentation as fragmentation
     from labkit.labs.fragmented_memory import plot_fragmentation as plot_fragmentation
+    from labkit.labs.layouts import LayoutsLab as LayoutsLab
+    from labkit.labs.layouts import layout_steps as layout_steps
+    from labkit.labs.layouts import plot_layout_steps as plot_layout_steps
     from labkit.labs.memory_panel import MemoryPanel as MemoryPanel
     from labkit.labs.micro_batches import pipeline_splits as pipeline_splits
     from labkit.labs.micro_batches import plot_pipeline_splits as plot_pipeline_splits
@@ -70,6 +73,8 @@ if TYPE_CHECKING:
     from labkit.labs.saving_memory import memory_for_time as memory_for_time
     from labkit.labs.saving_memory import plot_memory_for_time as plot_memory_for_time
     from labkit.labs.saving_memory import prices as prices
+    from labkit.labs.scaling import plot_scaling_steps as plot_scaling_steps
+    from labkit.labs.scaling import scaling_steps as scaling_steps
     from labkit.labs.schedules import pipelining as pipelining
     from labkit.labs.sharding import CUT_BY_WAY as CUT_BY_WAY
     from labkit.labs.sharding import held_by_ranks as held_by_ranks

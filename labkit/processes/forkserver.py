@@ -41,7 +41,8 @@ _MODULES = (  # whose memory the copies share
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
 )
-_ANY_TIME = {JOB_VARIABLE, "TMPDIR", "PYTEST_CURRENT_TEST"}  # variables that change often, and that imports do not read but for caches
+# Variables that change often, and that imports do not read but for caches: torch sets the third with a process's first optimizer.
+_ANY_TIME = {JOB_VARIABLE, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST"}
 _START = f"""import sys
 if not sys.flags.safe_path:
     del sys.path[0]  # the working folder

@@ -5,8 +5,10 @@ import json
 import os
 import socket
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,9 @@ from torch.distributed import TCPStore, launcher, run
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError, dynamic_rendezvous
 
+PAUSE = 0.02  # seconds between two looks at the store of nodes on one machine
 PROBE = 5.0  # seconds for a store to answer on a port of this machine that is in use
 _RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 
@@ -54,6 +57,8 @@ def main(folder: str, fileno: str, node: str) -> None:
         _report_exits(caller)
         if forkserver.is_here():
             _fork_ranks()
+        if request["endpoint"] is None:
+            _look_often()
         run.main(_torchrun_arguments(request, folder, f"{host}:{store.port}", address))
         status = 0
     except ChildFailedError:
@@ -154,6 +159,13 @@ def _fork_ranks() -> None:
         return forkserver.popen(args[2:], env, with_caller=True)
 
     SubprocessHandler._popen = popen  # type: ignore[method-assign]
+
+
+def _look_often() -> None:
+    """Have nodes that are all on this machine look for each other often: torchrun's look once a second, for their store may be far."""
+    rendezvous: Any = dynamic_rendezvous
+    rendezvous._delay = lambda seconds: time.sleep(PAUSE)
+    rendezvous._BackendRendezvousStateHolder = partial(rendezvous._BackendRendezvousStateHolder, cache_duration=PAUSE)
 
 
 def _torchrun_arguments(request: dict[str, Any], folder: str, endpoint: str, address: str) -> list[str]:

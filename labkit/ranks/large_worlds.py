@@ -1,18 +1,26 @@
-"""`labkit torchrun --simulate 1024`: one rank of a large world, in this process, without values."""
+"""`labkit torchrun --simulate 1024`: one rank of a large world, in this process or in a child of it, without values."""
 
 import os
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
+from labkit import machine
+from labkit.processes import children, context
 from virtualgpu.cluster import Cluster, parse_rate
 from virtualgpu.collectives import simulated
 from virtualgpu.commands import set_up_for_times
 from virtualgpu.instruments import Span
 from virtualgpu.machines import MAXIMUM, VirtualGPUs, gibibytes, use, with_maker
-from virtualgpu.script import run_script
+from virtualgpu.script import check_script, run_script
 
 LARGEST = 1 << 20  # ranks of a world
+AT_ONCE = 2  # child processes: more would not be sooner done on two cores
 
 
 def set_up(world: int, nodes: int, rank: int, network: str, like: str | None, memory: str | None) -> VirtualGPUs:
@@ -47,6 +55,49 @@ def run(gpus: VirtualGPUs, script: str, arguments: list[str], module: bool) -> N
         run_script(script, arguments, module)
     finally:
         _sum_up(gpus.machine, sent)
+
+
+def results(script: str | os.PathLike, worlds: Sequence[dict[str, Any]]) -> list[Any]:
+    """What the script leaves in `result` as rank 0 of each of these worlds, in their order; two at a time, a child process each.
+
+    A world is `arguments` for the script, and `world`, `nodes`, `network`, `like` and `memory` as of `set_up`. Raises RuntimeError with
+    what a script raised.
+    """
+    check_script(script)
+    found: list[Any] = []
+    for start in range(0, len(worlds), AT_ONCE):
+        pipes = [(context().Pipe(duplex=False), world) for world in worlds[start : start + AT_ONCE]]
+        with (
+            tempfile.TemporaryDirectory(prefix="labkit-") as folder,
+            children(_child, [(theirs, folder, os.fspath(script), world) for (_, theirs), world in pipes]),
+        ):
+            for (ours, theirs), world in pipes:
+                theirs.close()
+                try:
+                    kind, what = ours.recv()
+                except EOFError:
+                    kind, what = "ended", "its process ended without a word"
+                ours.close()
+                if kind != "result":
+                    raise RuntimeError(f"rank 0 of {world['world']:,} simulated ranks: {what}")
+                found.append(what)
+    return found
+
+
+def _child(line: connection.Connection, folder: str, script: str, world: dict[str, Any]) -> None:
+    arguments = [str(argument) for argument in world["arguments"]]
+    chosen: dict[str, Any] = {"nodes": 1, "rank": 0, "network": "400Gb/s", "like": None, "memory": None}
+    chosen |= {name: value for name, value in world.items() if name != "arguments"}
+    try:
+        machine.use(None)  # a child has its parent's
+        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+            tempfile.tempdir = folder  # its nvidia-smi goes with the folder, even if this process is killed
+            set_up(**chosen)
+            tempfile.tempdir = None
+            run_script(script, arguments)
+        line.send(("result", vars(sys.modules["__main__"]).get("result")))
+    except BaseException as error:
+        line.send(("raised", f"{type(error).__name__}: {error}"))
 
 
 def _environment(world: int, rank: int, per_node: int) -> dict[str, str]:

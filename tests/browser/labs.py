@@ -9,6 +9,7 @@ LABS = {
     "DataParallelLab": "DataParallelLab()",
     "PipelineLab": "PipelineLab(micro_batches=4)",
     "BucketsLab": "BucketsLab(width=1024)",
+    "LayoutsLab": "LayoutsLab(tensor=8)",
     "LeakLab": "LeakLab()",
     "SharingLab": "SharingLab()",
     "FormatLab": "FormatLab()",

@@ -23,6 +23,9 @@ from gputrace import units
         (4.14e12, "bytes per second", "4.14 TB/s"),
         ("pinned", "", "pinned"),
         (64, "neurons", "64"),
+        (None, "", "–"),
+        (None, "bytes", "–"),
+        (None, "seconds", "–"),
     ],
 )
 def test_a_value_is_told_in_the_unit_that_suits_it(value, unit, text):

@@ -23,7 +23,8 @@ SHARED = Path("/dev/shm")
 STARTING = {
     "08_sharing_memory": ("trap", "hogwild", "ipc", "producer", "figure"),
     "10_ddp_from_the_inside": ("hello", "buckets", "overlap"),
-    "11_sharding": ("pipelining", "dies"),
+    "11_sharding": ("pipelining",),
+    "12_several_machines": ("hello", "dies"),
     "13_articles_on_trial": ("trial",),
 }
 LATER = 0.3  # seconds

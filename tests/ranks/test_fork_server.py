@@ -88,6 +88,15 @@ def test_a_variable_that_imports_may_read_makes_a_new_server(script, monkeypatch
 
 
 @pytest.mark.slow
+def test_the_cache_that_torch_names_with_an_optimizer_makes_no_new_server(script, monkeypatch):
+    path = script(RANK + "result = [os.getppid(), os.environ['TORCHINDUCTOR_CACHE_DIR']]")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/before")
+    before = results(path)[0]
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/after")
+    assert results(path)[0] == [before[0], "/tmp/after"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["rank", "server"])
 def test_the_job_after_one_that_crashed(script, who):
     crash = {"rank": "os.kill(os.getpid(), 11)", "server": "os.kill(os.getppid(), 9)"}[who]

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import wraps
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -149,6 +150,7 @@ class Rendezvous:
 def made_by_all(make: Callable[..., Any]) -> Callable[..., Any]:
     """PyTorch's way to make a group: first its ranks meet, so that who makes it alone is told which rank is missing, and where."""
 
+    @wraps(make)
     def make_group(
         size: int, rank: int | None, ranks: list[int], backend: Any, store: Any, group_name: Any, *args: Any, **named: Any
     ) -> Any:

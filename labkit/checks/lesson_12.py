@@ -1,0 +1,211 @@
+"""Checks of lesson 12, more than one machine."""
+
+import random
+import tempfile
+from typing import Any
+
+from gputrace import units
+from labkit.checks.checking import Check, Plain, Verdict, not_yet, right
+from labkit.checks.in_ranks import in_ranks
+from labkit.checks.lesson_10 import near, shown
+from labkit.checks.node_programs import checked_sums, newest_of, node_work, summed_by_nodes, uneven_gradient
+
+# 12.1: work that is done once on each node
+
+
+def draw_nodes(generator: random.Random) -> Plain:
+    """How many ranks each node has, the first three: every second rank of all is not one a node."""
+    return [3, generator.choice((1, 2))]
+
+
+def observe_nodes(once_per_node: Any, per_node: Plain) -> Plain:
+    places = _places(per_node)
+    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
+        inputs = []
+        for rank, (node, local) in enumerate(places):
+            told = {"RANK": rank, "WORLD_SIZE": len(places), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": per_node[node]}
+            told |= {"GROUP_RANK": node, "GROUP_WORLD_SIZE": len(per_node)}
+            inputs.append({"folder": folder, "environment": {name: str(value) for name, value in told.items()}})
+        return in_ranks(node_work, once_per_node, inputs)
+
+
+def judge_nodes(told: Plain, per_node: Plain) -> Verdict:
+    places = _places(per_node)
+    for node, count in enumerate(per_node):
+        calls = [found["calls"] for found, (other, _) in zip(told, places, strict=True) if other == node]
+        if sum(calls) != 1:
+            who = "nobody" if not sum(calls) else f"{sum(calls)} calls were made by its ranks, {calls},"
+            return not_yet(f"node {node} has {count} rank{'s' * (count > 1)}, and {who} did the work. Once was asked for on each node.")
+    for rank, found in enumerate(told):
+        if not found["done"]:
+            return not_yet(f"rank {rank} came back before the work of its node was done. What do ranks wait at?")
+    return right("Once on each node, and nobody goes on too early.")
+
+
+def _places(per_node: Plain) -> list[tuple[int, int]]:
+    """Node and local rank of each rank."""
+    return [(node, local) for node, count in enumerate(per_node) for local in range(count)]
+
+
+# 12.2: an all_reduce that sends little between nodes
+
+PER_NODE, NODES, LIKE = 2, 2, "H100"
+
+
+def draw_sums(generator: random.Random) -> Plain:
+    length = PER_NODE * generator.randint(3, 6)
+    rows = [[generator.randint(-50, 50) for _ in range(length)] for _ in range(NODES * PER_NODE)]
+    return {"per_node": PER_NODE, "rows": rows}
+
+
+def observe_sums(all_reduce_by_nodes: Any, case: Plain) -> Plain:
+    return in_ranks(summed_by_nodes, all_reduce_by_nodes, [case] * len(case["rows"]), like=LIKE)
+
+
+def judge_sums(told: Plain, case: Plain) -> Verdict:
+    due = [float(sum(column)) for column in zip(*case["rows"], strict=True)]
+    for rank, found in enumerate(told):
+        if not near(found["values"], due):
+            return not_yet(f"rank {rank} has {shown(found['values'][:4])} … in `x`, where the sum over all ranks is {shown(due[:4])} ….")
+    for rank, found in enumerate(told):
+        if not found["between"] <= found["bytes"] / case["per_node"]:
+            gave, whole = units.byte_text(found["between"]), units.byte_text(found["bytes"])
+            return not_yet(
+                f"the sums are right, but rank {rank} gave {gave} of {whole} to groups of several nodes. A node has "
+                f"{case['per_node']} ranks: what is each one's share?"
+            )
+    return right("Each rank takes its share from node to node.")
+
+
+# 12.3: the newest checkpoint that all ranks find
+
+
+def draw_steps(generator: random.Random) -> Plain:
+    """What each of three ranks finds: where the oldest of their newest is not found by all, where nothing is, where one finds nothing."""
+    one, two, three, four, five = sorted(generator.sample(range(1, 100), 5))
+    listed = [[one, two, three, five], [two, one, four], [one, three, two, four]]
+    pairs = [[one, three, four], [one, three, five], [one, four, five]]  # any two have a newer one than all three
+    cases = [
+        listed,
+        pairs,
+        [[two, one], [four, three], [one, four]],
+        [[one, two], [], [two, one]],
+        [[three], [three, one], [one, three, two]],
+    ]
+    for case in cases:
+        for steps in case:
+            generator.shuffle(steps)
+    generator.shuffle(cases[0])
+    return cases
+
+
+def observe_steps(newest_common: Any, cases: Plain) -> Plain:
+    return in_ranks(newest_of, newest_common, [cases] * 3)
+
+
+def judge_steps(told: Plain, cases: Plain) -> Verdict:
+    for number_of_case, case in enumerate(cases):
+        due = max(set.intersection(*map(set, case)), default=None)
+        for rank, answers in enumerate(told):
+            found = answers[number_of_case]
+            if isinstance(found, str):
+                return not_yet(f"your function returned {found}; a step or None is due.")
+            if found != due:
+                lists = "; ".join(f"rank {other}: {steps}" for other, steps in enumerate(case))
+                return not_yet(f"{lists}. The newest that all have found is {due}; on rank {rank} you return {found}.")
+    return right("All ranks go on from the same step.")
+
+
+# 12.4: a sum that refuses what does not fit
+
+SUMMERS = 3
+
+
+def draw_tensors(generator: random.Random) -> Plain:
+    """Tensors that agree, also of one dimension and none; then one rank whose shape, layout, or type is another."""
+
+    def tensor(shape: list[int], dtype: str = "float32") -> Plain:
+        count = 1
+        for size in shape:
+            count *= size
+        return {"values": [float(generator.randint(1, 40)) for _ in range(count)], "shape": shape, "dtype": dtype}
+
+    rows, columns = generator.sample((2, 3, 4), 2)
+    cases = [[tensor([rows, columns]) for _ in range(SUMMERS)], [tensor([columns], "float64") for _ in range(SUMMERS)]]
+    for odd in (tensor([columns, rows]), tensor([rows * columns]), tensor([rows, columns], "float64"), tensor([rows, columns + 1])):
+        case = [tensor([rows, columns]) for _ in range(SUMMERS)]
+        case[generator.randrange(SUMMERS)] = odd
+        cases.append(case)
+    return [*cases, [tensor([rows, columns]) for _ in range(SUMMERS)]]
+
+
+def observe_tensors(checked_all_reduce: Any, cases: Plain) -> Plain:
+    return in_ranks(checked_sums, checked_all_reduce, [cases] * SUMMERS)
+
+
+def judge_tensors(told: Plain, cases: Plain) -> Verdict:
+    for number_of_case, case in enumerate(cases):
+        kinds = [f"{each['dtype']} of {each['shape']}" for each in case]
+        ranks = "the ranks have " + ", ".join(kinds)
+        for rank, answers in enumerate(told):
+            found = answers[number_of_case]
+            if len(set(kinds)) > 1:
+                if found["raised"] != "ValueError":
+                    did = f"raised {found['raised']}" if found["raised"] else "raised nothing"
+                    return not_yet(f"{ranks}; rank {rank} {did}, where a ValueError was due on every rank.")
+                if found["changed"]:
+                    return not_yet(f"{ranks}; rank {rank} raised a ValueError, but its tensor was changed before.")
+            elif found["raised"]:
+                return not_yet(f"all ranks have {kinds[0]}, and rank {rank} raised {found['raised']}.")
+            elif not near(found["values"], due := [float(sum(values)) for values in zip(*(each["values"] for each in case), strict=True)]):
+                return not_yet(
+                    f"all ranks have {kinds[0]}: rank {rank} has {shown(found['values'][:4])} … where {shown(due[:4])} … was due."
+                )
+    return right("Whoever does not fit is found before anybody waits.")
+
+
+# 12.5: the gradient of a batch that ranks share unevenly
+
+
+def draw_shares(generator: random.Random) -> Plain:
+    """For two and three ranks: a linear layer and each rank's rows, of which one has none."""
+    cases = []
+    for shares in ([1, generator.randint(3, 5)], [generator.randint(3, 4), 0, 2]):
+        generator.shuffle(shares)
+        rows = [
+            [{"x": [generator.randint(-3, 3) for _ in range(2)], "y": generator.randint(-9, 9)} for _ in range(count)] for count in shares
+        ]
+        cases.append({"weight": [generator.choice((-2, -1, 1, 2)) for _ in range(2)], "bias": generator.randint(1, 3), "rows": rows})
+    return cases
+
+
+def observe_shares(batch_gradient: Any, cases: Plain) -> Plain:
+    return [in_ranks(uneven_gradient, batch_gradient, [case] * len(case["rows"])) for case in cases]
+
+
+def judge_shares(observations: Plain, cases: Plain) -> Verdict:
+    for told, case in zip(observations, cases, strict=True):
+        weight, bias = [float(value) for value in case["weight"]], float(case["bias"])
+        every = [row for rows in case["rows"] for row in rows]
+        errors = [2 * (sum(a * b for a, b in zip(weight, row["x"], strict=True)) + bias - row["y"]) / len(every) for row in every]
+        due = [[sum(e * row["x"][place] for e, row in zip(errors, every, strict=True)) for place in range(2)], [sum(errors)]]
+        for rank, found in enumerate(told):
+            if found["parameters"] != [weight, [bias]]:
+                return not_yet(f"rank {rank} has changed the parameters; leave the step to the optimizer.")
+            for name, gradient, wanted in zip(("weight", "bias"), found["gradients"], due, strict=True):
+                if gradient is None or not near(gradient, wanted):
+                    counts = ", ".join(str(len(rows)) for rows in case["rows"])
+                    return not_yet(
+                        f"the ranks have {counts} rows. The gradient of the {name} over all of them is {shown(wanted)}; rank {rank} has "
+                        f"{shown(gradient)}. By how many rows is it divided?"
+                    )
+    return right("The same gradient, however many ranks share the batch.")
+
+
+CHECKS = [
+    Check("12.1", draw_nodes, observe_nodes, judge_nodes, section="Two machines, one command"),
+    Check("12.2", draw_sums, observe_sums, judge_sums, section="What the network costs", alters=("values",)),
+    Check("12.3", draw_steps, observe_steps, judge_steps, section="A rank that dies"),
+    Check("12.4", draw_tensors, observe_tensors, judge_tensors, section="A hang", alters=("values",)),
+    Check("12.5", draw_shares, observe_shares, judge_shares, section="A rank that dies"),
+]

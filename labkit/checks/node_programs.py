@@ -1,0 +1,127 @@
+"""What the checks of lesson 12 have each rank do with an answer. Of the lessons, ranks import this file alone."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from labkit.checks.checking import Plain, describe, number
+
+PATIENCE = 1.0  # seconds in which a rank that does not wait for another is back
+
+
+def node_work(once_per_node: Any, case: Plain) -> Plain:
+    """In a rank of a node: how often it was given the work, and whether its node's work was done when it came back.
+
+    The work lasts until another rank of the node is back, or would be.
+    """
+    os.environ.update(case["environment"])
+    node, rank, folder = case["environment"]["GROUP_RANK"], dist.get_rank(), Path(case["folder"])
+    done, calls = folder / f"done-{node}", 0
+
+    def work() -> None:
+        nonlocal calls
+        calls += 1
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until and not any(folder.glob(f"back-{node}-*")):
+            time.sleep(0.01)
+        done.touch()
+
+    dist.barrier()
+    once_per_node(work)
+    found = done.exists()
+    (folder / f"back-{node}-{rank}").touch()
+    return {"calls": calls, "done": found}
+
+
+class _Sent(TorchDispatchMode):
+    """For each collective the ranks of its group, and the bytes of the smallest and the largest tensor list that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, list[int], int]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "c10d":
+            leaves = tree_leaves((args, kwargs or {}))
+            groups = [group for leaf in leaves if isinstance(leaf, torch.ScriptObject) and (group := _group(leaf)) is not None]
+            tensors = [leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            if groups and tensors:
+                self.calls.append((function._schema.name, dist.get_process_group_ranks(groups[0]), min(tensors)))
+        return function(*args, **(kwargs or {}))
+
+
+def _group(boxed: Any) -> dist.ProcessGroup | None:
+    try:
+        return dist.ProcessGroup.unbox(boxed)
+    except RuntimeError:  # another object of torch's
+        return None
+
+
+def summed_by_nodes(all_reduce_by_nodes: Any, case: Plain) -> Plain:
+    """In a rank with a GPU: what the tensor holds afterwards, and how many bytes went into collectives that leave the node."""
+    per_node, rank, ranks = case["per_node"], dist.get_rank(), dist.get_world_size()
+    near = _mine([list(range(first, first + per_node)) for first in range(0, ranks, per_node)])
+    far = _mine([list(range(local, ranks, per_node)) for local in range(per_node)])
+    x = torch.tensor([float(value) for value in case["rows"][rank]], device="cuda")
+    with _Sent() as sent:
+        all_reduce_by_nodes(x, near, far)
+        torch.cuda.synchronize()
+    between = [nbytes for _, members, nbytes in sent.calls if len({member // per_node for member in members}) > 1]
+    return {"values": x.tolist(), "between": sum(between), "bytes": x.nbytes}
+
+
+def _mine(groups: list[list[int]]) -> Any:
+    mine, _ = dist.new_subgroups_by_enumeration(groups)
+    return mine
+
+
+def newest_of(newest_common: Any, cases: Plain) -> Plain:
+    """In a rank: what the answer returns for the steps that this rank finds, case by case."""
+    told: list[Plain] = []
+    for case in cases:
+        answer = newest_common(list(case[dist.get_rank()]))
+        said = number(answer)
+        told.append(None if answer is None else type(answer).__name__ if said is None else said)
+        dist.barrier()
+    return told
+
+
+def checked_sums(checked_all_reduce: Any, cases: Plain) -> Plain:
+    """In a rank: what becomes of its tensor, case by case: the values, or what was raised, and whether they were touched then."""
+    told: list[Plain] = []
+    for case in cases:
+        mine = case[dist.get_rank()]
+        x = torch.tensor(mine["values"], dtype=getattr(torch, mine["dtype"])).reshape(mine["shape"])
+        before, raised = x.clone(), ""
+        try:
+            checked_all_reduce(x)
+        except ValueError:
+            raised = "ValueError"
+        except Exception as error:
+            raised = type(error).__name__
+            if "gloo" in str(error).lower() or isinstance(error, dist.DistError):
+                raise
+        told.append({"raised": raised, "changed": not torch.equal(x, before), **describe(x)})
+        dist.barrier()
+    return told
+
+
+def uneven_gradient(batch_gradient: Any, case: Plain) -> Plain:
+    """In a rank: the gradients that the answer leaves for this rank's rows, of a linear layer, and the layer's parameters."""
+    layer = nn.Linear(len(case["weight"]), 1)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([case["weight"]], dtype=torch.float32))
+        layer.bias.fill_(case["bias"])
+    rows = case["rows"][dist.get_rank()]
+    x = torch.tensor([row["x"] for row in rows], dtype=torch.float32).reshape(len(rows), len(case["weight"]))
+    y = torch.tensor([row["y"] for row in rows], dtype=torch.float32).reshape(len(rows), 1)
+    batch_gradient(layer, x, y)
+    gradients = [None if p.grad is None else p.grad.flatten().tolist() for p in layer.parameters()]
+    return {"gradients": gradients, "parameters": [p.flatten().tolist() for p in layer.parameters()]}

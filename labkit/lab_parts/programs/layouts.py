@@ -1,0 +1,145 @@
+"""A training step of a GPT's blocks on data × tensor × pipeline ranks, as the first rank of a simulated world takes it.
+
+Arguments: the three degrees, the blocks, their width, the tokens of a sequence, the sequences of a batch, and how many of them are a
+micro-batch. `result` has the seconds of the second step and the peak in bytes; None for both if it does not fit.
+
+Tensor parallelism is Megatron's: both layers of a pair cut, so that each pair sums its outputs once. The stages follow 1F1B. A rank is
+simulated alone and the others are like it, so what it waits for while the pipeline fills and drains takes as long as its own work does: it
+does so much of that before the step.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+data, tensor, stages, blocks, width, tokens, sequences, micro = map(int, sys.argv[1:])
+HEAD = 128  # width of an attention head
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+# The ranks of a tensor-parallel group are neighbours, and so on one node as long as it has enough.
+mesh = init_device_mesh("cuda", (stages, data, tensor), mesh_dim_names=("pipeline", "data", "tensor"))
+line, column, row = (mesh[name].get_group() for name in ("pipeline", "data", "tensor"))
+
+
+class Enter(torch.autograd.Function):
+    """Into a cut pair of layers: the gradient is summed."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        upstream = upstream.contiguous()
+        dist.all_reduce(upstream, group=row)
+        return upstream
+
+
+class Leave(torch.autograd.Function):
+    """Out of it: the output is summed."""
+
+    @staticmethod
+    def forward(ctx, x):
+        dist.all_reduce(x, group=row)
+        return x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return upstream
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attend, self.mix = nn.Linear(width, 3 * width // tensor), nn.Linear(width // tensor, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width // tensor), nn.Linear(4 * width // tensor, width)
+
+    def forward(self, x):
+        q, k, v = self.attend(enter(self.norms[0](x))).unflatten(-1, (3, -1, HEAD)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + leave(self.mix(attended.transpose(1, 2).flatten(2)))
+        return x + leave(self.narrow(nn.functional.gelu(self.widen(enter(self.norms[1](x))))))
+
+
+def enter(x):
+    return Enter.apply(x) if tensor > 1 else x
+
+
+def leave(x):
+    return Leave.apply(x) if tensor > 1 else x
+
+
+class Bucket:
+    """The gradients of a block, side by side. In the last backward of a step they are averaged while it goes on, as DDP does."""
+
+    def __init__(self, block):
+        parameters = list(block.parameters())
+        self.flat, self.missing, self.count = torch.zeros(sum(p.numel() for p in parameters), device="cuda"), 0, len(parameters)
+        for parameter, part in zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
+            parameter.register_post_accumulate_grad_hook(self.ready)
+
+    def ready(self, parameter):
+        self.missing -= 1
+        if self.missing == 0:
+            sent.append(dist.all_reduce(self.flat, op=dist.ReduceOp.AVG, group=column, async_op=True))
+
+
+def step():
+    count = sequences // (data * micro)
+    for _ in range(stages - 1):  # what it waits for
+        backward(forward())
+    kept = [forward() for _ in range(min(stages - 1, count))]
+    for number in range(count):
+        if number + len(kept) < count:
+            kept.append(forward())
+        if number == count - 1:
+            for bucket in buckets:
+                bucket.missing = bucket.count
+        backward(kept.pop(0))
+    for work in sent:
+        work.wait()
+    sent.clear()
+    optimizer.step()
+    for bucket in buckets:
+        bucket.flat.zero_()
+
+
+def forward():
+    x = torch.randn(micro, tokens, width, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        y = model(x)
+    if stages > 1:
+        dist.send(y.detach(), group=line, group_dst=1)
+    return y
+
+
+def backward(y):
+    upstream = torch.empty_like(y)
+    if stages > 1:
+        dist.recv(upstream, group=line, group_src=1)
+    y.backward(upstream)
+
+
+sent: list[torch.Tensor] = []
+try:
+    with torch.device("cuda"):
+        model = nn.Sequential(*[Block() for _ in range(blocks // stages)])
+    buckets = [Bucket(block) for block in model]
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(2):
+        start.record()
+        step()
+        end.record()
+        torch.cuda.synchronize()
+    result = {"seconds": start.elapsed_time(end) / 1e3, "peak": torch.cuda.max_memory_allocated()}
+except torch.cuda.OutOfMemoryError:
+    result = {"seconds": None, "peak": None}
+dist.destroy_process_group()
