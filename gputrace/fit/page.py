@@ -19,12 +19,12 @@ ROOM = 1 << 42  # bytes of a GPU on which any script's peak is seen
 FITS, NOT = "yes", "no"
 NO_STEPS = "it ended without step() of an optimizer of torch.optim, so that what a step takes is unknown"
 BAR = (
-    "±: half of the single operators, or pieces of work, that were compared with such a GPU's were off by more. Loading data, and other "
-    "Python of the script, counts nothing"
+    "±: half of the single operators, or pieces of work, that were compared with such a GPU's were off by more.",
+    "Loading data, and what else is the script's own Python, counts nothing.",
 )
 NOT_TRIED = (
-    "Not tried: sharding over several GPUs, for which a script starts ranks, and shards its model before its optimizer is made; "
-    "`labkit torchrun --simulate 8` runs a rank of one that does"
+    "Not tried: sharding over several GPUs. A script must start ranks for it, and shard its model before it makes the optimizer;\n"
+    "`labkit torchrun --simulate 8` runs one rank of a script that does."
 )
 
 
@@ -82,9 +82,9 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) ->
         for name, most in needed.items()
     ]
     steps = min(outcome.steps for outcome in needed.values())
-    host = "" if wish.host == 1 else f", the host {wish.host:g} times as slow as that of the recorded H200"
-    ran = f"{steps} steps on virtual GPUs, nothing computed{host}" if steps else NO_STEPS
-    return Table(header, tuple(rows), f"{wish.script}: {ran}. {BAR}")
+    ran = f"{steps} steps on virtual GPUs, nothing computed" if steps else NO_STEPS
+    host = f"The host takes {wish.host:g} times as long for an operator as that of the recorded H200s (--host)."
+    return Table(header, tuple(rows), "\n".join((f"{wish.script}: {ran}.", *BAR, host)))
 
 
 def _step_text(name: str, outcome: Outcome) -> str:
@@ -116,5 +116,5 @@ def _changes(name: str, before: Outcome, total: int, wish: Wish) -> Table:
     return Table(
         ("change", "needs", "as many samples take", "fits"),
         ordered,
-        f"Changes, each tried alone on the {name}, which has {byte_text(total)}. {NOT_TRIED}",
+        f"Changes, each tried alone on the {name}, which has {byte_text(total)}.\n{NOT_TRIED}",
     )
