@@ -78,7 +78,7 @@ def attempt(wish: Wish) -> Outcome:
     except _Enough:
         pass
     except SystemExit as ended:
-        outcome.failed = "" if ended.code in (None, 0) else f"it ended by sys.exit({ended.code!r})"
+        outcome.failed = "" if ended.code in (None, 0) else f"{_where(ended)}it ended by sys.exit({ended.code!r}); every loss is NaN here"
     except BaseException as error:  # whatever the script raises is told, not raised
         outcome.fits = not trace.error
         outcome.failed = "" if trace.error else _told(error)
@@ -105,10 +105,13 @@ def _until(steps: int, ends: list[int]) -> Callable[..., None]:
 
 def _told(error: BaseException) -> str:
     """An exception in a line, with the innermost line of the user's own. Of a long message the first line and the last."""
-    calls = [call for call in traceback.extract_tb(error.__traceback__) if is_users(call.filename)]
-    where = f"{Path(calls[-1].filename).name}:{calls[-1].lineno} {calls[-1].line}: " if calls else ""
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    return where + " … ".join(dict.fromkeys((lines[0], lines[-1])))
+    return _where(error) + " … ".join(dict.fromkeys((lines[0], lines[-1])))
+
+
+def _where(error: BaseException) -> str:
+    calls = [call for call in traceback.extract_tb(error.__traceback__) if is_users(call.filename)]
+    return f"{Path(calls[-1].filename).name}:{calls[-1].lineno} {calls[-1].line}: " if calls else ""
 
 
 def _measure(trace: Trace, outcome: Outcome) -> None:
