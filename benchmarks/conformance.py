@@ -4,7 +4,8 @@
 
 A path is a file of PyTorch's tests (test/test_cuda.py of its repository, say), or what a real GPU answered to a program of the same name
 that lies beside it (nnopt.json: nnopt.py; opdb_memory.json: opdb.py memory). A test's child that crashes, or says nothing for --seconds,
-ends; the tests after it go on in another. What needs nvcc, Triton, NCCL's library or a network is counted apart.
+ends; the tests after it go on in another. What needs nvcc, Triton, NCCL's library or a network is counted apart. Tests that take over 30 s
+are named, with their seconds.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import unittest
 from collections.abc import Iterator
@@ -34,6 +36,7 @@ APART = {
 COLUMNS = ("passed", "failed", "refused", "skipped", "apart")
 PHASE = re.compile(r" (built|forward|backward|first step|second step)\b")
 FINISHED = "finished"
+SLOW = 30.0  # seconds
 NUMBER = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 
@@ -50,25 +53,27 @@ def main() -> None:
     if options.child is not None:
         run_tests(options.paths[0], options.k, options.child)
         return
-    rows, reasons, listed = [], {}, []
+    rows, reasons, listed, slow = [], {}, [], []
     for path in options.paths:
         database = path.suffix == ".json"
         outcomes = list((of_database if database else of_file)(path, options))
         parts: dict[str, collections.Counter[str]] = {}  # a database's by phase: forward, backward
-        for case, outcome, _ in outcomes:
+        for case, outcome, *_ in outcomes:
             phase = PHASE.search(case) if database else None
             parts.setdefault(path.name + (phase[0] if phase else ""), collections.Counter())[outcome] += 1
         rows += [(part, *(counts[column] for column in COLUMNS)) for part, counts in parts.items()]
         reasons[path.name] = collections.Counter(
-            (outcome, kind_of(text)) for _, outcome, text in outcomes if outcome in ("failed", "refused", "apart")
+            (outcome, kind_of(text)) for _, outcome, text, _ in outcomes if outcome in ("failed", "refused", "apart")
         )
-        listed += [f"{outcome:8s} {path.name} {name}\n{text}\n" for name, outcome, text in outcomes]
+        listed += [f"{outcome:8s} {path.name} {name} {seconds:.1f} s\n{text}\n" for name, outcome, text, seconds in outcomes]
+        slow += [f"{path.name}: {seconds:4.0f} s: {name} ({outcome})" for name, outcome, _, seconds in outcomes if seconds > SLOW]
     print(f"{'':32s}" + "".join(f"{column:>9s}" for column in COLUMNS))
     for name, *numbers in rows:
         print(f"{name:32s}" + "".join(f"{count:9d}" for count in numbers))
     for name, kinds in reasons.items():
         for (outcome, kind), count in kinds.most_common():
             print(f"{name}: {count:4d} {outcome}: {kind}")
+    print(*slow, sep="\n", end="\n" if slow else "")
     if options.list is not None:
         options.list.write_text("\n".join(listed))
 
@@ -82,15 +87,15 @@ def kind_of(text: str) -> str:
 # Files of tests
 
 
-def of_file(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """(test, outcome, text) of each test, in children that run one after the other."""
+def of_file(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, str, str, float]]:
+    """(test, outcome, text, seconds) of each test, in children that run one after the other."""
     done: set[str] = set()
     while True:
         before = len(done)
-        ended, rest = yield from in_child(path, options, done)
+        ended, rest, seconds = yield from in_child(path, options, done)
         if rest is not None:
             done.add(rest)
-            yield rest, "failed", ended
+            yield rest, "failed", ended, seconds
         elif ended == FINISHED:
             return
         elif len(done) == before:
@@ -98,7 +103,7 @@ def of_file(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, str,
 
 
 def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
-    """Yields what a child says; returns how it ended, and the test that was under way."""
+    """Yields what a child says; returns how it ended, the test that was under way, and for how long."""
     heard, said = os.pipe()
     with tempfile.NamedTemporaryFile("w", suffix=".json") as known:
         json.dump({"done": sorted(done), "to": said}, known)
@@ -113,8 +118,8 @@ def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
             stderr=None if os.environ.get("CONFORMANCE_ERRORS") else subprocess.DEVNULL,
         )
         os.close(said)
-        under_way, ended = None, ""
-        with os.fdopen(heard) as lines:
+        under_way, ended, started = None, "", time.monotonic()
+        with os.fdopen(heard, "rb", 0) as lines:  # unbuffered: select sees no line that a buffer holds
             while True:
                 if not select.select([lines], [], [], options.seconds if under_way else 300)[0]:
                     ended = f"hang: over {options.seconds:.0f} s"
@@ -125,15 +130,16 @@ def in_child(path: Path, options: argparse.Namespace, done: set[str]) -> Any:
                 if outcome == FINISHED:
                     ended = FINISHED
                     break
+                seconds, started = time.monotonic() - started, time.monotonic()
                 under_way = name if outcome == "starts" else None
                 if outcome != "starts":
                     done.add(name)
-                    yield name, outcome, text
+                    yield name, outcome, text, seconds
         if ended:
             os.killpg(child.pid, signal.SIGKILL)
         status = child.wait()
         ended = ended or f"crash: {signal.Signals(-status).name if status < 0 else f'exit status {status}'}"
-        return ended, under_way
+        return ended, under_way, time.monotonic() - started
 
 
 class Told(unittest.TestResult):
@@ -205,8 +211,8 @@ def run_tests(path: Path, words: str, known: Path) -> None:
 # Databases
 
 
-def of_database(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """(case, outcome, text) of each figure that a real GPU's answers hold, by the program beside them run anew."""
+def of_database(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, str, str, float]]:
+    """(case, outcome, text, 0 seconds) of each figure that a real GPU's answers hold, by the program beside them run anew."""
     program, _, what = path.stem.partition("_")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
@@ -215,7 +221,7 @@ def of_database(path: Path, options: argparse.Namespace) -> Iterator[tuple[str, 
         there, here = json.loads(path.read_text()), json.loads(out.read_text())
     real, virtual = answers(there), answers(here)
     for case, answer in real.items():
-        yield case, *compared(case, answer, virtual.get(case, virtual.get(PHASE.sub("", case))))
+        yield case, *compared(case, answer, virtual.get(case, virtual.get(PHASE.sub("", case)))), 0.0
 
 
 def answers(database: dict[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,9 @@ if TYPE_CHECKING:
     from labkit.labs.sharding import rank_memory as rank_memory
     from labkit.labs.sizes import host_and_device as host_and_device
     from labkit.labs.sizes import plot_host_and_device as plot_host_and_device
+    from labkit.labs.strategies import StrategiesLab as StrategiesLab
+    from labkit.labs.strategies import plot_strategy_steps as plot_strategy_steps
+    from labkit.labs.strategies import strategy_steps as strategy_steps
     from labkit.labs.stream_program import StreamsLab as StreamsLab
     from labkit.labs.training_leaks import LeakLab as LeakLab
     from labkit.labs.training_leaks import leaky_training as leaky_training

@@ -3,15 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
-
 from gputrace import units
-from gputrace.figures.figure import BLACK, BLUE, GREEN, Figure, new_canvas, time_ticks
+from gputrace.figures.figure import BLUE, GREEN, Figure, new_canvas, time_ticks
 from labkit.lab_parts.experiment import Result, Row, Run
-from labkit.lab_parts.figures import badged, hollow, in_style
-from labkit.lab_parts.panel import Lab, choice, one_of
+from labkit.lab_parts.figures import badged, in_style
+from labkit.lab_parts.panel import choice, one_of
 from labkit.lab_parts.predictions import compared_as_factor, stays_open
 from labkit.lab_parts.programs import rank_program
+from labkit.lab_parts.tries import TryingLab, place_bars
 
 LIKE, PER_NODE, GPUS = "H100", 8, 32
 BLOCKS, WIDTH, TOKENS, SEQUENCES, MICRO = 16, 8192, 2048, 32, 1  # of a GPT, of a sequence, of a batch, of a micro-batch
@@ -55,35 +54,20 @@ def _points(layouts: Sequence[Layout], network: str) -> Iterator[Row]:
 # The figure
 
 
-LEAST = 4  # places for layouts: a single bar is no wider
-
-
 @in_style
 def plot_layout_steps(result: Result, prediction: float | None = None) -> Figure:
     """A bar for each layout: the time of its step, or that it runs out of memory. `prediction` is the last one's seconds."""
     canvas, axes = new_canvas(_finding(result))
-    axes.set_position([0.2, 0.19, 0.53, 0.66])
     fastest = best(result)
     most = max([row["seconds"] or 0.0 for row in result.rows] + [prediction or 0.0, 1e-3])
     time_ticks(axes, 1.1 * most)
     for place, row in enumerate(result.rows):
         axes.barh(place, row["seconds"] or 0.0, 0.6, color=GREEN if row is fastest else BLUE)
-        _beside(axes, place, _figures(row))
-    _beside(axes, -0.9, "a step, a rank's peak", style="italic")
-    if prediction is not None and result.rows:
-        axes.plot([prediction], [len(result.rows) - 1], marker="s", **hollow(BLACK))
+    place_bars(axes, result.column("layout"), [_figures(row) for row in result.rows], "a step, a rank's peak", prediction)
     axes.set_xlabel(f"a step, {units.time_unit(1.1 * most)[1]}")
-    axes.set_yticks(range(len(result.rows)), result.column("layout"))
-    axes.set_ylim(max(len(result.rows), LEAST) - 0.4, -0.6)
     axes.set_ylabel("data × tensor × pipeline")
-    axes.grid(axis="y", visible=False)
     sentence = "" if prediction is None else f"Predicted: {prediction:g} s."
     return badged(canvas, result.badge, *map(_told, result.rows), sentence)
-
-
-def _beside(axes: Axes, place: float, text: str, **style: Any) -> None:
-    """A text to the right of the bars, where no prediction can cover it."""
-    axes.text(1.03, place, text, transform=axes.get_yaxis_transform(), va="center", **style)
 
 
 def _figures(row: Row) -> str:
@@ -117,7 +101,7 @@ def _told(row: Row) -> str:
 GOOD = 1.1  # a prediction within this factor is called good
 
 
-class LayoutsLab(Lab):
+class LayoutsLab(TryingLab):
     """Choose tensor and pipeline degrees for 32 GPUs and their network, predict the step's seconds, and compare what you have tried."""
 
     question = "12.9 billion parameters on 32 H100s, batches of 32 sequences: how many seconds does a training step take?"
@@ -127,13 +111,7 @@ class LayoutsLab(Lab):
         self.tensor = choice("Tensor:", DEGREES, tensor, "9em")
         self.pipeline = choice("Pipeline:", DEGREES, pipeline, "9em")
         self.network = choice("Network:", NETWORKS, network, "13em")
-        self.tried: dict[tuple[str, Layout], Row] = {}
         super().__init__([self.tensor, self.pipeline, self.network])
-
-    def _bring_back(self, before: Lab | None) -> None:
-        super()._bring_back(before)
-        if before is not None:
-            self._take_over(before, "tried")
 
     def experiment(self) -> Run:
         return layout_steps([(self.tensor.value, self.pipeline.value)], self.network.value)
@@ -142,16 +120,7 @@ class LayoutsLab(Lab):
         return _told(row)
 
     def draw(self, result: Result, prediction: float | None) -> Figure:
-        return plot_layout_steps(self._with_earlier(result), prediction)
-
-    def _with_earlier(self, result: Result) -> Result:
-        """The rows of this run below those of earlier ones by the same network."""
-        network = result.parameters["network"]
-        for row in result.rows:
-            self.tried.pop((network, (row["tensor"], row["pipeline"])), None)
-            self.tried[network, (row["tensor"], row["pipeline"])] = row
-        rows = [row for (by, _), row in self.tried.items() if by == network]
-        return Result(result.name, result.parameters, result.columns, rows, result.badge)
+        return plot_layout_steps(self.with_earlier(result, result.parameters["network"]), prediction)
 
     def verdict(self, result: Result, prediction: float) -> str:
         if not result.rows:

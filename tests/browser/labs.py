@@ -10,6 +10,7 @@ LABS = {
     "PipelineLab": "PipelineLab(micro_batches=4)",
     "BucketsLab": "BucketsLab(width=1024)",
     "LayoutsLab": "LayoutsLab(tensor=8)",
+    "StrategiesLab": "StrategiesLab(model='1.6 billion')",
     "LeakLab": "LeakLab()",
     "SharingLab": "SharingLab()",
     "FormatLab": "FormatLab()",

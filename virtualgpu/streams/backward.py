@@ -104,6 +104,8 @@ def starting_at_roots(machine: Machine, run: Callable[..., Any]) -> Callable[...
 
     def run_from(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         roots = {x._gpu if type(x) is VirtualTensor else None for x in tensors(outputs)}
+        if roots - {None}:
+            machine.require_alive()  # a graph of nothing but views calls no operator that would
         before, machine.selected.root = machine.selected.root, roots.pop() if len(roots) == 1 else None
         try:
             return run_on_streams(machine, run, outputs, *args, **kwargs)

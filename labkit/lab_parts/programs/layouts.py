@@ -3,7 +3,7 @@
 Arguments: the three degrees, the blocks, their width, the tokens of a sequence, the sequences of a batch, and how many of them are a
 micro-batch. `result` has the seconds of the second step and the peak in bytes; None for both if it does not fit.
 
-Tensor parallelism is Megatron's: both layers of a pair cut, so that each pair sums its outputs once. The stages follow 1F1B. A rank is
+The stages follow 1F1B. A rank is
 simulated alone and the others are like it, so what it waits for while the pipeline fills and drains takes as long as its own work does: it
 does so much of that before the step.
 """
@@ -13,66 +13,17 @@ import sys
 
 import torch
 import torch.distributed as dist
+from gpt import Block
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 data, tensor, stages, blocks, width, tokens, sequences, micro = map(int, sys.argv[1:])
-HEAD = 128  # width of an attention head
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 # The ranks of a tensor-parallel group are neighbours, and so on one node as long as it has enough.
 mesh = init_device_mesh("cuda", (stages, data, tensor), mesh_dim_names=("pipeline", "data", "tensor"))
 line, column, row = (mesh[name].get_group() for name in ("pipeline", "data", "tensor"))
-
-
-class Enter(torch.autograd.Function):
-    """Into a cut pair of layers: the gradient is summed."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, upstream):
-        upstream = upstream.contiguous()
-        dist.all_reduce(upstream, group=row)
-        return upstream
-
-
-class Leave(torch.autograd.Function):
-    """Out of it: the output is summed."""
-
-    @staticmethod
-    def forward(ctx, x):
-        dist.all_reduce(x, group=row)
-        return x
-
-    @staticmethod
-    def backward(ctx, upstream):
-        return upstream
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.attend, self.mix = nn.Linear(width, 3 * width // tensor), nn.Linear(width // tensor, width)
-        self.widen, self.narrow = nn.Linear(width, 4 * width // tensor), nn.Linear(4 * width // tensor, width)
-
-    def forward(self, x):
-        q, k, v = self.attend(enter(self.norms[0](x))).unflatten(-1, (3, -1, HEAD)).permute(2, 0, 3, 1, 4)
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + leave(self.mix(attended.transpose(1, 2).flatten(2)))
-        return x + leave(self.narrow(nn.functional.gelu(self.widen(enter(self.norms[1](x))))))
-
-
-def enter(x):
-    return Enter.apply(x) if tensor > 1 else x
-
-
-def leave(x):
-    return Leave.apply(x) if tensor > 1 else x
 
 
 class Bucket:
@@ -130,7 +81,7 @@ def backward(y):
 sent: list[torch.Tensor] = []
 try:
     with torch.device("cuda"):
-        model = nn.Sequential(*[Block() for _ in range(blocks // stages)])
+        model = nn.Sequential(*[Block(width, row) for _ in range(blocks // stages)])
     buckets = [Bucket(block) for block in model]
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -211,13 +211,24 @@ def test_the_accelerator_s_memory(used):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("touch", [lambda: torch.ones(1, device="cuda"), lambda: torch.ones(1).cuda(), lambda: torch.cuda.set_device(1)])
+@pytest.mark.parametrize(
+    "touch",
+    [
+        lambda loss, seed: torch.ones(1, device="cuda"),
+        lambda loss, seed: torch.ones(1).cuda(),
+        lambda loss, seed: torch.cuda.set_device(1),
+        lambda loss, seed: loss.sum().backward(),
+        lambda loss, seed: loss.backward(seed),  # only views: no kernel runs
+        lambda loss, seed: torch.autograd.grad(loss, loss, seed),
+    ],
+)
 def test_no_cuda_after_a_fork(used, touch):
+    loss, seed = torch.ones(2, 3, device="cuda", requires_grad=True).view(-1), torch.ones(6, device="cuda")
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            touch()
+            touch(loss, seed)
             os.write(writing, b"nothing was raised")
         except RuntimeError as error:
             os.write(writing, str(error).encode())
