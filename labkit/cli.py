@@ -53,7 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument("--like", metavar="A,B", default="T4,L4,A100,A100-80,H100,H200", help="the models (default: %(default)s)")
     fit.add_argument("--steps", type=int, default=4, metavar="N", help="how many steps, 3 or more (default: %(default)s)")
     fit.add_argument(
-        "--host", type=float, default=1.0, metavar="X", help="how many times as long your CPU takes for an operator as the recorded H200's"
+        "--host",
+        default="1",
+        metavar="X",
+        help="how many times as long your CPU takes for an operator as the recorded H200s', such as 0.5; 'here' measures this computer",
     )
     add_script(fit)
     torchrun = command(
@@ -150,7 +153,7 @@ def _fit(options: argparse.Namespace) -> int:
     try:
         check_script(options.script, options.module)
         models = [name.strip() for name in options.like.split(",")]
-        wish = fit.Wish(options.script, options.arguments, options.module, models[0], options.steps, options.host)
+        wish = fit.Wish(options.script, options.arguments, options.module, models[0], options.steps, _host(options.host))
         for table in fit.answer(wish, models):
             print(table, end="\n\n", flush=True)
     except ValueError as error:
@@ -159,6 +162,18 @@ def _fit(options: argparse.Namespace) -> int:
         _tell(error, "fit")
         return 1
     return 0
+
+
+def _host(wanted: str) -> float:
+    """Raises ValueError for what is neither a number nor "here"."""
+    from gputrace.fit import measure_host
+
+    if wanted == "here":
+        return round(measure_host(), 2)
+    try:
+        return float(wanted)
+    except ValueError:
+        raise ValueError(f"--host {wanted}: give a number, such as 2, or 'here'") from None
 
 
 def _trace_ranks(options: argparse.Namespace, files: dict[str, Any]) -> int:

@@ -83,6 +83,8 @@ class VirtualStorage(torch.UntypedStorage):
             super().data_ptr()
 
     def cpu(self) -> torch.UntypedStorage:
+        if self.memory.kept is None and self.memory.gpu.machine.blanks_host:
+            return torch.UntypedStorage(self.nbytes()).fill_(255)  # type: ignore[attr-defined]  # all bits set: NaN in float32, float16 and bfloat16
         require_values(self.memory)
         return torch.UntypedStorage(self.nbytes()).copy_(self)
 

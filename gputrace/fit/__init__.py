@@ -1,6 +1,7 @@
 """Will it fit, and how fast would it be? A training script's first steps on virtual GPUs of several models, without values."""
 
 from gputrace.fit.attempt import Wish
+from gputrace.fit.host import measure_host
 from gputrace.fit.page import ScriptFailedError, answer
 
-__all__ = ["ScriptFailedError", "Wish", "answer"]
+__all__ = ["ScriptFailedError", "Wish", "answer", "measure_host"]

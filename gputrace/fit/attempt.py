@@ -18,6 +18,7 @@ from virtualgpu.commands import set_up_for_times
 from virtualgpu.script import run_script
 from virtualgpu.source_lines import is_users
 
+NO_GPU = "it put nothing on the GPU: perhaps an option of its own asks for that, such as --device cuda"
 MAX_EVENTS = 2_000_000  # some steps of a large model
 
 
@@ -68,7 +69,7 @@ def attempt(wish: Wish) -> Outcome:
     gpus = virtualgpu.use(1, like=wish.like, memory=wish.memory, values=False, host=wish.host)
     outcome = Outcome(total=gpus.request.memory or gpus.profile.total_memory)
     set_up_for_times(gpus, virtual_time=False)  # a loss that is printed is NaN, no error
-    met = [] if wish.change is None else CHANGES[wish.change]()
+    met = [] if wish.change is None else CHANGES[wish.change].make()
     ends: list[int] = []
     try:
         with record(MAX_EVENTS) as trace:
@@ -77,11 +78,13 @@ def attempt(wish: Wish) -> Outcome:
     except _Enough:
         pass
     except SystemExit as ended:
-        outcome.failed = "" if ended.code in (None, 0) else f"it ended by sys.exit({ended.code!r})"
+        outcome.failed = "" if ended.code in (None, 0) else f"{_where(ended)}it ended by sys.exit({ended.code!r}); every loss is NaN here"
     except BaseException as error:  # whatever the script raises is told, not raised
         outcome.fits = not trace.error
         outcome.failed = "" if trace.error else _told(error)
     outcome.steps, outcome.changed = len(ends), bool(met)
+    if outcome.fits and not outcome.failed and not (trace.timeline(0).allocated > 0).any():
+        outcome.failed = NO_GPU
     _measure(trace, outcome)
     return outcome
 
@@ -101,10 +104,14 @@ def _until(steps: int, ends: list[int]) -> Callable[..., None]:
 
 
 def _told(error: BaseException) -> str:
-    """An exception in a line, with the innermost line of the user's own."""
+    """An exception in a line, with the innermost line of the user's own. Of a long message the first line and the last."""
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    return _where(error) + " … ".join(dict.fromkeys((lines[0], lines[-1])))
+
+
+def _where(error: BaseException) -> str:
     calls = [call for call in traceback.extract_tb(error.__traceback__) if is_users(call.filename)]
-    where = f"{Path(calls[-1].filename).name}:{calls[-1].lineno} {calls[-1].line}: " if calls else ""
-    return where + "".join(traceback.format_exception_only(error)).strip()
+    return f"{Path(calls[-1].filename).name}:{calls[-1].lineno} {calls[-1].line}: " if calls else ""
 
 
 def _measure(trace: Trace, outcome: Outcome) -> None:
@@ -120,7 +127,7 @@ def _measure(trace: Trace, outcome: Outcome) -> None:
     line = None if event < 0 else trace.line(int(trace.events.stack[event]))
     outcome.line = "" if line is None else f"{line.location} {line.text}"
     ends = _ends_of_steps(trace)
-    if len(ends) > 2:  # the first makes the optimizer's state, and takes its memory from the driver
+    if len(ends) > 2 and ends[-1] > ends[0]:  # the first makes the optimizer's state, and takes its memory from the driver
         begin, end = ends[0], ends[-1]
         outcome.step = (end - begin) / (len(ends) - 1)
         outcome.idle = 1 - _busy_between(trace, begin, end) / (end - begin)

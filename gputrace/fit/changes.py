@@ -1,11 +1,12 @@
 """Changes of a script that make it take less memory, each made from outside: the script stays as it is.
 
-Each function of CHANGES patches PyTorch for the rest of the process, and returns a list which fills with what the change met. Where it
-stays empty, there was nothing to change.
+Made, each of CHANGES patches PyTorch for the rest of the process, and returns a list which fills with what the change met. Where it stays
+empty, there was nothing to change.
 """
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -103,22 +104,30 @@ def checkpointing() -> Met:
     return met
 
 
-CHANGES: dict[str, Callable[[], Met]] = {
-    "optimizer with foreach=False": loop_optimizer,
-    "autocast to bfloat16": bfloat16,
-    "two halves of a batch, accumulated": accumulation,
-    "half the batch": half_the_batch,
-    "checkpointing of each block": checkpointing,
+@dataclass(frozen=True)
+class Change:
+    """How it is made, and which share of a step's samples is left in a step after it."""
+
+    make: Callable[[], Met]
+    share: float = 1.0
+
+
+CHANGES = {
+    "optimizer with foreach=False": Change(loop_optimizer),
+    "autocast to bfloat16": Change(bfloat16),
+    "two halves of a batch, accumulated": Change(accumulation),
+    "half the batch": Change(half_the_batch, share=0.5),
+    "checkpointing of each block": Change(checkpointing),
 }
 
 
 def _around_models(forward: Callable[[nn.Module, Callable[[], Any]], Any]) -> None:
-    """Let `forward(module, call)` run each call of a module that no other module calls."""
+    """Let `forward(module, call)` run each call of a module on the GPU that no other module calls: of the model, and of its loss."""
     inside: list[nn.Module] = []
     called = nn.Module.__call__
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if inside:
+        if inside or not _on_gpu(self, args, kwargs):  # a data set's transforms are modules too, in a process without GPUs often
             return called(self, *args, **kwargs)
         inside.append(self)
         try:
@@ -127,6 +136,13 @@ def _around_models(forward: Callable[[nn.Module, Callable[[], Any]], Any]) -> No
             inside.clear()
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
+
+
+def _on_gpu(module: nn.Module, args: tuple, kwargs: dict) -> bool:
+    """Is a parameter, or else what it is given, on a GPU?"""
+    first = next(module.parameters(), None)
+    among = [first] if first is not None else [*args, *kwargs.values()]
+    return any(isinstance(x, torch.Tensor) and x.is_cuda for x in among)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

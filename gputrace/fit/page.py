@@ -16,8 +16,16 @@ from virtualgpu import machines, profiles
 
 FEWEST = 3  # steps: from the end of the first, in which an optimizer makes its state, to that of the last
 ROOM = 1 << 42  # bytes of a GPU on which any script's peak is seen
-SHARE = {"half the batch": 0.5}  # of the samples of a step that are left
 FITS, NOT = "yes", "no"
+NO_STEPS = "it ended without step() of an optimizer of torch.optim, so that what a step takes is unknown"
+BAR = (
+    "±: half of the single operators, or pieces of work, that were compared with such a GPU's were off by more.",
+    "Loading data, and what else is the script's own Python, counts nothing.",
+)
+NOT_TRIED = (
+    "Not tried: sharding over several GPUs. A script must start ranks for it, and shard its model before it makes the optimizer;\n"
+    "`labkit torchrun --simulate 8` runs one rank of a script that does."
+)
 
 
 class ScriptFailedError(Exception):
@@ -68,14 +76,22 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) ->
             byte_text(tried[name].total),
             byte_text(most.used),
             FITS if tried[name].fits else NOT,
-            "" if most.step is None else time_text(most.step),
+            _step_text(name, most),
             "" if most.idle is None else f"{most.idle:.0%} of it",
         )
         for name, most in needed.items()
     ]
-    steps = next(iter(needed.values())).steps
-    host = "" if wish.host == 1 else f", the host {wish.host:g} times as slow as that of the recorded H200"
-    return Table(header, tuple(rows), f"{wish.script}: {steps} steps on virtual GPUs, nothing computed{host}")
+    steps = min(outcome.steps for outcome in needed.values())
+    ran = f"{steps} steps on virtual GPUs, nothing computed" if steps else NO_STEPS
+    host = f"The host takes {wish.host:g} times as long for an operator as that of the recorded H200s (--host)."
+    return Table(header, tuple(rows), "\n".join((f"{wish.script}: {ran}.", *BAR, host)))
+
+
+def _step_text(name: str, outcome: Outcome) -> str:
+    if outcome.step is None:
+        return "unknown"
+    error = profiles.load(name).time_error
+    return f"{time_text(outcome.step)}" + (", never compared" if error is None else f" ± {error:.0%}")
 
 
 def _parts(name: str, outcome: Outcome) -> Table:
@@ -87,18 +103,18 @@ def _parts(name: str, outcome: Outcome) -> Table:
 def _changes(name: str, before: Outcome, total: int, wish: Wish) -> Table:
     """Each change tried alone, the one that costs the least time first among those that fit."""
     rows = []
-    for change in CHANGES:
+    for change, made in CHANGES.items():
         after = run(replace(wish, like=name, change=change, memory=ROOM))
         if after.failed or not after.changed:
             rows.append((2, 0.0, (change, "", "", after.failed or "nothing to change in this script")))
             continue
         fits = after.used <= total
-        slower = None if after.step is None or before.step is None else after.step / before.step / SHARE.get(change, 1.0)
+        slower = None if after.step is None or before.step is None else after.step / before.step / made.share
         told = "" if slower is None else f"{slower:.2f} times as long"
         rows.append((not fits, slower or 0.0, (change, byte_text(after.used), told, FITS if fits else NOT)))
     ordered = tuple(row for *_, row in sorted(rows, key=lambda row: row[:2]))
     return Table(
         ("change", "needs", "as many samples take", "fits"),
         ordered,
-        f"Changes, each tried alone on the {name}, which has {byte_text(total)}",
+        f"Changes, each tried alone on the {name}, which has {byte_text(total)}.\n{NOT_TRIED}",
     )

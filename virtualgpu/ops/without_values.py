@@ -10,6 +10,7 @@ from virtualgpu.ops.call import SHAPES, Call
 from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors
 
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
+FINITE = "_amp_foreach_non_finite_check_and_unscale_"  # with `values=False` it finds no infinity: GradScaler would skip every step
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
 
 
@@ -88,9 +89,11 @@ def _on_meta(call: Call) -> Any:
 def infer(call: Call) -> Any:
     """What the operator returns, without values."""
     targets = call.written()
-    for x in targets:
-        forget(x)
     op, gpu = call.op, call.gpu
+    finite = op.name == FINITE and not gpu.machine.values
+    for x in targets:
+        if not (finite and x is call.argument("found_inf")):
+            forget(x)
     if op.outs:
         resize(call, targets)
     if op.only_writes:

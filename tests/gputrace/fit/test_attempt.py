@@ -59,9 +59,30 @@ def test_what_does_not_fit_is_told_from_what_fails(wish):
     assert (tight.fits, tight.failed) == (False, "")
     failed = run(wish(TRAIN, 16, 2))
     assert failed.fits and failed.failed.startswith("train.py:13 print(open(") and "FileNotFoundError" in failed.failed
-    assert run(wish("import sys; sys.exit(3)")).failed == "it ended by sys.exit(3)"
+    assert run(wish("import sys; sys.exit(3)")).failed.endswith("import sys; sys.exit(3): it ended by sys.exit(3); every loss is NaN here")
     assert "os._exit" not in (ended := run(wish("import os; print('last words', flush=True); os._exit(5)")).failed)
     assert ended == "its process ended with status 5: last words"
+
+
+@pytest.mark.slow
+def test_a_script_that_leaves_the_gpu_alone_is_told_so(wish):
+    outcome = run(wish(TRAIN.replace(".cuda()", "").replace(', device="cuda"', ""), 16, 9))
+    assert outcome.failed.startswith("it put nothing on the GPU: perhaps an option")
+
+
+@pytest.mark.slow
+def test_a_long_message_is_told_in_a_line(wish):
+    failed = run(wish('raise ValueError("one\\ntwo\\nthree")')).failed
+    assert failed.endswith("ValueError: one … three") and "\n" not in failed
+
+
+@pytest.mark.slow
+def test_where_no_optimizer_steps_there_is_memory_and_no_step_time(wish):
+    by_hand = TRAIN.replace("optimizer.step()", "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]").replace(
+        "print(open", "print(str"
+    )
+    outcome = run(wish(by_hand, 64, 3))
+    assert (outcome.failed, outcome.steps, outcome.step) == ("", 0, None) and outcome.parts["parameters"] > 0
 
 
 @pytest.mark.slow

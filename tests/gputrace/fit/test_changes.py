@@ -79,6 +79,37 @@ def test_made_from_outside_it_takes_what_it_would_take_written_into_the_script(t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_modules_that_prepare_data_are_no_models(tried, workers):
+    """A data set's transforms, in this process or in a worker that must not touch the GPU."""
+    source = f"""
+        import torch
+        from torch.utils.data import DataLoader
+
+        class Scaled(torch.nn.Module):
+            def forward(self, x):
+                return x / 2
+
+        class Samples(torch.utils.data.Dataset):
+            scaled = Scaled()
+            def __len__(self):
+                return 16
+            def __getitem__(self, i):
+                return self.scaled(torch.ones(8))
+
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in DataLoader(Samples(), batch_size=4, num_workers={workers}):
+            model(batch.cuda()).sum().backward()
+            optimizer.step()
+    """
+    outcome = tried(source, "autocast to bfloat16")
+    assert (outcome.failed, outcome.changed, outcome.steps) == ("", True, 4)
+    on_cpu = source.replace("model(batch.cuda()).sum().backward()", "(batch.cuda() @ model.weight).sum().backward()")
+    assert not tried(on_cpu, "autocast to bfloat16").changed
+
+
+@pytest.mark.slow
 def test_where_there_is_nothing_to_change_it_says_so(tried):
     source = """
         import torch

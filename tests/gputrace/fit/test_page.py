@@ -27,8 +27,8 @@ def runs(monkeypatch):
 def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     gpus, parts, changes = answer(WISH, ["T4", "H200"])
     assert gpus.rows == (
-        ("T4", "15 GiB", "20 GiB", "no", "1 s", "25% of it"),
-        ("H200", "140 GiB", "20 GiB", "yes", "1 s", "25% of it"),
+        ("T4", "15 GiB", "20 GiB", "no", "1 s ± 13%", "25% of it"),
+        ("H200", "140 GiB", "20 GiB", "yes", "1 s ± 10%", "25% of it"),
     )
     assert parts.caption.startswith("At the peak on the T4, made by train.py:3 x: ")
     assert all(row[1] == "10 GiB" and row[3] == "yes" for row in changes.rows)
@@ -45,6 +45,21 @@ def test_bad_wishes_are_refused_before_anything_runs(runs):
     with pytest.raises(ValueError, match=r"host=0: give how many times as long"):
         next(answer(Wish("train.py", [], False, "T4", 4, host=0), ["T4"]))
     assert not runs
+
+
+def test_a_time_that_nobody_compared_says_so(monkeypatch):
+    ran = Outcome(24 << 30, True, "", "", 4, 1 << 30, 1 << 30, 1 << 30, {}, 1.0, 0.0, True)
+    monkeypatch.setattr("gputrace.fit.page.run", lambda wish: ran)
+    gpus, *_ = answer(WISH, ["RTX 4090"])
+    assert gpus.rows[0][4] == "1 s, never compared"
+
+
+def test_without_a_step_of_an_optimizer_the_time_is_unknown(monkeypatch):
+    ran = Outcome(16 << 30, True, "", "", 0, 1 << 30, 1 << 30, 1 << 30, {}, None, None, True)
+    monkeypatch.setattr("gputrace.fit.page.run", lambda wish: ran)
+    gpus, *_ = answer(WISH, ["T4"])
+    assert gpus.rows[0][4:] == ("unknown", "")
+    assert gpus.caption.startswith("train.py: it ended without step() of an optimizer of torch.optim")
 
 
 def test_a_script_that_fails_gives_no_table(monkeypatch):

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import io
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import labkit
+import virtualgpu
 from virtualgpu.ops import without_values
 
 NOT_KEPT = "the values of this tensor on cuda:0 were not kept, because nothing is computed here"
@@ -88,6 +90,36 @@ def no_values():
 def test_reading_says_that_the_values_were_not_kept(no_values, read):
     with pytest.raises(RuntimeError, match=NOT_KEPT):
         read(torch.randn(3, device="cuda"))
+
+
+def test_a_checkpoint_has_nan_where_a_copy_to_the_host_has_it():
+    """A training script that only measures saves its model all the same."""
+    file = io.BytesIO()
+    with labkit.use(gpus=1, virtual=True, quiet=True) as used, used.without_values():
+        state = {"weight": torch.randn(3, device="cuda"), "half": torch.ones(5, device="cuda").half(), "step": torch.randn(2)}
+        torch.save(state, file)
+        known = state["step"].tolist()
+    file.seek(0)
+    found = torch.load(file, map_location="cpu")
+    assert found["weight"].isnan().all() and found["half"].isnan().all() and found["half"].shape == (5,)
+    assert found["step"].tolist() == known
+
+
+@pytest.mark.parametrize("blank", [False, True])
+def test_a_scaler_takes_gradients_to_be_finite(no_values, blank):
+    """It would skip every step, and the optimizer would never have its state, if it could not tell."""
+    model = nn.Linear(64, 64).cuda()
+    optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cuda")
+    virtualgpu.current().machine.blanks_host = blank
+    for _ in range(3):
+        with torch.autocast("cuda", torch.float16):
+            loss = model(torch.randn(8, 64, device="cuda")).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    assert optimizer.state[model.weight]["exp_avg"].shape == (64, 64)
+    assert (optimizer.state[model.weight]["step"].item(), scaler.get_scale()) == (3, 65536)
 
 
 def test_a_storage_is_resized(no_values):
