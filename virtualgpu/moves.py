@@ -56,6 +56,21 @@ class Move(torch.autograd.Function):
     """A copy to another device, and the gradient back."""
 
     @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, gpu: Gpu | None, dtype: Any, non_blocking: bool, memory_format: Any) -> torch.Tensor:
+        ctx.back = gpu_of(source), source.dtype
+        return move(source, gpu, dtype, non_blocking, memory_format)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        gpu, dtype = ctx.back
+        hardware.machine().selected.visit(torch._C._current_graph_task_id(), gpu, gpu_of(gradient))
+        return to_device(gradient, gpu, dtype), None, None, None, None
+
+
+class TransformedMove(torch.autograd.Function):
+    """The same under vmap, grad and jvp, in the form that PyTorch asks for there; each call of that form takes longer."""
+
+    @staticmethod
     def forward(source: torch.Tensor, gpu: Gpu | None, dtype: Any, non_blocking: bool, memory_format: Any) -> torch.Tensor:
         return move(source, gpu, dtype, non_blocking, memory_format)
 
@@ -64,19 +79,15 @@ class Move(torch.autograd.Function):
         source, *ctx.there = inputs
         ctx.back = gpu_of(source), source.dtype
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        gpu, dtype = ctx.back
-        hardware.machine().selected.visit(torch._C._current_graph_task_id(), gpu, gpu_of(gradient))
-        return to_device(gradient, gpu, dtype), None, None, None, None
+    backward = Move.backward
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
-        return Move.apply(tangent, *ctx.there)
+        return TransformedMove.apply(tangent, *ctx.there)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *given: Any) -> tuple[torch.Tensor, int]:
-        return Move.apply(*given), in_dims[0]
+        return TransformedMove.apply(*given), in_dims[0]
 
 
 class MoveInto(torch.autograd.Function):
@@ -118,7 +129,9 @@ def to_device(
         form = {} if memory_format is None else {"memory_format": memory_format}
         return _to(tensor, tensor.dtype if dtype is None else dtype, non_blocking, copy, **form)
     hardware.machine().take_turn()
-    if (tensor.requires_grad and torch.is_grad_enabled()) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return TransformedMove.apply(tensor, gpu, dtype, non_blocking, memory_format)
+    if tensor.requires_grad and torch.is_grad_enabled():
         return Move.apply(tensor, gpu, dtype, non_blocking, memory_format)
     return move(tensor, gpu, dtype, non_blocking, memory_format)
 
