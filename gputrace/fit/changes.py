@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 Met = list[Any]
+SWITCHES = "gradient_checkpointing_enable", "set_grad_checkpointing"  # methods of transformers' models, and of timm's
 
 
 def half_the_batch() -> Met:
@@ -76,10 +77,12 @@ def loop_optimizer() -> Met:
 
 
 def bfloat16() -> Met:
-    """The model's forward runs under autocast to bfloat16."""
+    """The model's forward runs under autocast to bfloat16, unless the script has autocast already."""
     met: Met = []
 
     def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
+        if torch.is_autocast_enabled("cuda"):
+            return call()
         met.append(module)
         with torch.autocast("cuda", torch.bfloat16):
             return call()
@@ -89,12 +92,19 @@ def bfloat16() -> Met:
 
 
 def checkpointing() -> Met:
-    """The blocks of a model, modules of one class in a list, keep their inputs alone; the backward computes the rest again."""
+    """The blocks of a model, modules of one class in a list, keep their inputs alone; the backward computes the rest again.
+
+    A model that has a switch for it knows more of its blocks, such as caches of theirs that must not grow twice.
+    """
     met: Met = []
 
     def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
         if module.training and not hasattr(module, "_labkit_checkpointed"):
             module._labkit_checkpointed = True  # type: ignore[assignment]
+            if switch := next((name for name in SWITCHES if hasattr(module, name)), None):
+                getattr(module, switch)()
+                met.append(module)
+                return call()
             for block in _blocks(module):
                 met.append(block)
                 block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

@@ -83,7 +83,8 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) ->
     ]
     steps = min(outcome.steps for outcome in needed.values())
     ran = f"{steps} steps on virtual GPUs, nothing computed" if steps else NO_STEPS
-    host = f"The host takes {wish.host:g} times as long for an operator as that of the recorded H200s (--host)."
+    longer = "as long" if wish.host == 1 else f"{wish.host:g} times as long"
+    host = f"The host takes {longer} for an operator as that of the recorded H200s (--host)."
     return Table(header, tuple(rows), "\n".join((f"{wish.script}: {ran}.", *BAR, host)))
 
 

@@ -44,6 +44,12 @@ for number, batch in enumerate(batches):
         optimizer.step()
     schedule.step()
 """
+REMEMBER = """def remember(self, cache):
+        if cache is not None:
+            cache.append(self)
+            assert len(cache) <= 4, "a block remembered twice"
+    def forward(self, x, cache=None):
+        self"""
 PLAIN = {"block": "block(x)", "foreach": "", "size": 4096, "every": 1, "autocast": ""}
 WRITTEN = {
     "optimizer with foreach=False": {"foreach": ", foreach=False"},
@@ -76,6 +82,28 @@ def test_made_from_outside_it_takes_what_it_would_take_written_into_the_script(t
     assert (outside.used, outside.allocated, outside.parts) == (written.used, written.allocated, written.parts)
     assert outside.step == pytest.approx(written.step, rel=0.05)
     assert replace(outside, changed=False) != plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gradient_checkpointing_enable", "set_grad_checkpointing"])
+def test_a_model_that_can_checkpoint_by_itself_does_so(tried, name):
+    able = f"class Net(nn.Module):\n    own = False\n    def {name}(self):\n        self.own = True"
+    block = "checkpoint(block, x, use_reentrant=False) if self.own else block(x, cache)"
+    switched = SCRIPT.format(**PLAIN | {"block": block}).replace("class Net(nn.Module):", able)
+    switched = switched.replace("        return x + self.layers(x)", "        self.remember(cache)\n        return x + self.layers(x)")
+    switched = switched.replace("def forward(self, x):\n        self", REMEMBER).replace(
+        "        for block in self", "        cache = []\n        for block in self"
+    )
+    written = switched.replace("own = False", "own = True")
+    outside, inside = tried(switched, "checkpointing of each block"), tried(written)
+    assert not (outside.failed or inside.failed) and outside.changed
+    assert (outside.used, outside.allocated, outside.parts) == (inside.used, inside.allocated, inside.parts)
+
+
+@pytest.mark.slow
+def test_a_script_that_has_autocast_keeps_its_own(tried):
+    outcome = tried(SCRIPT.format(**PLAIN | WRITTEN["autocast to bfloat16"]), "autocast to bfloat16")
+    assert (outcome.failed, outcome.changed) == ("", False)
 
 
 @pytest.mark.slow
