@@ -350,3 +350,10 @@ def test_memory_that_was_read_can_be_resized_and_written(resize):
     with _DisableTorchDispatch():  # as collectives write
         x.fill_(1.0)
     assert x.tolist() == [1.0] * len(x) and twice.tolist() == [0.0] * 4
+
+
+def test_memory_that_was_resized_like_another_can_be_resized_again():
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x = torch.rand(1, device="cuda")
+        x.add_(1).resize_as_(torch.rand(3, device="cuda"))
+        assert x.resize_(3).add_(1).shape == (3,)
