@@ -10,6 +10,7 @@
 #   make test-classic   every lesson on what stands in for Colab, and the widgets in the classic notebook 6.5 with Colab's ipywidgets 7.7.1;
 #                       installs Colab's packages into .venv-classic (PYTHON=python3.13 is Colab's Python)
 #   make test-binder    every lesson in JupyterLab within Binder's 2 GB and one core; builds what Binder would into .venv-binder
+#   make docs           the site, in build/site: all lessons, the guides and the reference; a warning is an error
 #   make lint, format   check the code's style, its types and which package imports which, or correct the style
 #   make clean          remove .venv, .venv-binder, .venv-classic, .venv-nbgrader, .venv-versions and what the tools left behind
 #
@@ -41,7 +42,7 @@ PYTEST := $(BIN)/python -m pytest --timeout 300
 PARALLEL := -n auto --maxprocesses 4
 NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests/notebooks/sanitize.cfg $(PARALLEL) --dist loadfile
 
-.PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-classic test-binder unit unit-all notebooks stored-outputs lint format clean
+.PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-classic test-binder unit unit-all notebooks stored-outputs docs lint format clean
 
 # The address that JupyterLab prints leads to the first lesson. A kernel without encryption would warn of it in the terminal. JupyterLab refuses
 # to run as root, which is who you are in most containers, unless told.
@@ -101,6 +102,10 @@ test-binder: $(VENV)/installed-browser $(BINDER)/installed
 	$(BIN)/python tools/build_binder.py --refresh "$(BINDER)"
 	LABKIT_BINDER="$(BINDER)" $(BIN)/python -m pytest --timeout 600 -m platform tests/browser/test_on_binder.py
 
+docs: $(VENV)/installed-docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs . build/site
+	@echo "built: open build/site/index.html"
+
 # After a change of the lessons, or of the virtual GPU's times and memory: run the lessons and store what they print.
 stored-outputs: $(VENV)/installed
 	$(BIN)/python tools/execute_notebooks.py
@@ -142,6 +147,10 @@ $(VENV)/installed: $(VENV)/installed-lab
 
 $(VENV)/installed-browser: $(VENV)/installed
 	@$(PIP_INSTALL) --editable '.[lab,test,browser]'
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	@$(PIP_INSTALL) --editable '.[lab,test,docs]'
 	@touch $@
 
 $(CLASSIC)/installed: tools/constraints-classic.txt pyproject.toml

@@ -1,4 +1,4 @@
-"""Records a block of code, or a script, on real or virtual GPUs: memory, what ran when, leaks, and why memory ran out.
+"""Records a block of code, or a script, on real or virtual GPUs: memory, what ran when, leaks, and why memory ran out::
 
     import gputrace
 

@@ -1,0 +1,62 @@
+"""How Sphinx builds the site: the lessons with their stored outputs, the guides, and the reference from the packages' docstrings.
+
+The sources are the repository itself, so a link that leads somewhere on GitHub leads there on the site, too.
+"""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pygments.lexers.special import TextLexer
+
+ROOT = Path(__file__).parents[1]
+LESSONS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+project = "PyTorch on GPUs"
+author = "the GPU teaching kit authors"
+copyright = author
+html_title = "PyTorch on GPUs: a teaching kit"
+html_theme = "furo"
+language = "en"
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+root_doc = "README"
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**", "notebooks/*.ipynb", "gputrace/README.md"]
+nb_execution_mode = "off"  # the outputs are those that the repository stores and its tests compare
+myst_enable_extensions = ["attrs_inline"]
+myst_heading_anchors = 4
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+always_document_param_types = True
+
+CONTENTS = {
+    "Lessons": [f"notebooks/{name}" for name in LESSONS],
+    "Guides": ["docs/platforms", "docs/teaching", "docs/glossary", "docs/how-the-virtual-gpu-works", "gputrace/README", "docs/reference"],
+    "Measured on H200s": ["docs/measured/report_h200_x1", "docs/measured/x2/report_h200_x2", "docs/measured/report_h200_x4"],
+    "The project": ["CONTRIBUTING", "CHANGELOG"],
+}
+
+
+def setup(app: Any) -> None:
+    app.add_lexer("mermaid", TextLexer)  # GitHub draws it; a library that does so here would come from elsewhere at each reading
+    app.connect("source-read", _add_contents)
+    app.connect("source-read", _know_anchors)
+    app.connect("build-finished", _open_at_the_start)
+
+
+def _add_contents(app: Any, docname: str, source: list[str]) -> None:
+    """The pages in reading order, which GitHub would show as code."""
+    if docname == root_doc:
+        for caption, pages in CONTENTS.items():
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(pages) + "\n```\n"
+
+
+def _know_anchors(app: Any, docname: str, source: list[str]) -> None:
+    """The places that links lead to, which Sphinx does not see in HTML."""
+    source[0] = re.sub(r'<a id="([\w-]+)"></a>', r"[]{#\1}", source[0])
+
+
+def _open_at_the_start(app: Any, exception: Exception | None) -> None:
+    if exception is None and app.builder.name == "html":
+        shutil.copy(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
