@@ -110,7 +110,7 @@ def test_wheel_says_what_it_is(wheel):
         assert "labkit = labkit.cli:main" in archive.read(f"{told}/entry_points.txt").decode()
     assert metadata["Version"] == labkit.__version__
     assert metadata["Requires-Python"] == ">=3.11"
-    assert metadata["License-Expression"] == "MIT"
+    assert metadata["License-Expression"] == PROJECT["license"]
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_citation_is_a_valid_one_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert CITATION_REQUIRED <= set(citation) <= CITATION_ALLOWED
     assert (citation["cff-version"], citation["type"]) == ("1.2.0", "software")
-    assert (citation["version"], citation["license"]) == (labkit.__version__, PROJECT["license"])
+    assert (citation["version"], " AND ".join(citation["license"])) == (labkit.__version__, PROJECT["license"])
     assert citation["abstract"] == PROJECT["description"]
     assert citation["title"] == (ROOT / "README.md").read_text().splitlines()[0].removeprefix("# ")
     assert all(isinstance(text, str) and text for text in (citation["message"], *citation["keywords"]))
