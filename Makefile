@@ -157,7 +157,7 @@ $(CLASSIC)/installed: tools/constraints-classic.txt pyproject.toml
 	@$(call make_venv,$(CLASSIC))
 	@echo "installing the classic notebook and its pinned packages into $(CLASSIC)"
 	@$(CLASSIC)/bin/python -m pip install $(PIP_OPTIONS) --constraint tools/constraints-classic.txt --editable '.[test,browser]' notebook
-	@$(CLASSIC)/bin/python -m pip uninstall --quiet --yes labkit
+	@$(CLASSIC)/bin/python -m pip uninstall --quiet --yes pytorch-gpu-lessons
 	@touch $@
 
 $(BINDER)/installed: constraints.txt pyproject.toml $(wildcard binder/*) tools/build_binder.py | $(VENV)/installed

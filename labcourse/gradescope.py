@@ -51,12 +51,12 @@ def wheel() -> tuple[str, bytes]:
     Raises ValueError where the kit is not installed as a package, for only that says what else it needs.
     """
     try:
-        installed = metadata.distribution("labkit")
+        installed = metadata.distribution("pytorch-gpu-lessons")
     except metadata.PackageNotFoundError:
         installed = None
     if installed is None or installed.version != labkit.__version__:
         raise ValueError("the kit is not installed as a package here, so none can be made for Gradescope: `make lab` installs it")
-    name = f"labkit-{installed.version}"
+    name = f"pytorch_gpu_lessons-{installed.version}"
     found = ((package, path) for package in backends.PACKAGES for path in package.rglob("*") if path.is_file())
     files = {path.relative_to(package.parent).as_posix(): path.read_bytes() for package, path in found if path.suffix != ".pyc"}
     texts = {"WHEEL": "Wheel-Version: 1.0\nGenerator: labcourse\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}

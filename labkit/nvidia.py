@@ -211,7 +211,7 @@ def ask_gputil() -> Answer:
     """Ask GPUtil. It has no time limit, hides a missing `nvidia-smi` (no GPUs), and stumbles over anything but the table."""
     try:
         package = gputil()
-    except ImportError as error:
+    except Exception as error:  # whatever a broken package raises: the other two answer all the same
         return Answer("GPUtil", trouble=f"the package GPUtil cannot be imported ({error})")
     try:
         found = package.getGPUs()

@@ -260,6 +260,17 @@ def test_a_package_that_is_missing(monkeypatch, module, ask, trouble):
     assert trouble in ask().trouble
 
 
+def test_a_gputil_that_is_broken_leaves_the_other_answers(monkeypatch, tmp_path, smi, nvml):
+    (tmp_path / "GPUtil.py").write_text("raise RuntimeError('not with this Python')")
+    monkeypatch.delitem(sys.modules, "GPUtil", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    smi(table(H200, GPUTIL_H200))
+    nvml()
+    *answers, gputil = nvidia.ask_all()
+    assert [len(answer.gpus) for answer in answers] == [1, 1]
+    assert gputil.trouble == "the package GPUtil cannot be imported (not with this Python)"
+
+
 def test_all_three_on_one_machine(smi, nvml):
     smi(table(H200, GPUTIL_H200))
     nvml()

@@ -104,7 +104,7 @@ def test_wheel_holds_every_file_of_the_packages_and_no_other(wheel):
 @pytest.mark.slow
 def test_wheel_says_what_it_is(wheel):
     with zipfile.ZipFile(wheel) as archive:
-        told = f"labkit-{labkit.__version__}.dist-info"
+        told = f"pytorch_gpu_lessons-{labkit.__version__}.dist-info"
         metadata = message_from_bytes(archive.read(f"{told}/METADATA"))
         assert archive.read(f"{told}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
         assert "labkit = labkit.cli:main" in archive.read(f"{told}/entry_points.txt").decode()
@@ -117,7 +117,7 @@ def test_wheel_says_what_it_is(wheel):
 def test_wheel_of_the_source_distribution_is_the_same(wheel, tmp_path):
     with tarfile.open(built("sdist", ROOT, tmp_path)) as archive:
         archive.extractall(tmp_path, filter="data")
-    again = built("wheel", tmp_path / f"labkit-{labkit.__version__}", tmp_path)
+    again = built("wheel", tmp_path / f"pytorch_gpu_lessons-{labkit.__version__}", tmp_path)
     assert in_wheel(again) == in_wheel(wheel)
 
 
