@@ -5,7 +5,7 @@
 #   make test-all       the same with all unit tests: slow ones, and large sets whole
 #   make test-gpu       unit tests and notebooks on this machine's own CUDA GPUs
 #   make test-versions  the unit tests and lessons on the oldest torch that the kit admits, the pinned one and the newest, in .venv-versions
-#   make test-browser   the lessons and widgets in a real browser (needs Chromium); pictures of them stay in build/screenshots
+#   make test-browser   lessons, widgets and the site in a real browser (needs Chromium); pictures of them stay in build/screenshots
 #   make test-nbgrader  what is released for nbgrader, with nbgrader's own commands; installs it into .venv-nbgrader
 #   make test-classic   every lesson on what stands in for Colab, and the widgets in the classic notebook 6.5 with Colab's ipywidgets 7.7.1;
 #                       installs Colab's packages into .venv-classic (PYTHON=python3.13 is Colab's Python)
@@ -86,7 +86,7 @@ test-gpu: $(VENV)/installed
 test-versions:
 	$(if $(TORCH_INDEX),PIP_EXTRA_INDEX_URL=$(TORCH_INDEX)) "$(PYTHON)" tools/test_versions.py $(VERSIONS)
 
-test-browser: $(VENV)/installed-browser
+test-browser: $(VENV)/installed-browser docs
 	$(PYTEST) -n 2 --dist loadfile -m browser tests/browser
 
 test-nbgrader: $(VENV)/installed $(NBGRADER)/installed

@@ -18,6 +18,8 @@ author = "the GPU teaching kit authors"
 copyright = author
 html_title = "PyTorch on GPUs: a teaching kit"
 html_theme = "furo"
+html_static_path = ["static"]
+html_js_files = ["reachable.js"]
 language = "en"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]

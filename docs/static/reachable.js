@@ -1,0 +1,9 @@
+// What the theme leaves out for who uses a keyboard or a screen reader: what scrolls can be reached, and each part of the page has a name.
+addEventListener("DOMContentLoaded", () => {
+  const all = (selector, change) => document.querySelectorAll(selector).forEach(change);
+  all("pre, .table-wrapper", (part) => { part.tabIndex = 0; });
+  all("p.caption[role=heading]", (caption) => { caption.ariaLevel = "2"; });
+  all(".sidebar-drawer", (part) => { part.ariaLabel = "Contents"; });
+  all(".toc-drawer", (part) => { part.ariaLabel = "On this page"; });
+  all(".content-icon-container", (part) => { part.role = "region"; part.ariaLabel = "This page"; });
+});
