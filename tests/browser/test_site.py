@@ -8,7 +8,8 @@ from accessibility import GRAVE
 pytestmark = pytest.mark.browser
 
 SITE = Path(__file__).parents[2] / "build" / "site"
-PAGES = ("index", "notebooks/02_streams", "notebooks/12_several_machines", "docs/glossary", "docs/reference", "docs/measured/report_h200_x1")
+LESSONS = ("notebooks/02_streams", "notebooks/12_several_machines")
+PAGES = ("index", *LESSONS, "docs/glossary", "docs/reference", "docs/measured/report_h200_x1")
 
 
 @pytest.fixture
