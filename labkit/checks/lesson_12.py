@@ -81,8 +81,11 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
 
 
 def draw_steps(generator: random.Random) -> Plain:
-    """What each of three ranks finds: where the oldest of their newest is not found by all, where nothing is, where one finds nothing."""
-    one, two, three, four, five = sorted(generator.sample(range(1, 100), 5))
+    """What each of three ranks finds: where the oldest of their newest is not found by all, where nothing is, where one finds nothing.
+
+    Step 0 is one like the others, and the newest of all in `pairs`.
+    """
+    one, two, three, four, five = 0, *sorted(generator.sample(range(1, 1_000_000), 4))
     listed = [[one, two, three, five], [two, one, four], [one, three, two, four]]
     pairs = [[one, three, four], [one, three, five], [one, four, five]]  # any two have a newer one than all three
     cases = [
@@ -131,8 +134,12 @@ def draw_tensors(generator: random.Random) -> Plain:
         return {"values": [float(generator.randint(1, 40)) for _ in range(count)], "shape": shape, "dtype": dtype}
 
     rows, columns = generator.sample((2, 3, 4), 2)
-    cases = [[tensor([rows, columns]) for _ in range(SUMMERS)], [tensor([columns], "float64") for _ in range(SUMMERS)]]
-    for odd in (tensor([columns, rows]), tensor([rows * columns]), tensor([rows, columns], "float64"), tensor([rows, columns + 1])):
+    cases = [
+        [tensor(shape, dtype) for _ in range(SUMMERS)]
+        for shape, dtype in (([rows, columns], "float32"), ([columns], "float64"), ([], "int32"))
+    ]
+    odd_types = [tensor([rows, columns], dtype) for dtype in ("float64", "int32")]  # int32 is as large as float32
+    for odd in (tensor([columns, rows]), tensor([rows * columns]), *odd_types, tensor([rows, columns + 1])):
         case = [tensor([rows, columns]) for _ in range(SUMMERS)]
         case[generator.randrange(SUMMERS)] = odd
         cases.append(case)
@@ -161,7 +168,7 @@ def judge_tensors(told: Plain, cases: Plain) -> Verdict:
                 return not_yet(
                     f"all ranks have {kinds[0]}: rank {rank} has {shown(found['values'][:4])} … where {shown(due[:4])} … was due."
                 )
-    return right("Whoever does not fit is found before anybody waits.")
+    return right("Refused on every rank, before a value is sent.")
 
 
 # 12.5: the gradient of a batch that ranks share unevenly
