@@ -89,6 +89,7 @@ class TorchrunMagic(Magics):
     @argument("--max-restarts", type=int, default=0, help="start all ranks again when one fails (default: %(default)s times)")
     @argument("--devices", help="cuda or cpu (default: cuda if this computer has a GPU for each rank)")
     @argument("--like", metavar="GPU", help="give each rank a virtual GPU of this model, such as H200")
+    @argument("--network", metavar="RATE", default="400Gb/s", help="what its adapter carries to other nodes (default: %(default)s)")
     @argument("--live", action="store_true", help="print lines as they come, not in the order of the ranks")
     @no_var_expand
     @cell_magic

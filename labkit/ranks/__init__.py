@@ -90,9 +90,10 @@ def torchrun_cell(source: str, **options: Any) -> Ranks:
     """Run the text of a notebook's cell as a script: what `%%torchrun` does. Options and errors as of `torchrun`."""
     chosen = {"ranks": 2, "nodes": 1, "endpoint": None, "timeout": 60, "join_timeout": 60, "max_restarts": 0, "devices": None} | options
     live = chosen.pop("live", False)
-    virtual = chosen.pop("like", None), chosen.pop("memory", None), chosen.pop("values", True), chosen.pop("virtual_time", False), "400Gb/s"
+    defaults = {"like": None, "memory": None, "values": True, "virtual_time": False, "network": "400Gb/s"}
+    virtual = {name: chosen.pop(name, default) for name, default in defaults.items()}
     request = _request((), **chosen) | {"script": None, "name": "cell.py", "module": None, "trace": False}
-    request["virtual"] = _virtual(request, *virtual)
+    request["virtual"] = _virtual(request, **virtual)
     return _run(source.encode(), request, chosen["timeout"], live, quiet=False)
 
 

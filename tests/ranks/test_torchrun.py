@@ -343,10 +343,12 @@ def test_a_cell(monkeypatch):
         with capture_output() as captured:
             raised = shell.run_cell("%%torchrun --ranks 1\n1 / 0").error_in_exec
             unread = shell.run_cell("%%torchrun\nx = 1\nif x").error_in_exec
+            unknown = shell.run_cell("%%torchrun --ranks 1 --like H200 --network fast\nx = 1").error_in_exec
             shell.run_cell("%%torchrun --ranks 1 --like H200 -o virtual\nimport torch\nresult = torch.cuda.get_device_name()")
         assert shell.user_ns["virtual"].results == ["NVIDIA H200"]
         assert str(raised) == "rank 0 raised ZeroDivisionError: division by zero (line 2)." and '"cell.py", line 2' in raised.__notes__[0]
         assert isinstance(unread, SyntaxError) and unread.lineno == 3
+        assert "network='fast'" in str(unknown)
     finally:
         InteractiveShell.clear_instance()
 
