@@ -24,7 +24,7 @@ from labkit.processes import children, context
 
 SECONDS = 60.0  # until all ranks must have come back
 PATIENCE = 10.0  # seconds for the others when one is back, and for a rank to wait in a collective
-MOMENT = 0.5  # seconds for ranks that fail in the same way to say so
+MOMENT = 0.5  # seconds for ranks that fail in the same way to say so, or have waited as long as the one that says so
 
 RETURNED, RAISED, WAITED, GONE = "returned", "raised", "waited", "gone"
 
@@ -57,7 +57,10 @@ def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequen
 
 
 def _collected(lines: Sequence[connection.Connection], ends: Sequence[int]) -> dict[int, tuple[str, Any]]:
-    """What came down each rank's line, in time. When one is back, the others cannot be far: they share their collectives."""
+    """What came down each rank's line, in time. When one is back, the others cannot be far: they share their collectives.
+
+    When one has failed, or has waited in vain as long as a rank may, nothing that the others could still say matters.
+    """
     told: dict[int, tuple[str, Any]] = {}
     deadline = time.monotonic() + SECONDS
     while len(told) < len(lines) and (remaining := deadline - time.monotonic()) > 0:
@@ -68,8 +71,8 @@ def _collected(lines: Sequence[connection.Connection], ends: Sequence[int]) -> d
                 told[rank] = lines[rank].recv()
             elif ends[rank] in ready:
                 told[rank] = GONE, None
-        failed_by_itself = any(kind in (RAISED, GONE) for kind, _ in told.values())
-        deadline = min(deadline, time.monotonic() + (MOMENT if failed_by_itself else PATIENCE))
+        failed = any(kind != RETURNED for kind, _ in told.values())
+        deadline = min(deadline, time.monotonic() + (MOMENT if failed else PATIENCE))
     return told
 
 
