@@ -112,7 +112,20 @@ def gpu_of(tensor: torch.Tensor) -> Gpu | None:
         return tensor._gpu
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # its own device is that of the values here, the CPU
         return gpu_of(torch._C._functorch.get_unwrapped(tensor))
+    if torch._C._functorch.is_legacy_batchedtensor(tensor):
+        return gpu_of(_whole_batch(tensor)[0])
     return hardware.machine().gpu(tensor.device) if tensor.device.type == "cuda" else None
+
+
+def _whole_batch(gradient: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """All of a gradient that `torch.autograd.grad(…, is_grads_batched=True)` shows as one, the batch first; and that batch's level."""
+    level = torch._C._vmapmode_increment_nesting()
+    torch._C._vmapmode_decrement_nesting()
+    while True:
+        level -= 1
+        whole = torch._remove_batch_dim(gradient, level, 0, 0)
+        if whole.size(0):  # else it has no batch of this level: a dimension of the size given, 0, stands for it
+            return whole, level
 
 
 def to_device(
@@ -131,6 +144,9 @@ def to_device(
     hardware.machine().take_turn()
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return TransformedMove.apply(tensor, gpu, dtype, non_blocking, memory_format)
+    if torch._C._functorch.is_legacy_batchedtensor(tensor):
+        whole, level = _whole_batch(tensor)
+        return torch._add_batch_dim(to_device(whole, gpu, dtype, non_blocking), 0, level)
     if tensor.requires_grad and torch.is_grad_enabled():
         return Move.apply(tensor, gpu, dtype, non_blocking, memory_format)
     return move(tensor, gpu, dtype, non_blocking, memory_format)

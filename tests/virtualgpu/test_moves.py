@@ -1,8 +1,11 @@
 """Copies between devices: every form of to, cuda, cpu; modules that move; pinned memory; gradients that find their way back."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch._vmap_internals import _vmap  # what torch.autograd.grad(is_grads_batched=True) runs under
 
 from virtualgpu import errors
 
@@ -304,3 +307,24 @@ def test_moves_under_transforms_of_derivatives(here, there):
     _, tangent = torch.func.jvp(lambda x: x.to(there).square(), (x,), (x,))
     assert (gradient.device, tangent.device) == (torch.device(here), torch.device(there))
     assert (gradient.tolist(), tangent.tolist()) == ([2, 4], [2, 8])
+
+
+@pytest.mark.parametrize("there", ["cpu", "cuda:0", "cuda:1"])
+@pytest.mark.parametrize("here", ["cpu", "cuda:0", "cuda:1"])
+@pytest.mark.parametrize("moved", [lambda x, there: x.to(there), lambda x, there: torch.zeros(2, device=there).copy_(x)])
+def test_batched_gradients_return_to_their_device(here, there, moved):
+    x = torch.tensor([1.0, 2.0], device=here, requires_grad=True)
+    y = moved(x, there).square()
+    (jacobian,) = torch.autograd.grad(y, x, torch.eye(2, device=there), is_grads_batched=True, create_graph=True)
+    (second,) = torch.autograd.grad(jacobian.sum(), x)
+    assert (jacobian.device, second.device) == (torch.device(here), torch.device(here))
+    assert (jacobian.tolist(), second.tolist()) == ([[2, 0], [0, 4]], [2, 2])
+
+
+def test_gradients_batched_twice_return_to_their_device():
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = x.cuda() * 3
+    gradient_of = partial(torch.autograd.grad, y, x, retain_graph=True)
+    (back,) = _vmap(_vmap(gradient_of))(torch.ones(2, 2, 2, device="cuda"))
+    assert back.device.type == "cpu"
+    assert back.tolist() == [[[3, 3]] * 2] * 2
