@@ -154,7 +154,7 @@ def _fit(options: argparse.Namespace) -> int:
         check_script(options.script, options.module)
         models = [name.strip() for name in options.like.split(",")]
         wish = fit.Wish(options.script, options.arguments, options.module, models[0], options.steps, _host(options.host))
-        for table in fit.answer(wish, models):
+        for table in fit.answer(wish, models, _tell_progress if sys.stderr.isatty() else lambda line: None):
             print(table, end="\n\n", flush=True)
     except ValueError as error:
         return _refuse(str(error), "fit")
@@ -162,6 +162,10 @@ def _fit(options: argparse.Namespace) -> int:
         _tell(error, "fit")
         return 1
     return 0
+
+
+def _tell_progress(line: str) -> None:
+    print(f"labkit fit: {line}", file=sys.stderr, flush=True)
 
 
 def _host(wanted: str) -> float:

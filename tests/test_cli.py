@@ -11,6 +11,7 @@ import torch
 
 import labkit
 import virtualgpu
+from gputrace.fit.attempt import Outcome
 from labkit import cli
 from virtualgpu import commands
 
@@ -350,3 +351,13 @@ def test_the_version(capsys):
     with pytest.raises(SystemExit) as left:
         cli.main(["--version"])
     assert left.value.code == 0 and capsys.readouterr().out == f"labkit {labkit.__version__}\n"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_fit_tells_its_progress_where_a_person_waits(script, capsys, monkeypatch, waits):
+    monkeypatch.setattr("gputrace.fit.page.run", lambda wish: Outcome(16 << 30, used=1 << 30, steps=4, step=0.5, changed=True))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: waits, raising=False)
+    assert cli.main(["fit", "--like", "T4", str(script("pass"))]) == 0
+    page, progress = capsys.readouterr()
+    assert page.count("half the batch") == 1 and progress.count("labkit fit: T4, half the batch: needs 1 GiB") == waits
+    assert len(progress.splitlines()) == 7 * waits

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -32,8 +32,8 @@ class ScriptFailedError(Exception):
     """The script raised something other than an out-of-memory error."""
 
 
-def answer(wish: Wish, models: Iterable[str]) -> Iterator[Table]:
-    """The page, table by table as it is found: a script may take a while on each GPU.
+def answer(wish: Wish, models: Iterable[str], tell: Callable[[str], object] = lambda line: None) -> Iterator[Table]:
+    """The page, table by table as it is found: a script may take a while on each GPU. `tell` gets a line whenever something was tried.
 
     Raises ValueError for a model that has no profile, for fewer than 3 steps and for a host outside 0.01 to 100, before anything runs;
     ScriptFailedError where the script does.
@@ -44,16 +44,21 @@ def answer(wish: Wish, models: Iterable[str]) -> Iterator[Table]:
     if wish.steps < FEWEST:
         raise ValueError(f"{wish.steps} steps: give {FEWEST} or more, for the first is not like the others")
     machines.check_host(wish.host)
+    tell(f"{wish.script} runs for {wish.steps} steps on each GPU, and then with each change.")
     tried: dict[str, Outcome] = {}
+    needed: dict[str, Outcome] = {}
     for name in names:
-        tried[name] = outcome = run(replace(wish, like=name))
+        tried[name] = needed[name] = outcome = run(replace(wish, like=name))
         if outcome.failed:
             raise ScriptFailedError(f"on the {name} the script failed after {outcome.steps} steps: {outcome.failed}")
-    needed = {name: outcome if outcome.fits else run(replace(wish, like=name, memory=ROOM)) for name, outcome in tried.items()}
+        tell(f"{name}: {_in_short(outcome)}")
+        if not outcome.fits:
+            needed[name] = run(replace(wish, like=name, memory=ROOM))
+            tell(f"{name}, if it had the memory: {_in_short(needed[name])}")
     yield _table(tried, needed, wish)
     tightest = max(names, key=lambda name: needed[name].used / tried[name].total)
     yield _parts(tightest, needed[tightest])
-    yield _changes(tightest, needed[tightest], tried[tightest].total, wish)
+    yield _changes(tightest, needed[tightest], tried[tightest].total, wish, tell)
 
 
 def run(wish: Wish) -> Outcome:
@@ -66,6 +71,12 @@ def run(wish: Wish) -> Outcome:
             tail = ran.stdout.decode(errors="replace").strip().splitlines()[-1:]
             return Outcome(failed=f"its process ended with status {ran.returncode}: {''.join(tail)}")
         return Outcome(**json.loads(file.read_text(encoding="utf-8")))
+
+
+def _in_short(outcome: Outcome) -> str:
+    if outcome.failed or not outcome.fits:
+        return "the script failed" if outcome.failed else "memory runs out"
+    return f"needs {byte_text(outcome.used)}" + ("" if outcome.step is None else f", a step takes {time_text(outcome.step)}")
 
 
 def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) -> Table:
@@ -101,11 +112,12 @@ def _parts(name: str, outcome: Outcome) -> Table:
     return Table(("bytes", "for"), rows, f"At the peak on the {name}{where}: {byte_text(outcome.allocated)} allocated")
 
 
-def _changes(name: str, before: Outcome, total: int, wish: Wish) -> Table:
+def _changes(name: str, before: Outcome, total: int, wish: Wish, tell: Callable[[str], object]) -> Table:
     """Each change tried alone, the one that costs the least time first among those that fit."""
     rows = []
     for change, made in CHANGES.items():
         after = run(replace(wish, like=name, change=change, memory=ROOM))
+        tell(f"{name}, {change}: {_in_short(after)}")
         if after.failed or not after.changed:
             rows.append((2, 0.0, (change, "", "", after.failed or "nothing to change in this script")))
             continue

@@ -37,6 +37,20 @@ def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     assert {wish.like for wish in runs if wish.change} == {"T4"}
 
 
+def test_whoever_waits_is_told_a_line_for_each_thing_tried(runs):
+    lines: list[str] = []
+    page = answer(WISH, ["T4", "H200"], lines.append)
+    next(page)
+    assert lines == [
+        "train.py runs for 4 steps on each GPU, and then with each change.",
+        "T4: memory runs out",
+        "T4, if it had the memory: needs 20 GiB, a step takes 1 s",
+        "H200: needs 20 GiB, a step takes 1 s",
+    ]
+    list(page)
+    assert len(lines) == 1 + len(runs) and "T4, half the batch: needs 10 GiB, a step takes 2 s" in lines
+
+
 def test_bad_wishes_are_refused_before_anything_runs(runs):
     with pytest.raises(ValueError, match="no profile of a GPU named 'T5'; choose one of T4, L4"):
         next(answer(WISH, ["T4", "T5"]))
