@@ -1,5 +1,7 @@
 """Who touched which part of a memory: what the search for races compares."""
 
+import copy
+import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +71,7 @@ class Place:
     written into it.
     """
 
-    __slots__ = ("accesses", "filled")
+    __slots__ = ("__weakref__", "accesses", "filled")
 
     def __init__(self) -> None:
         self.accesses: list[Access] = []
@@ -85,7 +87,7 @@ class Place:
 
     def writer(self, region: Region) -> "Access | None":
         """The last access that wrote into the region."""
-        return next((x for x in reversed(self.accesses) if x.writes and x.origin is self and x.region.overlaps(region)), None)
+        return next((x for x in reversed(self.accesses) if x.writes and x.origin() is self and x.region.overlaps(region)), None)
 
 
 class Access:
@@ -93,14 +95,14 @@ class Access:
 
     `before` is a copy of the tensor as it was before a write, until the host has waited for that; None where nothing was there before.
     What was done to a memory that has been freed goes on to the one that is made of the same bytes: `origin` is then the place of the
-    freed one, whose storage begins `shift` bytes after this place's.
+    freed one, whose storage begins `shift` bytes after this place's. It is a weak reference: no circle is left to the garbage collector.
     """
 
     __slots__ = ("__weakref__", "before", "launch", "origin", "region", "shift", "writes")
 
     def __init__(self, launch: AnyLaunch, origin: Place, region: Region, writes: bool, before: torch.Tensor | None = None) -> None:
         self.launch = launch
-        self.origin = origin
+        self.origin = weakref.ref(origin)
         self.region = region
         self.writes = writes
         self.before = before
@@ -111,8 +113,8 @@ class Access:
 
     def shifted(self, shift: int) -> "Access":
         """The same access as the memory made of the same bytes has it."""
-        moved = Access(self.launch, self.origin, self.region, self.writes)
-        moved.shift = self.shift + shift
+        moved = copy.copy(self)
+        moved.before, moved.shift = None, self.shift + shift
         return moved
 
 

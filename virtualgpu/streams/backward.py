@@ -6,6 +6,7 @@ them (torch.autograd, "Stream semantics of backward passes"). Here a GPU's strea
 another stream than the last: so branches of a backward on two streams of one GPU run one after the other.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,10 @@ from virtualgpu.ops.gradients import count_references
 from virtualgpu.tensor import VirtualTensor, memory_of, tensors
 
 MOST = 1 << 16  # nodes on streams other than the default one that are remembered
+_FORKED = (
+    "Unable to handle autograd's threading in combination with fork-based multiprocessing. "
+    "See https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork"
+)
 _sequence = torch.autograd._get_sequence_nr
 
 
@@ -100,12 +105,21 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def starting_at_roots(machine: Machine, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward that knows on which GPU it starts: its first node may make a number there before it looks at any tensor."""
+    """A backward that knows on which GPU it starts: its first node may make a number there before it looks at any tensor.
+
+    Where there are GPUs, a process's first backward, even one on the CPU, starts threads of autograd's, which a forked child does not have.
+    """
+    threads_in: int | None = None  # the process that has them
 
     def run_from(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal threads_in
         roots = {x._gpu if type(x) is VirtualTensor else None for x in tensors(outputs)}
         if roots - {None}:
             machine.require_alive()  # a graph of nothing but views calls no operator that would
+        process = os.getpid()
+        if threads_in not in (None, process):
+            raise RuntimeError(_FORKED)
+        threads_in = process
         before, machine.selected.root = machine.selected.root, roots.pop() if len(roots) == 1 else None
         try:
             return run_on_streams(machine, run, outputs, *args, **kwargs)

@@ -232,13 +232,14 @@ class RaceDetector:
 
     def _run_again(self, access: Access, use: Use) -> None:
         """A launch that has read this memory reads it after a write that nothing ordered after it."""
-        launch = access.launch
-        arguments = [] if launch.call is None else launch.call.tensors()
-        kept = next((x for x in arguments if launch.places.get(id(x)) is access.origin), None)
-        if kept is not None and use.known:
+        launch, origin = access.launch, access.origin()
+        if launch.call is None or origin is None or not use.known:
+            return
+        kept = next((x for x in launch.call.tensors() if launch.places.get(id(x)) is origin), None)
+        if kept is not None:
             with _DisableTorchDispatch():
                 content = overlaid(whole(kept), whole(use.tensor), -access.shift)
-            launch.run_again({access.origin: content})
+            launch.run_again({origin: content})
 
     def _report(self, kind: str, first: Launch, second: Side, line: UserLine | None) -> None:
         race = Race(kind, Side.of(first), second)

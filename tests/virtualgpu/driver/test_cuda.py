@@ -224,11 +224,26 @@ def test_the_accelerator_s_memory(used):
 )
 def test_no_cuda_after_a_fork(used, touch):
     loss, seed = torch.ones(2, 3, device="cuda", requires_grad=True).view(-1), torch.ones(6, device="cuda")
+    said = said_by_a_forked_child(lambda: touch(loss, seed))
+    assert said.startswith("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_no_backward_in_a_forked_child_after_one_in_its_parent(used):
+    loss = torch.ones(3, requires_grad=True).sum()
+    assert said_by_a_forked_child(lambda: loss.backward(retain_graph=True)) == "nothing was raised"
+    loss.backward(retain_graph=True)
+    said = said_by_a_forked_child(loss.backward)
+    assert said.startswith("Unable to handle autograd's threading in combination with fork-based multiprocessing")
+
+
+def said_by_a_forked_child(touch):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            touch(loss, seed)
+            touch()
             os.write(writing, b"nothing was raised")
         except RuntimeError as error:
             os.write(writing, str(error).encode())
@@ -237,7 +252,7 @@ def test_no_cuda_after_a_fork(used, touch):
     os.waitpid(child, 0)
     os.close(writing)
     with os.fdopen(reading) as answer:
-        assert answer.read().startswith("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing")
+        return answer.read()
 
 
 def test_ranges_for_a_timeline(used):

@@ -1,5 +1,6 @@
 """Races: who reads what nobody has ordered gets what it would have met, and both lines are told."""
 
+import gc
 import io
 import warnings
 
@@ -13,6 +14,18 @@ import labkit
 from virtualgpu.streams.race_reports import BOTH_WRITE, OVERWRITTEN, STALE, RaceWarning
 
 pytestmark = pytest.mark.usefixtures("raced")
+
+
+def test_what_is_remembered_of_memory_goes_without_the_garbage_collector(side):
+    for _ in range(2):
+        gc.collect()
+        x = torch.ones(8, device="cuda")
+        side.wait_stream(here())
+        with torch.cuda.stream(side):
+            x.mul_(2).add_(x)
+        torch.cuda.synchronize()
+        del x
+    assert gc.collect() == 0
 
 
 # A reader before its writer
