@@ -1,7 +1,8 @@
-"""What each block was for: parameters, gradients, activations, optimizer state, workspace, other.
+"""What each block was for: parameters, gradients, activations, optimizer state, in flight, workspace, other.
 
 Nothing is looked up while the program runs. A block's category follows from what holds it when the recording starts or ends, and else
-from the phase in which it was born and the one in which it died.
+from the phase in which it was born and the one in which it died: what a backward makes and frees again, such as the gradients of
+activations, is in flight, and what outlives it is the gradient of a parameter.
 """
 
 import os
@@ -16,6 +17,7 @@ from gputrace.events import (
     ACTIVATIONS,
     ALLOC,
     GRADIENTS,
+    IN_FLIGHT,
     OPTIMIZER_STATE,
     OTHER,
     PARAMETERS,
@@ -98,13 +100,14 @@ def _by_phase(events: Events, stacks: list[Stack], phases: list[Phase], born: np
     makes = np.array([_makes_parameters(stack) for stack in stacks], dtype=bool)
     return np.select(
         [
+            (birth == "backward") & (birth_phase == death_phase),
             birth == "backward",
             (birth == "step") & (birth_phase != death_phase),
             birth == "step",
             makes[events.stack[born]],  # before the rule about deaths: a model's may come right after the backward
             (birth == "forward") | (death == "backward"),
         ],
-        [GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS, ACTIVATIONS],
+        [IN_FLIGHT, GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS, ACTIVATIONS],
         OTHER,
     ).astype(np.uint8)
 

@@ -28,8 +28,8 @@ ACTIONS = (
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, SNAPSHOT, OOM = range(len(ACTIONS))
 ACTION_OF = {name: index for index, name in enumerate(ACTIONS)}
 
-CATEGORIES = ("parameters", "gradients", "activations", "optimizer state", "workspace", "other")
-PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, WORKSPACE, OTHER = range(len(CATEGORIES))
+CATEGORIES = ("parameters", "gradients", "activations", "optimizer state", "workspace", "other", "in flight")
+PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, WORKSPACE, OTHER, IN_FLIGHT = range(len(CATEGORIES))
 
 Stack = tuple[SourceLine, ...]  # innermost first
 

@@ -31,10 +31,11 @@ CATEGORY_COLOURS = {
     "optimizer state": SKY_BLUE,
     "workspace": GREEN,
     "gradients": VERMILLION,
+    "in flight": YELLOW,
     "activations": ORANGE,
     "other": GREY,
 }
-CATEGORY_HATCHES = {"optimizer state": "....", "gradients": "////"}
+CATEGORY_HATCHES = {"optimizer state": "....", "gradients": "////", "in flight": "\\\\\\\\"}
 SIZE = (7.0, 4.0)  # inches, at most
 DOTS_PER_INCH = 144
 FONT = "DejaVu Sans"

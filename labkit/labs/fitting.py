@@ -16,7 +16,6 @@ from gputrace.figures.figure import (
     GREY,
     TEXT_POINTS,
     VERMILLION,
-    YELLOW,
     Figure,
     darker,
     new_canvas,
@@ -141,8 +140,8 @@ def _points(steps: list[PlanStep], on: GpuMemory, here: bool) -> Iterator[Row]:
 
 
 GIB = 1 << 30
-COLOURS = CATEGORY_COLOURS | {"in flight": YELLOW, "buckets": "white", "batch": GREY}
-HATCHES = CATEGORY_HATCHES | {"buckets": "////", "in flight": "\\\\\\\\"}
+COLOURS = CATEGORY_COLOURS | {"buckets": "white", "batch": GREY}
+HATCHES = CATEGORY_HATCHES | {"buckets": "////"}
 
 
 @in_style

@@ -1,12 +1,14 @@
 """Recordings on virtual GPUs against what torch.cuda says, and on real ones where there are any."""
 
 import contextlib
+import functools
 import os
 import threading
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import labkit
 from gputrace import phases
@@ -116,6 +118,23 @@ def test_categories(machine):
     assert at_end["workspace"] == 2 * 32 * MiB + MiB  # two handles of cuBLAS, one of cuBLASLt
     assert trace.layers()["activations"].max() >= 2 * 64 * 512 * 4
     assert sum(at_end.values()) == torch.cuda.memory_allocated()
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_gradients_are_those_of_parameters_and_what_a_backward_frees_again_is_in_flight(machine, checkpointed):
+    """By hand: at most the gradients of a layer's output and of its input; or the three results between layers, made again, and one."""
+    rows, width = 4096, 256
+    net = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(4)]).cuda()
+    x = torch.randn(rows, width, device="cuda", requires_grad=True)
+    run = functools.partial(checkpoint, net, use_reentrant=False) if checkpointed else net
+    run(x).sum().backward()
+    x.grad = None
+    net.zero_grad()
+    with labkit.record() as trace:
+        run(x).backward(torch.ones_like(x))
+    layers = trace.layers()
+    assert layers["gradients"].max() == layers["gradients"][-1] == 4 * width * width * 4 + x.nbytes
+    assert layers["in flight"].max() == (4 if checkpointed else 2) * x.nbytes and layers["in flight"][-1] == 0
 
 
 def test_a_model_that_ends_with_its_backward_had_parameters(machine):
