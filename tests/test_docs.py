@@ -17,13 +17,14 @@ from gputrace.tables import Table
 from gputrace.trace_data import MemoryTimeline
 from labkit import cli, labs
 from labkit.checks import Progress, Verdict
+from labkit.contents import Lessons
 from labkit.machine import MachineInUse
 from labkit.ranks import Ranks
 from virtualgpu.streams.race_reports import Race
 
 PACKAGES = ("virtualgpu", "gputrace", "labkit")
 # Classes without a public name whose objects public functions return.
-GIVEN = [Holder, Leak, Leaks, MachineInUse, Progress, Race, Ranks, Table, MemoryTimeline, Verdict]
+GIVEN = [Holder, Leak, Leaks, Lessons, MachineInUse, Progress, Race, Ranks, Table, MemoryTimeline, Verdict]
 
 
 def named() -> Iterator[tuple[str, object]]:
