@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
+from virtualgpu.tensor import memory_of
+
 KIB4 = 4096  # what 1,000 float32 take: 4,000 bytes in steps of 512
 
 
@@ -69,6 +71,21 @@ def test_out_writes_where_it_is_told():
     empty = torch.empty(0, device="cuda")
     torch.add(out, 1, out=empty)
     assert (empty.shape, empty.sum().item(), allocated()) == ((1000,), 2000, 2 * KIB4)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x, out: torch.mm(x, x, out=out), lambda x, out: torch.addmm(x, x, x, out=out), lambda x, out: torch.mv(x, x[0], out=out),
+        lambda x, out: torch.dot(x[0], x[0], out=out), lambda x, out: torch.bmm(x[None], x[None], out=out),
+        lambda x, out: torch.addbmm(x, x[None], x[None], out=out), lambda x, out: torch.cat([x, x], out=out),
+        lambda x, out: torch.sum(x, 0, out=out), lambda x, out: torch.gather(x, 0, (x > 1).long(), out=out),
+    ],
+)  # fmt: skip
+def test_out_that_grows_takes_memory(compute):
+    x, out = torch.ones(32, 32, device="cuda"), torch.empty(0, device="cuda")
+    compute(x, out)
+    assert out.numel() and memory_of(out).requested == out.nbytes
 
 
 def test_resize_takes_a_new_block_only_to_grow():

@@ -177,7 +177,7 @@ def product(call: Call) -> Any:
     for x in call.args[1:3]:
         if isinstance(x, torch.Tensor) and x.dtype is not dtype:
             _require_one_dtype(call)
-    return operators.run(call)
+    return operators.into_given(call) if call.op.outs else operators.run(call)
 
 
 def _require_one_dtype(call: Call) -> None:
