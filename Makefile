@@ -1,6 +1,6 @@
 # The kit's commands. Works with GNU make 3.81 (macOS) and newer.
 #
-#   make lab            JupyterLab at the first lesson, in your own copies of the lessons (work/); the first time installs everything into .venv
+#   make lab            JupyterLab at the table of lessons, in your own copies of the lessons (work/); the first time installs everything into .venv
 #   make test           lint, the fast unit tests, and every notebook against its stored outputs, on virtual GPUs: some minutes
 #   make test-all       the same with all unit tests: slow ones, and large sets whole
 #   make test-gpu       unit tests and notebooks on this machine's own CUDA GPUs
@@ -29,7 +29,7 @@ NBGRADER := .venv-nbgrader
 ARGS ?=
 TORCH_INDEX ?=
 VERSIONS ?= oldest pinned newest
-FIRST := 00_start_here.ipynb
+FIRST := index.ipynb
 
 # python3 if it is 3.11 to 3.14 (the versions with wheels of the pinned torch), else the newest of those that is installed.
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
@@ -44,7 +44,7 @@ NBVAL := --nbval-current-env --nbval-cell-timeout=60 --nbval-sanitize-with=tests
 
 .PHONY: lab test test-all test-gpu test-versions test-browser test-nbgrader test-classic test-binder unit unit-all notebooks stored-outputs docs lint format clean
 
-# The address that JupyterLab prints leads to the first lesson. A kernel without encryption would warn of it in the terminal. JupyterLab refuses
+# The address that JupyterLab prints leads to the table of lessons. A kernel without encryption would warn of it in the terminal. JupyterLab refuses
 # to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed-lab
 	@$(BIN)/python -m labkit lessons --to work

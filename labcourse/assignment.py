@@ -15,6 +15,8 @@ from labcourse import reading
 from labcourse.sandbox import Limits
 from labkit import lesson_copies, machine
 
+__all__ = ["Assignment", "Course", "Exercise", "Written", "read"]
+
 CONTENTS = ("exercises", "lesson")
 KEYS = {"course", "seed", "tries", "contents", "late_days", "late_penalty", "labs", "extensions", "limits", "notebooks"}
 LAB_KEYS = {"due", "points", "written"}
@@ -51,6 +53,7 @@ class Assignment:
 
     @property
     def points(self) -> float:
+        """What all of it is worth."""
         tasks: tuple[Exercise | Written, ...] = (*self.exercises, *self.written)
         return sum(task.points for task in tasks)
 
@@ -88,6 +91,7 @@ class Course:
         raise ValueError(f"there is no lab {name!r}; there are {', '.join(lab.name for lab in self.labs)}")
 
     def due(self, student: str, lab: Assignment) -> datetime | None:
+        """When a student must have handed in a lab; None where no date is set."""
         return self.extensions.get((student, lab.name), lab.due)
 
 

@@ -22,6 +22,8 @@ from labcourse import reading
 from labcourse.assignment import Course
 from labcourse.reading import LARGEST, UnreadableError
 
+__all__ = ["Problem", "Submission", "collect", "write"]
+
 MANIFEST = "collected.json"
 NBGRADERS = ("timestamp.txt", "submission_secret.txt")  # what nbgrader adds to what students hand in
 MOST = 50_000  # files that are looked at

@@ -26,6 +26,8 @@ from labcourse.collect import Submission
 from labcourse.examination import Examined, examine
 from labcourse.sandbox import Sandbox
 
+__all__ = ["Graded", "Store", "grade_all"]
+
 HandedOut = dict[str, frozenset[str]]  # the cells of each lab that students were given
 PATIENCE = 15.0  # seconds until a scheduler has answered
 IN_FLIGHT = 4  # submissions a worker that wait on a cluster: memory stays flat
@@ -53,9 +55,11 @@ class Store:
         (folder / "records").mkdir(parents=True, exist_ok=True)
 
     def record_path(self, lab: str, student: str) -> Path:
+        """Where the record of a submission lies, or will."""
         return self.folder / "records" / lab / f"{student}.json"
 
     def record(self, lab: str, student: str) -> dict[str, Any] | None:
+        """The record of a submission; None where there is none that can be read."""
         try:
             record: dict[str, Any] = json.loads(self.record_path(lab, student).read_text(encoding="utf-8"))
             return record
@@ -63,6 +67,7 @@ class Store:
             return None
 
     def figures(self, lab: str, student: str) -> list[Path]:
+        """The pictures that a submission's cells drew, in order."""
         count = len((self.record(lab, student) or {}).get("figures", []))
         return [self._figure(lab, student, number) for number in range(1, count + 1)]
 
@@ -86,6 +91,7 @@ class Store:
         self.write_record(graded.record)
 
     def write_record(self, record: dict[str, Any]) -> None:
+        """Replace the record of a submission, which the record names."""
         write_file(self.record_path(record["lab"], record["student"]), as_json(record))
 
     def join_resources(self) -> None:

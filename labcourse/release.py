@@ -18,6 +18,8 @@ from labcourse.assignment import Assignment, Course
 from labcourse.reading import PLACEHOLDER, checked_name, checked_number
 from labkit import checks
 
+__all__ = ["drifted", "files", "write"]
+
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 FORMATS = ("labkit", "nbgrader", "gradescope")
 FOLDED = re.compile(r" ?The solution is folded away below[^.]*\.")  # said in lessons, where it is

@@ -25,6 +25,8 @@ from labcourse.examination import KINDS
 from labcourse.grading import Store, write_file
 from labkit import checks
 
+__all__ = ["write"]
+
 GRADES = (
     "student",
     "lab",
@@ -62,6 +64,8 @@ def write(
     """All tables and pages, from the records of these submissions and from nothing else: the same bytes each time.
 
     `dates`: when submissions came, in the instructor's word; beside them count those in the column `corrected` of dates.csv.
+
+    Raises ValueError where one of the tables that people fill in, of marks or of dates, holds something else.
     """
     written, said = marks.read_written(store.folder), {**(dates or {}), **marks.read_dates(store.folder / marks.DATES)}
     pages = jinja2.Environment(

@@ -66,7 +66,7 @@ MADE_FIELD = re.compile(r"\{[\w.\[\]]*\.(_|[^{}:!]*$)")  # the text of a field o
 KIT = {"virtualgpu", "gputrace", "labkit"}
 # What the lessons use of the kit; and labs, which are classes, their figures, and what was recorded.
 LESSONS = "check progress use current host_time record isolated torchrun races labs find_leaks holders trace Verdict gpus __version__"
-LESSONS += " Isolated IsolatedError TorchrunError Trace"
+LESSONS += " lessons Isolated IsolatedError TorchrunError Trace"
 PUBLIC = {f"{package}.{name}" for package in ("labkit", "gputrace") for name in LESSONS.split()} | {*KIT, "labkit.magics"}
 LABS = re.compile(r"labkit\.labs(\.([A-Z]\w*|plot_\w+|collect|recorded_result))?")
 CLASS = re.compile(r"labkit\.labs\.[a-z_]+\.[A-Z]\w*")  # where it lies, as help asks for it

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from labkit.isolation import Isolated as Isolated
     from labkit.isolation import IsolatedError as IsolatedError
     from labkit.isolation import isolated as isolated
+    from labkit.lesson_copies import lessons as lessons
     from labkit.machine import current as current
     from labkit.machine import gpus as gpus
     from labkit.machine import host_time as host_time

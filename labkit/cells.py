@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -16,6 +17,8 @@ class RunCell:
     binds: frozenset[str]
     trouble: str
 
+
+FOLDER = Path.cwd()  # that of the notebook: a lesson may change to another one
 
 _cells: list[RunCell] = []
 _judged: dict[str, int | None] = {}  # which of them made the answer that was checked last, by exercise

@@ -161,6 +161,9 @@ def _fit(options: argparse.Namespace) -> int:
     except fit.ScriptFailedError as error:
         _tell(error, "fit")
         return 1
+    except KeyboardInterrupt:
+        print("labkit fit: interrupted.", file=sys.stderr)
+        return 130  # as a shell reports it
     return 0
 
 

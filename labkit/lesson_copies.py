@@ -1,6 +1,7 @@
 """The lessons' notebooks as they come with the kit, and a learner's own copies of them, in which the work is done.
 
-A copy has no outputs, so that nothing below a question answers it, and it is never written over: what a learner wrote stays.
+A copy has no outputs, so that nothing below a question answers it, and it is never written over: what a learner wrote stays. It begins and
+ends with links to its neighbours and to the contents, which lie beside it.
 """
 
 import hashlib
@@ -9,6 +10,8 @@ import platform
 import re
 from pathlib import Path
 from typing import Any
+
+from labkit import contents, progress_file
 
 DEFAULT = Path("work")
 # What JupyterLab would write into a notebook that it opens, which would then be marked as changed.
@@ -31,7 +34,7 @@ def shipped() -> Path:
 
 
 def copy(folder: Path = DEFAULT) -> list[str]:
-    """Copy the lessons that `folder` does not have yet; returns a line for each copy that a learner should know of.
+    """Copy the lessons that `folder` does not have yet, and write its contents; returns a line for each copy that a learner should know of.
 
     A copy in which no cell was changed follows the kit when the lesson changes; any other stays, and a line says so.
 
@@ -39,18 +42,41 @@ def copy(folder: Path = DEFAULT) -> list[str]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
-    for source in _lessons():
+    for source in lesson_files():
         lesson, own = _without_outputs(source), folder / source.name
         if not own.exists():
             _write(lesson, own)
-        elif (begun := _version(own)) != lesson["metadata"]["labkit"]["version"]:
-            if begun is not None and begun == _digest(json.loads(own.read_text(encoding="utf-8"))):
+        elif _version(own) != lesson["metadata"]["labkit"]["version"]:
+            if _unchanged(own):
                 _write(lesson, own)
             else:
                 lines.append(
                     f"{own} was begun with another version of the lesson, and stays: --reset {source.name[:2]} brings the new one."
                 )
+    lines += _write_contents(folder)
     return lines
+
+
+def _write_contents(folder: Path) -> list[str]:
+    """The table of lessons as of now, unless a learner has written into it; returns a line if their progress cannot be read."""
+    if (own := folder / contents.INDEX).exists() and not _unchanged(own):
+        return []
+    file = progress_file.path(folder)
+    try:
+        tries, lines = {} if file is None else progress_file.stored(file), []
+    except ValueError as error:
+        tries, lines = {}, [f"Your progress cannot be read, and {own} shows none: {error}"]
+    _write(_as_copy(contents.index(contents.Lessons([contents.read(path) for path in lesson_files()], tries))), own)
+    return lines
+
+
+def lessons() -> contents.Lessons:
+    """All lessons, with the exercises that are right, those that need a second look, and how many predictions were made.
+
+    It is read from `.labkit/progress.json` beside the notebook, and sent nowhere.
+    """
+    progress_file.read()
+    return contents.Lessons([contents.read(path) for path in lesson_files()], progress_file.tries)
 
 
 def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
@@ -58,10 +84,10 @@ def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
 
     Raises ValueError, naming the lessons, when there is no such lesson.
     """
-    lessons = _lessons()
-    source = next((path for path in lessons if number in (path.name[:2], path.stem)), None)
+    files = lesson_files()
+    source = next((path for path in files if number in (path.name[:2], path.stem)), None)
     if source is None:
-        raise ValueError(f"there is no lesson {number!r}; there are {', '.join(path.name[:2] for path in lessons)}")
+        raise ValueError(f"there is no lesson {number!r}; there are {', '.join(path.name[:2] for path in files)}")
     folder.mkdir(parents=True, exist_ok=True)
     own, kept = folder / source.name, None
     if own.exists():
@@ -71,7 +97,8 @@ def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
     return own, kept
 
 
-def _lessons() -> list[Path]:
+def lesson_files() -> list[Path]:
+    """The lessons as they come with the kit, in reading order."""
     return sorted(shipped().glob("*.ipynb"))
 
 
@@ -81,8 +108,24 @@ def _without_outputs(path: Path) -> dict[str, Any]:
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
+    files = lesson_files()
+    way = contents.way(files, files.index(path))
+    first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    title, _, rest = "".join(first["source"]).partition("\n")
+    first["source"] = f"{title}\n\n{way}\n{rest}"
+    notebook["cells"].append({"cell_type": "markdown", "id": "way", "metadata": {}, "source": way})
+    return _as_copy(notebook)
+
+
+def _as_copy(notebook: dict[str, Any]) -> dict[str, Any]:
     notebook["metadata"] |= {"labkit": {"version": _digest(notebook)}, "kernelspec": KERNEL, "language_info": LANGUAGE}
     return notebook
+
+
+def _unchanged(path: Path) -> bool:
+    """Whether the cells of a copy are those that it was made with."""
+    begun = _version(path)
+    return begun is not None and begun == _digest(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _digest(notebook: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import gputrace
+import labcourse
 import labkit
 import virtualgpu
 from gputrace.holders.search import Holder
@@ -17,18 +18,19 @@ from gputrace.tables import Table
 from gputrace.trace_data import MemoryTimeline
 from labkit import cli, labs
 from labkit.checks import Progress, Verdict
+from labkit.contents import Lessons
 from labkit.machine import MachineInUse
 from labkit.ranks import Ranks
 from virtualgpu.streams.race_reports import Race
 
-PACKAGES = ("virtualgpu", "gputrace", "labkit")
+PACKAGES = ("virtualgpu", "gputrace", "labkit", "labcourse")
 # Classes without a public name whose objects public functions return.
-GIVEN = [Holder, Leak, Leaks, MachineInUse, Progress, Race, Ranks, Table, MemoryTimeline, Verdict]
+GIVEN = [Holder, Leak, Leaks, Lessons, MachineInUse, Progress, Race, Ranks, Table, MemoryTimeline, Verdict]
 
 
 def named() -> Iterator[tuple[str, object]]:
     """Public functions and classes; a constant says what it is by its name."""
-    for package in (labkit, virtualgpu, gputrace, labs):
+    for package in (labkit, virtualgpu, gputrace, labs, *(getattr(labcourse, name) for name in labcourse.__all__)):
         yield from ((f"{package.__name__}.{name}", getattr(package, name)) for name in package.__all__ if callable(getattr(package, name)))
     yield from ((f"{given.__module__}.{given.__name__}", given) for given in GIVEN)
 

@@ -1,7 +1,9 @@
 """The learner's copies of the lessons: without outputs, and never written over."""
 
 import json
+import re
 
+import nbformat
 import pytest
 
 from labkit import cli, lesson_copies
@@ -97,6 +99,50 @@ def test_a_file_that_is_no_notebook_stays(shipped, tmp_path):
     (tmp_path / "work" / FIRST).write_text("notes")
     assert len(lesson_copies.copy(tmp_path / "work")) == 1
     assert (tmp_path / "work" / FIRST).read_text() == "notes"
+
+
+def test_the_contents_show_what_is_done_before_anything_runs(shipped, tmp_path, monkeypatch):
+    monkeypatch.delenv("LABKIT_PROGRESS", raising=False)
+    work = tmp_path / "work"
+    lesson_copies.copy(work)
+    source = '# 1 Device basics\nlabkit.check("01.1", f)\nlabkit.check("01.2", g)\nlabkit.check("01.3", h)\nlabkit.labs.CopySpeedLab()'
+    write(shipped / "01_device_basics.ipynb", source)
+    stored = {"01.1": [False, True], "01.2": [False, False], "CopySpeedLab": [True, True], "02.1": [True]}
+    (work / ".labkit").mkdir()
+    (work / ".labkit" / "progress.json").write_text(json.dumps(stored))
+    assert lesson_copies.copy(work) == []
+    [shown] = code(work / "index.ipynb")["outputs"]
+    rows = [line.split("  ") for line in shown["data"]["text/plain"].splitlines()]
+    assert [[cell.strip() for cell in row if cell] for row in rows[1:]] == [
+        ["*Predict:* what is printed?", "0 of 0", "no lab asks"],
+        ["*Predict:* what is printed?", "1 of 3", "01.2", "2"],
+    ]
+    assert f'<a href="{FIRST}">' in shown["data"]["text/html"]
+    (work / ".labkit" / "progress.json").write_text("[")
+    assert "progress cannot be read" in lesson_copies.copy(work)[0]
+    change(work / "index.ipynb", "my notes")
+    assert lesson_copies.copy(work) == [] and code(work / "index.ipynb")["source"] == "my notes"
+
+
+def test_every_lesson_but_the_first_has_exercises_and_a_lab_that_takes_a_prediction():
+    first, *others = lesson_copies.lessons().lessons
+    assert (first.exercises, first.labs) == (("00.1",), ())
+    assert [lesson.file for lesson in others if len(lesson.exercises) < 5 or len(lesson.labs) != 1] == []
+
+
+def test_every_lesson_begins_and_ends_with_links_to_its_neighbours(tmp_path):
+    lesson_copies.copy(tmp_path)
+    lessons = sorted(path for path in tmp_path.glob("*.ipynb") if path.name != "index.ipynb")
+    assert len(lessons) == len(lesson_copies.lesson_files())
+    for place, path in enumerate(lessons):
+        cells = nbformat.read(path, as_version=4).cells
+        for text in (cells[0].source.split("\n\n")[1], cells[-1].source):
+            assert re.findall(r"\]\((.+?)\)", text) == [
+                *(before.name for before in lessons[:place][-1:]),
+                "index.ipynb",
+                *(after.name for after in lessons[place + 1 : place + 2]),
+            ]
+    assert all(nbformat.validate(nbformat.read(path, as_version=4)) is None for path in tmp_path.glob("*.ipynb"))
 
 
 def test_reset_keeps_each_old_copy_beside_the_new_one(shipped, tmp_path, capsys):

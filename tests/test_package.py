@@ -114,11 +114,13 @@ def test_wheel_says_what_it_is(wheel):
 
 
 @pytest.mark.slow
-def test_wheel_of_the_source_distribution_is_the_same(wheel, tmp_path):
+def test_wheel_of_the_source_distribution_is_the_same_byte_for_byte(wheel, tmp_path):
+    """Built again, in another folder and from files of another age."""
     with tarfile.open(built("sdist", ROOT, tmp_path)) as archive:
         archive.extractall(tmp_path, filter="data")
     again = built("wheel", tmp_path / f"pytorch_gpu_lessons-{labkit.__version__}", tmp_path)
     assert in_wheel(again) == in_wheel(wheel)
+    assert again.read_bytes() == wheel.read_bytes()
 
 
 @pytest.mark.slow
@@ -146,9 +148,8 @@ def test_installed_commands_work_in_another_folder(elsewhere):
 @pytest.mark.slow
 def test_installed_package_brings_its_lessons(elsewhere):
     python("-m", "labkit", "lessons", "--to", "mine")
-    assert sorted(path.name for path in (elsewhere / "mine").iterdir()) == sorted(
-        path.name for path in (ROOT / "notebooks").glob("*.ipynb")
-    )
+    lessons = [path.name for path in (ROOT / "notebooks").glob("*.ipynb")]
+    assert sorted(path.name for path in (elsewhere / "mine").iterdir()) == sorted([*lessons, "index.ipynb"])
 
 
 def test_citation_is_a_valid_one_of_this_version():

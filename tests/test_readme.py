@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from labkit import cli
+from labkit import cli, contents
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -73,17 +73,28 @@ def test_commands_are_there(page):
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_make_lab_opens_the_learner_s_copy_of_the_first_lesson():
+def test_make_lab_opens_the_contents_of_the_learner_s_folder():
     dry_run = ["make", "--dry-run", "--old-file=.venv/installed-lab", "lab"]
     told = subprocess.run(dry_run, cwd=ROOT, capture_output=True, text=True, check=True)
     [start] = [line for line in told.stdout.splitlines() if "-m jupyterlab" in line]
     folder = re.search(r"--ServerApp\.root_dir=(\S+)", start)[1]
     assert f"-m labkit lessons --to {folder}\n" in told.stdout and f"{folder}/\n" in (ROOT / ".gitignore").read_text()
-    assert re.search(r"--LabApp\.default_url=/lab/tree/(\S+)", start)[1] == LESSONS[0]
+    assert re.search(r"--LabApp\.default_url=/lab/tree/(\S+)", start)[1] == contents.INDEX
 
 
 def test_readme_is_read_in_one_sitting():
     assert len(README.splitlines()) <= 170
+
+
+def test_the_paper_is_short_and_its_sources_are_there():
+    paper = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert len(paper.split()) <= 1300
+    sources = re.findall(r"`((?:docs|benchmarks|tests|README|CONTRIBUTING)[\w/.]*)`", paper)
+    assert len(sources) > 5 and [source for source in sources if not (ROOT / source).exists()] == []
+    cited = set(re.findall(r"\[(\d+)(?:, (\d+))?\](?!\()", paper))
+    assert {int(number) for pair in cited for number in pair if number} == set(
+        range(1, len(re.findall(r"^\d+\. ", paper, re.MULTILINE)) + 1)
+    )
 
 
 def test_the_map_names_files_that_are_there():

@@ -45,7 +45,7 @@ def in_other_processes() -> list[float]:
 
 
 def exercises() -> bool:
-    print(labkit.progress("01"))
+    print(labkit.progress("01"), labkit.lessons().rows)
     return labkit.check("01.1", gpus_in_use).passed
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.optim.optimizer import register_optimizer_step_post_hook
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import virtualgpu
 from gputrace.fit.changes import CHANGES
@@ -73,6 +74,7 @@ def attempt(wish: Wish) -> Outcome:
     ends: list[int] = []
     try:
         with record(MAX_EVENTS) as trace:
+            register_optimizer_step_pre_hook(_unless_the_gpu_is_empty)
             register_optimizer_step_post_hook(_until(wish.steps, ends))
             run_script(wish.script, wish.arguments, wish.module)
     except _Enough:
@@ -87,6 +89,12 @@ def attempt(wish: Wish) -> Outcome:
         outcome.failed = NO_GPU
     _measure(trace, outcome)
     return outcome
+
+
+def _unless_the_gpu_is_empty(optimizer: Any, args: tuple, kwargs: dict) -> None:
+    """Before a step: a script that has put nothing on the GPU by now need not go on computing on the CPU."""
+    if torch.cuda.max_memory_allocated() == 0:
+        raise _Enough
 
 
 def _until(steps: int, ends: list[int]) -> Callable[..., None]:

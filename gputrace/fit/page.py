@@ -1,15 +1,11 @@
 """What `labkit fit` answers: a table of GPUs, what the peak consists of, and which changes were tried."""
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 from gputrace.fit.attempt import Outcome, Wish
 from gputrace.fit.changes import CHANGES
+from gputrace.fit.processes import run_all
 from gputrace.tables import Table
 from gputrace.units import byte_text, time_text
 from virtualgpu import machines, profiles
@@ -38,39 +34,32 @@ def answer(wish: Wish, models: Iterable[str], tell: Callable[[str], object] = la
     Raises ValueError for a model that has no profile, for fewer than 3 steps and for a host outside 0.01 to 100, before anything runs;
     ScriptFailedError where the script does.
     """
-    names = list(models)
+    names = list(dict.fromkeys(models))
     for name in names:
         profiles.load(name)
     if wish.steps < FEWEST:
         raise ValueError(f"{wish.steps} steps: give {FEWEST} or more, for the first is not like the others")
     machines.check_host(wish.host)
     tell(f"{wish.script} runs for {wish.steps} steps on each GPU, and then with each change.")
-    tried: dict[str, Outcome] = {}
-    needed: dict[str, Outcome] = {}
-    for name in names:
-        tried[name] = needed[name] = outcome = run(replace(wish, like=name))
-        if outcome.failed:
-            raise ScriptFailedError(f"on the {name} the script failed after {outcome.steps} steps: {outcome.failed}")
-        tell(f"{name}: {_in_short(outcome)}")
-        if not outcome.fits:
-            needed[name] = run(replace(wish, like=name, memory=ROOM))
-            tell(f"{name}, if it had the memory: {_in_short(needed[name])}")
+    tried = _each([replace(wish, like=name) for name in names[:1]], "", tell)  # alone: the first one may download its data
+    tried |= _each([replace(wish, like=name) for name in names[1:]], "", tell)
+    without = [replace(wish, like=name, memory=ROOM) for name in names if not tried[name].fits]
+    needed = {name: tried[name] for name in names} | _each(without, ", if it had the memory", tell)
     yield _table(tried, needed, wish)
     tightest = max(names, key=lambda name: needed[name].used / tried[name].total)
     yield _parts(tightest, needed[tightest])
     yield _changes(tightest, needed[tightest], tried[tightest].total, wish, tell)
 
 
-def run(wish: Wish) -> Outcome:
-    """Try it in a process of its own. What the script prints is shown only where the process ends without an answer."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "outcome.json")
-        command = [sys.executable, "-m", "gputrace.fit", json.dumps(asdict(wish)), str(file)]
-        ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-        if not file.exists():
-            tail = ran.stdout.decode(errors="replace").strip().splitlines()[-1:]
-            return Outcome(failed=f"its process ended with status {ran.returncode}: {''.join(tail)}")
-        return Outcome(**json.loads(file.read_text(encoding="utf-8")))
+def _each(wishes: list[Wish], told: str, tell: Callable[[str], object]) -> dict[str, Outcome]:
+    """What came of each, by its GPU. Raises ScriptFailedError where the script fails."""
+    outcomes = {}
+    for wish, outcome in run_all(wishes):
+        if outcome.failed:
+            raise ScriptFailedError(f"on the {wish.like} the script failed after {outcome.steps} steps: {outcome.failed}")
+        tell(f"{wish.like}{told}: {_in_short(outcome)}")
+        outcomes[wish.like] = outcome
+    return outcomes
 
 
 def _in_short(outcome: Outcome) -> str:
@@ -115,8 +104,8 @@ def _parts(name: str, outcome: Outcome) -> Table:
 def _changes(name: str, before: Outcome, total: int, wish: Wish, tell: Callable[[str], object]) -> Table:
     """Each change tried alone, the one that costs the least time first among those that fit."""
     rows = []
-    for change, made in CHANGES.items():
-        after = run(replace(wish, like=name, change=change, memory=ROOM))
+    for tried, after in run_all([replace(wish, like=name, change=change, memory=ROOM) for change in CHANGES]):
+        change, made = str(tried.change), CHANGES[str(tried.change)]
         tell(f"{name}, {change}: {_in_short(after)}")
         if after.failed or not after.changed:
             rows.append((2, 0.0, (change, "", "", after.failed or "nothing to change in this script")))

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import ipywidgets as widgets
 
 from gputrace.figures.figure import BLUE, IN_THE_DARK, Figure
+from labkit import progress_file
 from labkit.lab_parts.experiment import Result, Run, collect
 from labkit.lab_parts.predictions import parse_prediction
 
@@ -152,6 +153,10 @@ class Panel(widgets.VBox):
         """Called before the button in use is disabled, which would lose the keyboard's place. Needs ipywidgets 8."""
         if hasattr(button, "focus"):
             button.focus()
+
+    def _prediction_tested(self) -> None:
+        """Count a prediction whose outcome is there, among what the learner has done."""
+        progress_file.add(type(self).__name__, True)
 
     def _say(self, text: str, alert: bool = False) -> None:
         """Show a message, which a screen reader reads out, with what stands between backticks in the font of code."""
@@ -332,6 +337,7 @@ class Lab(Panel):
         self.picture.value = self.draw(self.result, self.prediction).html
         stopped = f"Stopped after {len(run.rows)} of {run.total} points. " if len(run.rows) < run.total else ""
         self._say(stopped + self.verdict(self.result, self.prediction))
+        self._prediction_tested()
 
     def _fail(self, error: Exception) -> None:
         self.picture.value = ""

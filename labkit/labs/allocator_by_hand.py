@@ -302,6 +302,7 @@ class AllocatorLab(Panel):
         else:
             self._show()
             self._say(self._verdict(hand, hand.steps[-1], predicted))
+            self._prediction_tested()
 
     def _step(self, hand: AllocatorByHand, size: int) -> None:
         match self.action.value:

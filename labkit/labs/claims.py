@@ -235,6 +235,7 @@ class ClaimsPanel(Panel):
         right = "Right" if verdict == claim.verdict else "No"
         self._say(f"{right}: it {claim.verdict}. {claim.why}")
         self.told.value = _told_outcome(claim, self.outcome)
+        self._prediction_tested()
 
 
 def _told_claim(claim: Claim) -> str:

@@ -278,6 +278,7 @@ class StreamsLab(Panel):
             return
         self.picture.value = self.outcome.trace.plot_timeline().html
         self._say(self._told(self.outcome, self.answer.value))
+        self._prediction_tested()
 
     def _told(self, outcome: ProgramOutcome, predicted: str) -> str:
         came_true = predicted == outcome.verdict

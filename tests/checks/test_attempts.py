@@ -2,17 +2,19 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 
 import labkit
-from labkit.checks import attempts
+from labkit import checks, progress_file
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    monkeypatch.setattr(attempts, "_tries", type(attempts._tries)(list))
+def gpu():
+    progress_file.tries.clear()
     with labkit.use(gpus=1, virtual=True, quiet=True):
         yield
 
@@ -26,8 +28,8 @@ def wrong(numbers):
 
 
 def test_each_failed_try_helps_more(monkeypatch):
-    check = dataclasses.replace(labkit.checks.find("00.1"), section="Your GPU")
-    monkeypatch.setattr(labkit.checks, "find", lambda number: check)
+    check = dataclasses.replace(checks.find("00.1"), section="Your GPU")
+    monkeypatch.setattr(checks, "find", lambda number: check)
     said = [labkit.check("00.1", wrong).message for _ in range(4)]
     assert [message.count("\n") for message in said] == [0, 1, 2, 3]
     assert all(message.startswith("Not yet: your tensor is on cpu.") for message in said)
@@ -62,7 +64,7 @@ def test_progress_outlives_the_kernel_and_two_kernels_share_it(monkeypatch, tmp_
     file.write_text(json.dumps({"00.1": [False, False], "01.1": [True]}))  # by another kernel
     labkit.check("00.1", right)
     assert json.loads(file.read_text()) == {"00.1": [False, False, True], "01.1": [True]}
-    attempts._tries.clear()  # a new kernel
+    progress_file.tries.clear()  # a new kernel
     assert "00.1 right, at try 3" in repr(labkit.progress()) and "Lesson 01: 1 of" in repr(labkit.progress())
     shown = labkit.progress("01")._repr_html_()
     assert "✔ 01.1 right</span>, at try 1" in shown and "○ 01.2 not attempted" in shown
@@ -72,7 +74,14 @@ def test_progress_outlives_the_kernel_and_two_kernels_share_it(monkeypatch, tmp_
     monkeypatch.setenv("LABKIT_PROGRESS", str(tmp_path / "no" / "such" / "folder"))
     with pytest.warns(UserWarning, match="your progress is kept in this kernel only"):
         labkit.check("00.1", right)
-    assert labkit.checks.attempts._file() and not list(tmp_path.glob("*.ipynb"))
+    assert progress_file.path() and not list(tmp_path.glob("*.ipynb"))
+
+
+def test_a_lesson_that_changes_its_folder_keeps_its_progress_beside_the_notebook(tmp_path):
+    program = "import os, labkit; os.chdir('/')\nfrom labkit import cells, progress_file\n"
+    program += "cells.in_notebook = lambda: True\nprint(progress_file.path())"
+    told = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert told == f"{tmp_path.resolve()}/.labkit/progress.json\n"
 
 
 def test_an_unknown_lesson_is_named():

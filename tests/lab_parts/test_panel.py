@@ -9,7 +9,7 @@ import ipywidgets
 import pytest
 
 import labkit
-from labkit import labs
+from labkit import labs, progress_file
 from labkit.lab_parts.panel import Lab
 from labkit.lab_parts.predictions import parse_prediction
 from labkit.labs import (
@@ -126,7 +126,7 @@ def test_the_question_is_escaped():
 
 
 def test_predict_then_run_then_see_the_figure_and_the_verdict():
-    lab = FakeLab()
+    lab, before = FakeLab(), len(progress_file.tries["FakeLab"])
     predict(lab, " 2.5 ")
     assert "You predict: 2.5 times. Now press Run." in text(lab)
     assert buttons(lab) == (True, True, False)
@@ -138,6 +138,7 @@ def test_predict_then_run_then_see_the_figure_and_the_verdict():
     assert buttons(lab) == (True, True, False)
     assert lab.drawn == [(6, 2.5)]
     assert lab.closed == 1
+    assert len(progress_file.tries["FakeLab"]) == before + 1
 
 
 @pytest.mark.parametrize("silly", ["", "   ", "banana", "-3", "0", "nan", "inf", "1e9", "<b>"])

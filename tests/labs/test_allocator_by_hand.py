@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import labkit
+from labkit import progress_file
 from labkit.labs import AllocatorByHand, AllocatorLab, plot_allocator_by_hand
 from labkit.labs.allocator_by_hand import HandBlock, HandSegment, unused_stream
 
@@ -160,6 +161,7 @@ def test_each_step_is_predicted_and_judged(lab):
     said = do(lab, "allocate", "20", size="15")
     assert "No new segment: a free block of this stream served the request. Now 20 MiB reserved, as you predicted." in said
     assert "1 of 2 predictions came true." in said
+    assert len(progress_file.tries["AllocatorLab"]) >= 2
     assert "A 5 MiB, B 15 MiB" in lab.picture.value
     assert "its segment stays. Now 20 MiB reserved" in do(lab, "free", "0", block="B")
     assert "no segment was wholly free. Now 20 MiB reserved, as you predicted." in do(lab, "empty the cache", " 20.0 ")

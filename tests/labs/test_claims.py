@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import labkit
-from labkit import articles
+from labkit import articles, progress_file
 from labkit.articles import Expected
 from labkit.articles.trial import ClaimOutcome, outcomes, run
 from labkit.labs import ClaimsPanel, Result, articles_on_trial, collect, plot_articles_on_trial, try_claim
@@ -208,6 +208,7 @@ def test_a_guess_runs_the_claim_and_shows_verdict_outcome_and_todays_way():
     panel.guesses["never held"].click()
     assert "Right: it never held." in panel.message.value
     assert panel.outcome.raised == "AttributeError"
+    assert len(progress_file.tries["ClaimsPanel"]) >= 2
 
 
 @pytest.mark.usefixtures("gpu")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import labkit
+from labkit import progress_file
 from labkit.labs import StreamsLab
 from labkit.labs.stream_program import (
     COPY_IN,
@@ -179,6 +180,7 @@ def test_a_race_is_repaired_wait_by_wait(lab):
     lab.add_button.click()  # the new line that is offered: b waits for a, before the kernel
     assert lab.program.options[1] == " 2  b.wait_stream(a)"
     assert "Nothing orders" in run(lab, "stale value") and "As you predicted. 1 of 2" in said(lab)
+    assert len(progress_file.tries["StreamsLab"]) >= 2
     assert "Line 5 is new" in insert(lab, 5, HOST_WAIT, "b")
     assert run(lab, "ordered").startswith("Ordered: the host reads 2, and every two lines")
     assert "1 wait of a stream" in lab.figure().alt

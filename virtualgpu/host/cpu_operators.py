@@ -52,6 +52,8 @@ class HostOperators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         try:
+            if self.machine.forked and not types and not kwargs:
+                return func(*args)  # a data loader's worker: its clock is nobody's, and no GPU can be meant
             if self.scheduler.several:
                 self.scheduler.take_turn()
             if isinstance(func, HigherOrderOperator):

@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from gputrace.fit.attempt import Wish
-from gputrace.fit.page import run
+from gputrace.fit.processes import run
 
 TRAIN = """
     import sys, torch
@@ -68,6 +68,7 @@ def test_what_does_not_fit_is_told_from_what_fails(wish):
 def test_a_script_that_leaves_the_gpu_alone_is_told_so(wish):
     outcome = run(wish(TRAIN.replace(".cuda()", "").replace(', device="cuda"', ""), 16, 9))
     assert outcome.failed.startswith("it put nothing on the GPU: perhaps an option")
+    assert outcome.steps == 0  # nobody waits for steps on the CPU
 
 
 @pytest.mark.slow

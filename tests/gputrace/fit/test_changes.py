@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gputrace.fit.attempt import Wish
-from gputrace.fit.page import run
+from gputrace.fit.processes import run
 
 SCRIPT = """
 import torch

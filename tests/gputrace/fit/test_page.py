@@ -20,7 +20,7 @@ def runs(monkeypatch):
         step = 1.0 if wish.change is None else 2.0
         return Outcome(total, need <= total, "", "train.py:3 x", 4, need, need - 3, need - 1, {"activations": need - 3}, step, 0.25, True)
 
-    monkeypatch.setattr("gputrace.fit.page.run", run)
+    monkeypatch.setattr("gputrace.fit.processes.run", run)
     return asked
 
 
@@ -44,8 +44,8 @@ def test_whoever_waits_is_told_a_line_for_each_thing_tried(runs):
     assert lines == [
         "train.py runs for 4 steps on each GPU, and then with each change.",
         "T4: memory runs out",
-        "T4, if it had the memory: needs 20 GiB, a step takes 1 s",
         "H200: needs 20 GiB, a step takes 1 s",
+        "T4, if it had the memory: needs 20 GiB, a step takes 1 s",
     ]
     list(page)
     assert len(lines) == 1 + len(runs) and "T4, half the batch: needs 10 GiB, a step takes 2 s" in lines
@@ -63,20 +63,20 @@ def test_bad_wishes_are_refused_before_anything_runs(runs):
 
 def test_a_time_that_nobody_compared_says_so(monkeypatch):
     ran = Outcome(24 << 30, True, "", "", 4, 1 << 30, 1 << 30, 1 << 30, {}, 1.0, 0.0, True)
-    monkeypatch.setattr("gputrace.fit.page.run", lambda wish: ran)
+    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: ran)
     gpus, *_ = answer(WISH, ["RTX 4090"])
     assert gpus.rows[0][4] == "1 s, never compared"
 
 
 def test_without_a_step_of_an_optimizer_the_time_is_unknown(monkeypatch):
     ran = Outcome(16 << 30, True, "", "", 0, 1 << 30, 1 << 30, 1 << 30, {}, None, None, True)
-    monkeypatch.setattr("gputrace.fit.page.run", lambda wish: ran)
+    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: ran)
     gpus, *_ = answer(WISH, ["T4"])
     assert gpus.rows[0][4:] == ("unknown", "")
     assert gpus.caption.startswith("train.py: it ended without step() of an optimizer of torch.optim")
 
 
 def test_a_script_that_fails_gives_no_table(monkeypatch):
-    monkeypatch.setattr("gputrace.fit.page.run", lambda wish: Outcome(failed="train.py:1 1 / 0: ZeroDivisionError", steps=2))
+    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: Outcome(failed="train.py:1 1 / 0: ZeroDivisionError", steps=2))
     with pytest.raises(ScriptFailedError, match="on the T4 the script failed after 2 steps: train.py:1 1 / 0"):
         next(answer(WISH, ["T4"]))

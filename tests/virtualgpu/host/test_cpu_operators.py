@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import virtualgpu
+
 
 @pytest.fixture(autouse=True)
 def used(machine):
@@ -35,6 +37,27 @@ class OnTheGpu(Dataset):
 def test_a_forked_worker_cannot_use_the_gpu():
     with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
         list(DataLoader(OnTheGpu(), num_workers=1, multiprocessing_context="fork"))
+
+
+class OnTheCpu(Dataset):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        one, before = torch.ones(2), virtualgpu.host_time()
+        one.add(one)
+        return one * (virtualgpu.host_time() - before)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_operator_of_a_forked_worker_is_not_modelled(workers):
+    """Nobody reads its clock, and a data set's samples would take several times as long."""
+    torch.ones(1, device="cuda")
+    context = "fork" if workers else None
+    waited = torch.cat(list(DataLoader(OnTheCpu(), num_workers=workers, multiprocessing_context=context)))
+    assert (waited > 0).all() == (workers == 0) and (waited == 0).all() == (workers == 1)
 
 
 def test_inference_mode_and_no_grad():
