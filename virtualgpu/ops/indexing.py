@@ -205,7 +205,11 @@ def restrided(indices: Any) -> tuple[int, ...]:
     given = [index for index in indices if index is not None and not is_mask(index)]
     if len(given) < 2:
         return ()
-    spread = torch.broadcast_tensors(*(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in given))
+    alike = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in given]
+    try:
+        spread = torch.broadcast_tensors(*alike)
+    except RuntimeError:  # the operator itself says that they do not fit together
+        return ()
     return () if all(x.stride() == spread[0].stride() for x in spread) else tuple(8 * x.numel() for x in spread if not x.is_contiguous())
 
 

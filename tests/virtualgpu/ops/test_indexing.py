@@ -40,6 +40,16 @@ def test_index_on_another_gpu_is_refused(machine):
         torch.arange(3)[torch.tensor([1], device="cuda:0")]
 
 
+@pytest.mark.parametrize("use", [lambda x, at: x[at], lambda x, at: x.__setitem__(at, 1.0), lambda x, at: x.index_put(at, x.sum())])
+@pytest.mark.parametrize("sizes", [(3, 2), (0, 2)])
+def test_positions_that_do_not_fit_together_are_an_index_error(machine, use, sizes):
+    x, positions = torch.ones(2, 3, 4, device="cuda"), tuple(torch.zeros(n, dtype=torch.long, device="cuda") for n in sizes)
+    with pytest.raises(
+        IndexError, match=rf"shape mismatch: indexing tensors could not be broadcast together with shapes \[{sizes[0]}\], \[2\]"
+    ):
+        use(x, positions)
+
+
 def test_embedding_bag_agrees_with_the_cpu(machine):
     for mode in ("sum", "mean", "max"):
         bag = torch.nn.EmbeddingBag(20, 4, mode=mode)
