@@ -36,7 +36,7 @@ CONTENTS = {
     "Lessons": [f"notebooks/{name}" for name in LESSONS],
     "Guides": ["docs/platforms", "docs/teaching", "docs/glossary", "docs/how-the-virtual-gpu-works", "gputrace/README", "docs/reference"],
     "Measured on H200s": ["docs/measured/report_h200_x1", "docs/measured/x2/report_h200_x2", "docs/measured/report_h200_x4"],
-    "The project": ["CONTRIBUTING", "CHANGELOG"],
+    "The project": ["CONTRIBUTING", "CHANGELOG", "docs/paper"],
 }
 
 

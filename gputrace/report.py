@@ -12,6 +12,7 @@ import jinja2
 
 from gputrace import units
 from gputrace.events import OOM
+from gputrace.explorer import element as explorer
 from gputrace.lines import times_of
 from gputrace.recording import MAX_EVENTS, record
 from gputrace.tables import Table
@@ -111,6 +112,7 @@ def page(trace: Trace, command: str, ended: str, today: datetime.date) -> str:
     devices = [device for device in trace.devices if peaks[device] or (trace.events.device == device).any()]
     return pages.get_template("page.html").render(
         trace=trace,
+        explorer=explorer,
         leaks=leaks,
         oom=trace.oom,
         command=command,

@@ -1,6 +1,5 @@
 """A trace: what a recorded block of code did to the memory of each GPU, and when what ran on them."""
 
-import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,8 +134,7 @@ class Trace(TraceData):
 
         Raises ValueError where events were lost: the segments are not known then.
         """
-        content = pickle.dumps(snapshot.of(self), protocol=4)
-        Path(path).write_bytes(content)
+        Path(path).write_bytes(snapshot.content(self))
 
     def export_chrome(self, path: str | Path) -> None:
         """Write a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open: spans, waits, races and memory.

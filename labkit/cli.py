@@ -264,7 +264,7 @@ def _simulate(options: argparse.Namespace) -> int:
 def _lessons(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from labkit import lesson_copies
+    from labkit import contents, lesson_copies
 
     folder = Path(options.to)
     try:
@@ -274,7 +274,7 @@ def _lessons(options: argparse.Namespace) -> int:
             return 0
         for line in lesson_copies.copy(folder):
             print(line)
-        print(f"The lessons are in {folder}: your own copies, in which nothing is written over.")
+        print(f"The lessons are in {folder}: your own copies, in which nothing is written over. {folder / contents.INDEX} shows them all.")
     except ValueError as error:
         return _refuse(str(error), "lessons")
     except OSError as error:

@@ -114,11 +114,13 @@ def test_wheel_says_what_it_is(wheel):
 
 
 @pytest.mark.slow
-def test_wheel_of_the_source_distribution_is_the_same(wheel, tmp_path):
+def test_wheel_of_the_source_distribution_is_the_same_byte_for_byte(wheel, tmp_path):
+    """Built again, in another folder and from files of another age."""
     with tarfile.open(built("sdist", ROOT, tmp_path)) as archive:
         archive.extractall(tmp_path, filter="data")
     again = built("wheel", tmp_path / f"pytorch_gpu_lessons-{labkit.__version__}", tmp_path)
     assert in_wheel(again) == in_wheel(wheel)
+    assert again.read_bytes() == wheel.read_bytes()
 
 
 @pytest.mark.slow

@@ -86,6 +86,17 @@ def test_readme_is_read_in_one_sitting():
     assert len(README.splitlines()) <= 170
 
 
+def test_the_paper_is_short_and_its_sources_are_there():
+    paper = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert len(paper.split()) <= 1300
+    sources = re.findall(r"`((?:docs|benchmarks|tests|README|CONTRIBUTING)[\w/.]*)`", paper)
+    assert len(sources) > 5 and [source for source in sources if not (ROOT / source).exists()] == []
+    cited = set(re.findall(r"\[(\d+)(?:, (\d+))?\](?!\()", paper))
+    assert {int(number) for pair in cited for number in pair if number} == set(
+        range(1, len(re.findall(r"^\d+\. ", paper, re.MULTILINE)) + 1)
+    )
+
+
 def test_the_map_names_files_that_are_there():
     """Rows of CONTRIBUTING's table: the first of each part names its folder, which the others' files lie in."""
     table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| to change | open |")[2].partition("\n\n")[0]

@@ -53,7 +53,7 @@ def _no_graph(trace: Callable[..., Any]) -> Callable[..., Any]:
     """The graphs that the gradient of flex attention is computed by, which are not needed where its parts have gradients."""
 
     def create_fw_bw_graph(score_mod: Callable[..., Any], index_values: tuple, other_buffers: tuple) -> Any:
-        if isinstance(index_values[0], VirtualTensor):
+        if type(index_values[0]) is VirtualTensor:
             return score_mod, None
         return trace(score_mod, index_values, other_buffers)
 
@@ -67,7 +67,7 @@ class _EagerAttention:
         self._original = original
 
     def apply(self, query: torch.Tensor, *args: Any) -> Any:
-        if not isinstance(query, VirtualTensor):
+        if type(query) is not VirtualTensor:
             return self._original.apply(query, *args)
         key, value, score_mod, _, block_mask, scale, options, of_mask, *of_score = args
         return flex_attention.sdpa_dense(query, key, value, score_mod, block_mask, scale, options, tuple(of_score), of_mask)

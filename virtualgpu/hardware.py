@@ -25,8 +25,9 @@ from virtualgpu.streams.sync_debug import SyncDebug
 from virtualgpu.threads.scheduler import Scheduler
 
 # Kept even with values=False: one number, which a script may print, and what programs count, index and mask with.
-NUMBER_BYTES = 8
-INTEGERS_BYTES = 1 << 20  # of one tensor of integers or truth values
+NUMBER_BYTES = 8  # of one tensor of floats that were drawn at random or come from the host: parameters and data
+CONSTANTS_BYTES = 1 << 16  # of other floats
+INTEGERS_BYTES = 1 << 20  # of integers or truth values
 PRIORITIES = 4  # of streams, from 0 down; this one and the next are PyTorch's own limits
 POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
 _graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
@@ -353,11 +354,12 @@ class Machine:
             raise errors.invalid_ordinal()
         return self.gpus[device]
 
-    def may_keep(self, nbytes: int, dtype: torch.dtype) -> bool:
-        """Is there room on the host for the values of one more tensor?"""
+    def may_keep(self, nbytes: int, dtype: torch.dtype, data: bool = False) -> bool:
+        """Is there room on the host for the values of one more tensor? Of `data`, drawn or from the host, values=False keeps less."""
         largest = self.largest_kept if self.selected.made_on is None else self.host_budget  # a bucket is as large as what lies in it
         if not self.values:
-            largest = NUMBER_BYTES if dtype.is_floating_point or dtype.is_complex else min(largest, INTEGERS_BYTES)
+            floats = NUMBER_BYTES if data else CONSTANTS_BYTES
+            largest = min(largest, floats if dtype.is_floating_point or dtype.is_complex else INTEGERS_BYTES)
         return nbytes <= largest and self.kept_bytes + nbytes <= self.host_budget
 
     def keep(self, kept: int | None, sign: int = 1) -> None:

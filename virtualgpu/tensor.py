@@ -106,7 +106,14 @@ def new_storage(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
 OWN_ATTRIBUTES = frozenset({"_gpu", "_is_param", "_stands_for"})
 
 
-class VirtualTensor(torch.Tensor):
+class TensorType(torch._C._TensorMeta):
+    """The type of a virtual GPU's tensor is torch.Tensor to whoever asks whether another tensor is of it, too."""
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor)
+
+
+class VirtualTensor(torch.Tensor, metaclass=TensorType):
     """A tensor on a virtual GPU. `virtualgpu.ops.dispatch` gives the class its `__torch_dispatch__`."""
 
     _gpu: Gpu

@@ -26,15 +26,20 @@ Entry = dict[str, Any]
 
 def write(trace: "TraceData", path: str | Path) -> None:
     """Write a trace to a file, whole or not at all. Raises OSError where it cannot be written."""
+    with written_whole(path) as file:
+        file.writelines(content(trace))
+
+
+def content(trace: "TraceData") -> Iterator[bytes]:
+    """The file, piece by piece."""
     head = {"displayTimeUnit": "ms", "otherData": {"badge": trace.badge, **trace.origin}}
     encode = json.JSONEncoder(ensure_ascii=False).encode
-    with written_whole(path) as file:
-        file.write((json.dumps(head)[:-1] + ', "traceEvents": [\n').encode())
-        comma = ""
-        for event in events_of(trace):
-            file.write(f"{comma}{encode(event)}".encode())
-            comma = ",\n"
-        file.write(b"\n]}\n")
+    yield (json.dumps(head)[:-1] + ', "traceEvents": [\n').encode()
+    comma = ""
+    for event in events_of(trace):
+        yield f"{comma}{encode(event)}".encode()
+        comma = ",\n"
+    yield b"\n]}\n"
 
 
 def events_of(trace: "TraceData") -> Iterator[Entry]:

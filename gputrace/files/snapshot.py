@@ -1,5 +1,6 @@
 """A trace in the schema of `torch.cuda.memory._snapshot`, so that PyTorch's own viewer opens it."""
 
+import pickle
 from typing import TYPE_CHECKING, Any
 
 from gputrace.events import ACTIONS, CATEGORIES, OOM, Stack
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
 
 _STATES = {"allocated": "active_allocated", "pending": "active_pending_free", "free": "inactive"}
 _POOL = (0, 0)
+
+
+def content(trace: "TraceData") -> bytes:
+    """The file. Raises ValueError where events were lost: the segments are not known then."""
+    return pickle.dumps(of(trace), protocol=4)
 
 
 def of(trace: "TraceData") -> dict[str, Any]:

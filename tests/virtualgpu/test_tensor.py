@@ -364,6 +364,12 @@ def test_it_says_that_it_is_on_the_gpu():
     assert (x.untyped_storage().device, x.is_pinned(), x.is_shared()) == (x.device, False, True)
 
 
+def test_every_tensor_is_of_the_type_of_a_tensor_on_the_gpu():
+    kind = type(torch.ones(1, device="cuda"))
+    assert isinstance(torch.ones(1), kind) and isinstance(torch.ones(1, device="cuda"), kind) and isinstance(nn.Linear(1, 1).weight, kind)
+    assert not isinstance(1.0, kind)
+
+
 def test_parameters_are_parameters():
     layer = nn.Linear(2, 2).cuda()
     made = nn.Parameter(torch.ones(2, device="cuda"))
@@ -391,6 +397,9 @@ def test_numpy_needs_a_copy_on_the_cpu(read):
 def test_other_libraries_are_refused_by_name():
     with pytest.raises(NotImplementedError, match="DLPack .* is not served by the virtual GPU"):
         torch.from_dlpack(torch.ones(2, device="cuda"))
+    with pytest.raises(NotImplementedError, match="DLPack .* is not served by the virtual GPU"):
+        torch.utils.dlpack.to_dlpack(torch.ones(2, device="cuda"))
+    assert torch.from_dlpack(torch.utils.dlpack.to_dlpack(torch.ones(2))).tolist() == [1, 1]
     with pytest.raises(NotImplementedError, match="__cuda_array_interface__"):
         torch.ones(2, device="cuda").__cuda_array_interface__  # noqa: B018
 

@@ -18,7 +18,8 @@ from virtualgpu.collectives.group import Options, ProcessGroupNCCL, Transfer, Vi
 from virtualgpu.collectives.rendezvous import Entry, Rendezvous
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu
-from virtualgpu.ops.without_values import all_known
+from virtualgpu.ops.call import bytes_of
+from virtualgpu.ops.without_values import all_known, forget
 
 _Reduction: Any = dist.ReduceOp.RedOpType
 
@@ -72,7 +73,11 @@ class SimulatedNCCL(ProcessGroupNCCL):
         return self._place[1]
 
     def run(self, gpu: Gpu, transfer: Transfer, is_async: bool) -> VirtualWork:
-        if transfer.received and not transfer.sent and all_known(transfer.received):
+        received = [] if transfer.sent else transfer.received
+        for x in received:
+            if not (gpu.machine.values or gpu.machine.may_keep(bytes_of(x), x.dtype, data=True)):
+                forget(x)
+        if received and all_known(received):
             raise unsupported(f"{transfer.name}: its values are those of a rank that is only simulated, which")
         return super().run(gpu, transfer, is_async)
 

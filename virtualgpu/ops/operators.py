@@ -94,7 +94,7 @@ def like(call: Call) -> Any:
     dtype = kwargs.get("dtype") or model.dtype
     numel = model.numel() if name.endswith("_like") else prod(call.args[1])
     nbytes = numel * dtype.itemsize
-    if not gpu.machine.may_keep(nbytes, dtype):
+    if not gpu.machine.may_keep(nbytes, dtype, data=name in _FILLED):
         shape = on_meta(call)
         result = empty_without_values(gpu, shape.size(), shape.stride(), shape.dtype)
     elif name in _FILLED:

@@ -107,14 +107,14 @@ def normal(call: Call) -> Any:
     mean, deviation = (call.args[i] if len(call.args) > i else None for i in range(2))
 
     def look() -> None:
-        if isinstance(deviation, VirtualTensor) and deviation.numel() and not call.op.outs:
+        if type(deviation) is VirtualTensor and deviation.numel() and not call.op.outs:
             play(call.common_gpu(), (deviation.itemsize, *of_all("min", deviation), 1, -1, -deviation.itemsize))
             call.gpu.read(1)
 
     look()
     result = operators.draw(call)
     look()
-    if isinstance(mean, VirtualTensor) and not call.op.outs and not isinstance(deviation, VirtualTensor):
+    if type(mean) is VirtualTensor and not call.op.outs and type(deviation) is not VirtualTensor:
         call.gpu.scratch((bytes_of(mean),))
     return result
 

@@ -6,7 +6,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu.errors import unsupported
-from virtualgpu.ops.call import SHAPES, Call
+from virtualgpu.ops.call import SHAPES, Call, bytes_of
 from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors
 
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
@@ -34,7 +34,10 @@ def _keeps_values(call: Call) -> bool:
     fresh = [(x.untyped_storage().nbytes(), x.dtype) for x in tensors(shapes) if x.device.type == "meta" and x.layout is torch.strided]
     if machine.values:
         return machine.may_keep(sum(nbytes for nbytes, _ in fresh), torch.float32)
-    return all(machine.may_keep(nbytes, dtype) for nbytes, dtype in fresh)
+    drawn = torch.Tag.nondeterministic_seeded in call.func.tags
+    if drawn:
+        fresh += [(bytes_of(x), x.dtype) for x in call.written()]
+    return all(machine.may_keep(nbytes, dtype, drawn) for nbytes, dtype in fresh)
 
 
 _shapes: dict[tuple, Any] = {}  # what on_meta said of each call

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 logging.disable()  # the next import would say that there is no Triton
-from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 
 rank, ranks, device = meet()
 torch.manual_seed(0)

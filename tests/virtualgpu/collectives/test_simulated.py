@@ -65,6 +65,14 @@ def test_a_value_that_only_another_rank_has_is_refused():
         dist.scatter(numbers(1.0), src=3)
 
 
+def test_activations_of_another_rank_come_without_values(machine):
+    with machine.without_values():
+        x = torch.empty(8, device="cuda")
+        dist.recv(x, 0)
+    with pytest.raises(RuntimeError, match="the values of this tensor on cuda:0 were not kept"):
+        x.tolist()
+
+
 def test_groups_of_some_ranks_know_who_takes_part():
     even, odd = dist.new_group([0, 2]), dist.new_group([1, 3])
     x = numbers(1.0)

@@ -96,7 +96,7 @@ def test_a_checkpoint_has_nan_where_a_copy_to_the_host_has_it():
     """A training script that only measures saves its model all the same."""
     file = io.BytesIO()
     with labkit.use(gpus=1, virtual=True, quiet=True) as used, used.without_values():
-        state = {"weight": torch.randn(3, device="cuda"), "half": torch.ones(5, device="cuda").half(), "step": torch.randn(2)}
+        state = {"weight": torch.randn(3, device="cuda"), "half": torch.randn(5, device="cuda").half(), "step": torch.randn(2)}
         torch.save(state, file)
         known = state["step"].tolist()
     file.seek(0)
@@ -155,6 +155,37 @@ def test_shapes_dtypes_and_devices_are_right(no_values):
     assert x.topk(2).indices.dtype == torch.int64
     assert torch.linalg.svd(x)[1].shape == (4,)
     assert x.T.contiguous().stride() == (4, 1)
+
+
+CONSTANTS: dict[str, Callable[[str], torch.Tensor]] = {
+    "a mask of floats": lambda d: torch.ones(2, 3, device=d),
+    "scores of a mask": lambda d: (1.0 - torch.ones(2, 3, device=d)) * torch.finfo(torch.half).min,
+    "a mask resized": lambda d: F.interpolate(torch.ones(1, 1, 8, 8, device=d), size=(4, 4)).bool(),
+    "filled": lambda d: torch.empty(3, device=d).fill_(2.0),
+    "distances": lambda d: torch.arange(5.0, device=d).neg().exp(),
+}
+DATA: dict[str, Callable[[], torch.Tensor]] = {
+    "drawn": lambda: torch.rand(3, device="cuda"),
+    "drawn in place": lambda: torch.ones(3, device="cuda").normal_(),
+    "drawn after a model": lambda: torch.rand_like(torch.ones(3, device="cuda")),
+    "dropped at random": lambda: F.dropout(torch.ones(3, device="cuda")),
+    "from the host": lambda: torch.ones(3).cuda(),
+    "copied from the host": lambda: torch.ones(3, device="cuda").copy_(torch.ones(3)),
+    "a parameter": lambda: nn.Linear(3, 1, device="cuda").weight,
+    "of both": lambda: torch.ones(3, device="cuda") * torch.rand(3, device="cuda"),
+    "large": lambda: torch.ones(1 << 15, device="cuda"),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_small_constants_are_computed(no_values, name):
+    assert CONSTANTS[name]("cuda").tolist() == CONSTANTS[name]("cpu").tolist()
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_and_parameters_are_not(no_values, name):
+    with pytest.raises(RuntimeError, match=NOT_KEPT):
+        DATA[name]().tolist()
 
 
 INTEGERS: dict[str, tuple[Callable[[str], torch.Tensor], list]] = {

@@ -88,7 +88,7 @@ def synchronized(call: Call) -> Any:
         return results[0] if len(results) == 1 else results
 
     def on_meta(x: Any) -> Any:
-        return torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, VirtualTensor) else x
+        return torch.empty(x.shape, dtype=x.dtype, device="meta") if type(x) is VirtualTensor else x
 
     shapes = kernel(*map(on_meta, call.args))
     made = tuple(None if x is None else empty_without_values(gpu, x.shape, x.stride(), x.dtype) for x in shapes)
