@@ -6,6 +6,7 @@ It takes tenths of a second where torchrun, with which the lessons start ranks, 
 
 import contextlib
 import os
+import pickle
 import tempfile
 import time
 import warnings
@@ -14,13 +15,12 @@ from datetime import timedelta
 from multiprocessing import connection
 from typing import Any
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
 from labkit import machine
 from labkit.checks.checking import Plain
-from labkit.processes import children, context
+from labkit.processes import by_value, children, context
 
 SECONDS = 60.0  # until all ranks must have come back
 PATIENCE = 10.0  # seconds for the others when one is back, and for a rank to wait in a collective
@@ -43,7 +43,7 @@ def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequen
         RankError: ranks waited for one another in vain, or one ended its process.
         Exception: what the lowest rank that failed by itself raised, with a note that names the rank.
     """
-    call = cloudpickle.dumps((program, answer))
+    call = by_value.dumps((program, answer))
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder, contextlib.ExitStack() as stack:
         pipes = [context().Pipe(duplex=False) for _ in inputs]
         ours, theirs = ([stack.enter_context(end) for end in ends] for ends in zip(*pipes, strict=True))
@@ -79,7 +79,7 @@ def _collected(lines: Sequence[connection.Connection], ends: Sequence[int]) -> d
 def _values(told: dict[int, tuple[str, Any]], ranks: int) -> list[Plain]:
     for rank, (kind, what) in sorted(told.items()):
         if kind == RAISED:
-            error = cloudpickle.loads(what)
+            error = pickle.loads(what)
             error.add_note(f"rank {rank} of {ranks}")
             raise error
     if gone := [rank for rank, (kind, _) in sorted(told.items()) if kind == GONE]:
@@ -97,7 +97,7 @@ def _rank(rank: int, ranks: int, like: str | None, store: str, call: bytes, give
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FutureWarning)  # of names that newer versions of torch give collectives
     try:
-        program, answer = cloudpickle.loads(call)
+        program, answer = pickle.loads(call)
         timeout = timedelta(seconds=PATIENCE)
         backend = "gloo" if like is None else "nccl"
         dist.init_process_group(backend, f"file://{store}", timeout=timeout, rank=rank, world_size=ranks)
@@ -112,6 +112,6 @@ def _failure(error: BaseException) -> tuple[str, Any]:
     if "gloo/transport" in str(error):
         return WAITED, None
     try:
-        return RAISED, cloudpickle.dumps(error)
+        return RAISED, by_value.dumps(error)
     except Exception:
-        return RAISED, cloudpickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        return RAISED, by_value.dumps(RuntimeError(f"{type(error).__name__}: {error}"))

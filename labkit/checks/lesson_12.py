@@ -49,11 +49,11 @@ def _places(per_node: Plain) -> list[tuple[int, int]]:
 
 # 12.2: an all_reduce that sends little between nodes
 
-PER_NODE, NODES, LIKE = 2, 2, "H100"
+PER_NODE, NODES, LIKE = 3, 2, "H100"  # unlike, so that neither stands for the other
 
 
 def draw_sums(generator: random.Random) -> Plain:
-    length = PER_NODE * generator.randint(3, 6)
+    length = NODES * PER_NODE * generator.randint(1, 3)
     rows = [[generator.randint(-50, 50) for _ in range(length)] for _ in range(NODES * PER_NODE)]
     return {"per_node": PER_NODE, "rows": rows}
 

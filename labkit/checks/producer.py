@@ -1,15 +1,15 @@
 """A learner's producer of GPU tensors in a process of its own, for lesson 08: what it sends, and whether it waits for its consumer."""
 
 import os
+import pickle
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
-
 from labkit import processes
 from labkit.checks.checking import Plain, describe, quote
+from labkit.processes import by_value
 
 
 class Watched:
@@ -59,7 +59,7 @@ def observe_producer(answer: Any, sizes: Plain) -> Plain:
     make = processes.context()
     queue, done = make.SimpleQueue(), Watched()
     ours, theirs = make.Pipe()
-    with processes.children(_produce, [(theirs, cloudpickle.dumps(answer), queue, done, sizes)]) as (producer,):
+    with processes.children(_produce, [(theirs, by_value.dumps(answer), queue, done, sizes)]) as (producer,):
         theirs.close()
         try:
             came, lost = _consumed(queue, done, producer), ""
@@ -90,7 +90,7 @@ def _produce(line: Connection, answer: bytes, queue: Any, done: Watched, sizes: 
     for clock in (time.time, time.monotonic, time.perf_counter):
         setattr(time, clock.__name__, lambda clock=clock: clock() + 60 * done.looks)
     try:
-        cloudpickle.loads(answer)(queue, done, sizes)
+        pickle.loads(answer)(queue, done, sizes)
         line.send("")
     except BaseException as error:  # sys.exit too
         line.send(quote(error))

@@ -2,19 +2,20 @@
 
 import contextlib
 import inspect
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+from labkit.processes import by_value
 
 
 class DeviceTensorError(TypeError):
     """A tensor lies on a GPU: its memory belongs to one process."""
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(by_value.Pickler):
     def reducer_override(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, (torch.Tensor, torch.UntypedStorage)) and value.device.type not in ("cpu", "meta"):
@@ -36,7 +37,7 @@ def pack(path: Path, value: Any) -> None:
 def unpack(path: Path) -> Any:
     """What `pack` wrote. Raises whatever building it here raises, such as ModuleNotFoundError."""
     with path.open("rb") as file:
-        return cloudpickle.load(file)
+        return pickle.load(file)
 
 
 def unsendable(name: str, function: Callable[..., Any], args: tuple, keywords: dict[str, Any], file: Path) -> tuple[str, Exception]:

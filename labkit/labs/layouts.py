@@ -41,14 +41,13 @@ def layout_steps(layouts: Sequence[Layout], network: str = "400Gb/s") -> Run:
 
 
 def _points(layouts: Sequence[Layout], network: str) -> Iterator[Row]:
-    from labkit.ranks.large_worlds import AT_ONCE, results
+    from labkit.ranks.large_worlds import results
 
     where = {"world": GPUS, "nodes": GPUS // PER_NODE, "network": network, "like": LIKE}
-    for start in range(0, len(layouts), AT_ONCE):
-        some = [(GPUS // (tensor * pipeline), tensor, pipeline) for tensor, pipeline in layouts[start : start + AT_ONCE]]
-        worlds = [where | {"arguments": [*degrees, BLOCKS, WIDTH, TOKENS, SEQUENCES, MICRO]} for degrees in some]
-        for (data, tensor, pipeline), found in zip(some, results(rank_program("layouts"), worlds), strict=True):
-            yield {"layout": f"{data} × {tensor} × {pipeline}", "data": data, "tensor": tensor, "pipeline": pipeline} | found
+    tried = [(GPUS // (tensor * pipeline), tensor, pipeline) for tensor, pipeline in layouts]
+    worlds = [where | {"arguments": [*degrees, BLOCKS, WIDTH, TOKENS, SEQUENCES, MICRO]} for degrees in tried]
+    for (data, tensor, pipeline), found in zip(tried, results(rank_program("layouts"), worlds), strict=True):
+        yield {"layout": f"{data} × {tensor} × {pipeline}", "data": data, "tensor": tensor, "pipeline": pipeline} | found
 
 
 # The figure

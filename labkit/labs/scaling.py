@@ -40,12 +40,13 @@ def _asked() -> list[Row]:
 def _points() -> Iterator[Row]:
     from labkit.ranks.large_worlds import results
 
-    worlds: dict[tuple, dict[str, Any]] = {}  # those on one node are the same by any network
-    for row in _asked():
-        worlds.setdefault(_key(row), _world(row))
-    found = dict(zip(worlds, results(rank_program("scaling"), list(worlds.values())), strict=True))
-    for row in _asked():
-        yield row | found[_key(row)]
+    asked = _asked()
+    worlds = {_key(row): _world(row) for row in asked}  # those on one node are the same by any network
+    coming, found = results(rank_program("scaling"), list(worlds.values())), {}
+    for row in asked:
+        if (key := _key(row)) not in found:
+            found[key] = next(coming)
+        yield row | found[key]
 
 
 def _key(row: Row) -> tuple:

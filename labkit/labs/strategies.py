@@ -41,15 +41,11 @@ def strategy_steps(settings: Sequence[tuple[str, int]], model: str = "6.4 billio
 
 
 def _points(settings: Sequence[tuple[str, int]], model: str) -> Iterator[Row]:
-    from labkit.ranks.large_worlds import AT_ONCE, results
+    from labkit.ranks.large_worlds import results
 
-    for start in range(0, len(settings), AT_ONCE):
-        some = settings[start : start + AT_ONCE]
-        worlds = [
-            {"world": gpus, "nodes": gpus // PER_NODE, "like": LIKE, "arguments": [way, *MODELS[model], TOKENS]} for way, gpus in some
-        ]
-        for (way, gpus), found in zip(some, results(rank_program("strategies"), worlds), strict=True):
-            yield {"setting": f"{way} on {gpus}", "way": way, "gpus": gpus} | found
+    found = results(rank_program("strategies"), [_world(way, gpus, model) for way, gpus in settings])
+    for (way, gpus), row in zip(settings, found, strict=True):
+        yield {"setting": f"{way} on {gpus}", "way": way, "gpus": gpus} | row
 
 
 def _world(way: str, gpus: int, model: str) -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """`labkit torchrun --simulate 1024`: one rank of a large world, in this process or in a child of it, without values."""
 
+import json
 import os
+import pickle
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import redirect_stderr
-from multiprocessing import connection
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit import machine
-from labkit.processes import children, context
+from labkit.processes import forkserver
+from labkit.processes.supervision import job_environment, kill_job
 from virtualgpu.cluster import Cluster, parse_rate
 from virtualgpu.collectives import simulated
 from virtualgpu.commands import set_up_for_times
@@ -20,7 +20,8 @@ from virtualgpu.machines import MAXIMUM, VirtualGPUs, gibibytes, use, with_maker
 from virtualgpu.script import check_script, run_script
 
 LARGEST = 1 << 20  # ranks of a world
-AT_ONCE = 2  # child processes: more would not be sooner done on two cores
+AT_ONCE = 2  # processes: more would not be sooner done on two cores
+_PROGRAM = str(Path(__file__).with_name("simulated_rank.py"))
 
 
 def set_up(world: int, nodes: int, rank: int, network: str, like: str | None, memory: str | None) -> VirtualGPUs:
@@ -57,47 +58,40 @@ def run(gpus: VirtualGPUs, script: str, arguments: list[str], module: bool) -> N
         _sum_up(gpus.machine, sent)
 
 
-def results(script: str | os.PathLike, worlds: Sequence[dict[str, Any]]) -> list[Any]:
-    """What the script leaves in `result` as rank 0 of each of these worlds, in their order; two at a time, a child process each.
+def results(script: str | os.PathLike, worlds: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    """What the script leaves in `result` as rank 0 of each of these worlds, in their order; two run at a time, a process each.
 
     A world is `arguments` for the script, and `world`, `nodes`, `network`, `like` and `memory` as of `set_up`. Raises RuntimeError with
     what a script raised.
     """
     check_script(script)
-    found: list[Any] = []
-    for start in range(0, len(worlds), AT_ONCE):
-        pipes = [(context().Pipe(duplex=False), world) for world in worlds[start : start + AT_ONCE]]
-        with (
-            tempfile.TemporaryDirectory(prefix="labkit-") as folder,
-            children(_child, [(theirs, folder, os.fspath(script), world) for (_, theirs), world in pipes]),
-        ):
-            for (ours, theirs), world in pipes:
-                theirs.close()
-                try:
-                    kind, what = ours.recv()
-                except EOFError:
-                    kind, what = "ended", "its process ended without a word"
-                ours.close()
-                if kind != "result":
-                    raise RuntimeError(f"rank 0 of {world['world']:,} simulated ranks: {what}")
-                found.append(what)
-    return found
+    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
+        started: list[Any] = []
+        try:
+            for number, world in enumerate(worlds):
+                for ahead in range(len(started), min(number + AT_ONCE, len(worlds))):
+                    started.append(_started(folder, os.fspath(script), ahead, worlds[ahead]))
+                started[number].wait()
+                yield _told(folder, number, world)
+        finally:
+            kill_job(folder)
+            for process in started:
+                process.wait()
 
 
-def _child(line: connection.Connection, folder: str, script: str, world: dict[str, Any]) -> None:
-    arguments = [str(argument) for argument in world["arguments"]]
-    chosen: dict[str, Any] = {"nodes": 1, "rank": 0, "network": "400Gb/s", "like": None, "memory": None}
-    chosen |= {name: value for name, value in world.items() if name != "arguments"}
-    try:
-        machine.use(None)  # a child has its parent's
-        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
-            tempfile.tempdir = folder  # its nvidia-smi goes with the folder, even if this process is killed
-            set_up(**chosen)
-            tempfile.tempdir = None
-            run_script(script, arguments)
-        line.send(("result", vars(sys.modules["__main__"]).get("result")))
-    except BaseException as error:
-        line.send(("raised", f"{type(error).__name__}: {error}"))
+def _started(folder: str, script: str, number: int, world: dict[str, Any]) -> Any:
+    Path(folder, f"{number}.json").write_text(json.dumps(world))
+    env = {"OMP_NUM_THREADS": "1", **os.environ, **job_environment(folder)}
+    with Path(os.devnull).open("wb") as nowhere:
+        return forkserver.popen([_PROGRAM, folder, script, str(number)], env, output=nowhere.fileno(), with_caller=True)
+
+
+def _told(folder: str, number: int, world: dict[str, Any]) -> Any:
+    file = Path(folder, f"{number}.result")
+    kind, what = pickle.loads(file.read_bytes()) if file.exists() else ("ended", "its process ended without a word")
+    if kind != "result":
+        raise RuntimeError(f"rank 0 of {world['world']:,} simulated ranks: {what}")
+    return what
 
 
 def _environment(world: int, rank: int, per_node: int) -> dict[str, str]:

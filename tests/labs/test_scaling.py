@@ -39,7 +39,7 @@ def test_worlds_that_are_alike_are_simulated_once(monkeypatch):
 
     def results(script, worlds):
         asked.extend(worlds)
-        return [{"seconds": 1.0 + number, "held": 1, "peak": 2} for number in range(len(worlds))]
+        return iter([{"seconds": 1.0 + number, "held": 1, "peak": 2} for number in range(len(worlds))])
 
     monkeypatch.setattr("labkit.ranks.large_worlds.results", results)
     result = collect(scaling_steps())

@@ -4,11 +4,14 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 import labkit
 from labkit import cli, processes
+from labkit.processes.supervision import processes_of
 from labkit.ranks.large_worlds import results
 from virtualgpu import machines
 
@@ -115,7 +118,7 @@ WORLD = """
 
 def test_each_world_has_its_own_result_in_the_order_asked(script):
     worlds = [{"world": world, "nodes": world // 8, "like": "H100", "arguments": [world, "x"]} for world in (1024, 8, 64)]
-    found = results(script(WORLD), worlds)
+    found = list(results(script(WORLD), worlds))
     assert [(each["rank"], each["world"], each["local"], each["told"]) for each in found] == [
         (0, world, "8", [str(world), "x"]) for world in (1024, 8, 64)
     ]
@@ -134,19 +137,39 @@ def test_each_world_has_its_own_result_in_the_order_asked(script):
 )
 def test_a_world_that_fails_says_which_and_what_it_raised(script, world, said):
     with pytest.raises(RuntimeError, match=re.escape(said)):
-        results(script(WORLD), [{"world": 8, "arguments": []}, world])
+        list(results(script(WORLD), [{"world": 8, "arguments": []}, world]))
+
+
+LONG = """
+    import sys, time
+    result = None
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def test_results_come_one_by_one_and_who_stops_asking_ends_the_rest(script):
+    before = set(folders())
+    coming = results(script(LONG), [{"world": 8, "arguments": [seconds]} for seconds in (0, 1000, 1000)])
+    assert next(coming) is None
+    [folder] = set(folders()) - before
+    assert len(processes_of(str(folder))) == 1
+    coming.close()
+    assert not processes_of(str(folder)) and not folder.exists()
+
+
+def folders():
+    return Path(tempfile.gettempdir()).glob("labkit-*")
 
 
 IN_A_NOTEBOOK = """
 import labkit
 from labkit.ranks.large_worlds import results
 labkit.use(gpus=2)
-print(results({script!r}, [{{"world": 64, "nodes": 8, "arguments": []}}]))
+print(list(results({script!r}, [{{"world": 64, "nodes": 8, "arguments": []}}])))
 """
 
 
 def test_a_process_with_virtual_gpus_simulates_worlds_and_leaves_nothing(script):
-    """Its children come up with GPUs like its own, so with PyTorch's names replaced for ranks that are there."""
     program = IN_A_NOTEBOOK.format(script=str(script(WORLD)))
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert "'world': 64" in ended.stdout, ended.stderr
