@@ -126,7 +126,7 @@ class Trace(TraceData):
         """
         from gputrace.explorer.frame import Exploration
 
-        return Exploration(self)
+        return Exploration(self, self.plot_memory() if self.no_timeline else self.plot_timeline(memory=True))
 
     # Files
 

@@ -9,7 +9,7 @@ from gputrace.explorer import element
 
 if TYPE_CHECKING:
     from gputrace.figures.figure import Figure
-    from gputrace.trace import Trace
+    from gputrace.trace_data import TraceData
 
 # A notebook that is only read, as on GitHub, drops frame and script: then the picture below stays unfolded.
 _AROUND = """<style>
@@ -42,9 +42,9 @@ class Exploration:
     `page` is that page, which holds all that it shows; `picture` the figure that stands in where no script runs.
     """
 
-    def __init__(self, trace: "Trace") -> None:
+    def __init__(self, trace: "TraceData", picture: "Figure") -> None:
         self._trace = trace
-        self.picture: Figure = trace.plot_memory() if trace.no_timeline else trace.plot_timeline(memory=True)
+        self.picture = picture
 
     @cached_property
     def page(self) -> str:
