@@ -11,7 +11,7 @@ import torch.utils._device
 from virtualgpu import hardware
 from virtualgpu.errors import outermost, unsupported
 from virtualgpu.host.pinned import pinned
-from virtualgpu.moves import to_device
+from virtualgpu.moves import gpu_of, to_device
 from virtualgpu.tensor import VirtualTensor, empty, tensors
 
 _device = torch.device
@@ -26,7 +26,7 @@ FACTORIES = (
 # Tensor methods of the same kind.
 METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
 # Those that C++ can only make on the CPU, for want of a guard for CUDA devices: made there, and moved.
-MOVED = ("asarray", "range", "tril_indices", "triu_indices")
+MOVED = ("range", "tril_indices", "triu_indices")
 # Sparse tensors, and the parts that they are made of.
 SPARSE = {
     "sparse_coo_tensor": ("indices", "values"),
@@ -55,7 +55,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any
     makers: dict[str, Any] = {name: with_any_device(getattr(torch, name)) for name in FACTORIES}
     makers |= {name: made_on_host(getattr(torch, name)) for name in MOVED}
     makers |= {name: made_of_parts(getattr(torch, name), parts) for name, parts in SPARSE.items()}
-    makers |= {"tensor": tensor, "as_tensor": as_tensor, "device": Device}
+    makers |= {"tensor": tensor, "as_tensor": as_tensor, "asarray": asarray(torch.asarray), "device": Device}
     # In a script, and PyTorch scripts some functions of its own for forward derivatives, the new functions still name its operators.
     builtins = torch.jit._builtins._get_builtin_table()
     scripted = {id(made): operator for name, made in makers.items() if (operator := builtins.get(id(getattr(torch, name)))) is not None}
@@ -64,6 +64,9 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any
     yield torch.Tensor, {name: with_any_device(getattr(torch.Tensor, name)) for name in METHODS} | {"new_tensor": new_tensor}
     yield torch.fft, {name: with_any_device(getattr(torch.fft, name)) for name in ("fftfreq", "rfftfreq")}
     yield torch._C, {"_set_default_tensor_type": set_default_tensor_type}
+    exported = to_dlpack(torch.utils.dlpack.to_dlpack)
+    yield torch.utils.dlpack, {"to_dlpack": exported}
+    yield torch, {"to_dlpack": exported}
     yield torch.cuda, {name: _LegacyType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}) for name, dtype in LEGACY.items()}
     names = ("nested_tensor", "as_nested_tensor")
     yield torch.nested, {name: on_the_cpu_only(f"torch.nested.{name}", getattr(torch.nested, name)) for name in names}
@@ -160,6 +163,9 @@ def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
         if isinstance(kwargs.get("device"), int):
             kwargs["device"] = _device("cuda", kwargs["device"])
+        beside_out = kwargs.pop("device", None) if type(kwargs.get("out")) is VirtualTensor else None  # C++ takes out= for the CPU's
+        if beside_out is not None and _device(beside_out).type != "cuda":
+            raise RuntimeError(f"device type {_device(beside_out).type} does not match device type of out parameter (cuda)")
         if kwargs.pop("pin_memory", False):
             if torch.device(_chosen_device(kwargs.get("device"))).type != "cpu":
                 raise RuntimeError("Only dense CPU tensors can be pinned")
@@ -176,11 +182,38 @@ def made_on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     @wraps(factory)
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
         device = kwargs.pop("device", None)
-        if any(type(x) is VirtualTensor for x in args):
-            return factory(*args, device="cpu", **kwargs)  # where C++ believes them to be
         return _placed(factory(*args, device="cpu", **kwargs), device)
 
     return make
+
+
+def asarray(convert: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.asarray`: of a tensor on a GPU it shares the memory where it may, and copies where it must."""
+
+    @outermost
+    @wraps(convert)
+    def converted(obj: Any, *, device: Any = None, copy: bool | None = None, **kwargs: Any) -> torch.Tensor:
+        if not isinstance(obj, torch.Tensor):
+            return _placed(convert(obj, device="cpu", copy=copy, **kwargs), device)
+        here = gpu_of(obj)
+        there = here if device is None and here is not None else hardware.machine().gpu(_chosen_device(device))
+        if here is not there:
+            if copy is False:
+                raise ValueError(f"can't alias tensor from device '{obj.device}' to '{'cpu' if there is None else there.device}'.")
+            obj, copy = to_device(obj, there), None
+        return convert(obj, device="cpu", copy=copy, **kwargs)  # where C++ believes it to be
+
+    return converted
+
+
+def to_dlpack(export: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.utils.dlpack.to_dlpack`, which would hand a tensor on without a word about its GPU."""
+
+    @wraps(export)
+    def exported(tensor: torch.Tensor) -> Any:
+        return tensor.__dlpack__() if type(tensor) is VirtualTensor else export(tensor)
+
+    return exported
 
 
 def made_of_parts(factory: Callable[..., torch.Tensor], names: tuple[str, ...]) -> Callable[..., torch.Tensor]:

@@ -236,3 +236,32 @@ def test_a_sparse_tensor_lies_where_it_is_asked_for_or_where_its_values_lie():
         values.grad = None
         made.to_dense().sum().backward()
         assert values.grad.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("here", ["cpu", "cuda:0", "cuda:1"])
+@pytest.mark.parametrize("there", [None, "cpu", "cuda:0", "cuda:1"])
+@pytest.mark.parametrize("copies", [None, True])
+def test_asarray_shares_a_tensors_memory_where_it_may(here, there, copies):
+    x = torch.ones(3, device=here)
+    y = torch.asarray(x, device=there, copy=copies)
+    assert (y.device, y.tolist()) == (torch.device(there or here), [1, 1, 1])
+    x.zero_()
+    assert y.tolist() == ([0, 0, 0] if there in (None, here) and not copies else [1, 1, 1])
+    assert torch.asarray(x, device=there, dtype=torch.float64).device == y.device
+
+
+@pytest.mark.parametrize(("here", "there"), [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")])
+def test_asarray_cannot_share_memory_with_another_device(here, there):
+    with pytest.raises(ValueError, match=f"can't alias tensor from device '{here}' to '{there}'"):
+        torch.asarray(torch.ones(3, device=here), device=there, copy=False)
+
+
+@pytest.mark.parametrize("name", ["zeros", "arange", "eye", "linspace", "logspace", "randn", "randperm"])
+def test_out_beside_a_device(name):
+    out = torch.empty(0, dtype=torch.int64 if name == "randperm" else torch.float32, device="cuda")
+    arguments = (0, 1, 5) if name.endswith("space") else (5,)
+    assert getattr(torch, name)(*arguments, device="cuda", out=out) is out and out.numel() >= 5
+    with pytest.raises(RuntimeError, match=r"device type cpu does not match device type of out parameter \(cuda\)"):
+        getattr(torch, name)(*arguments, device="cpu", out=out)
+    with pytest.raises(RuntimeError, match=r"device type cuda does not match device type of out parameter \(cpu\)"):
+        getattr(torch, name)(*arguments, device="cuda", out=out.cpu())

@@ -49,7 +49,7 @@ FILLS_OWN_ZEROS = {
 ADDED = 1.3  # clocks an element that is added where others may be adding, too (atomicAdd)
 
 POSITIONS = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
-asserts('-sizes[i] <= index && index < sizes[i] && "index out of bounds"', *POSITIONS)
+asserts('-sizes[i] <= index && index < sizes[i] && "index out of bounds"', *POSITIONS, cpu="out of bounds for dimension [0-9]")
 _GATHER = 'idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index out of bounds"'
 asserts(_GATHER, "gather", "scatter_add", "scatter_add_")
 _SCATTER = 'idx_dim >= 0 && idx_dim < index_size && "index out of bounds"'
@@ -244,6 +244,10 @@ def index_put(call: Call) -> Any:
     filled = not accumulate and fills(indices, values)
     if not filled:
         if type(values) is not VirtualTensor:
+            if values.dim():  # CUDA's kernels take one number of the host's, and no more
+                sorts = accumulate or torch.are_deterministic_algorithms_enabled()
+                text = f"expected device {x.device} but got device cpu for value tensor"
+                raise RuntimeError(text) if sorts else different_devices(x, values)
             x._gpu.send(values.itemsize)
         find_positions(x._gpu, indices)
     if not filled and all_known(indices):

@@ -50,6 +50,27 @@ def test_positions_that_do_not_fit_together_are_an_index_error(machine, use, siz
         use(x, positions)
 
 
+def test_one_number_of_the_host_is_put_and_no_more(machine):
+    x, at = torch.zeros(4, device="cuda"), torch.tensor([0, 2], device="cuda")
+    x[at] = torch.tensor(1.0)
+    x[at] += torch.tensor(1.0)
+    x[at[:1]] = torch.tensor([3.0])
+    assert x.tolist() == [3, 0, 2, 0]
+    with pytest.raises(
+        RuntimeError, match="Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+    ):
+        x[at] = torch.ones(2)
+    with pytest.raises(RuntimeError, match="expected device cuda:0 but got device cpu for value tensor"):
+        x.index_put_((at,), torch.ones(2), accumulate=True)
+    assert x.tolist() == [3, 0, 2, 0]
+
+
+@pytest.mark.parametrize("use", [lambda x: x[[0, 1]], lambda x: x.T[:, [0, 1]], lambda x: x.index_put((torch.tensor(0),), x.sum())])
+def test_an_index_of_nothing_is_an_error_of_the_hosts(machine, use):
+    with pytest.raises(IndexError, match="index is out of bounds for dimension with size 0"):
+        use(torch.empty(0, 3, device="cuda"))
+
+
 def test_embedding_bag_agrees_with_the_cpu(machine):
     for mode in ("sum", "mean", "max"):
         bag = torch.nn.EmbeddingBag(20, 4, mode=mode)

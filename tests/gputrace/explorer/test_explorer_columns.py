@@ -27,7 +27,7 @@ def test_every_span_has_its_times_name_and_line(machine):
     names = [told["names"][number] for number in stream["called"]]
     assert names == [trace.spans.names[number] for number in trace.spans.name[mine]]
     line = told["lines"][told["users"][stream["stack"][names.index("mm")]]]
-    assert line[0].startswith("test_columns.py:") and line[2] == "y = x @ x"
+    assert line[0].startswith("test_explorer_columns.py:") and line[2] == "y = x @ x"
     assert {told["looks"][number]["name"] for number in lane(told, "host")["look"]} == {"launch", "host waits"}
     assert told["end"] == round(trace.end * 1e9)
 
