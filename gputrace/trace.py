@@ -13,6 +13,7 @@ from gputrace.leaks import Birth, Leaks, find_leaks
 from gputrace.trace_data import UNFINISHED, Device, TraceData
 
 if TYPE_CHECKING:
+    from gputrace.explorer.frame import Exploration
     from gputrace.figures.figure import Figure
     from gputrace.oom.explanation import OutOfMemoryExplanation
 
@@ -117,6 +118,15 @@ class Trace(TraceData):
         from gputrace.figures.segments import segment_map
 
         return segment_map(self, at, self.device_index(device))
+
+    def explore(self) -> "Exploration":
+        """All of it to look into: a timeline and a map of the blocks, zoomed, panned and asked under the pointer or by keyboard.
+
+        The last value of a notebook's cell shows it; `trace.explore().save("trace.html")` writes it as a page, which needs no network.
+        """
+        from gputrace.explorer.frame import Exploration
+
+        return Exploration(self, self.plot_memory() if self.no_timeline else self.plot_timeline(memory=True))
 
     # Files
 
