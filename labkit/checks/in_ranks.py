@@ -53,7 +53,7 @@ def in_ranks(program: Callable[[Any, Plain], Plain], answer: Any, inputs: Sequen
             told = _collected(ours, [process.sentinel for process in started])
             for process in started:
                 process.kill()
-    return _values(told, len(inputs))
+    return _values(told, len(inputs), like)
 
 
 def _collected(lines: Sequence[connection.Connection], ends: Sequence[int]) -> dict[int, tuple[str, Any]]:
@@ -76,14 +76,15 @@ def _collected(lines: Sequence[connection.Connection], ends: Sequence[int]) -> d
     return told
 
 
-def _values(told: dict[int, tuple[str, Any]], ranks: int) -> list[Plain]:
+def _values(told: dict[int, tuple[str, Any]], ranks: int, like: str | None) -> list[Plain]:
     for rank, (kind, what) in sorted(told.items()):
         if kind == RAISED:
             error = pickle.loads(what)
             error.add_note(f"rank {rank} of {ranks}")
             raise error
     if gone := [rank for rank, (kind, _) in sorted(told.items()) if kind == GONE]:
-        raise RankError(f"rank {gone[0]} of {ranks} ended its process without a word")
+        why = "" if like else ": so does gloo where ranks give one collective different numbers of bytes"
+        raise RankError(f"rank {gone[0]} of {ranks} ended its process without a word{why}")
     if [kind for kind, _ in told.values()] != [RETURNED] * ranks:
         raise RankError("the ranks waited for one another in vain: does every rank call the same collectives, in the same order?")
     return [told[rank][1] for rank in range(ranks)]

@@ -34,8 +34,8 @@ def judge_nodes(told: Plain, per_node: Plain) -> Verdict:
     for node, count in enumerate(per_node):
         calls = [found["calls"] for found, (other, _) in zip(told, places, strict=True) if other == node]
         if sum(calls) != 1:
-            who = "nobody" if not sum(calls) else f"{sum(calls)} calls were made by its ranks, {calls},"
-            return not_yet(f"node {node} has {count} rank{'s' * (count > 1)}, and {who} did the work. Once was asked for on each node.")
+            did = f"its ranks called it {', '.join(map(str, calls))} times" if any(calls) else "nobody did the work"
+            return not_yet(f"node {node} has {count} rank{'s' * (count > 1)}, and {did}. Once was asked for on each node.")
     for rank, found in enumerate(told):
         if not found["done"]:
             return not_yet(f"rank {rank} came back before the work of its node was done. What do ranks wait at?")
@@ -53,8 +53,9 @@ PER_NODE, NODES, LIKE = 3, 2, "H100"  # unlike, so that neither stands for the o
 
 
 def draw_sums(generator: random.Random) -> Plain:
+    """Whole numbers whose sums float32 keeps, and no shorter type does."""
     length = NODES * PER_NODE * generator.randint(1, 3)
-    rows = [[generator.randint(-50, 50) for _ in range(length)] for _ in range(NODES * PER_NODE)]
+    rows = [[generator.randint(-200_000, 200_000) for _ in range(length)] for _ in range(NODES * PER_NODE)]
     return {"per_node": PER_NODE, "rows": rows}
 
 
@@ -83,7 +84,8 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
 def draw_steps(generator: random.Random) -> Plain:
     """What each of three ranks finds: where the oldest of their newest is not found by all, where nothing is, where one finds nothing.
 
-    Step 0 is one like the others, and the newest of all in `pairs`.
+    Step 0 is one like the others, and the newest of all in `pairs`. At last, all find two, which are listed upwards and downwards, and of
+    which the newer comes first by the alphabet.
     """
     one, two, three, four, five = 0, *sorted(generator.sample(range(1, 1_000_000), 4))
     listed = [[one, two, three, five], [two, one, four], [one, three, two, four]]
@@ -99,7 +101,9 @@ def draw_steps(generator: random.Random) -> Plain:
         for steps in case:
             generator.shuffle(steps)
     generator.shuffle(cases[0])
-    return cases
+    older, newer, newest = generator.randint(700, 999), generator.randint(1000, 4000), generator.randint(5000, 6000)
+    upwards = [[older, newer], [older, newer], [older, newer, newest]]
+    return [*cases, upwards, [steps[::-1] for steps in upwards]]
 
 
 def observe_steps(newest_common: Any, cases: Plain) -> Plain:
@@ -122,10 +126,14 @@ def judge_steps(told: Plain, cases: Plain) -> Verdict:
 # 12.4: a sum that refuses what does not fit
 
 SUMMERS = 3
+DESCRIBED = 8192  # bytes: more than shape and type take, whatever way they are told, and less than the large tensors have
 
 
 def draw_tensors(generator: random.Random) -> Plain:
-    """Tensors that agree, also of one dimension and none; then one rank whose shape, layout, or type is another."""
+    """Tensors that agree, also of one dimension and none; then one rank whose shape, layout, or type is another; then large ones.
+
+    The values of these are one number throughout.
+    """
 
     def tensor(shape: list[int], dtype: str = "float32") -> Plain:
         count = 1
@@ -143,7 +151,8 @@ def draw_tensors(generator: random.Random) -> Plain:
         case = [tensor([rows, columns]) for _ in range(SUMMERS)]
         case[generator.randrange(SUMMERS)] = odd
         cases.append(case)
-    return [*cases, [tensor([rows, columns]) for _ in range(SUMMERS)]]
+    large = [tensor([1]) | {"shape": [60 * (rank + 1), 100]} for rank in range(SUMMERS)]
+    return [*cases, [tensor([rows, columns]) for _ in range(SUMMERS)], large]
 
 
 def observe_tensors(checked_all_reduce: Any, cases: Plain) -> Plain:
@@ -160,6 +169,11 @@ def judge_tensors(told: Plain, cases: Plain) -> Verdict:
                 if found["raised"] != "ValueError":
                     did = f"raised {found['raised']}" if found["raised"] else "raised nothing"
                     return not_yet(f"{ranks}; rank {rank} {did}, where a ValueError was due on every rank.")
+                if found["given"] > DESCRIBED:
+                    gave = units.byte_text(found["given"])
+                    return not_yet(
+                        f"{ranks}; rank {rank} gave {gave} to collectives before it raised a ValueError. What has to be compared?"
+                    )
                 if found["changed"]:
                     return not_yet(f"{ranks}; rank {rank} raised a ValueError, but its tensor was changed before.")
             elif found["raised"]:

@@ -1,5 +1,6 @@
 """What the checks of lesson 12 have each rank do with an answer. Of the lessons, ranks import this file alone."""
 
+import math
 import os
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from labkit.checks.checking import Plain, describe, number
 
 PATIENCE = 1.0  # seconds in which a rank that does not wait for another is back
+GIVE_NOTHING = ("c10d::barrier", "c10d::recv_", "c10d::recv_any_source_")  # whose tensors are no values of this rank's
 
 
 def node_work(once_per_node: Any, case: Plain) -> Plain:
@@ -41,19 +43,20 @@ def node_work(once_per_node: Any, case: Plain) -> Plain:
 
 
 class _Sent(TorchDispatchMode):
-    """For each collective the ranks of its group, and the bytes of the smallest and the largest tensor list that it is given."""
+    """For each collective the ranks of its group, and the bytes that this rank gives it: of all tensors but those for its outputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[str, list[int], int]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace == "c10d":
-            leaves = tree_leaves((args, kwargs or {}))
-            groups = [group for leaf in leaves if isinstance(leaf, torch.ScriptObject) and (group := _group(leaf)) is not None]
-            tensors = [leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            if groups and tensors:
-                self.calls.append((function._schema.name, dist.get_process_group_ranks(groups[0]), min(tensors)))
+        if function.namespace == "c10d" and function._schema.name not in GIVE_NOTHING:
+            named = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | (kwargs or {})
+            given = tree_leaves([value for name, value in named.items() if not name.startswith("output")])
+            groups = [group for leaf in given if isinstance(leaf, torch.ScriptObject) and (group := _group(leaf)) is not None]
+            if groups:
+                nbytes = sum(leaf.nbytes for leaf in given if isinstance(leaf, torch.Tensor))
+                self.calls.append((function._schema.name, dist.get_process_group_ranks(groups[0]), nbytes))
         return function(*args, **(kwargs or {}))
 
 
@@ -94,21 +97,27 @@ def newest_of(newest_common: Any, cases: Plain) -> Plain:
 
 
 def checked_sums(checked_all_reduce: Any, cases: Plain) -> Plain:
-    """In a rank: what becomes of its tensor, case by case: the values, or what was raised, and whether they were touched then."""
+    """In a rank: what becomes of its tensor, case by case: the values, or what was raised, and whether they were touched then.
+
+    Beside it, how many bytes this rank gave to collectives.
+    """
     told: list[Plain] = []
     for case in cases:
         mine = case[dist.get_rank()]
-        x = torch.tensor(mine["values"], dtype=getattr(torch, mine["dtype"])).reshape(mine["shape"])
-        before, raised = x.clone(), ""
+        values = torch.tensor(mine["values"], dtype=getattr(torch, mine["dtype"]))
+        x = values.repeat(math.prod(mine["shape"]) // len(values)).reshape(mine["shape"])
+        before, raised, sent = x.clone(), "", _Sent()
         try:
-            checked_all_reduce(x)
+            with sent:
+                checked_all_reduce(x)
         except ValueError:
             raised = "ValueError"
         except Exception as error:
             raised = type(error).__name__
             if "gloo" in str(error).lower() or isinstance(error, dist.DistError):
                 raise
-        told.append({"raised": raised, "changed": not torch.equal(x, before), **describe(x)})
+        given = sum(nbytes for _, _, nbytes in sent.calls)
+        told.append({"raised": raised, "changed": not torch.equal(x, before), "given": given, **describe(x)})
         dist.barrier()
     return told
 

@@ -18,6 +18,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 from torch.autograd.function import once_differentiable
 
+from virtualgpu.clock import costs
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
 from virtualgpu.ops.blas import cudnn_format
@@ -27,6 +28,7 @@ from virtualgpu.ops.nn.attention import scratch_tensor
 from virtualgpu.ops.nn.recurrent_cells import plain_values
 from virtualgpu.ops.sequence import play
 from virtualgpu.ops.without_values import all_known
+from virtualgpu.profiles import Profile
 from virtualgpu.tensor import VirtualTensor, empty, wrap
 
 aten = torch.ops.aten
@@ -37,6 +39,9 @@ CONSTANT = 8 << 20  # bytes of workspace a layer and direction
 NARROW = {"lstm": 128, "gru": 128, "rnn_tanh": 256, "rnn_relu": 256}  # hidden units up to which cuDNN keeps the weights on the chip
 DROPOUT_STATE = 49152  # bytes a multiprocessor
 RECURRENT = 0.17  # of a product's rate: the steps of a sequence come one after the other
+# Seconds a step of a layer takes at least, and in the backward: small kernels that wait for each other. Fitted: both LSTMs of
+# benchmarks/timing/kernels.json, 256 steps on an H200. Assumed: other GPUs, GRU and RNN alike.
+STEP_SECONDS, STEP_BACK_SECONDS = 15.4e-6, 23.6e-6
 
 
 class Setup(NamedTuple):
@@ -79,9 +84,12 @@ BETWEEN = {("gru", True): Shares(0, 0, 1), ("rnn", True): Shares(0, 0, 1)}  # mo
 BETWEEN_BOTH = {("gru", False): Shares(0, 1, 0), ("rnn", False): Shares(0, 0, 2)}  # the same, in both directions alone
 
 
+def _on_chip(kind: str, hidden: int, dtype: str) -> bool:
+    return hidden <= NARROW[kind] and dtype != "float64"
+
+
 def _shares(kind: str, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str, train: bool) -> Shares:
-    on_chip = hidden <= NARROW[kind] and dtype != "float64"
-    kind = kind.partition("_")[0]
+    on_chip, kind = _on_chip(kind, hidden, dtype), kind.partition("_")[0]
     if kind != "gru" and layers == directions == 1 and dtype in ("float16", "bfloat16"):
         on_chip |= batch % 8 == inputs % 8 == hidden % 64 == 0  # what tensor cores take
     key = kind, on_chip
@@ -152,7 +160,8 @@ class Recurrent(torch.autograd.Function):
         del turned
         inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), needs and setup.train)
         moved, total = sum(map(bytes_of, (x, out, *weights))), sum(w.numel() for w in weights if w.dim() > 1)
-        gpu.launch(*layer_work(moved, rows, total, out.numel() * GATES[setup.kind], x.dtype), name=setup.kind)
+        work = Work(moved, 2 * rows * total / RECURRENT, cudnn_format(x.dtype), out.numel() * GATES[setup.kind])
+        gpu.launch(*_for_at_least(_steps(setup, x, hidden) * STEP_SECONDS, work, gpu.profile), name=setup.kind)
         if needs:
             if kept is not None:
                 kept.inner = inner  # type: ignore[method-assign]  # so that it goes when the graph lets go of the reserve space
@@ -175,23 +184,26 @@ class Recurrent(torch.autograd.Function):
         dx = _time_first(gpu, x.shape, x.dtype, setup)
         turned = [_turned(gpu, y, setup) for y in (x, grads[0]) if y is not None]
         turned += [scratch_tensor(gpu, bytes_of(g)) for g in grads[1:] if g is not None and not g.is_contiguous()]
-        states = [empty(gpu, y.shape, _strides(y.shape), y.dtype) for y in (hx, cx) if y is not None]
+        states = [empty(gpu, y.shape, _strides(y.shape), y.dtype) for y in models[1:]]
         play(gpu, (space, -space))
         turned.clear()
         turned.append(_turned(gpu, x, setup))
         total = sum(w.numel() for w in weights)
         flat = empty(gpu, (total,), (1,), weights[0].dtype)
-        work = scratch_tensor(gpu, space)
+        scratch = scratch_tensor(gpu, space)
         dws = _parts(flat, weights)
         if not setup.has_biases:
             dws = [dw.clone() for dw in dws]
-        del work, turned, flat
+        del scratch, turned, flat
         _inner_gradients(kept.inner, grads, (dx, *states, *dws))
         zeros.clear()
-        moved, rows = 2 * sum(map(bytes_of, (x, out, *weights))), x.numel() // x.shape[-1]
-        gpu.launch(*layer_work(moved, 2 * rows, total, 2 * out.numel() * GATES[setup.kind], x.dtype), name=f"{setup.kind}_backward")
-        gradients = [y if needed else None for y, needed in zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)]
-        return None, *gradients, *dws
+        flops = (
+            2 * (x.numel() // x.shape[-1]) * total * (1 + 1 / RECURRENT)
+        )  # the gradients of the weights, of all steps at once, are one product
+        work = Work(2 * sum(map(bytes_of, (x, out, *weights))), flops, cudnn_format(x.dtype), 2 * out.numel() * GATES[setup.kind])
+        least = _steps(setup, x, models[-1].shape[2]) * STEP_BACK_SECONDS
+        gpu.launch(*_for_at_least(least, work, gpu.profile), name=f"{setup.kind}_backward")
+        return None, *(y if needed else None for y, needed in zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)), *dws
 
 
 Recurrent._backward_cls.__name__ = "CudnnRnnBackward0"  # as autograd calls cuDNN's operator
@@ -215,9 +227,18 @@ class CastWeights(torch.autograd.Function):
         return None, *reversed(cast)
 
 
-def layer_work(moved: int, rows: int, weights: int, outputs: int, dtype: torch.dtype) -> Work:
-    """A layer's work for so many rows of input and elements of weights, that has so many `outputs`."""
-    return Work(moved, 2 * rows * weights / RECURRENT, cudnn_format(dtype), outputs)
+def _steps(setup: Setup, x: Tensor, hidden: int) -> int:
+    """Steps of all layers and directions that wait for the one before; none where the weights stay on the chip, in one kernel."""
+    if _on_chip(setup.kind, hidden, str(x.dtype)[6:]):
+        return 0
+    steps = x.shape[1 if setup.batch_first else 0] if setup.batch_sizes is None else len(setup.batch_sizes)
+    return steps * setup.layers * (2 if setup.bidirectional else 1)
+
+
+def _for_at_least(seconds: float, work: Work, profile: Profile) -> Work:
+    """The work, which takes so long or longer."""
+    product = costs.kernel_seconds(profile, bytes_moved=work.bytes, flops=work.flops, format=work.format, matmul=True, outputs=work.outputs)
+    return work._replace(serial=max(0.0, seconds - product) * 1e3 * profile.sm_clock_khz)
 
 
 def _with_workspace(gpu: Gpu, space: int, kept: int) -> Tensor | None:
