@@ -268,8 +268,7 @@ def _groups_in(my_groups: Any, rows: int, columns: int) -> Plain:
         told: Plain = type(answer).__name__
     else:
         told = [
-            sorted(dist.get_process_group_ranks(group)) if isinstance(group, dist.ProcessGroup) else type(group).__name__
-            for group in answer
+            sorted(dist.get_process_group_ranks(group)) if isinstance(group, dist.ProcessGroup) else _no_group(group) for group in answer
         ]
     everywhere: list[Plain] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, told)
@@ -280,6 +279,11 @@ def _groups_in(my_groups: Any, rows: int, columns: int) -> Plain:
             dist.all_reduce(x, group=group)
             reached.append([other for other in range(len(everywhere)) if int(x) >> other & 1])
     return {"groups": told, "reached": reached}
+
+
+def _no_group(group: Any) -> str:
+    """What is not a group of this rank's: new_group gives a rank a mark, which is a number, for a group that it is not in."""
+    return "a group of others" if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER else type(group).__name__
 
 
 def due_groups(rank: int, rows: int, columns: int) -> list[list[int]]:

@@ -298,7 +298,7 @@ def backward(x, shard, upstream):
         "the row alone": (changed(MESH, ("return mine", "return mine[0]")), "returned ProcessGroup; a pair"),
         "the last groups": (
             changed(MESH, ("return mine", "return group, group")),
-            "you returned int, not a process group that it is in|the row of rank",
+            "you returned a group of others, not a process group that it is in|the row of rank",
         ),
         "every group": (
             changed(
