@@ -33,7 +33,7 @@ OPERATORS = ("h200/operators_shared.json", "h200/operators_more.json", "h200/ope
 
 def programs() -> list[str]:
     """Run every program on virtual H200s and print a row for each; returns a summary for each recording."""
-    from compare import KEYS, compare
+    from compare import compare, told
 
     summaries = []
     for recording, module, gpus in PROGRAMS:
@@ -41,8 +41,7 @@ def programs() -> list[str]:
         runner = [sys.executable, "-m", "labkit", "run", "--gpus", str(gpus), "--like", "H200", "harness.py", "--one"]
         truth = json.loads(Path(recording).read_text())
         totals, finished = compare(truth, module, runner)
-        shares = ", ".join(f"{key} {100 * totals[key][0] / totals[key][1]:.1f}%" for key in KEYS)
-        summaries.append(f"{Path(recording).stem}: {finished}/{len(truth['workloads'])} programs to their end, {shares}")
+        summaries.append(f"{Path(recording).stem}: {finished}/{len(truth['workloads'])} programs to their end, {told(totals)}")
     return summaries
 
 

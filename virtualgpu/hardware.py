@@ -180,6 +180,7 @@ class Gpu:
         clocks: float = 0.0,
         serial: float = 0.0,
         around: float = 0.0,
+        matrix: costs.Sides | None = None,
         name: str = "kernel",
     ) -> None:
         """Queue a kernel, which does what `ops.call.Work` says, on the calling thread's current stream; `name` is the operator's."""
@@ -192,13 +193,17 @@ class Gpu:
         elif machine.scheduler.several:
             overhead = max(overhead, machine.handing_over())  # the lock is free while the launch is made
         if flops:
-            seconds = self._product_seconds(bytes_moved=bytes_moved, flops=flops, format=format, matmul=True, outputs=outputs)
+            seconds = self._product_seconds(
+                bytes_moved=bytes_moved, flops=flops, format=format, matmul=True, outputs=outputs, matrix=matrix
+            )
         else:
             seconds = costs.kernel_seconds(profile, bytes_moved=bytes_moved)
         if clocks or serial or around:
             seconds += costs.further_seconds(profile, clocks, serial, around)
         several = len(self.streams) > 1  # whom should a program with one stream make room for?
-        share = costs.share(profile, bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs) if several else 1.0
+        share = (
+            costs.share(profile, bytes_moved=bytes_moved, flops=flops, format=format, outputs=outputs, matrix=matrix) if several else 1.0
+        )
         stream = self.stream if machine.several_streams else self.default_stream
         machine.clock.launch(stream, seconds, overhead, name, share)
 

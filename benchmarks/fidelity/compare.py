@@ -41,6 +41,16 @@ def compare(truth, module, runner):
     return totals, finished
 
 
+def told(totals):
+    """How many figures of each kind are equal to the byte, and by how much those are off that a program got to."""
+    parts = []
+    for key, (equal, count, errors) in totals.items():
+        percent = [100 * error for error in sorted(errors)] or [float("nan")]
+        middle, most = percent[len(percent) // 2], percent[(len(percent) - 1) * 95 // 100]
+        parts.append(f"{key} {equal}/{count} = {100 * equal / count:.1f}% (off by {middle:.2f}% at the median, {most:.2f}% at the 95th percentile)")
+    return ", ".join(parts)
+
+
 def main():
     split = sys.argv.index("--")
     args, runner = sys.argv[1:split], sys.argv[split + 1 :]
@@ -48,13 +58,7 @@ def main():
     truth = json.load(open(args[0]))
     totals, finished = compare(truth, args[1], runner)
     shares = {k: 100 * a / n for k, (a, n, _) in totals.items()}
-    print(
-        f"ran to the end {finished}/{len(truth['workloads'])}; equal to the byte: "
-        + ", ".join(
-            f"{k} {a}/{n} = {shares[k]:.1f}% (median relative error {sorted(e)[len(e) // 2] if e else float('nan'):.3f})"
-            for k, (a, n, e) in totals.items()
-        )
-    )
+    print(f"ran to the end {finished}/{len(truth['workloads'])}; equal to the byte: {told(totals)}")
     short = finished < len(truth["workloads"]) or any(shares[k] < least for k, least in zip(KEYS, need))
     return 1 if short and any(need) else 0
 

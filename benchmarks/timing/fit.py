@@ -11,7 +11,7 @@ both have.
 """
 
 import json
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 from statistics import mean
 
@@ -125,9 +125,9 @@ def products(micro: dict, overhead: float) -> Fitted:
         def seconds(n: int, dtype: str = dtype) -> float:
             return micro[f"matmul {n} {dtype}"]["ms"] * 1e-3 - overhead - KERNEL_MINIMUM
 
-        rate = mean(2 * n * waves(n, TILES[format]) / seconds(n) for n in (4096, 8192))
+        rate = mean(2 * n * waves(n, prod(TILES[format])) / seconds(n) for n in (4096, 8192))
         found[f"matmul_efficiency.{format}"] = (rate / profile.peak_flops[format], f"matmul 4096 and 8192 {dtype}, in waves of tiles")
-        small.append(2 * 1024 * waves(1024, TILES[format] // 4) / rate / seconds(1024))
+        small.append(2 * 1024 * waves(1024, prod(TILES[format]) // 4) / rate / seconds(1024))
     small.sort()
     found["small_tile_efficiency"] = (small[len(small) // 2], "matmul 1024, the median of the formats")
     return found

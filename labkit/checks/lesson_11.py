@@ -58,7 +58,7 @@ def judge_layers(observations: Plain, cases: Plain) -> Verdict:
                 )
             if answer["changed"]:
                 return not_yet(f"{of} has changed {', '.join(answer['changed'])}: the next call would compute with other numbers.")
-    return right("One sum over the ranks for two layers.")
+    return right("Two layers, cut among the ranks, give every rank the whole output.")
 
 
 def _layer(case: Plain, name: str) -> list[tuple[list[int], int]]:

@@ -126,10 +126,14 @@ def judge_steps(told: Plain, cases: Plain) -> Verdict:
 # 12.4: a sum that refuses what does not fit
 
 SUMMERS = 3
+DESCRIBED = 8192  # bytes: more than shape and type take, whatever way they are told, and less than the large tensors have
 
 
 def draw_tensors(generator: random.Random) -> Plain:
-    """Tensors that agree, also of one dimension and none; then one rank whose shape, layout, or type is another."""
+    """Tensors that agree, also of one dimension and none; then one rank whose shape, layout, or type is another; then large ones.
+
+    The values of these are one number throughout.
+    """
 
     def tensor(shape: list[int], dtype: str = "float32") -> Plain:
         count = 1
@@ -147,7 +151,8 @@ def draw_tensors(generator: random.Random) -> Plain:
         case = [tensor([rows, columns]) for _ in range(SUMMERS)]
         case[generator.randrange(SUMMERS)] = odd
         cases.append(case)
-    return [*cases, [tensor([rows, columns]) for _ in range(SUMMERS)]]
+    large = [tensor([1]) | {"shape": [60 * (rank + 1), 100]} for rank in range(SUMMERS)]
+    return [*cases, [tensor([rows, columns]) for _ in range(SUMMERS)], large]
 
 
 def observe_tensors(checked_all_reduce: Any, cases: Plain) -> Plain:
@@ -164,6 +169,11 @@ def judge_tensors(told: Plain, cases: Plain) -> Verdict:
                 if found["raised"] != "ValueError":
                     did = f"raised {found['raised']}" if found["raised"] else "raised nothing"
                     return not_yet(f"{ranks}; rank {rank} {did}, where a ValueError was due on every rank.")
+                if found["given"] > DESCRIBED:
+                    gave = units.byte_text(found["given"])
+                    return not_yet(
+                        f"{ranks}; rank {rank} gave {gave} to collectives before it raised a ValueError. What has to be compared?"
+                    )
                 if found["changed"]:
                     return not_yet(f"{ranks}; rank {rank} raised a ValueError, but its tensor was changed before.")
             elif found["raised"]:

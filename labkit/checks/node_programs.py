@@ -1,5 +1,6 @@
 """What the checks of lesson 12 have each rank do with an answer. Of the lessons, ranks import this file alone."""
 
+import math
 import os
 import time
 from pathlib import Path
@@ -96,21 +97,27 @@ def newest_of(newest_common: Any, cases: Plain) -> Plain:
 
 
 def checked_sums(checked_all_reduce: Any, cases: Plain) -> Plain:
-    """In a rank: what becomes of its tensor, case by case: the values, or what was raised, and whether they were touched then."""
+    """In a rank: what becomes of its tensor, case by case: the values, or what was raised, and whether they were touched then.
+
+    Beside it, how many bytes this rank gave to collectives.
+    """
     told: list[Plain] = []
     for case in cases:
         mine = case[dist.get_rank()]
-        x = torch.tensor(mine["values"], dtype=getattr(torch, mine["dtype"])).reshape(mine["shape"])
-        before, raised = x.clone(), ""
+        values = torch.tensor(mine["values"], dtype=getattr(torch, mine["dtype"]))
+        x = values.repeat(math.prod(mine["shape"]) // len(values)).reshape(mine["shape"])
+        before, raised, sent = x.clone(), "", _Sent()
         try:
-            checked_all_reduce(x)
+            with sent:
+                checked_all_reduce(x)
         except ValueError:
             raised = "ValueError"
         except Exception as error:
             raised = type(error).__name__
             if "gloo" in str(error).lower() or isinstance(error, dist.DistError):
                 raise
-        told.append({"raised": raised, "changed": not torch.equal(x, before), **describe(x)})
+        given = sum(nbytes for _, _, nbytes in sent.calls)
+        told.append({"raised": raised, "changed": not torch.equal(x, before), "given": given, **describe(x)})
         dist.barrier()
     return told
 

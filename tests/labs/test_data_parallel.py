@@ -177,7 +177,7 @@ def lab():
 
 
 def test_prediction_and_result_come_together(lab):
-    assert "The step was 1.5 times as fast on 2 GPUs; you predicted 6, which is 4.0 times too high." in run(lab, "6")
+    assert "The step was 1.6 times as fast on 2 GPUs; you predicted 6, which is 3.8 times too high." in run(lab, "6")
     words = lab.picture.value
     assert "Predicted for the large model on 2 GPUs: 6 times faster." in words
     assert "Virtual GPU, modelled on NVIDIA Tesla T4." in words
@@ -185,7 +185,7 @@ def test_prediction_and_result_come_together(lab):
 
 
 def test_it_says_how_far_the_prediction_was_off(lab):
-    assert "which is 3.0 times too low." in run(lab, "0.5")
+    assert "which is 3.1 times too low." in run(lab, "0.5")
     assert "A good prediction!" in run(lab, "1.4")
 
 

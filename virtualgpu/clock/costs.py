@@ -4,22 +4,26 @@ Every function returns seconds of the device or the host that does the work. Wha
 start is the profile's `launch_seconds`, and the clock adds it.
 """
 
-from math import ceil
+from math import ceil, prod
 from typing import Literal
 
 from virtualgpu.profiles import Profile
 
-# Output elements of the large tile that cuBLAS cuts a matrix product into, one a multiprocessor at a time. Chosen among those tiles
-# that it offers for the format, by the measured H200 table.
+# Sides of the large tile that cuBLAS cuts a matrix product into, one a multiprocessor at a time; it may lie either way. Chosen among those
+# tiles that it offers for the format, by the measured H200 table.
 TILES = {
-    "float32": 128 * 128,
-    "tf32": 128 * 128,
-    "float16": 128 * 256,
-    "bfloat16": 128 * 256,
-    "float64": 64 * 64,
-    "int8": 128 * 256,
+    "float32": (128, 128),
+    "tf32": (128, 128),
+    "float16": (128, 256),
+    "bfloat16": (128, 256),
+    "float64": (64, 64),
+    "int8": (128, 256),
 }
-SMALL = 4  # the small tile, of half the rows and columns, is so many times smaller
+# Matrices with fewer rows or columns lie in tiles as if they were one long row: cuBLAS has narrow tiles for them, and kernels for vectors.
+NARROW = 64
+# How well a product's memory traffic hides behind its arithmetic. Fitted on every second row of the published products of five GPUs
+# (benchmarks/public_operators.py): infinity would hide it altogether, 1 not at all.
+OVERLAP = 3
 # Longer sums are split among multiprocessors that would be idle (cuBLAS calls it split-K). Assumed: the measured square products do
 # not show where it begins.
 SPLIT_TERMS = 4096
@@ -28,26 +32,41 @@ VECTOR_BYTES = 16
 # A pageable copy goes through a pinned staging buffer; its first piece has to be there before the copy engine can start.
 STAGING_BYTES = 65536
 
+Sides = tuple[int, int]  # rows and columns
 CopyKind = Literal["h2d", "d2h", "d2d", "p2p"]
 
 
 def kernel_seconds(
-    profile: Profile, *, bytes_moved: float, flops: float = 0, format: str = "float32", matmul: bool = False, outputs: int = 0
+    profile: Profile,
+    *,
+    bytes_moved: float,
+    flops: float = 0,
+    format: str = "float32",
+    matmul: bool = False,
+    outputs: int = 0,
+    matrix: Sides | None = None,
 ) -> float:
     """Device seconds of one kernel that reads and writes `bytes_moved` bytes of device memory and does `flops` operations.
 
-    The roofline (Williams, Waterman and Patterson, 2009): whichever of memory and arithmetic takes longer, after a fixed minimum.
-    `format` is one of `profiles.FORMATS`. `outputs` is the number of elements of a matrix product's result, over the whole batch;
-    0 stands for the square product of as many operations.
+    The roofline (Williams, Waterman and Patterson, 2009): whichever of memory and arithmetic takes longer, after a fixed minimum. Where a
+    matrix product needs both for about as long, it takes somewhat longer than either. `format` is one of `profiles.FORMATS`. `outputs` is
+    the number of elements of a matrix product's result, over the whole batch; 0 stands for the square product of as many operations.
+    `matrix` are the rows and columns of each result in the batch, where those are matrices: each has tiles of its own.
     """
     memory = _memory_seconds(profile, bytes_moved)
     if not flops:
         return profile.kernel_minimum_seconds + memory
     try:
-        arithmetic = _matmul_seconds(profile, flops, format, outputs) if matmul else flops / _vector_flops(profile, format)
+        arithmetic = _matmul_seconds(profile, flops, format, outputs, matrix) if matmul else flops / _vector_flops(profile, format)
     except KeyError:
         raise ValueError(f"no rate for the format {format!r}; choose one of {', '.join(TILES)}") from None
-    return profile.kernel_minimum_seconds + max(memory, arithmetic)
+    return profile.kernel_minimum_seconds + (_beside(memory, arithmetic) if matmul else max(memory, arithmetic))
+
+
+def _beside(memory: float, arithmetic: float) -> float:
+    """Seconds of a product that needs its memory and its arithmetic for so long: neither hides quite behind the other."""
+    longer, shorter = max(memory, arithmetic), min(memory, arithmetic)
+    return longer * (1 + (shorter / longer) ** OVERLAP) ** (1 / OVERLAP)
 
 
 def further_seconds(profile: Profile, clocks: float, serial: float, around: float) -> float:
@@ -70,43 +89,51 @@ def _vector_flops(profile: Profile, format: str) -> float:
     return min(profile.peak_flops["float32"], profile.peak_flops[format])
 
 
-def _matmul_seconds(profile: Profile, flops: float, format: str, outputs: int) -> float:
-    """Waves of tiles, one tile a multiprocessor: in large tiles, or in small ones where those leave fewer multiprocessors idle.
+def _matmul_seconds(profile: Profile, flops: float, format: str, outputs: int, matrix: Sides | None) -> float:
+    """Waves of tiles, one tile a multiprocessor: in large tiles, or in small ones where those leave less idle.
 
-    A small product has fewer tiles than the GPU has multiprocessors: the idle ones are why it stays far below the peak.
+    A small product has fewer tiles than the GPU has multiprocessors: the idle ones are why it stays far below the peak. So are the tiles
+    at a matrix's edges, which take as long as whole ones.
     """
     rate = profile.peak_flops[format] * profile.matmul_efficiency[format] / profile.multiprocessors
-    outputs = outputs or round((flops / 2) ** (2 / 3))
-    tile, small = _tiles(profile, format)
-    in_large, terms = _pieces(flops, outputs, tile)
-    large_seconds = ceil(in_large / profile.multiprocessors) * 2 * min(tile, outputs) * terms / rate
-    if in_large >= 4 * profile.multiprocessors:
-        return large_seconds
-    in_small, terms = _pieces(flops, outputs, small)
-    small_seconds = ceil(in_small / profile.multiprocessors) * 2 * min(small, outputs) * terms / (rate * profile.small_tile_efficiency)
-    return min(large_seconds, small_seconds)
+    seconds = []
+    for tile, small in _tiles(profile, format):
+        pieces, elements, terms = _pieces(flops, outputs, matrix, tile)
+        reached = rate * profile.small_tile_efficiency if small else rate
+        seconds.append(ceil(pieces / profile.multiprocessors) * 2 * elements * terms / reached)
+    return min(seconds)
 
 
-def _tiles(profile: Profile, format: str) -> tuple[int, int]:
+def _tiles(profile: Profile, format: str) -> list[tuple[Sides, bool]]:
+    """The tiles there are; which are small? Those have half the rows and columns."""
     lacking = format in ("tf32", "bfloat16") and profile.peak_flops[format] == profile.peak_flops["float32"]  # so computed as float32
-    tile = TILES["float32" if lacking else format]
-    return tile, tile // SMALL
+    a, b = TILES["float32" if lacking else format]
+    ways = {(a, b), (b, a)}
+    return [(way, False) for way in ways] + [((rows // 2, columns // 2), True) for rows, columns in ways]
 
 
-def _pieces(flops: float, outputs: int, tile: int) -> tuple[int, float]:
-    """How many pieces of work, and the terms of the sums in each."""
+def _pieces(flops: float, outputs: int, matrix: Sides | None, tile: Sides) -> tuple[int, int, float]:
+    """How many pieces of work, and the elements of each and the terms of their sums."""
+    outputs = outputs or round((flops / 2) ** (2 / 3))
     terms = flops / (2 * outputs)
-    return ceil(ceil(outputs / tile) * max(1.0, terms / SPLIT_TERMS)), min(terms, SPLIT_TERMS)
+    if matrix is None or min(matrix) < NARROW:
+        tiles, elements = ceil(outputs / prod(tile)), min(prod(tile), outputs)
+    else:
+        tiles = outputs // prod(matrix) * prod(ceil(length / side) for length, side in zip(matrix, tile, strict=True))
+        elements = prod(tile)
+    return ceil(tiles * max(1.0, terms / SPLIT_TERMS)), elements, min(terms, SPLIT_TERMS)
 
 
-def share(profile: Profile, *, bytes_moved: float, flops: float = 0, format: str = "float32", outputs: int = 0) -> float:
+def share(
+    profile: Profile, *, bytes_moved: float, flops: float = 0, format: str = "float32", outputs: int = 0, matrix: Sides | None = None
+) -> float:
     """The share of the GPU, above 0 and at most 1, that a kernel fills: kernels of several streams run at once while there is room.
 
     Of a matrix product the multiprocessors that have a tile, of another kernel the threads that have something to read or write.
     """
     if flops:
-        outputs = outputs or round((flops / 2) ** (2 / 3))
-        return min(1.0, _pieces(flops, outputs, _tiles(profile, format)[1])[0] / profile.multiprocessors)
+        small = _tiles(profile, format)[-1][0]
+        return min(1.0, _pieces(flops, outputs, matrix, small)[0] / profile.multiprocessors)
     threads = profile.multiprocessors * profile.max_threads_per_multiprocessor
     return min(1.0, max(bytes_moved / (VECTOR_BYTES * threads), 1 / profile.multiprocessors))
 

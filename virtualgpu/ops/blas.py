@@ -220,7 +220,9 @@ def matrix_work(name: str, args: tuple) -> tuple[int, int] | None:
 @device_time(*PRODUCTS)
 def product_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     flops, outputs = matrix_work(call.op.name, call.args) or (0, 0)
-    return Work(moved, flops, product_format(call.args[0].dtype), outputs)
+    left, right = (call.args[position] for position in PRODUCTS[call.op.name])
+    matrix = left.shape[-2] if left.dim() > 1 else 1, right.shape[-1] if right.dim() > 1 else 1
+    return Work(moved, flops, product_format(call.args[0].dtype), outputs, matrix=matrix)
 
 
 @device_time("_grouped_mm")

@@ -23,8 +23,8 @@ class Work(NamedTuple):
     """What a kernel does.
 
     `bytes` of device memory that it moves; `flops` of matrix products in a `format` of `profiles.FORMATS`, whose results have so many
-    elements; `clocks` of one multiprocessor, which all of them share, and `serial` ones that nobody can share; `around` are bytes that
-    kernels of its own move before and after a product.
+    elements, and each so many rows and columns if it is a `matrix`; `clocks` of one multiprocessor, which all of them share, and `serial`
+    ones that nobody can share; `around` are bytes that kernels of its own move before and after a product.
     """
 
     bytes: float
@@ -34,6 +34,7 @@ class Work(NamedTuple):
     clocks: float = 0.0
     serial: float = 0.0
     around: float = 0.0
+    matrix: tuple[int, int] | None = None
 
 
 class Call:

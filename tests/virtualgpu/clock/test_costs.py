@@ -1,6 +1,7 @@
 """The model's times against those of a real H200 (benchmarks/timing/micro.json and multi.json), with the tolerance of each stated."""
 
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -165,10 +166,13 @@ def test_a_larger_kernel_never_takes_less(profile, bytes_1, bytes_2, format, flo
     assert profile.kernel_minimum_seconds <= small <= large
 
 
-@given(some_profile, st.sampled_from(profiles.FORMATS), *[st.integers(1, 4096)] * 3, *[st.integers(0, 4096)] * 3)
-def test_a_larger_matrix_product_never_takes_less(profile, format, m, n, k, more_m, more_n, more_k):
+@given(some_profile, st.sampled_from(profiles.FORMATS), st.booleans(), *[st.integers(1, 4096)] * 3, *[st.integers(0, 4096)] * 3)
+def test_a_larger_matrix_product_never_takes_less(profile, format, matrix, m, n, k, more_m, more_n, more_k):
+    def shape(m: int, n: int) -> dict:
+        return {"outputs": m * n, "matrix": (m, n) if matrix else None}
+
     def seconds(m: int, n: int, k: int) -> float:
-        return kernel_seconds(profile, bytes_moved=m * k + k * n + m * n, flops=2 * m * n * k, format=format, matmul=True, outputs=m * n)
+        return kernel_seconds(profile, bytes_moved=m * k + k * n + m * n, flops=2 * m * n * k, format=format, matmul=True, **shape(m, n))
 
     assert seconds(m, n, k) <= seconds(m + more_m, n + more_n, k + more_k) * (1 + 1e-12)
 
@@ -236,11 +240,44 @@ def test_a_wave_of_tiles_takes_as_long_with_one_tile_as_when_it_is_full(format):
     """A product of one tile more than fits takes a wave more: large tiles, so many that small ones are no better."""
 
     def seconds(tiles: int) -> float:
-        outputs = tiles * TILES[format]
+        outputs = tiles * prod(TILES[format])
         return kernel_seconds(H200, bytes_moved=0, flops=2 * outputs * 1024, format=format, matmul=True, outputs=outputs)
 
     waves = 4 * H200.multiprocessors
     assert seconds(waves + 1) == seconds(waves + H200.multiprocessors) > seconds(waves)
+
+
+def test_every_matrix_of_a_batch_has_tiles_of_its_own():
+    """A tile that is not full takes as long as a full one: 65 × 65 as long as 128 × 128."""
+
+    def seconds(side: int) -> float:
+        outputs = 132 * side * side
+        return kernel_seconds(H200, bytes_moved=0, flops=2 * outputs * 1024, matmul=True, outputs=outputs, matrix=(side, side))
+
+    assert seconds(65) > 2.5 * seconds(64)
+    assert seconds(65) == seconds(128)
+    assert share(H200, bytes_moved=0, flops=2 * 65 * 65 * 64, outputs=65 * 65, matrix=(65, 65)) == 4 / 132
+
+
+def test_narrow_matrices_lie_in_tiles_as_one_long_row():
+    """A row of a batch, or one column, does not take as long as a whole tile."""
+    narrow, long = (
+        kernel_seconds(H200, bytes_moved=0, flops=2 * 4096 * 63 * 1024, matmul=True, outputs=4096 * 63, matrix=matrix)
+        for matrix in ((4096, 63), None)
+    )
+    assert narrow == long
+
+
+def test_memory_hides_behind_arithmetic_but_not_where_both_take_as_long():
+    arithmetic = kernel_seconds(H200, bytes_moved=0, flops=2 * 4096**3, matmul=True) - H200.kernel_minimum_seconds
+
+    def longer(share: float) -> float:
+        bytes_moved = share * arithmetic * H200.memory_bytes_per_second * H200.memory_efficiency
+        return (kernel_seconds(H200, bytes_moved=bytes_moved, flops=2 * 4096**3, matmul=True) - H200.kernel_minimum_seconds) / arithmetic
+
+    assert longer(0.1) == pytest.approx(1, rel=1e-3)
+    assert longer(1) == pytest.approx(2 ** (1 / 3))
+    assert longer(10) == pytest.approx(10, rel=1e-3)
 
 
 @pytest.mark.parametrize("n", [256, 512, 1024, 4096])

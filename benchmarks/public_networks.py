@@ -1,0 +1,114 @@
+"""How close the virtual GPUs' times come to those of whole networks that others published, beside the errors of their own predictor.
+
+    python benchmarks/public_networks.py NEUSIGHT          a clone of https://github.com/sitar-lab/NeuSight, bare or not; needs transformers
+
+Each label in its scripts/asplos/label is a network, a batch and a length, and the time of a forward, for training of a backward too, in
+float32 (neusight/Tracing/trace.py, torch 2.1): between CUDA events, with the allocator's cache emptied before. Here the same runs on a
+virtual GPU without values. Nothing was fitted on these times. Left out: compiled networks, those on several GPUs, and SwitchTransformer,
+whose experts' code they replaced. What NeuSight and three others predict is read from its scripts/asplos/summary/summary.csv.
+"""
+
+import csv
+import gc
+import io
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+import virtualgpu
+
+FOLDER = "scripts/asplos"
+PROFILES = {
+    "Tesla_T4": "T4",
+    "NVIDIA_L4": "L4",
+    "NVIDIA_A100-PCIE-40GB": "A100",
+    "NVIDIA_A100_80GB_PCIe": "A100-80",
+    "NVIDIA_H100_80GB_HBM3": "H100",
+}
+PREDICTORS = {"NeuSight": "neusight", "Li et al.": "micro", "Habitat": "habitat", "roofline": "roofline"}  # their columns
+LABEL = re.compile(r"label/([^/]+)/(bert_large|gpt2_large|gpt3_xl|gpt3_27|opt_13)-(inf|train)-(\d+)-(\d+)\.json$")
+
+
+def git(repository: str, *command: str) -> str:
+    return subprocess.run(["git", "-C", repository, *command], capture_output=True, text=True, check=True).stdout
+
+
+def network(config: Any, train: bool) -> torch.nn.Module:
+    """The network as they made it, on the GPU."""
+    import transformers
+
+    bert = transformers.AutoModelForPreTraining if train else transformers.AutoModelForSequenceClassification
+    kind = bert if config.model_type == "bert" else transformers.AutoModelForCausalLM
+    with torch.device("cuda"):
+        return kind.from_config(config, attn_implementation="eager").train(train)
+
+
+def milliseconds(model: torch.nn.Module, train: bool, batch: int, length: int) -> float:
+    """Of a forward, and of a backward if it is a training, the second time."""
+    ids = torch.ones(batch, length, dtype=torch.int64, device="cuda")
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(2):
+        gc.collect()
+        torch.cuda.empty_cache()
+        with torch.set_grad_enabled(train):
+            begin.record()
+            result = model(ids)
+            end.record()
+        torch.cuda.synchronize()
+        took = begin.elapsed_time(end)
+        if train:
+            logits = result["prediction_logits" if "prediction_logits" in result else "logits"]
+            loss = torch.nn.functional.cross_entropy(logits.view(-1, logits.size(-1)), ids.view(-1))
+            del logits
+            result = None
+            begin.record()
+            loss.backward()
+            end.record()
+            del loss
+            torch.cuda.synchronize()
+            took += begin.elapsed_time(end)
+        result = None  # it holds keys and values of all layers
+    return took
+
+
+def percent(errors: list[float]) -> str:
+    return f"{errors[0]:>7.1f}%" + "".join(f"{error:>10.1f}%" for error in errors[1:])
+
+
+def main() -> None:
+    import transformers
+
+    repository = sys.argv[1]
+    rows = csv.DictReader(io.StringIO(git(repository, "show", f"HEAD:{FOLDER}/summary/summary.csv")))
+    predicted = {(r["device"], r["model_name"], r["mode"], r["seqlen"], r["batch"]): r for r in rows if not r["option"]}
+    labels = [found.groups() for name in git(repository, "ls-tree", "-r", "--name-only", "HEAD").split() if (found := LABEL.search(name))]
+    others = "".join(f"{name:>11}" for name in PREDICTORS)
+    print(f"{'GPU':24}{'network':12}{'':7}{'length × batch':>16}{'published':>13}{'here':>10}{'error':>8}{others}")
+    for device, like in PROFILES.items():
+        errors: list[list[float]] = []  # here and of each predictor, by network
+        for label in (label for label in labels if label[0] == device):
+            _, name, mode, length, batch = label
+            published = json.loads(git(repository, "show", f"HEAD:{FOLDER}/label/{device}/{'-'.join(label[1:])}.json"))["e2e_latency"]
+            with tempfile.TemporaryDirectory() as folder, virtualgpu.use(1, like=like, values=False):
+                path = Path(folder) / "config.json"
+                path.write_text(git(repository, "show", f"HEAD:{FOLDER}/data/DLmodel_configs/{name}.json"), encoding="utf-8")
+                model = network(transformers.AutoConfig.from_pretrained(folder), mode == "train")
+                took = milliseconds(model, mode == "train", int(batch), int(length))
+                del model
+            times = [took, *(float(predicted[label][f"{column}_all_e2e_latency"]) for column in PREDICTORS.values())]
+            errors.append([100 * abs(each / published - 1) for each in times])
+            figures = f"{published:>10.1f} ms{took:>7.1f} ms{percent(errors[-1])}"
+            print(f"{device:24}{name:12}{mode:7}{f'{length} × {batch}':>16}{figures}", flush=True)
+        means = percent([mean(each) for each in zip(*errors, strict=True)])
+        print(f"{device:24}{f'mean of {len(errors)}':58}{means}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
