@@ -1,9 +1,13 @@
-"""How long work takes on the GPU, how many cycles keep it busy so long, and on which stream it comes next."""
+"""How long work takes on the GPU, how many cycles keep it busy so long, on which stream it comes next, and races that show in values."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from virtualgpu import RaceWarning
 
 PROBE = 10_000_000  # cycles, to learn how many there are in a second
 
@@ -31,3 +35,14 @@ def turn_streams() -> None:
     """
     while torch.cuda.Stream() != torch.cuda.current_stream():
         pass
+
+
+@contextmanager
+def told_by_values(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+    """A race shows in what the check observes, so nothing is printed of it; and what is under way ends with the block."""
+    with warnings.catch_warnings(), torch.cuda.stream(stream):
+        warnings.simplefilter("ignore", RaceWarning)
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize()

@@ -8,10 +8,8 @@ An answer is called once before: kernels that are loaded and memory that is take
 import gc
 import random
 import statistics
-import warnings
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
 from operator import length_hint
 from typing import Any
@@ -20,22 +18,10 @@ import torch
 
 from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right
-from labkit.checks.gpu_seconds import cycles_in, gpu_seconds, turn_streams
-from virtualgpu import RaceWarning
+from labkit.checks.gpu_seconds import cycles_in, gpu_seconds, told_by_values, turn_streams
 
 LONG = 0.1  # seconds: longer than the host needs for anything that a check asks
 SIZE = 1 << 20  # numbers in a tensor whose copy takes a while
-
-
-@contextmanager
-def _told_by_values(stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """A race shows in what the check observes, so nothing is printed of it; and what is under way ends with the block."""
-    with warnings.catch_warnings(), torch.cuda.stream(stream):
-        warnings.simplefilter("ignore", RaceWarning)
-        try:
-            yield
-        finally:
-            torch.cuda.synchronize()
 
 
 # 02.1: how long work takes on the GPU
@@ -64,7 +50,7 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
             for count in cycles:
                 torch.cuda._sleep(count)
 
-        with _told_by_values(torch.cuda.Stream() if case["aside"] else None), during(f"work of {sum(case['pieces']):.1f} ms"):
+        with told_by_values(torch.cuda.Stream() if case["aside"] else None), during(f"work of {sum(case['pieces']):.1f} ms"):
             torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
             said = seconds_of(work)
         observations.append([type(said).__name__ if number(said) is None else number(said), gpu_seconds(work)])
@@ -172,7 +158,7 @@ def observe_work(run_on: Any, cases: Plain) -> Plain:
             torch.cuda._sleep(2 * nap)  # the caller reads after one nap
             return x * case["factor"]
 
-        with _told_by_values(here):
+        with told_by_values(here):
             held, x = torch.cuda.memory_allocated(), torch.zeros(SIZE, device="cuda")
             with during("work that multiplies"):
                 run_on(stream, work, x)
@@ -240,7 +226,7 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
     for case in cases:
         here = torch.cuda.Stream() if case["aside"] else torch.cuda.current_stream()
         nap = cycles_in(LONG * (2 if case["aside"] else 0.5))  # no fixed pause is long enough for both, and not too long
-        with _told_by_values(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
+        with told_by_values(here), during(f"a tensor of shape {[len(case['rows']), SIZE]}"):
             x = torch.zeros(len(case["rows"]), SIZE, dtype=getattr(torch, case["dtype"].split(".")[1]), device="cuda")
             target = torch.tensor([float(value) for value in case["rows"]], device="cuda")[:, None]
             for cycles in (1, nap):
@@ -314,14 +300,15 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
         return mean
 
     working = BATCHES * min(gpu_seconds(lambda: work(scratch)) for _ in range(3))
-    with _told_by_values(torch.cuda.Stream()):
-        # The first finds the GPU busy, takes memory from it, and leaves no batch's values there. The best of the others counts: a real
-        for filled in (False, *[True] * (1 if machine.in_use().virtual else 6)):  # GPU's host is at times late
+    with told_by_values(torch.cuda.Stream()):
+        # The first finds the GPU busy, takes memory from it, and leaves zeros there; each of the others, values of another sign than
+        # the one before. The best of them counts: a real GPU's host is at times late.
+        for sign in (0, 1) if machine.in_use().virtual else (0, 1, -1, 1, -1, 1):
             for host, value in zip(hosts, inputs["values"], strict=True):
-                host.fill_(float(value) if filled else 0.0)
+                host.fill_(float(sign * value))
             torch.cuda.synchronize()
             turn_streams()
-            torch.cuda._sleep(1 if filled else busy)
+            torch.cuda._sleep(1 if sign else busy)
             earlier = torch.cuda.current_stream().record_event()
             start = machine.host_time()
             means: list[torch.Tensor] = []
@@ -340,19 +327,27 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
                 del batch
                 gc.collect(0)
                 kept = max(kept, len({id(there()) for there in used} - {id(None)}))
-            if not filled:
+            if not sign:
                 turn_streams()
                 seen["alone"] = len(list(islice(prefetched(iter([other])), 2)))
                 seen["waited"] = earlier.query()
                 seen["reused"] = [index for index, mean in enumerate(means) if mean.item() != 0]
             torch.cuda.synchronize()
             took.append((machine.host_time() - start, statistics.median(held)))
+            read = [sign * mean.item() for mean in means]
+            if sign and _wrong(read, inputs["values"]):
+                break  # or a later try might hide it
     try:
         seen["none"] = len(list(islice(prefetched(iter([])), 1)))
     except Exception as error:
         seen["none"] = quote(error, prefetched)
     seconds = {"copies": copying, "work": working} | dict(zip(("both", "held"), min(took[1:]), strict=True))
-    return {"means": [mean.item() for mean in means], "devices": devices, "seconds": seconds, "ahead": ahead, "kept": kept, **seen}
+    return {"means": read, "devices": devices, "seconds": seconds, "ahead": ahead, "kept": kept, **seen}
+
+
+def _wrong(means: Sequence[float], values: Sequence[float]) -> list[int]:
+    """Which batches' work read other values than theirs."""
+    return [index for index, (mean, value) in enumerate(zip(means, values, strict=False)) if not abs(mean - value) <= 1e-3 * value]
 
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
@@ -362,8 +357,7 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(f"of {len(due)} batches your loader gave {given}?")
     if any(not device.startswith("cuda") for device in observed["devices"]):
         return not_yet("a batch was not on the GPU.")
-    read = enumerate(zip(observed["means"], due, strict=True))
-    if wrong := [index for index, (mean, value) in read if not abs(mean - value) <= 1e-3 * value] or observed["reused"]:
+    if wrong := _wrong(observed["means"], due) or observed["reused"]:
         index = wrong[0]
         other = "another batch's" if any(abs(observed["means"][index] - value) <= 1e-3 * value for value in due) else "no batch's"
         return not_yet(
