@@ -224,9 +224,9 @@ def judge_shares(observations: Plain, cases: Plain) -> Verdict:
 
 
 CHECKS = [
-    Check("12.1", draw_nodes, observe_nodes, judge_nodes, section="Two machines, one command"),
-    Check("12.2", draw_sums, observe_sums, judge_sums, section="What the network costs", alters=("values",)),
-    Check("12.3", draw_steps, observe_steps, judge_steps, section="A rank that dies"),
-    Check("12.4", draw_tensors, observe_tensors, judge_tensors, section="A hang", alters=("values",)),
-    Check("12.5", draw_shares, observe_shares, judge_shares, section="A rank that dies"),
+    Check("12.1", draw_nodes, observe_nodes, judge_nodes, children=True, section="Two machines, one command"),
+    Check("12.2", draw_sums, observe_sums, judge_sums, children=True, section="What the network costs", alters=("values",)),
+    Check("12.3", draw_steps, observe_steps, judge_steps, children=True, section="A rank that dies"),
+    Check("12.4", draw_tensors, observe_tensors, judge_tensors, children=True, section="A hang", alters=("values",)),
+    Check("12.5", draw_shares, observe_shares, judge_shares, children=True, section="A rank that dies"),
 ]
