@@ -19,7 +19,17 @@ def test_lessons_show_lines_of_the_programs_as_they_stand():
     lessons = [nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4) for name in names]
     text = "\n".join(cell.source for lesson in lessons for cell in lesson.cells if cell.cell_type == "markdown")
     shown = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", text, re.DOTALL)
-    assert {name for name, _ in shown} == {"messages", "shards", "by_hand", "tensor_parallel", "stages", "mesh", "saving", "links", "resuming"}
+    assert {name for name, _ in shown} == {
+        "messages",
+        "shards",
+        "by_hand",
+        "tensor_parallel",
+        "stages",
+        "mesh",
+        "saving",
+        "links",
+        "resuming",
+    }
     for name, lines in shown:
         there = [line.strip() for line in rank_program(name).read_text().splitlines()]
         assert [line for line in lines.splitlines() if line.strip() not in there] == []
