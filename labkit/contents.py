@@ -94,11 +94,11 @@ def index(table: Lessons) -> dict[str, Any]:
     }
 
 
-def way(files: list[Path], place: int) -> str:
+def way(lessons: list[Lesson], place: int) -> str:
     """Links from a lesson to the one before, to the contents, and to the one after."""
     links = [f"[all lessons]({INDEX})"]
     if place > 0:
-        links.insert(0, f"[← {read(files[place - 1]).title}]({files[place - 1].name})")
-    if place + 1 < len(files):
-        links.append(f"[{read(files[place + 1]).title} →]({files[place + 1].name})")
+        links.insert(0, f"[← {lessons[place - 1].title}]({lessons[place - 1].file})")
+    if place + 1 < len(lessons):
+        links.append(f"[{lessons[place + 1].title} →]({lessons[place + 1].file})")
     return " · ".join(links)

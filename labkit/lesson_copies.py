@@ -41,9 +41,9 @@ def copy(folder: Path = DEFAULT) -> list[str]:
     Raises OSError where the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for source in lesson_files():
-        lesson, own = _without_outputs(source), folder / source.name
+    lines, known = [], _lessons()
+    for place, source in enumerate(lesson_files()):
+        lesson, own = _without_outputs(source, contents.way(known, place)), folder / source.name
         if not own.exists():
             _write(lesson, own)
         elif _version(own) != lesson["metadata"]["labkit"]["version"]:
@@ -53,11 +53,11 @@ def copy(folder: Path = DEFAULT) -> list[str]:
                 lines.append(
                     f"{own} was begun with another version of the lesson, and stays: --reset {source.name[:2]} brings the new one."
                 )
-    lines += _write_contents(folder)
+    lines += _write_contents(folder, known)
     return lines
 
 
-def _write_contents(folder: Path) -> list[str]:
+def _write_contents(folder: Path, known: list[contents.Lesson]) -> list[str]:
     """The table of lessons as of now, unless a learner has written into it; returns a line if their progress cannot be read."""
     if (own := folder / contents.INDEX).exists() and not _unchanged(own):
         return []
@@ -66,7 +66,7 @@ def _write_contents(folder: Path) -> list[str]:
         tries, lines = {} if file is None else progress_file.stored(file), []
     except ValueError as error:
         tries, lines = {}, [f"Your progress cannot be read, and {own} shows none: {error}"]
-    _write(_as_copy(contents.index(contents.Lessons([contents.read(path) for path in lesson_files()], tries))), own)
+    _write(_as_copy(contents.index(contents.Lessons(known, tries))), own)
     return lines
 
 
@@ -76,7 +76,7 @@ def lessons() -> contents.Lessons:
     It is read from `.labkit/progress.json` beside the notebook, and sent nowhere.
     """
     progress_file.read()
-    return contents.Lessons([contents.read(path) for path in lesson_files()], progress_file.tries)
+    return contents.Lessons(_lessons(), progress_file.tries)
 
 
 def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
@@ -93,7 +93,7 @@ def reset(number: str, folder: Path = DEFAULT) -> tuple[Path, Path | None]:
     if own.exists():
         kept = next(path for n in range(1, 10_000) if not (path := folder / f"{source.stem}.before-{n}.ipynb").exists())
         own.rename(kept)
-    _write(_without_outputs(source), own)
+    _write(_without_outputs(source, contents.way(_lessons(), files.index(source))), own)
     return own, kept
 
 
@@ -102,14 +102,16 @@ def lesson_files() -> list[Path]:
     return sorted(shipped().glob("*.ipynb"))
 
 
-def _without_outputs(path: Path) -> dict[str, Any]:
-    """The lesson as a learner gets it, with a digest of its cells that tells later whether any was changed."""
+def _lessons() -> list[contents.Lesson]:
+    return [contents.read(path) for path in lesson_files()]
+
+
+def _without_outputs(path: Path, way: str) -> dict[str, Any]:
+    """The lesson as a learner gets it, with links on its way, and a digest of its cells that tells later whether any was changed."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
-    files = lesson_files()
-    way = contents.way(files, files.index(path))
     first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     title, _, rest = "".join(first["source"]).partition("\n")
     first["source"] = f"{title}\n\n{way}\n{rest}"
