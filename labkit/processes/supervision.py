@@ -57,6 +57,11 @@ def job_environment(folder: str) -> dict[str, str]:
     return {JOB_VARIABLE: " ".join(jobs), "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "0"}
 
 
+def rank_environment(folder: str) -> dict[str, str]:
+    """The environment of a process of the job in `folder` that runs a rank or starts some: alike, they share a fork server."""
+    return {"OMP_NUM_THREADS": "1", **os.environ, **job_environment(folder)}
+
+
 def end_before_others() -> None:
     """Where Linux runs out of memory, it ends this process before the notebook."""
     with contextlib.suppress(OSError):

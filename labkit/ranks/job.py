@@ -19,7 +19,7 @@ from typing import IO, Any
 from labkit.processes import forkserver, messages
 from labkit.processes.forkserver import Forked
 from labkit.processes.messages import Inbox
-from labkit.processes.supervision import CHUNK, KILLING, LOOK, KeptOutput, job_environment, kill_job
+from labkit.processes.supervision import CHUNK, KILLING, LOOK, KeptOutput, kill_job, rank_environment
 from labkit.ranks.printing import RankPrinter
 from labkit.ranks.rank_process import RankProcess
 from virtualgpu.machines import with_maker
@@ -107,9 +107,8 @@ class TorchrunJob:
         pipe = open(reading, "rb", buffering=0)  # noqa: SIM115
         self._register(pipe, partial(self._read_agent_output, pipe))
         with theirs, os.fdopen(writing, "wb"):
-            env = {"OMP_NUM_THREADS": "1", **os.environ, **job_environment(self._folder)}
             command = [_AGENT, self._folder, str(theirs.fileno()), str(node)]
-            self._agents.append(forkserver.popen(command, env, output=writing, pass_fds=[theirs.fileno()]))
+            self._agents.append(forkserver.popen(command, rank_environment(self._folder), output=writing, pass_fds=[theirs.fileno()]))
 
     def _register(self, file: socket.socket | IO[bytes], read: Callable[[], None]) -> None:
         self._selector.register(file, selectors.EVENT_READ, read)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.processes import forkserver
-from labkit.processes.supervision import job_environment, kill_job
+from labkit.processes.supervision import kill_job, rank_environment
 from virtualgpu.cluster import Cluster, parse_rate
 from virtualgpu.collectives import simulated
 from virtualgpu.commands import set_up_for_times
@@ -81,9 +81,10 @@ def results(script: str | os.PathLike, worlds: Sequence[dict[str, Any]]) -> Iter
 
 def _started(folder: str, script: str, number: int, world: dict[str, Any]) -> Any:
     Path(folder, f"{number}.json").write_text(json.dumps(world))
-    env = {"OMP_NUM_THREADS": "1", **os.environ, **job_environment(folder)}
     with Path(os.devnull).open("wb") as nowhere:
-        return forkserver.popen([_PROGRAM, folder, script, str(number)], env, output=nowhere.fileno(), with_caller=True)
+        return forkserver.popen(
+            [_PROGRAM, folder, script, str(number)], rank_environment(folder), output=nowhere.fileno(), with_caller=True
+        )
 
 
 def _told(folder: str, number: int, world: dict[str, Any]) -> Any:
