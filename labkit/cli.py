@@ -154,7 +154,7 @@ def _fit(options: argparse.Namespace) -> int:
         check_script(options.script, options.module)
         models = [name.strip() for name in options.like.split(",")]
         wish = fit.Wish(options.script, options.arguments, options.module, models[0], options.steps, _host(options.host))
-        for table in fit.answer(wish, models, _tell_progress if sys.stderr.isatty() else lambda line: None):
+        for table in fit.answer(wish, models, (lambda line: _tell(line, "fit")) if sys.stderr.isatty() else lambda line: None):
             print(table, end="\n\n", flush=True)
     except ValueError as error:
         return _refuse(str(error), "fit")
@@ -162,13 +162,9 @@ def _fit(options: argparse.Namespace) -> int:
         _tell(error, "fit")
         return 1
     except KeyboardInterrupt:
-        print("labkit fit: interrupted.", file=sys.stderr)
+        _tell("interrupted.", "fit")
         return 130  # as a shell reports it
     return 0
-
-
-def _tell_progress(line: str) -> None:
-    print(f"labkit fit: {line}", file=sys.stderr, flush=True)
 
 
 def _host(wanted: str) -> float:
@@ -211,8 +207,8 @@ def _trace_ranks(options: argparse.Namespace, files: dict[str, Any]) -> int:
     return 0 if written and failed is None else 1
 
 
-def _tell(error: Exception, command: str) -> None:
-    print("\n".join([f"labkit {command}: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+def _tell(said: Exception | str, command: str) -> None:
+    print("\n".join([f"labkit {command}: {said}", *getattr(said, "__notes__", [])]), file=sys.stderr)
 
 
 def _refuse(message: str, command: str) -> int:
