@@ -25,7 +25,7 @@ def of(trace: "TraceData") -> dict[str, Any]:
         if trace.peaks[device] or (trace.events.device == device).any():
             lanes.append(_memory_lane(trace, device, stacks))
     return {
-        "end": max(_whole(np.array([trace.end]))[0], 1),
+        "end": max(int(_nanoseconds(np.array(trace.end))), 1),
         "badge": trace.badge,
         "lanes": lanes,
         "names": [*trace.spans.names, *dict.fromkeys(phase.name for phase in trace.phases)],
@@ -44,12 +44,12 @@ def _look(look: dict[str, Any]) -> dict[str, Any]:
     return {"colour": look["facecolor"], "hatch": (look.get("hatch") or "")[:1]}
 
 
-def _whole(seconds: np.ndarray) -> Column:
-    return np.round(seconds * 1e9).astype(np.int64).tolist()
+def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
+    return np.round(seconds * 1e9).astype(np.int64)
 
 
 def _steps(seconds: np.ndarray) -> Column:
-    return np.diff(np.round(seconds * 1e9).astype(np.int64), prepend=0).tolist()
+    return np.diff(_nanoseconds(seconds), prepend=0).tolist()
 
 
 class _Stacks:
@@ -90,7 +90,7 @@ def _span_lane(trace: "TraceData", lane: Lane, kinds: np.ndarray, stacks: _Stack
         "what": "spans",
         "name": lane.name,
         "start": _steps(spans.start[mine]),
-        "duration": _whole(spans.duration[mine]),
+        "duration": _nanoseconds(spans.duration[mine]).tolist(),
         "called": spans.name[mine].tolist(),
         "look": kinds[mine].tolist(),
         "stack": stacks.number[spans.stack[mine]].tolist(),
@@ -103,7 +103,7 @@ def _phase_lane(trace: "TraceData", stacks: _Stacks) -> dict[str, Any]:
         "what": "spans",
         "name": "phases",
         "start": _steps(np.array([phase.start for phase in phases])),
-        "duration": _whole(np.array([phase.end - phase.start for phase in phases])),
+        "duration": _nanoseconds(np.array([phase.end - phase.start for phase in phases])).tolist(),
         "called": [len(trace.spans.names) + names.index(phase.name) for phase in phases],
         "look": [PHASE] * len(phases),
         "stack": [int(stacks.number[phase.stack]) for phase in phases],
@@ -136,7 +136,7 @@ def _memory_lane(trace: "TraceData", device: int, stacks: _Stacks) -> dict[str, 
 def _operators(trace: "TraceData", mine: np.ndarray, stacks: _Stacks) -> Column:
     """For each allocation the name of the operator that it was for, by number: what the same lines launched next. -1 if that is unknown."""
     events, spans = trace.events, trace.spans
-    launches, start, moment = np.flatnonzero(spans.kind == LAUNCH), np.array(_whole(spans.start)), _whole(events.time)
+    launches, start, moment = np.flatnonzero(spans.kind == LAUNCH), _nanoseconds(spans.start), _nanoseconds(events.time)
     by_stack: dict[int, np.ndarray] = {}
     launched_by = stacks.number[spans.stack[launches]]
     for stack in np.unique(launched_by).tolist():

@@ -139,8 +139,8 @@ class Explorer {
   }
 
   _middle() {
-    const extent = this.chosen?.lane.extent(this.chosen.index), middle = (this.view.from + this.view.until) / 2;
-    return extent && extent[1] >= this.view.from && extent[0] <= this.view.until ? Math.min(Math.max((extent[0] + extent[1]) / 2, this.view.from), this.view.until) : middle;
+    const extent = this.chosen?.lane.extent(this.chosen.index);
+    return extent && extent[1] >= this.view.from && extent[0] <= this.view.until ? Math.min(Math.max((extent[0] + extent[1]) / 2, this.view.from), this.view.until) : this._center();
   }
 
   // What is chosen

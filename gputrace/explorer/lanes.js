@@ -199,7 +199,6 @@ class Blocks {
     pen.note(`${byteText(this.bytes * this.share)} of addresses`, area.right - 4, area.top + 8);
   }
 
-
   at(moment, slack, row) {
     let best = -1;
     for (let index = 0; index < this.count && this.start[index] <= moment + slack; index++) {

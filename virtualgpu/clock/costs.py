@@ -108,7 +108,7 @@ def _tiles(profile: Profile, format: str) -> list[tuple[Sides, bool]]:
     """The tiles there are; which are small? Those have half the rows and columns."""
     lacking = format in ("tf32", "bfloat16") and profile.peak_flops[format] == profile.peak_flops["float32"]  # so computed as float32
     a, b = TILES["float32" if lacking else format]
-    ways = {(a, b), (b, a)}
+    ways = dict.fromkeys(((a, b), (b, a)))  # one, where they are alike
     return [(way, False) for way in ways] + [((rows // 2, columns // 2), True) for rows, columns in ways]
 
 

@@ -86,9 +86,8 @@ class Profile:
     cpu_flops: float
     cpu_bytes_per_second: float
 
-    time_error: float | None = (
-        None  # error of the model's times beside such a GPU's: steps of networks, or operators; None: compared with none
-    )
+    # Error of the model's times beside such a GPU's: steps of networks, or operators. None: compared with none.
+    time_error: float | None = None
 
 
 def names() -> list[str]:

@@ -197,9 +197,8 @@ class Recurrent(torch.autograd.Function):
         del scratch, turned, flat
         _inner_gradients(kept.inner, grads, (dx, *states, *dws))
         zeros.clear()
-        flops = (
-            2 * (x.numel() // x.shape[-1]) * total * (1 + 1 / RECURRENT)
-        )  # the gradients of the weights, of all steps at once, are one product
+        # The gradients of the weights, of all steps at once, are one product.
+        flops = 2 * (x.numel() // x.shape[-1]) * total * (1 + 1 / RECURRENT)
         work = Work(2 * sum(map(bytes_of, (x, out, *weights))), flops, cudnn_format(x.dtype), 2 * out.numel() * GATES[setup.kind])
         least = _steps(setup, x, models[-1].shape[2]) * STEP_BACK_SECONDS
         gpu.launch(*_for_at_least(least, work, gpu.profile), name=f"{setup.kind}_backward")
