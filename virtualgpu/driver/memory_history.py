@@ -10,8 +10,9 @@ from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.allocator.settings import UNLIMITED
 from virtualgpu.errors import unsupported
 from virtualgpu.front_end import CALLS_OPERATORS, HERE
-from virtualgpu.hardware import Gpu, Machine, raw_stream
+from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.script import run_script
+from virtualgpu.streams.numbering import raw_stream
 
 
 def python_frames() -> list[dict[str, Any]]:
