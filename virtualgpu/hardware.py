@@ -21,6 +21,7 @@ from virtualgpu.host_memory import host_budget
 from virtualgpu.processes.exported_blocks import PendingFrees
 from virtualgpu.processes.usage_table import UsageTable
 from virtualgpu.profiles import Profile
+from virtualgpu.streams.numbering import StreamPool
 from virtualgpu.streams.sync_debug import SyncDebug
 from virtualgpu.threads.scheduler import Scheduler
 
@@ -28,23 +29,7 @@ from virtualgpu.threads.scheduler import Scheduler
 NUMBER_BYTES = 8  # of one tensor of floats that were drawn at random or come from the host: parameters and data
 CONSTANTS_BYTES = 1 << 16  # of other floats
 INTEGERS_BYTES = 1 << 20  # of integers or truth values
-PRIORITIES = 4  # of streams, from 0 down; this one and the next are PyTorch's own limits
-POOL_STREAMS = 32  # streams of one priority that a device has; more Stream objects share them (c10/cuda/CUDAStream.h)
 _graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
-_KIND_BITS = 5  # of a stream's id
-
-
-def stream_name(stream_id: int) -> str:
-    """What to call a stream of a virtual GPU: "stream 1" is the first that `torch.cuda.Stream()` gave. Empty for another id."""
-    number, kind = stream_id >> _KIND_BITS, stream_id % (1 << _KIND_BITS)
-    if number >= POOL_STREAMS or kind not in range(3, 3 + 2 * PRIORITIES, 2):
-        return ""
-    return f"stream {number + 1}{f' of priority {(3 - kind) // 2}' if kind > 3 else ''}"
-
-
-def raw_stream(device: int, stream_id: int) -> int:
-    """The `cudaStream_t` by which CUDA and a snapshot of memory know a stream: 0 for the default stream, else an address."""
-    return 0x5600_0000_0000 + (device << 24 | stream_id << 6) if stream_id & 1 else stream_id  # those that cudaStreamCreate made go by it
 
 
 class Selected(threading.local):
@@ -102,7 +87,7 @@ class Gpu:
             claiming=machine.usage.claiming,
             collect=machine.pending_frees.collect,
         )
-        self.next_stream = [0] * PRIORITIES
+        self._pool = StreamPool()
         self.passed_on: bool | None = None  # in a broadcast: have the bytes been sent once?
         self.fault: errors.Fault | None = None  # the device-side assert that stopped it
         self.generator: Any = None  # set by virtualgpu.install
@@ -116,10 +101,7 @@ class Gpu:
     def pool_stream(self, priority: int) -> StreamTime:
         """The next of the device's streams, round robin, as `torch.cuda.Stream()` takes them."""
         self.machine.several_streams = True
-        kind = min(max(0, -priority), PRIORITIES - 1)
-        number = self.next_stream[kind]
-        self.next_stream[kind] = (number + 1) % POOL_STREAMS
-        identity = number << _KIND_BITS | (kind + 1) << 1 | 1  # as c10/cuda/CUDAStream.cpp packs number, kind and origin
+        identity = self._pool.take(priority)
         return self.streams.setdefault(identity, StreamTime(self.index, identity))
 
     # memory
@@ -366,6 +348,10 @@ class Machine:
             floats = NUMBER_BYTES if data else CONSTANTS_BYTES
             largest = min(largest, floats if dtype.is_floating_point or dtype.is_complex else INTEGERS_BYTES)
         return nbytes <= largest and self.kept_bytes + nbytes <= self.host_budget
+
+    def may_fill(self, nbytes: int, dtype: torch.dtype) -> bool:
+        """May memory whose values were kept so far keep those of data that arrive there?"""
+        return self.values or self.may_keep(nbytes, dtype, data=True)
 
     def keep(self, kept: int | None, sign: int = 1) -> None:
         if kept is None:

@@ -4,5 +4,5 @@ which errors are refusals."""
 from virtualgpu.clock.machine_clock import Span as Span
 from virtualgpu.errors import is_refusal as is_refusal
 from virtualgpu.hardware import machine as machine
-from virtualgpu.hardware import stream_name as stream_name
 from virtualgpu.memory import Memory as Memory
+from virtualgpu.streams.numbering import stream_name as stream_name

@@ -120,6 +120,7 @@ def _memory_lane(trace: "TraceData", device: int, stacks: _Stacks) -> dict[str, 
     line, layers = trace.timeline(device), trace.layers(device)
     return {
         "what": "memory",
+        "device": device,
         "name": f"cuda:{device} " if len(trace.devices) > 1 else "",
         "time": _steps(events.time[mine]),
         "category": events.category[mine].tolist(),

@@ -20,7 +20,7 @@ _FOLDER = Path(__file__).parent
 @cache
 def script() -> str:
     """The program, which fills every explorer of the page that it stands in, after them."""
-    parts = [(_FOLDER / name).read_text(encoding="utf-8") for name in ("lanes.js", "pen.js", "explorer.js")]
+    parts = [(_FOLDER / name).read_text(encoding="utf-8") for name in ("lanes.js", "pen.js", "tables.js", "explorer.js")]
     return f"(() => {{\n{''.join(parts)}}})();"
 
 

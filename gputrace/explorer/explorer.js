@@ -2,7 +2,7 @@
 
 const AXIS = 24, GAP = 6, LABELS = 0.2, SHORTEST = 10; // pixels, pixels, of the width, nanoseconds
 const KEYS = "Arrow keys left and right pan, + and − zoom, 0 shows all. Up and down choose a lane, comma and full stop step through it, " +
-  "Enter zooms to what is chosen, Escape lets it go. T and F make blocks taller and flatter. With the pointer: drag, and turn the wheel after " +
+  "N goes to the next from the same line, Enter zooms to what is chosen, Escape lets it go. T and F make blocks taller and flatter. With the pointer: drag, and turn the wheel after " +
   "a click, or with Ctrl; over blocks, with Shift, it makes them taller.";
 
 function make(parent, tag, properties = {}, attributes = {}) {
@@ -29,6 +29,7 @@ class Explorer {
     this.chosen = this.hovered = null; // { lane, index }
     this._build(root);
     this._listen();
+    this.tables = new LineTables(this);
     new ResizeObserver(() => this.refresh()).observe(this.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refresh());
   }
@@ -56,9 +57,12 @@ class Explorer {
   _legend(parent) {
     const used = (name, lanes, looks) => looks.filter((_, number) => lanes.some(lane => lane[name].includes(number)));
     const spans = this.lanes.filter(lane => lane instanceof Spans), blocks = this.lanes.filter(lane => lane instanceof Blocks);
-    for (const look of [...used("look", spans, this.data.looks), ...used("category", blocks, this.data.categories)]) {
-      const sample = make(make(parent, "span", { textContent: look.name }), "canvas", { width: 14, height: 14 }, { "aria-hidden": "true" });
-      new Pen(sample).box(look, 0, 0, 14, 14);
+    for (const [title, looks] of [["Time:", used("look", spans, this.data.looks)], ["Memory:", used("category", blocks, this.data.categories)]]) {
+      if (looks.length) make(parent, "b", { textContent: title }); // the two share colours
+      for (const look of looks) {
+        const sample = make(make(parent, "span", { textContent: look.name }), "canvas", { width: 14, height: 14 }, { "aria-hidden": "true" });
+        new Pen(sample).box(look, 0, 0, 14, 14);
+      }
     }
   }
 
@@ -69,7 +73,7 @@ class Explorer {
   // What is drawn
 
   draw() {
-    const width = this.canvas.clientWidth, begun = performance.now();
+    const width = this.canvas.clientWidth;
     if (!width) return;
     this.left = Math.round(Math.min(Math.max(width * LABELS, 104), 150));
     this.scale = (width - this.left) / (this.view.until - this.view.from);
@@ -85,7 +89,7 @@ class Explorer {
       lane.draw(this.pen, { ...area, top: lane.top }, pinned);
     }
     for (const item of [this.hovered, this.chosen]) if (item) this._outline(item, width);
-    Object.assign(this.canvas.dataset, { drawn: this.pen.drawn, from: this.view.from, until: this.view.until, took: performance.now() - begun });
+    Object.assign(this.canvas.dataset, { drawn: this.pen.drawn, from: this.view.from, until: this.view.until });
   }
 
   x(moment) { return this.left + (moment - this.view.from) * this.scale; }
@@ -162,6 +166,15 @@ class Explorer {
     if (lane) this.choose(lane, Math.min(Math.max(index + by, 0), lane.count - 1));
   }
 
+  // The next in the lane from the line of the chosen one; after the last comes the first.
+  stepOnLine() {
+    if (!this.chosen) return;
+    const { lane, index } = this.chosen, lineOf = at => this.data.users[lane.stack[at]];
+    let next = (index + 1) % lane.count;
+    while (lineOf(next) !== lineOf(index)) next = (next + 1) % lane.count;
+    this.choose(lane, next);
+  }
+
   changeLane(by) {
     const at = this.chosen ? this.lanes.indexOf(this.chosen.lane) + by : by > 0 ? 0 : this.lanes.length - 1;
     const lane = this.lanes[Math.min(Math.max(at, 0), this.lanes.length - 1)], moment = this._middle();
@@ -208,6 +221,8 @@ class Explorer {
     this.panel.replaceChildren();
     if (!this.chosen) { make(this.panel, "p", { textContent: instead }); return; }
     this._list(this.panel, this.describe(this.chosen));
+    const row = this.tables.buttonFor(this.chosen);
+    if (row) make(this.panel, "button", { type: "button", textContent: "Its line in the table", onclick: () => row.focus() });
     const stack = this.data.stacks[this.chosen.lane.stack[this.chosen.index]] ?? [];
     if (!stack.length) return;
     const folded = make(this.panel, "details"), lines = (make(folded, "summary", { textContent: `All ${stack.length} calls, the innermost first` }), make(folded, "ol"));
@@ -291,7 +306,7 @@ class Explorer {
       const does = {
         ArrowLeft: () => this.pan(-0.1), ArrowRight: () => this.pan(0.1), ArrowUp: () => this.changeLane(-1), ArrowDown: () => this.changeLane(1),
         "+": () => this.zoom(0.7), "=": () => this.zoom(0.7), "-": () => this.zoom(1 / 0.7), "0": () => this.all(),
-        ",": () => this.step(-1), ".": () => this.step(1), Enter: () => this.zoomToChosen(), Escape: () => this.choose(null),
+        ",": () => this.step(-1), ".": () => this.step(1), n: () => this.stepOnLine(), Enter: () => this.zoomToChosen(), Escape: () => this.choose(null),
         t: () => this.stretch(0.7), f: () => this.stretch(1 / 0.7),
       }[event.key];
       if (!does || event.ctrlKey || event.metaKey || event.altKey) return;

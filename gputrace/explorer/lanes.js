@@ -156,11 +156,20 @@ class Memory {
 
 class Blocks {
   constructor(told, data, memory) {
-    Object.assign(this, { data, operator: told.operator, name: `${told.name}blocks`, height: HEIGHTS.blocks, ...told.blocks });
+    Object.assign(this, { data, device: told.device, operator: told.operator, name: `${told.name}blocks`, height: HEIGHTS.blocks, ...told.blocks });
     this.count = this.place.length;
     this.start = Float64Array.from(this.birth, event => event < 0 ? 0 : memory.time[event]);
     this.end = Float64Array.from(this.death, event => event < 0 ? data.end : memory.time[event]);
     this.bytes ||= 1;
+    this.made = new Map(); // by each line of the user's: its blocks, and their bytes
+    this.stack.forEach((stack, index) => {
+      const line = data.users[stack];
+      if (line < 0) return;
+      const made = this.made.get(line) ?? { blocks: [], bytes: 0 };
+      made.blocks.push(index);
+      made.bytes += this.size[index];
+      this.made.set(line, made);
+    });
     this.squeeze(0, 1);
   }
 
@@ -216,14 +225,13 @@ class Blocks {
   describe(index) {
     const operator = this.birth[index] < 0 ? -1 : this.operator[this.birth[index]];
     const [start, end] = this.extent(index);
-    const line = this.data.users[this.stack[index]];
-    const same = this.stack.reduce((all, stack, other) => line >= 0 && this.data.users[stack] === line ? [all[0] + 1, all[1] + this.size[other]] : all, [0, 0]);
+    const { blocks = [], bytes = 0 } = this.made.get(this.data.users[this.stack[index]]) ?? {};
     const told = [
       ["block", `${this.title(index)}, ${byteText(this.asked[index])} asked for`],
       ...(operator < 0 ? [] : [["for", this.data.names[operator]]]),
       ["lives", `${this.birth[index] < 0 ? "from before the start" : `from ${timeText(start)}`} ${this.death[index] < 0 ? "to the end" : `for ${timeText(end - start)}`}`],
       ["on", this.name],
     ];
-    return same[0] > 1 ? [...told, ["its line", `made ${same[0]} blocks, ${byteText(same[1])} in all`]] : told;
+    return blocks.length > 1 ? [...told, ["its line", `made ${blocks.length} blocks, ${byteText(bytes)} in all`]] : told;
   }
 }

@@ -44,7 +44,7 @@ class Pen {
 
   write(text, x, y, room, look) {
     const dark = look ? look.light : null;
-    const shown = this.to.measureText(text).width <= room ? text : text.slice(0, Math.floor(room / 7));
+    const shown = this.to.measureText(text).width <= room ? text : `${text.slice(0, Math.floor(room / 7) - 1)}…`;
     if (shown.length < Math.min(text.length, 3)) return;
     if (look?.hatch) { this.to.fillStyle = look.colour; this.to.fillRect(x - 2, y - 8, this.to.measureText(shown).width + 4, 16); }
     this.to.fillStyle = look ? (dark ? "#000" : "#fff") : this.ink;

@@ -148,13 +148,15 @@ def judge_backward(told: Plain, case: Plain) -> Verdict:
 
 # 11.4: ZeRO's first stage
 
-SHARERS, KEPT = 3, 0.6  # ranks; of the whole state, which whole layers cannot divide exactly
+SHARERS = 3  # ranks
+KEPT, TOGETHER = 0.6, 1.2  # of the whole state, which whole layers cannot divide exactly: a rank's share, and that of all ranks
 
 
 def draw_adam(generator: random.Random) -> Plain:
     return {
         "width": 16 * generator.randint(6, 9),
-        "layers": 2 * SHARERS,
+        "layers": (layers := 2 * SHARERS),
+        "idle": generator.randrange(1, layers),  # who numbers only parameters with a gradient finds others behind it
         "lr": generator.choice((0.01, 0.02, 0.05)),
         "steps": 3,
         "seed": generator.randrange(1 << 20),
@@ -185,6 +187,12 @@ def judge_adam(told: Plain, case: Plain) -> Verdict:
             return not_yet(
                 f"the steps are right, but rank {rank} keeps {kept}; Adam's whole state is {whole}, which {SHARERS} ranks share."
             )
+    together, whole = sum(found["kept"] for found in told), told[0]["whole"]
+    if not together < TOGETHER * whole:
+        return not_yet(
+            f"the steps are right, but all {SHARERS} ranks together keep {units.byte_text(together)}; Adam's whole state is "
+            f"{units.byte_text(whole)}. What does more than one rank keep?"
+        )
     return right(f"No rank keeps more than {units.byte_text(max(found['kept'] for found in told))} of {units.byte_text(told[0]['whole'])}.")
 
 

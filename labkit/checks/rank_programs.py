@@ -222,25 +222,27 @@ def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:
 def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
     """In a rank with a GPU: how many parameters are not as after each step of Adam, how many have not moved, and the bytes that are kept.
 
-    `whole` are the bytes of Adam's whole state.
+    `whole` are the bytes of Adam's whole state. The parameter number `idle` has no gradient.
     """
     generator = torch.Generator().manual_seed(case["seed"])
     base = torch.cuda.memory_allocated()
 
     def drawn() -> list[torch.Tensor]:
-        shapes = [(case["width"], case["width"])] * case["layers"] + [(case["width"],)] * 2
+        shapes = [(case["width"], case["width"])] * case["layers"] + [(case["width"],)]
+        shapes.insert(case["idle"], (case["width"],))
         return [torch.randn(shape, generator=generator).cuda() for shape in shapes]
 
     model = nn.ParameterList(drawn())
     step = sharded_adam(model, case["lr"])
     if not callable(step):
         return {"returned": type(step).__name__}
-    start, trained, after = [p.detach().cpu() for p in model], list(model)[:-1], []  # the last has no gradient
+    trained = [number for number in range(len(model)) if number != case["idle"]]
+    start, after = [p.detach().cpu() for p in model], []
     gradients: list[list[torch.Tensor]] = []
     for _ in range(case["steps"]):
         gradients.append([gradient.cpu() for gradient in drawn()])
-        for parameter, gradient in zip(trained, gradients[-1], strict=False):
-            parameter.grad = gradient.cuda()
+        for number in trained:
+            model[number].grad = gradients[-1][number].cuda()
         step()
         after.append([parameter.detach().cpu() for parameter in model])
     held = sum(tensor.nbytes for p in model for tensor in (p, p.grad) if tensor is not None)
@@ -248,13 +250,13 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
     due = nn.ParameterList(tensor.clone() for tensor in start)
     optimizer, wrong, still = torch.optim.Adam(due.parameters(), lr=case["lr"]), [], []
     for before, found, given in zip([start, *after], after, gradients, strict=False):
-        for parameter, gradient in zip(list(due)[:-1], given, strict=False):
-            parameter.grad = gradient
+        for number in trained:
+            due[number].grad = given[number]
         optimizer.step()
         far = [(one - other.detach()).abs().max().item() for one, other in zip(found, due, strict=True)]
         wrong.append(sum(not distance <= 0.05 * case["lr"] for distance in far))
-        still.append(sum(torch.equal(one, other) for one, other in zip(before[:-1], found[:-1], strict=True)))
-    return {"wrong": wrong, "still": still, "kept": kept, "whole": 2 * sum(parameter.nbytes for parameter in trained)}
+        still.append(sum(torch.equal(before[number], found[number]) for number in trained))
+    return {"wrong": wrong, "still": still, "kept": kept, "whole": 2 * sum(model[number].nbytes for number in trained)}
 
 
 def groups_of(my_groups: Any, meshes: Plain) -> Plain:

@@ -43,6 +43,7 @@ _MODULES = (  # whose memory the copies share
 )
 # Variables that change often, and that imports do not read but for caches: torch sets the third with a process's first optimizer.
 _ANY_TIME = {JOB_VARIABLE, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST"}
+_FOUND = "found"  # what a copy says when the system shows to which job it belongs: a job that ends now kills it
 _START = f"""import sys
 if not sys.flags.safe_path:
     del sys.path[0]  # the working folder
@@ -71,11 +72,16 @@ class Forked:
             if not select.select([self._connection], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0)
             try:
-                self.returncode = messages.receive(self._connection)
+                self.ended(messages.receive(self._connection))
             except (OSError, EOFError):  # the server was killed
-                self.returncode = -signal.SIGKILL
-            self._connection.close()  # from now on the system may give the number to another process
+                self.ended(-signal.SIGKILL)
+        assert self.returncode is not None
         return self.returncode
+
+    def ended(self, status: int) -> None:
+        """The server has told its exit status."""
+        self.returncode = status
+        self._connection.close()  # from now on the system may give the number to another process
 
 
 def popen(
@@ -133,9 +139,13 @@ class _Server:
             ours.settimeout(STARTING)
             pid = messages.receive(ours)
             ours.sendall(messages.packed(request))  # without it, if this process is interrupted, the copy ends at once
+            told = messages.receive(ours)
             ours.settimeout(None)
             self.has_served = True
-            return Forked(pid, ours)
+            forked = Forked(pid, ours)
+            if told != _FOUND:
+                forked.ended(told)
+            return forked
         except BaseException:
             ours.close()
             raise
@@ -314,7 +324,11 @@ def _become(fds: list[int], job: int) -> list[str]:
     with socket.socket(fileno=fds[0]) as caller:
         try:
             request = messages.receive(caller)
-        except EOFError:
+            value = request["env"].get(JOB_VARIABLE, "").encode()[:VARIABLE_BYTES]
+            # What /proc/PID/environ shows, where the server was started with another value.
+            ctypes.memmove(job, value.ljust(VARIABLE_BYTES), VARIABLE_BYTES)
+            caller.sendall(messages.packed(_FOUND))
+        except (OSError, EOFError):  # the caller was interrupted
             os._exit(1)
     above = max(above, *request["targets"]) + 1
     folder, *files = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds[1:]]  # out of the way of each other
@@ -329,8 +343,6 @@ def _become(fds: list[int], job: int) -> list[str]:
     os.close(folder)
     os.environ.clear()
     os.environ.update(request["env"])
-    value = request["env"].get(JOB_VARIABLE, "").encode()[:VARIABLE_BYTES]
-    ctypes.memmove(job, value.ljust(VARIABLE_BYTES), VARIABLE_BYTES)  # of /proc/PID/environ, which has what the server was started with
     tempfile.tempdir = None
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # torch's is always the same at first, and Python sees to its own

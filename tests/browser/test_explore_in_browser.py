@@ -1,4 +1,4 @@
-"""`trace.explore()` in a notebook: drawn in its frame, at home on the keyboard; 100,000 spans stay fluent."""
+"""`trace.explore()` in a notebook: drawn in its frame, at home on the keyboard; 100,000 spans are drawn as a few thousand boxes."""
 
 import pytest
 
@@ -11,11 +11,10 @@ CELLS = (
 )
 MANY = 100_000
 MOST = 12_000  # boxes of one drawing: some for each of the pixels, whatever the number of spans
-LONGEST = 0.25  # seconds for one drawing, many times what it takes on two idle cores
 DRAW = """() => {
-    const explorer = document.querySelector(".explorer").explorer, begun = performance.now();
+    const explorer = document.querySelector(".explorer").explorer;
     explorer.draw();
-    return { drawn: explorer.pen.drawn, seconds: (performance.now() - begun) / 1000 };
+    return explorer.pen.drawn;
 }"""
 
 
@@ -82,7 +81,7 @@ def many_spans(tmp_path_factory):
     return path
 
 
-def test_a_hundred_thousand_spans_and_blocks_stay_fluent(browser, many_spans):
+def test_a_hundred_thousand_spans_and_blocks_cost_a_drawing_no_more_boxes_than_it_has_pixels(browser, many_spans):
     assert many_spans.stat().st_size < 5e6
     page = browser.new_page()
     page.goto(many_spans.as_uri())
@@ -92,6 +91,5 @@ def test_a_hundred_thousand_spans_and_blocks_stay_fluent(browser, many_spans):
     for _ in range(12):  # from all of it down to single kernels
         frames.append(page.evaluate(DRAW))
         page.evaluate("document.querySelector('.explorer').explorer.zoom(0.4)")
-    assert max(frame["drawn"] for frame in frames) < MOST
-    assert sorted(frame["seconds"] for frame in frames)[len(frames) // 2] < LONGEST
+    assert max(frames) < MOST
     page.close()

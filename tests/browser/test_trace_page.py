@@ -135,6 +135,26 @@ def test_a_block_is_linked_with_the_line_that_made_it(opened_page):
     assert chosen.locator("li", has_text="step.py:").is_visible()
 
 
+def test_a_line_of_the_table_leads_to_its_blocks_and_they_lead_back(opened_page):
+    table = opened_page.get_by_role("group", name="cuda:1, 4 ranks")
+    row = table.get_by_role("row").filter(has_text="optimizer.step()")
+    row.get_by_role("button", name="step.py:14").press("Enter")
+    chosen = opened_page.locator(".explorer .chosen")
+    assert "cuda:1 blocks" in chosen.inner_text() and "step.py:14" in chosen.inner_text()
+    assert canvas_of(opened_page).evaluate("canvas => canvas === document.activeElement")
+    first = chosen.locator("dl").inner_text()
+    opened_page.keyboard.press("n")
+    assert chosen.locator("dl").inner_text() != first and "step.py:14" in chosen.locator("dl").inner_text()
+    chosen.get_by_role("button", name="Its line in the table").press("Enter")
+    assert row.get_by_role("button").evaluate("button => button === document.activeElement")
+
+
+def test_what_no_line_of_the_table_made_leads_nowhere(opened_page):
+    opened_page.evaluate("""() => { const { explorer } = document.querySelector(".explorer"), lane = explorer.lanes.find(lane => lane.made);
+        explorer.choose(lane, 0); explorer.tables.rows.length = 0; explorer.choose(lane, 0); }""")
+    assert opened_page.get_by_role("button", name="Its line in the table").count() == 0
+
+
 def test_blocks_are_zoomed_into_by_keyboard(opened_page):
     before = opened_page.evaluate(LARGEST_BLOCK)
     canvas_of(opened_page).focus()

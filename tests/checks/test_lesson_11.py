@@ -79,11 +79,13 @@ def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hin
         ({"still": [0, 2]}, "in step 2, 2 of 3 parameters with a gradient did not move on rank 1"),
         ({"wrong": [1, 0]}, "after step 1, 1 of 4 parameters on rank 1 are not those of Adam with lr=0.5"),
         ({"kept": 7 << 10}, "rank 1 keeps 7 KiB; Adam's whole state is 10 KiB"),
+        ({"others": 1}, "all 3 ranks together keep 15 KiB; Adam's whole state is 10 KiB. What does more than one rank keep?"),
     ],
 )
 def test_sharded_adam_is_judged_by_its_steps_and_by_what_each_rank_keeps(answer, hint):
     good = {"still": [0, 0], "wrong": [0, 0], "kept": 5 << 10, "whole": 10 << 10}
-    verdict = judge_adam([good, good | answer], {"layers": 2, "steps": 2, "lr": 0.5})
+    others = answer.pop("others", 0)
+    verdict = judge_adam([good, good | answer, *[good] * others], {"layers": 2, "steps": 2, "lr": 0.5})
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
 

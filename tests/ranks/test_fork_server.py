@@ -12,6 +12,7 @@ import pytest
 
 import labkit
 from labkit.processes import forkserver
+from labkit.processes.supervision import kill_job, processes_of, rank_environment
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left", "on_cpus"),
@@ -29,6 +30,17 @@ def test_two_ranks_of_a_server_that_is_there_already(script):
     """The quickest test of ranks. Both are copies of one server, which the next job finds again."""
     path = script(RANK + "result = [int(rank), os.getppid()]")
     assert results(path) == results(path) == [[0, forkserver.pid()], [1, forkserver.pid()]]
+
+
+def test_a_process_can_be_found_by_its_job_as_soon_as_it_is_started(script, tmp_path):
+    """Or whoever ends a job at once would miss it."""
+    started = []
+    for number in range(20):
+        folder = str(tmp_path / f"job{number}")
+        started.append(forkserver.popen([str(script("import time\ntime.sleep(100)"))], rank_environment(folder), with_caller=True))
+        assert [process.pid for process in processes_of(folder)] == [started[-1].pid]
+        kill_job(folder)
+    assert [process.wait() for process in started] == [-signal.SIGKILL] * 20
 
 
 @pytest.mark.slow
@@ -141,6 +153,7 @@ def test_where_no_server_can_be(script, monkeypatch):
 CALLER = """
 import labkit, os, sys
 from labkit.processes import forkserver
+from labkit.processes.supervision import kill_job, processes_of, rank_environment
 labkit.torchrun({path!r}, ranks=1, quiet=True)
 print(forkserver.pid(), flush=True)
 sys.stdin.readline()
@@ -169,6 +182,7 @@ def test_a_process_that_was_forked_has_a_server_of_its_own(script):
     code = f"""
 import json, labkit, os, warnings
 from labkit.processes import forkserver
+from labkit.processes.supervision import kill_job, processes_of, rank_environment
 run = lambda: labkit.torchrun({str(path)!r}, ranks=1, quiet=True).results
 first = run()
 child = os.fork()

@@ -75,7 +75,7 @@ class SimulatedNCCL(ProcessGroupNCCL):
     def run(self, gpu: Gpu, transfer: Transfer, is_async: bool) -> VirtualWork:
         received = [] if transfer.sent else transfer.received
         for x in received:
-            if not (gpu.machine.values or gpu.machine.may_keep(bytes_of(x), x.dtype, data=True)):
+            if not gpu.machine.may_fill(bytes_of(x), x.dtype):
                 forget(x)
         if received and all_known(received):
             raise unsupported(f"{transfer.name}: its values are those of a rank that is only simulated, which")

@@ -24,11 +24,12 @@ from virtualgpu.clock import costs
 from virtualgpu.driver import memory_history
 from virtualgpu.driver.properties import CUDA_VERSION, CUDNN_VERSION, properties
 from virtualgpu.driver.runtime import external_stream, free_and_total, runtime
-from virtualgpu.hardware import Machine, raw_stream
+from virtualgpu.hardware import Machine
 from virtualgpu.ops import blas
 from virtualgpu.refusals import refuse
 from virtualgpu.streams import backward
 from virtualgpu.streams.cuda_streams import CUDA, Stream
+from virtualgpu.streams.numbering import raw_stream
 from virtualgpu.tensor import VirtualTensor
 
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # what PyTorch's build for CUDA 13.0 holds kernels for

@@ -83,7 +83,7 @@ def _copy_with_host(source: torch.Tensor, target: torch.Tensor, gpu: Gpu, non_bl
     if not non_blocking:
         machine.sync_debug.notice()
     known = memory_of(device_side).kept is not None
-    if not (to_host or machine.values or machine.may_keep(bytes_of(target), target.dtype, data=True)):
+    if not (to_host or machine.may_fill(bytes_of(target), target.dtype)):
         known = False
     if not known:
         if not to_host:

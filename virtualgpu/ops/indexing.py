@@ -380,28 +380,3 @@ def of_means(call: Call, result: torch.Tensor) -> tuple[int, ...]:
         return ()
     x, source = call.args[0], call.argument("source" if "index" in call.op.name else "src")
     return bytes_of(source), bytes_of(x), x.numel() if "scatter" in call.op.name else 0
-
-
-@handles("isin")
-def isin(call: Call) -> torch.Tensor:
-    """Few numbers are compared with all; many are sorted together, and duplicates kept (native/TensorCompare.cpp)."""
-    elements, tests = call.args[:2]
-    unique, invert = call.argument("assume_unique"), call.argument("invert")
-    if call.op.outs or not all(isinstance(x, torch.Tensor) for x in (elements, tests)) or not elements.numel():
-        return operators.compute_or_into_given(call)
-    result = elements.new_empty(elements.shape, dtype=torch.bool)
-    if tests.numel() < int(10 * elements.numel() ** 0.145):
-        alike = elements.unsqueeze(-1) == tests.reshape(-1)
-        return result.copy_(alike.any(-1).logical_not_() if invert else alike.any(-1))
-    order = None
-    if unique:
-        first, second = elements.reshape(-1), tests.reshape(-1)
-    else:
-        first, order = aten._unique.default(elements, False, True)
-        second = aten._unique.default(tests, False)[0]
-    values, places = torch.cat([first, second]).sort(stable=True)
-    twice = torch.empty_like(values, dtype=torch.bool)
-    twice[:-1].copy_(values[1:] != values[:-1] if invert else values[1:] == values[:-1])
-    twice[-1:].fill_(invert)
-    mask = torch.empty_like(twice).index_copy_(0, places, twice)
-    return result.copy_((mask[: elements.numel()] if order is None else mask[order]).view(elements.shape))

@@ -7,9 +7,10 @@ import torch
 
 from virtualgpu import errors, hardware
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
-from virtualgpu.hardware import PRIORITIES, Gpu, Machine
+from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.processes import shared_events
 from virtualgpu.processes.shared_events import HANDLE_BYTES, SharedRecord
+from virtualgpu.streams.numbering import PRIORITIES, priority_of, raw_stream
 
 CUDA = 1  # c10::DeviceType::CUDA
 
@@ -35,9 +36,9 @@ class Stream:
         self._gpu: Gpu = gpu
         self._time: StreamTime = gpu.pool_stream(priority) if stream_id is None else gpu.streams[stream_id]
         # See Gpu.pool_stream; the streams that a program makes itself have even numbers.
-        self.priority = -max(0, (self._time.stream_id >> 1 & 15) - 1) if self._time.stream_id & 1 else 0
+        self.priority = priority_of(self._time.stream_id)
         self.stream_id = self._time.stream_id
-        self.cuda_stream = hardware.raw_stream(gpu.index, self.stream_id)
+        self.cuda_stream = raw_stream(gpu.index, self.stream_id)
         self.device_index = gpu.index
         self.device_type = CUDA
         self.device = gpu.device

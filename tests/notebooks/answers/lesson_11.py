@@ -280,6 +280,14 @@ def backward(x, shard, upstream):
             ),
             "rank 1 keeps",
         ),
+        "for two ranks": (
+            changed(ADAM, ("parameters[rank::ranks]", "parameters[rank::2]"), ("src=number % ranks", "src=number % 2")),
+            "ranks together keep",
+        ),
+        "numbers those with a gradient": (
+            changed(ADAM, ("enumerate(parameters)", "enumerate(p for p in parameters if p.grad is not None)")),
+            "did not move on rank|are not those of Adam",
+        ),
     },
     "11.5": {
         "column and row": (changed(MESH, ("return mine", "return mine[::-1]")), r"the row of rank 0 is \[0, 1"),
@@ -369,7 +377,7 @@ def sharded_adam(model, lr):
         "by hand": """
 def sharded_adam(model, lr):
     mine = [(n, p) for n, p in enumerate(model.parameters()) if n % dist.get_world_size() == dist.get_rank()]
-    state, count = {n: (torch.zeros_like(p), torch.zeros_like(p)) for n, p in mine if n < 7}, 0
+    state, count = {n: (torch.zeros_like(p), torch.zeros_like(p)) for n, p in mine}, 0
 
     @torch.no_grad()
     def step():
