@@ -9,7 +9,8 @@ pytestmark = pytest.mark.browser
 
 SITE = Path(__file__).parents[2] / "build" / "site"
 LESSONS = ("notebooks/02_streams", "notebooks/12_several_machines")
-PAGES = ("index", *LESSONS, "docs/glossary", "docs/reference", "docs/measured/report_h200_x1")
+LIVE = "docs/a-step-on-four-gpus"
+PAGES = ("index", *LESSONS, "docs/glossary", LIVE, f"{LIVE}-explorer", f"{LIVE}-trace", "docs/reference", "docs/measured/report_h200_x1")
 
 
 @pytest.fixture
@@ -50,3 +51,31 @@ def test_solutions_stay_folded(page):
     solutions = page.locator("details", has_text="Solution of")
     assert solutions.count() == 5
     assert all(solutions.nth(number).get_attribute("open") is None for number in range(5))
+
+
+def test_a_recording_is_looked_into_where_scripts_run(page):
+    from playwright.sync_api import expect
+
+    page.goto((SITE / f"{LIVE}.html").as_uri())
+    page.locator("iframe.live").scroll_into_view_if_needed()
+    explorer = page.frame_locator("iframe.live")
+    explorer.get_by_label("Find a kernel, a block or a line").fill("attention_backward")
+    explorer.get_by_label("Find a kernel, a block or a line").press("Enter")
+    expect(explorer.locator(".chosen")).to_contain_text("loss.backward()")
+    expect(page.locator("details.picture img")).to_be_hidden()
+
+
+def test_elsewhere_its_picture_stays(browser):
+    silent = browser.browser.new_context(java_script_enabled=False)
+    page = silent.new_page()
+    page.goto((SITE / f"{LIVE}.html").as_uri())
+    assert page.locator("details.picture img").is_visible() and not page.locator("iframe.live").is_visible()
+    silent.close()
+
+
+def test_the_picture_is_that_of_the_recording(page):
+    """It is stored for GitHub; the site records the script whenever it is built."""
+    page.goto((SITE / f"{LIVE}-trace.html").as_uri())
+    drawn = page.locator("figure img").first.get_attribute("alt").partition(". ")[0]
+    page.goto((SITE / f"{LIVE}.html").as_uri())
+    assert page.locator("details.picture img").get_attribute("alt").startswith(drawn)

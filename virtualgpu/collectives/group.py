@@ -366,14 +366,3 @@ def end_coalescing(group: ProcessGroupNCCL) -> VirtualWork:
         _works.remove(work)  # nobody has got them
     parts = [part for work in works for part in work._parts]
     return VirtualWork(parts, [x for part in parts if part.transfer for x in part.transfer.received])
-
-
-@contextmanager
-def made_on(gpu: Gpu) -> Iterator[None]:
-    """In the block, what C++ makes on the CPU is made on this GPU."""
-    selected = gpu.machine.selected
-    before, selected.made_on = selected.made_on, gpu
-    try:
-        yield
-    finally:
-        selected.made_on = before

@@ -11,11 +11,11 @@ from torch._C import _DisableTorchDispatch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
 
-from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, made_on, read_by
+from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, read_by
 from virtualgpu.collectives.profiled import record
 from virtualgpu.collectives.through_host import through_host
 from virtualgpu.errors import unsupported
-from virtualgpu.ops.call import Call, bytes_of, different_devices
+from virtualgpu.ops.call import Call, bytes_of, different_devices, made_on
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.tensor import VirtualTensor
 

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from virtualgpu.collectives.group import Options, ProcessGroupNCCL, end_coalescing, let_watchdogs_look, made_on, ordered
+from virtualgpu.collectives.group import Options, ProcessGroupNCCL, end_coalescing, let_watchdogs_look, ordered
 from virtualgpu.collectives.rendezvous import made_by_all
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
+from virtualgpu.ops.call import made_on
 from virtualgpu.tensor import VirtualTensor
 
 

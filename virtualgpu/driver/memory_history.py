@@ -11,14 +11,15 @@ from virtualgpu.allocator.settings import UNLIMITED
 from virtualgpu.errors import unsupported
 from virtualgpu.front_end import CALLS_OPERATORS, HERE
 from virtualgpu.hardware import Gpu, Machine
+from virtualgpu.script import run_script
 from virtualgpu.streams.numbering import raw_stream
 
 
 def python_frames() -> list[dict[str, Any]]:
-    """The caller's Python stack, innermost first, without the virtual GPU's own functions."""
+    """The caller's Python stack, innermost first, without the virtual GPU's own functions, nor what started the script."""
     frames = []
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code is not run_script.__code__:
         filename = frame.f_code.co_filename
         if not filename.startswith(HERE) and not filename.endswith(CALLS_OPERATORS):
             frames.append({"name": frame.f_code.co_name, "filename": filename, "line": frame.f_lineno})

@@ -6,7 +6,8 @@ it, and everything that computes, times, orders or refuses the operator takes it
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -316,3 +317,14 @@ def bytes_of(x: Tensor) -> int:
 def made_of(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """A composite operator run as C++ makes it. `OpOverload.decompose` prefers Python's version, whose LSTM is wrong in torch 2.11."""
     return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+@contextmanager
+def made_on(gpu: Gpu) -> Iterator[None]:
+    """In the block, what C++ makes on the CPU is made on this GPU."""
+    selected = gpu.machine.selected
+    before, selected.made_on = selected.made_on, gpu
+    try:
+        yield
+    finally:
+        selected.made_on = before

@@ -14,7 +14,8 @@ from torch.library import _impls  # what Python has registered: "namespace/name.
 
 from virtualgpu import hardware
 from virtualgpu.errors import VERSION, unsupported
-from virtualgpu.ops.call import Call, composes, handles, made_of
+from virtualgpu.ops.call import Call, composes, handles, made_of, made_on
+from virtualgpu.tensor import VirtualTensor, tensors
 
 
 def composite(call: Call) -> Any:
@@ -162,8 +163,8 @@ def cov(x: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights:
     return (torch.mm(x, x.t().conj()) / divisor).squeeze()
 
 
-@composes("linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.atol_rtol_float")
-def matrix_rank(x: torch.Tensor, *, atol=None, rtol=None, hermitian: bool = False) -> torch.Tensor:
+@composes(*(f"linalg_matrix_rank.atol_rtol_{kind}" for kind in ("tensor", "float", "tensor_out", "float_out")))
+def matrix_rank(x: torch.Tensor, *, atol=None, rtol=None, hermitian: bool = False, out: torch.Tensor | None = None) -> torch.Tensor:
     """The number of singular values above a tolerance (documentation of torch.linalg.matrix_rank)."""
     values = torch.linalg.eigvalsh(x).abs() if hermitian else torch.linalg.svdvals(x)
     if rtol is None:
@@ -172,12 +173,29 @@ def matrix_rank(x: torch.Tensor, *, atol=None, rtol=None, hermitian: bool = Fals
     limit = largest * (rtol.unsqueeze(-1) if isinstance(rtol, torch.Tensor) and rtol.dim() else rtol)
     if atol is not None:
         limit = torch.maximum(limit, torch.as_tensor(atol, dtype=limit.dtype, device=limit.device).unsqueeze(-1))
-    return (values > limit).sum(-1)
+    return torch.sum(values > limit, -1, out=out)
 
 
-@composes("linalg_matrix_rank.tol_tensor", "linalg_matrix_rank")
-def matrix_rank_of_tolerance(x: torch.Tensor, tol, hermitian: bool = False) -> torch.Tensor:
-    return matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian)
+@composes("linalg_matrix_rank.tol_tensor", "linalg_matrix_rank", "linalg_matrix_rank.out_tol_tensor", "linalg_matrix_rank.out")
+def matrix_rank_of_tolerance(x: torch.Tensor, tol, hermitian: bool = False, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    return matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian, out=out)
+
+
+def _with_room(operator: Any) -> Any:
+    """Into a given output; what C++ needs room for beside it, it makes before it looks at any device tensor."""
+
+    def composed(*args: Any, **kwargs: Any) -> Any:
+        with made_on(next(x._gpu for x in tensors(args) if type(x) is VirtualTensor)):
+            return made_of(operator, *args, **kwargs)
+
+    return composed
+
+
+for _name in (
+    "inverse", "linalg_cholesky", "linalg_det", "linalg_eigvalsh", "linalg_inv", "linalg_ldl_factor", "linalg_lu_factor", "linalg_slogdet",
+    "linalg_svdvals", "log_sigmoid", "msort", "slogdet",
+):  # fmt: skip
+    composes(f"{_name}.out")(_with_room(getattr(torch.ops.aten, _name).out))
 
 
 @composes("pad_sequence")

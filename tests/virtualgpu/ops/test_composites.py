@@ -69,3 +69,38 @@ def test_a_quantile_does_not_wait_for_the_gpu_to_look_at_its_fractions(quantile,
     slept.record()
     quantile(x, fractions)
     assert not slept.query()
+
+
+GIVEN = {
+    "msort": torch.msort,
+    "log_sigmoid": torch._C._nn.log_sigmoid,
+    "det": torch.linalg.det,
+    "slogdet": torch.linalg.slogdet,
+    "inverse": torch.inverse,
+    "inv": torch.linalg.inv,
+    "cholesky": torch.linalg.cholesky,
+    "eigvalsh": torch.linalg.eigvalsh,
+    "svdvals": torch.linalg.svdvals,
+    "lu_factor": torch.linalg.lu_factor,
+    "ldl_factor": torch.linalg.ldl_factor,
+    "matrix_rank": torch.linalg.matrix_rank,
+    "matrix_rank of a tolerance": lambda x, out=None: torch.linalg.matrix_rank(x, 1.5, out=out),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_given_output_gets_what_cpp_makes_with_room_of_its_own(name, machine):
+    x = torch.randn(5, 5, generator=torch.Generator().manual_seed(0))
+    x, function = x @ x.mT + torch.eye(5), GIVEN[name]
+    expected = function(x)
+    several = isinstance(expected, tuple)
+    out = [torch.empty(0, dtype=y.dtype, device="cuda") for y in (expected if several else [expected])]
+    result = function(x.cuda(), out=tuple(out) if several else out[0])
+    for y, given, wanted in zip(result if several else [result], out, expected if several else [expected], strict=True):
+        assert y is given
+        torch.testing.assert_close(given.cpu(), wanted)
+
+
+def test_a_given_output_on_the_cpu_is_refused_in_cudas_words(machine):
+    with pytest.raises(RuntimeError, match="same device|Expected"):
+        torch.linalg.inv(torch.eye(3, device="cuda"), out=torch.empty(3, 3))
