@@ -252,8 +252,8 @@ def _judge_messages(steps: Plain, inputs: Plain) -> Verdict | None:
         for kind, size in events:
             if kind == GRADIENT and waiting > full:  # one more than fills it may be there when it is sent
                 return not_yet(
-                    f"in step {step}, {waiting} complete gradients had not been sent when another came; a bucket is full with {full}. It need "
-                    "not wait for others."
+                    f"in step {step}, {waiting} complete gradients had not been sent when another came; a bucket is full with {full}. "
+                    "It need not wait for others."
                 )
             waiting += 1 if kind == GRADIENT else -round(size / layer)
     return None

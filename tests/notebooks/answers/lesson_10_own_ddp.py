@@ -198,7 +198,7 @@ RIGHT = {
     "10.5": {
         "NCCL's own mean": own((SEND, SEND.replace("async_op=True", "op=dist.ReduceOp.AVG, async_op=True")), (MEAN, "pass")),
         "divided before": own(
-            ("torch.cat([p.grad.flatten() for p in bucket])", "torch.cat([p.grad.flatten() for p in bucket]) / dist.get_world_size()"), (MEAN, "pass")
+            ("[p.grad.flatten() for p in bucket]", "[p.grad.flatten() / dist.get_world_size() for p in bucket]"), (MEAN, "pass")
         ),
         "gradients that lie in the bucket": own(("p.grad.copy_(part.view_as(p))", "p.grad = part.view_as(p)")),
         "fixed buckets, in reverse": FIXED,
