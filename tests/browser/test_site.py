@@ -79,3 +79,24 @@ def test_the_picture_is_that_of_the_recording(page):
     drawn = page.locator("figure img").first.get_attribute("alt").partition(". ")[0]
     page.goto((SITE / f"{LIVE}.html").as_uri())
     assert page.locator("details.picture img").get_attribute("alt").startswith(drawn)
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("run on colab", "Where the lessons run, and what they take there"),
+        ("race warning", "2 Streams and synchronization"),
+        ("how accurate", "How accurate is it?"),
+        ("grade submissions", "Teaching with the kit"),
+        ("fit T4", "Does it fit on a T4?"),
+        ("torch.cuda.Stream", "2 Streams and synchronization"),
+    ],
+)
+def test_what_a_stranger_looks_for_is_among_the_first_found(page, query, wanted):
+    from playwright.sync_api import expect
+
+    page.goto((SITE / "index.html").as_uri())
+    page.get_by_placeholder("Search").fill(query)
+    page.get_by_placeholder("Search").press("Enter")
+    expect(page.locator(".search-summary")).to_contain_text("finished")
+    assert any(wanted in found for found in page.locator("#search-results li").all_inner_texts()[:4])
