@@ -93,7 +93,6 @@ def _step_text(name: str, outcome: Outcome) -> str:
     if outcome.step is None:
         return "unknown"
     error = profiles.load(name).time_error
-    error = None if error is None else max(error, profiles.load("H200").time_error or 0.0)
     return f"{time_text(outcome.step)}" + (", never compared" if error is None else f" ± {error:.0%}")
 
 

@@ -41,6 +41,7 @@ def rows_of(my_rows: Any, case: Plain) -> Plain:
     for epochs in ((), case["epochs"]):
         for seed in (torch.manual_seed, random.seed, numpy.random.seed):
             seed(case["seeds"][rank])
+        torch.rand(()), random.random(), numpy.random.rand()  # a state that is not that of any seed
         rows = [_row_numbers(my_rows(case["count"], rank, case["ranks"], epoch)) for epoch in epochs]
         drawn.append([torch.rand(()).item(), random.random(), numpy.random.rand()])
     return {"rows": rows, "drawn": drawn[1], "undisturbed": drawn[0]}
