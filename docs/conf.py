@@ -26,6 +26,7 @@ html_theme = "furo"
 html_static_path = ["static"]
 html_js_files = ["reachable.js"]
 html_css_files = ["live.css"]
+html_search_scorer = str(ROOT / "docs" / "scorer.js")
 language = "en"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
@@ -49,11 +50,11 @@ CONTENTS = {
         LIVE,
         "docs/glossary",
         "docs/how-the-virtual-gpu-works",
-        "gputrace/README",
+        "Recording: gputrace <gputrace/README>",
         "docs/reference",
     ],
     "Measured on H200s": ["docs/measured/report_h200_x1", "docs/measured/x2/report_h200_x2", "docs/measured/report_h200_x4"],
-    "The project": ["CONTRIBUTING", "CHANGELOG", "docs/paper"],
+    "The project": ["CONTRIBUTING", "CHANGELOG", "A draft of a paper <docs/paper>"],
 }
 
 
