@@ -175,6 +175,7 @@ def tensor_type(dtype: torch.dtype) -> str:
 
 
 _NOT_SERVED = "is not served by the virtual GPU"
+NOT_KEPT = "were not kept"
 
 
 def unsupported(what: str) -> Exception:
@@ -184,6 +185,11 @@ def unsupported(what: str) -> Exception:
 def is_refusal(error: BaseException) -> bool:
     """Whether an exception says what a virtual GPU cannot do."""
     return isinstance(error, NotImplementedError) and _NOT_SERVED in str(error)
+
+
+def asks_for_values(error: BaseException) -> bool:
+    """Whether an exception says that something needs values which were not kept."""
+    return isinstance(error, RuntimeError) and NOT_KEPT in str(error)
 
 
 # Gradients

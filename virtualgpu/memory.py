@@ -5,6 +5,7 @@ from typing import Any
 from virtualgpu import front_end
 from virtualgpu.allocator import Block
 from virtualgpu.clock.machine_clock import StreamTime
+from virtualgpu.errors import NOT_KEPT
 from virtualgpu.hardware import Gpu
 from virtualgpu.processes.exported_blocks import ExportedBlock
 
@@ -74,7 +75,7 @@ def require_values(memory: Memory) -> None:
     if memory.kept is None:
         gpu = memory.gpu
         why = "they take too much host memory" if gpu.machine.values else "nothing is computed here (values=False)"
-        text = f"the values of this tensor on {gpu.device} were not kept, because {why}: only its shape and its memory are known."
+        text = f"the values of this tensor on {gpu.device} {NOT_KEPT}, because {why}: only its shape and its memory are known."
         if gpu.machine.values:
             text += " Use smaller tensors, or set LABKIT_HOST_BUDGET (bytes of host memory for values on all GPUs) "
             text += f"before {front_end.name()} starts."

@@ -15,6 +15,7 @@ from gputrace.fit.changes import CHANGES
 from gputrace.recording import record
 from gputrace.spans import COPIES, KERNEL, chosen, seconds_of
 from gputrace.trace import Trace
+from virtualgpu import instruments
 from virtualgpu.commands import set_up_for_times
 from virtualgpu.script import run_script
 from virtualgpu.source_lines import is_users
@@ -43,8 +44,9 @@ class Outcome:
 
     `failed` is the text of an exception other than for memory, with its line. `used` counts what the device holds at most, CUDA's
     context included; `allocated` and `reserved` are the allocator's, and `parts` what the peak of the allocated consists of. `step` is
-    the time of a step after the first, None where there were fewer than three, and `idle` the share of it in which the GPU had nothing to
-    do. `changed` says whether the change met something that it could change.
+    the time of a step after the first, and `idle` the share of it in which the GPU had nothing to do; where there was one step alone,
+    `first` is the most that it took. `changed` says whether the change met something that it could change. `asked` is the line that
+    wanted a value which nothing computed, after the first whole step: the script ended there.
     """
 
     total: int = 0
@@ -59,6 +61,8 @@ class Outcome:
     step: float | None = None
     idle: float | None = None
     changed: bool = False
+    first: float | None = None
+    asked: str = ""
 
 
 class _Enough(BaseException):
@@ -83,7 +87,10 @@ def attempt(wish: Wish) -> Outcome:
         outcome.failed = "" if ended.code in (None, 0) else f"{_where(ended)}it ended by sys.exit({ended.code!r}); every loss is NaN here"
     except BaseException as error:  # whatever the script raises is told, not raised
         outcome.fits = not trace.error
-        outcome.failed = "" if trace.error else _told(error)
+        if ends and instruments.asks_for_values(error):
+            outcome.asked = _where(error).removesuffix(": ")
+        else:
+            outcome.failed = "" if trace.error else _told(error)
     outcome.steps, outcome.changed = len(ends), bool(met)
     if outcome.fits and not outcome.failed and not (trace.timeline(0).allocated > 0).any():
         outcome.failed = NO_GPU
@@ -135,7 +142,9 @@ def _measure(trace: Trace, outcome: Outcome) -> None:
     line = None if event < 0 else trace.line(int(trace.events.stack[event]))
     outcome.line = "" if line is None else f"{line.location} {line.text}"
     ends = _ends_of_steps(trace)
-    if len(ends) > 2 and ends[-1] > ends[0]:  # the first makes the optimizer's state, and takes its memory from the driver
+    if len(ends) == 1:  # it makes the optimizer's state too, and takes its memory from the driver
+        outcome.first = ends[0] - min(phase.start for phase in trace.phases)
+    elif ends and ends[-1] > ends[0]:
         begin, end = ends[0], ends[-1]
         outcome.step = (end - begin) / (len(ends) - 1)
         outcome.idle = 1 - _busy_between(trace, begin, end) / (end - begin)

@@ -12,7 +12,7 @@ from virtualgpu import machines, profiles
 
 FEWEST = 3  # steps: from the end of the first, in which an optimizer makes its state, to that of the last
 ROOM = 1 << 42  # bytes of a GPU on which any script's peak is seen
-FITS, NOT = "yes", "no"
+FITS, NOT, SO_FAR = "yes", "no", "so far"
 NO_STEPS = "it ended without step() of an optimizer of torch.optim, so that what a step takes is unknown"
 BAR = (
     "±: nine of ten training steps of networks that were recorded on an H200 and an H100 were off by less, half of them by 7% and 10%.",
@@ -66,7 +66,8 @@ def _each(wishes: list[Wish], told: str, tell: Callable[[str], object]) -> dict[
 def _in_short(outcome: Outcome) -> str:
     if outcome.failed or not outcome.fits:
         return "the script failed" if outcome.failed else "memory runs out"
-    return f"needs {byte_text(outcome.used)}" + ("" if outcome.step is None else f", a step takes {time_text(outcome.step)}")
+    stopped = f" until {outcome.asked} asks for a value" * bool(outcome.asked)
+    return f"needs {byte_text(outcome.used)}" + ("" if outcome.step is None else f", a step takes {time_text(outcome.step)}") + stopped
 
 
 def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) -> Table:
@@ -75,25 +76,39 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) ->
         (
             name,
             byte_text(tried[name].total),
-            byte_text(most.used),
-            FITS if tried[name].fits else NOT,
+            _need(most),
+            _fits(most, tried[name].fits),
             _step_text(name, most),
             "" if most.idle is None else f"{most.idle:.0%} of it",
         )
         for name, most in needed.items()
     ]
     steps = min(outcome.steps for outcome in needed.values())
-    ran = f"{steps} steps on virtual GPUs, nothing computed" if steps else NO_STEPS
+    ran = f"{steps} step{'s' * (steps > 1)} on virtual GPUs, nothing computed" if steps else NO_STEPS
+    if asked := next((outcome.asked for outcome in needed.values() if outcome.asked), ""):
+        ran += f".\nThen {asked} asks for a value that nothing computed: what follows is not counted"
     longer = "as long" if wish.host == 1 else f"{wish.host:g} times as long"
     host = f"The host takes {longer} for an operator as that of the recorded H200s (--host)."
     return Table(header, tuple(rows), "\n".join((f"{wish.script}: {ran}.", *BAR, host)))
 
 
+def _need(outcome: Outcome) -> str:
+    return "at least " * _broken_off(outcome) + byte_text(outcome.used)
+
+
+def _fits(outcome: Outcome, fits: bool) -> str:
+    return (SO_FAR if _broken_off(outcome) else FITS) if fits else NOT
+
+
+def _broken_off(outcome: Outcome) -> bool:
+    """Did it end after the first step? Only from the second on does the optimizer's state lie beside a backward's tensors."""
+    return bool(outcome.asked) and outcome.steps == 1
+
+
 def _step_text(name: str, outcome: Outcome) -> str:
     if outcome.step is None:
-        return "unknown"
+        return "unknown" if outcome.first is None else f"the first at most {time_text(outcome.first)}"
     error = profiles.load(name).time_error
-    error = None if error is None else max(error, profiles.load("H200").time_error or 0.0)
     return f"{time_text(outcome.step)}" + (", never compared" if error is None else f" ± {error:.0%}")
 
 
@@ -115,7 +130,7 @@ def _changes(name: str, before: Outcome, total: int, wish: Wish, tell: Callable[
         fits = after.used <= total
         slower = None if after.step is None or before.step is None else after.step / before.step / made.share
         told = "" if slower is None else f"{slower:.2f} times as long"
-        rows.append((not fits, slower or 0.0, (change, byte_text(after.used), told, FITS if fits else NOT)))
+        rows.append((not fits, slower or 0.0, (change, _need(after), told, _fits(after, fits))))
     ordered = tuple(row for *_, row in sorted(rows, key=lambda row: row[:2]))
     return Table(
         ("change", "needs", "as many samples take", "fits"),

@@ -103,7 +103,8 @@ def plot_scaling_steps(result: Result) -> Figure:
     below.set_xlabel(f"GPUs, {PER_NODE} a node")
     for axes, names in zip((above, below), ends, strict=True):
         label_ends(axes, names)
-    return badged(canvas, result.badge, *(_told(result, *line) for line in LINES))
+    shown = f"{NETWORKS[0].replace('Gb', ' Gb')} where not said, logarithmic axes  ·  {result.badge}"
+    return badged(canvas, result.badge, *(_told(result, *line) for line in LINES), shown=shown)
 
 
 TICKS = tuple(1 << power for power in (27, 30, 33, 36))  # bytes

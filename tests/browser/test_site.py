@@ -1,6 +1,8 @@
 """The site that `make docs` builds: everybody reaches what is on it, on a wide page and on a narrow one, in light and in dark."""
 
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from accessibility import GRAVE
@@ -9,7 +11,24 @@ pytestmark = pytest.mark.browser
 
 SITE = Path(__file__).parents[2] / "build" / "site"
 LESSONS = ("notebooks/02_streams", "notebooks/12_several_machines")
-PAGES = ("index", *LESSONS, "docs/glossary", "docs/reference", "docs/measured/report_h200_x1")
+LIVE = "docs/a-step-on-four-gpus"
+PAGES = ("index", *LESSONS, "docs/glossary", LIVE, f"{LIVE}-explorer", f"{LIVE}-trace", "docs/reference", "docs/measured/report_h200_x1")
+
+
+class Read(HTMLParser):
+    """What a page links to or shows, and the places in it that a link may lead to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links, self.places = [], {""}
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            if name == "id":
+                self.places.add(value)
+            elif name in ("href", "src") and not urlsplit(value).scheme:
+                self.links.append(urlsplit(value))
 
 
 @pytest.fixture
@@ -50,3 +69,65 @@ def test_solutions_stay_folded(page):
     solutions = page.locator("details", has_text="Solution of")
     assert solutions.count() == 5
     assert all(solutions.nth(number).get_attribute("open") is None for number in range(5))
+
+
+def test_a_recording_is_looked_into_where_scripts_run(page):
+    from playwright.sync_api import expect
+
+    page.goto((SITE / f"{LIVE}.html").as_uri())
+    page.locator("iframe.live").scroll_into_view_if_needed()
+    explorer = page.frame_locator("iframe.live")
+    explorer.get_by_label("Find a kernel, a block or a line").fill("attention_backward")
+    explorer.get_by_label("Find a kernel, a block or a line").press("Enter")
+    expect(explorer.locator(".chosen")).to_contain_text("loss.backward()")
+    expect(page.locator("details.picture img")).to_be_hidden()
+
+
+def test_elsewhere_its_picture_stays(browser):
+    silent = browser.browser.new_context(java_script_enabled=False)
+    page = silent.new_page()
+    page.goto((SITE / f"{LIVE}.html").as_uri())
+    assert page.locator("details.picture img").is_visible() and not page.locator("iframe.live").is_visible()
+    silent.close()
+
+
+def test_the_picture_is_that_of_the_recording(page):
+    """It is stored for GitHub; the site records the script whenever it is built."""
+    page.goto((SITE / f"{LIVE}-trace.html").as_uri())
+    drawn = page.locator("figure img").first.get_attribute("alt").partition(". ")[0]
+    page.goto((SITE / f"{LIVE}.html").as_uri())
+    assert page.locator("details.picture img").get_attribute("alt").startswith(drawn)
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("run on colab", "Where the lessons run, and what they take there"),
+        ("race warning", "2 Streams and synchronization"),
+        ("how accurate", "How accurate is it?"),
+        ("grade submissions", "Teaching with the kit"),
+        ("fit T4", "PyTorch on GPUs: a teaching kit"),
+        ("torch.cuda.Stream", "2 Streams and synchronization"),
+    ],
+)
+def test_what_a_stranger_looks_for_is_among_the_first_found(page, query, wanted):
+    from playwright.sync_api import expect
+
+    page.goto((SITE / "index.html").as_uri())
+    page.get_by_placeholder("Search").fill(query)
+    page.get_by_placeholder("Search").press("Enter")
+    expect(page.locator(".search-summary")).to_contain_text("finished")
+    found = [text.splitlines()[0] for text in page.locator("#search-results li").all_inner_texts()]
+    assert any(title == wanted or title.endswith(f"> {wanted}") for title in found[:4])
+
+
+def test_every_link_within_the_site_arrives():
+    """Also those that Sphinx does not see, in HTML."""
+    pages = {path: Read(path) for path in SITE.rglob("*.html")}
+    lost = []
+    for path, read in pages.items():
+        for link in read.links:
+            target = (path.parent / unquote(link.path)).resolve() if link.path else path
+            if not target.is_file() or (target in pages and unquote(link.fragment) not in pages[target].places):
+                lost.append((path.name, link.geturl()))
+    assert sum(len(read.links) for read in pages.values()) > 1000 and lost == []

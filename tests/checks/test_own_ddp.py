@@ -9,6 +9,7 @@ from labkit.checks.own_ddp import GRADIENT, MESSAGE, draw, judge
 INPUTS = {"width": 8, "layers": 3, "seed": 1, "bucket_bytes": 512}
 LAYER = 256  # bytes
 EVENTS = [[GRADIENT, 2], [GRADIENT, 1], [MESSAGE, 2 * LAYER], [GRADIENT, 0], [MESSAGE, LAYER]]
+LATE = [[GRADIENT, 3], [GRADIENT, 2], [GRADIENT, 1], [GRADIENT, 0], [MESSAGE, 2 * LAYER], [MESSAGE, 2 * LAYER]]
 RIGHT = {
     "start": 0.0,
     "gradients": [[0.0, 1e-7]] * 2,
@@ -28,10 +29,11 @@ RIGHT = {
         ({"gradients": [[0.0, 0.0], [0.0, 0.5]]}, "after `finish()` in step 2, the gradients of 1 of 2 parameters are not the mean"),
         ({"gradients": [["none", 0.0]] * 2}, "in step 1, a parameter is without the gradient"),
         ({"gradients": [["one", 0.0]] * 2}, "in step 1, a parameter that no forward uses has a gradient on rank 1"),
-        ({"gradients": [[float("nan"), 0.0]] * 2}, "not the mean of both ranks'"),
+        ({"gradients": [[float("nan"), 0.0]] * 2}, "not the mean of all ranks'"),
         ({"events": [EVENTS, [[GRADIENT, 0], [MESSAGE, 4 * LAYER]]]}, "in step 2, one message took 1,024 bytes; a bucket is full with 512"),
         ({"events": [[*EVENTS, [MESSAGE, LAYER]]] * 2}, "in step 1, 3 messages took 3 gradients; a bucket holds 2"),
-        ({"events": [sorted(EVENTS)] * 2}, "nothing was sent before the last gradient"),
+        ({"events": [LATE] * 2}, "in step 1, 3 complete gradients had not been sent when another came; a bucket is full with 2"),
+        ({"events": [[*EVENTS[:3], *LATE[:-1]]] * 2}, "in step 1, 3 complete gradients had not been sent"),
         ({"events": [[*EVENTS, [MESSAGE, 4]]] * 2}, None),  # a message about messages
         ({"overlapped": 0.0}, "What is `async_op`?"),
         (

@@ -76,6 +76,11 @@ def test_the_lines_are_those_of_the_rows_and_each_has_its_colour_and_name(drawn)
     ]
 
 
+def test_the_network_that_is_assumed_and_the_logarithmic_axes_are_said(drawn):
+    plot_scaling_steps(steps())
+    assert "400 Gb/s where not said, logarithmic axes  ·  measured on paper" in [text.get_text() for text in drawn[-1].texts]
+
+
 def test_a_stopped_run_is_drawn_without_a_finding():
     for fixed in ([], [0.2, 0.06]):
         assert plot_scaling_steps(steps(fixed)).title == "Not measured yet: a step on 8 to 1,024 GPUs"

@@ -105,3 +105,9 @@ def test_a_slower_host_changes_what_the_host_does_and_nothing_of_the_gpu():
     assert slow.rising_addresses is usual.rising_addresses
     for name in ("kernel_minimum_seconds", "memory_bytes_per_second", "p2p_latency_seconds", "name"):
         assert getattr(slow, name) == getattr(usual, name)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_gpu_s_bar_is_narrower_than_that_of_the_one_with_most_recordings(name):
+    error = profiles.load(name).time_error
+    assert error is None or error >= profiles.load("H200").time_error > 0

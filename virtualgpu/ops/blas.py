@@ -36,13 +36,14 @@ _PAIR = re.compile(r":(\d+):(\d+)")
 PRODUCTS = {
     "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "vdot": (0, 1),
     "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "baddbmm_": (1, 2), "addmv": (1, 2), "addmv_": (1, 2),
+    "_addmm_activation": (1, 2),
 }  # fmt: skip
 FORMATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 # The names that CUDA gives the kernels it does not have for integers.
 INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "dot": "dot", "vdot": "vdot"}
 INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
 _allow_tf32 = torch._C._get_cublas_allow_tf32  # what torch.backends.cuda.matmul says, without the way there
-sums_in_float32(*(getattr(torch.ops.aten, name) for name in (*PRODUCTS, "addr", "addbmm", "_addmm_activation")))
+sums_in_float32(*(getattr(torch.ops.aten, name) for name in (*PRODUCTS, "addr", "addbmm")))
 _is_deterministic = torch._C._get_deterministic_algorithms
 _current_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
 

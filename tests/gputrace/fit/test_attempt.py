@@ -65,6 +65,26 @@ def test_what_does_not_fit_is_told_from_what_fails(wish):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_script_that_asks_for_a_value_after_whole_steps_is_told_up_to_that_line(wish, steps):
+    asks = TRAIN.replace('print(open("/nowhere"))', "print(int(loss.argmax()))")
+    outcome, whole = run(wish(asks, 4096, steps)), run(wish(TRAIN, 4096, 9))
+    assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", steps, "train.py:13 print(int(loss.argmax()))")
+    if steps == 1:
+        assert outcome.allocated < whole.allocated  # no optimizer's state lies beside a backward's tensors yet
+        assert outcome.step is None and 0.5 * whole.step < outcome.first < 2 * whole.step
+    else:
+        assert outcome.allocated == whole.allocated
+        assert outcome.first is None and outcome.step == pytest.approx(whole.step, rel=0.02)
+
+
+@pytest.mark.slow
+def test_before_its_first_whole_step_a_script_that_asks_for_a_value_fails(wish):
+    failed = run(wish(TRAIN.replace("loss.backward()", "int(loss.argmax())"), 16, 2)).failed
+    assert failed.startswith("train.py:10 int(loss.argmax()): RuntimeError: the values of this tensor on cuda:0 were not kept")
+
+
+@pytest.mark.slow
 def test_a_script_that_leaves_the_gpu_alone_is_told_so(wish):
     outcome = run(wish(TRAIN.replace(".cuda()", "").replace(', device="cuda"', ""), 16, 9))
     assert outcome.failed.startswith("it put nothing on the GPU: perhaps an option")

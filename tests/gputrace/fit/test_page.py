@@ -76,6 +76,17 @@ def test_without_a_step_of_an_optimizer_the_time_is_unknown(monkeypatch):
     assert gpus.caption.startswith("train.py: it ended without step() of an optimizer of torch.optim")
 
 
+def test_a_script_that_asks_for_a_value_after_a_step_gets_its_page(monkeypatch):
+    ran = Outcome(16 << 30, True, "", "", 1, 1 << 30, 1 << 30, 1 << 30, {}, None, None, True, 0.5, "train.py:9 int(x)")
+    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: ran)
+    gpus, _, changes = answer(WISH, ["T4"])
+    assert gpus.rows[0][2:] == ("at least 1 GiB", "so far", "the first at most 500 ms", "")
+    first, second, *_ = gpus.caption.splitlines()
+    assert first == "train.py: 1 step on virtual GPUs, nothing computed."
+    assert second == "Then train.py:9 int(x) asks for a value that nothing computed: what follows is not counted."
+    assert {row[1:] for row in changes.rows} == {("at least 1 GiB", "", "so far")}  # a first step says little about others
+
+
 def test_a_script_that_fails_gives_no_table(monkeypatch):
     monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: Outcome(failed="train.py:1 1 / 0: ZeroDivisionError", steps=2))
     with pytest.raises(ScriptFailedError, match="on the T4 the script failed after 2 steps: train.py:1 1 / 0"):

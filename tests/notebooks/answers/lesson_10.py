@@ -104,6 +104,21 @@ WRONG = {
             "the same rows are together on a rank",
         ),
         "the first epoch in order": (rows("sorted(order[rank::ranks]) if epoch % 2 else order[rank::ranks]"), "come in their own order"),
+        "epoch 0 in order": (
+            ROWS.format(
+                lines="order = torch.randperm(count, generator=torch.Generator().manual_seed(epoch)) if epoch else torch.arange(count); "
+                "return order[rank::ranks].tolist()"
+            ),
+            "in epoch 0 the rows come in their own order",
+        ),
+        "in chunks": (rows("list(torch.tensor(order).chunk(ranks)[rank])"), "the one with fewer would wait"),
+        "the seed set again": (
+            ROWS.format(
+                lines="seed = torch.initial_seed(); torch.manual_seed(epoch); order = torch.randperm(count); torch.manual_seed(seed); "
+                "return order[rank::ranks].tolist()"
+            ),
+            "had a random state of its own, and your function has changed it",
+        ),
         "seeds the global generator": (
             ROWS.format(lines="torch.manual_seed(epoch); return torch.randperm(count)[rank::ranks].tolist()"),
             "torch draws the same",

@@ -48,7 +48,7 @@ SEND = "sent.append((dist.all_reduce(flat, async_op=True), flat, list(bucket)))"
 MEAN = "flat /= dist.get_world_size()"
 FLUSH = "        if bucket:\n            send()\n        for work"
 FULL = "if sum(p.grad.nbytes for p in bucket) >= bucket_bytes:"
-NOT_THE_MEAN = "not the mean of both ranks'"
+NOT_THE_MEAN = "not the mean of all ranks'"
 
 WRONG = {
     "10.5": {
@@ -56,8 +56,13 @@ WRONG = {
         "no broadcast": (own((BROADCAST, "pass")), "does not begin with rank 0's parameters"),
         "broadcast without the buffers": (own(("model.state_dict().values()", "model.parameters()")), "parameters and buffers"),
         "each rank from itself": (own((BROADCAST, "tensor.copy_(tensor.clone())")), "does not begin with rank 0's"),
+        "floating point alone": (
+            own((BROADCAST, "dist.broadcast(tensor, src=0) if tensor.is_floating_point() else None")),
+            "does not begin with rank 0's",
+        ),
         "the mean of the weights": (own((BROADCAST, "dist.all_reduce(tensor, dist.ReduceOp.AVG)")), "does not begin with rank 0's"),
         "the sum": (own((MEAN, "pass")), NOT_THE_MEAN),
+        "divided by two": (own((MEAN, "flat /= 2")), NOT_THE_MEAN),
         "divided twice": (own(("async_op=True", "op=dist.ReduceOp.AVG, async_op=True")), NOT_THE_MEAN),
         "hook too early": (
             own((HOOKS, "parameter.register_hook(lambda grad, p=parameter: ready(p))")),
@@ -69,6 +74,24 @@ WRONG = {
                 ("bucket.append(parameter)", "bucket.extend([parameter] if parameter.grad is not None else [])"),
             ),
             "0 of .* sent on rank 0. Is a gradient there when its hook is called?",
+        ),
+        "the hook's gradient in place of all": (
+            own(
+                (HOOKS, "parameter.register_hook(lambda grad, p=parameter: ready((p, grad)))"),
+                ("[p.grad.flatten() for p in bucket]", "[grad.flatten() for _, grad in bucket]"),
+                ("sum(p.grad.nbytes for p in bucket)", "sum(grad.nbytes for _, grad in bucket)"),
+                ("[p.numel() for p in parameters]", "[p.numel() for p, _ in parameters]"),
+                ("for p, part in", "for (p, _), part in"),
+                ("p.grad.copy_(part.view_as(p))", "p.grad = part.view_as(p)"),
+            ),
+            "in step 3, .* not the mean",
+        ),
+        "the first bucket in time": (
+            own(
+                (FULL, "if not sent and sum(p.grad.nbytes for p in bucket) >= bucket_bytes:"),
+                (FLUSH, "        them = list(bucket)\n        while them: bucket[:] = them[:4]; del them[:4]; send()\n        for work"),
+            ),
+            "complete gradients had not been sent when another came",
         ),
         "the last bucket is not sent": (own((FLUSH, "        for work")), "what sends a bucket that is not full"),
         "nobody waits": (own(("work.wait()", "pass")), NOT_THE_MEAN),
@@ -96,10 +119,10 @@ WRONG = {
                     "        them = list(bucket)\n        while them: bucket[:] = them[:4]; del them[:4]; send()\n        for work",
                 ),
             ),
-            "nothing was sent before the last gradient",
+            "complete gradients had not been sent when another came",
         ),
         "one message a gradient": (own((FULL, "if True:")), "gradients; a bucket holds 4"),
-        "parameters counted, not bytes": (own((FULL, "if len(bucket) * 1000 >= bucket_bytes:")), "one message took|nothing was sent"),
+        "parameters counted, not bytes": (own((FULL, "if len(bucket) * 1000 >= bucket_bytes:")), "one message took|had not been sent"),
         "a gradient for all": (
             own(
                 (
@@ -175,7 +198,7 @@ RIGHT = {
     "10.5": {
         "NCCL's own mean": own((SEND, SEND.replace("async_op=True", "op=dist.ReduceOp.AVG, async_op=True")), (MEAN, "pass")),
         "divided before": own(
-            ("torch.cat([p.grad.flatten() for p in bucket])", "torch.cat([p.grad.flatten() for p in bucket]) / 2"), (MEAN, "pass")
+            ("[p.grad.flatten() for p in bucket]", "[p.grad.flatten() / dist.get_world_size() for p in bucket]"), (MEAN, "pass")
         ),
         "gradients that lie in the bucket": own(("p.grad.copy_(part.view_as(p))", "p.grad = part.view_as(p)")),
         "fixed buckets, in reverse": FIXED,
@@ -195,7 +218,7 @@ RIGHT = {
             )
         ),
         "hooks that get the gradient": own(
-            (HOOKS, "parameter.register_post_accumulate_grad_hook(lambda p: [p.grad.div_(2), ready(p)][1])"), (MEAN, "pass")
+            (HOOKS, "parameter.register_post_accumulate_grad_hook(lambda p: [p.grad.div_(3), ready(p)][1])"), (MEAN, "pass")
         ),
         "a bucket of views": own(
             ("flat = torch.cat([p.grad.flatten() for p in bucket])", "flat = nn.utils.parameters_to_vector([p.grad for p in bucket])"),

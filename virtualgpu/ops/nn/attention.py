@@ -28,7 +28,8 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 # Of a product's rate, read off benchmarks/timing/kernels.json (one H200, torch 2.11, cuDNN 9.19), rounded.
 ATTENTION, ATTENTION_BACKWARD = 0.62, 0.6
-ATTENTION_HALF, ATTENTION_BACKWARD_HALF = 256, 512  # queries with which half of that is reached: the blocks of a short sequence are few
+# Queries with which half of that is reached in float16: the start and the end of a block take as long whatever the format.
+ATTENTION_HALF, ATTENTION_BACKWARD_HALF = 256, 512
 
 fused, fused_backward = aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward
 sums_in_float32(fused, stay=(1,))  # the logarithm of the sums of the softmax
@@ -385,5 +386,7 @@ def attention_work(q: Tensor, k: Tensor, v: Tensor, causal: bool, backward: bool
     queries, outputs = q.shape[2], prod(q.shape[:3]) * v.shape[3]
     flops = 2 * k.shape[2] * prod(q.shape[:3]) * (q.shape[3] + v.shape[3]) * (2.5 if backward else 1) * (0.5 if causal else 1)
     share, half = (ATTENTION_BACKWARD, ATTENTION_BACKWARD_HALF) if backward else (ATTENTION, ATTENTION_HALF)
+    format, peak = product_format(q.dtype), q._gpu.profile.peak_flops  # type: ignore[attr-defined]
+    half *= peak[format] / peak["float16"]
     moved = sum(map(bytes_of, (q, k, v))) + outputs * q.itemsize
-    return Work(moved * (2 if backward else 1), flops / (share * queries / (queries + half)), product_format(q.dtype), outputs)
+    return Work(moved * (2 if backward else 1), flops / (share * queries / (queries + half)), format, outputs)
