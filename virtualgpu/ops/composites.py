@@ -14,7 +14,7 @@ from torch.library import _impls  # what Python has registered: "namespace/name.
 
 from virtualgpu import hardware
 from virtualgpu.errors import VERSION, unsupported
-from virtualgpu.ops.call import Call, composes, handles, made_of, made_on
+from virtualgpu.ops.call import Call, checks, composes, handles, made_of, made_on
 from virtualgpu.tensor import VirtualTensor, tensors
 
 
@@ -143,6 +143,15 @@ def eigvalsh(x: torch.Tensor, UPLO: str = "L") -> torch.Tensor:  # noqa: N803 (t
 @composes("linalg_svdvals")
 def svdvals(x: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
     return torch.ops.aten._linalg_svd(x, False, torch.is_grad_enabled() and x.requires_grad, driver=driver)[1]
+
+
+@checks("gradient.tensorarrayint", "gradient.tensorarray")
+def check_devices(args: tuple, kwargs: dict) -> None:
+    """Raises RuntimeError, in PyTorch's words (native/ReduceOps.cpp), unless the coordinates are where the values are."""
+    for coordinates in kwargs["spacing"]:
+        if coordinates.device != args[0].device:
+            devices = f"{args[0].device} and {coordinates.device}"
+            raise RuntimeError(f"torch.gradient expected each tensor to be on the same device, but got devices {devices}!")
 
 
 @composes("cov")

@@ -104,3 +104,13 @@ def test_a_given_output_gets_what_cpp_makes_with_room_of_its_own(name, machine):
 def test_a_given_output_on_the_cpu_is_refused_in_cudas_words(machine):
     with pytest.raises(RuntimeError, match="same device|Expected"):
         torch.linalg.inv(torch.eye(3, device="cuda"), out=torch.empty(3, 3))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_coordinates_of_a_gradient_lie_where_its_values_do(device, machine):
+    x = torch.randn(4, 4, device="cuda")
+    with pytest.raises(RuntimeError, match=f"torch.gradient expected each tensor .* got devices cuda:0 and {device}!"):
+        torch.gradient(x, spacing=(torch.arange(4.0, device=device),), dim=1)
+    torch.testing.assert_close(
+        torch.gradient(x, spacing=(torch.arange(4.0, device="cuda"),), dim=1)[0].cpu(), torch.gradient(x.cpu(), dim=1)[0]
+    )
