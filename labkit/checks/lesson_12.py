@@ -50,6 +50,7 @@ def _places(per_node: Plain) -> list[tuple[int, int]]:
 # 12.2: an all_reduce that sends little between nodes
 
 PER_NODE, NODES, LIKE = 3, 2, "H100"  # unlike, so that neither stands for the other
+TWICE = 2  # times its share, each for itself: a sum and a broadcast make an all_reduce too
 
 
 def draw_sums(generator: random.Random) -> Plain:
@@ -69,8 +70,9 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
         if not near(found["values"], due):
             return not_yet(f"rank {rank} has {shown(found['values'][:4])} … in `x`, where the sum over all ranks is {shown(due[:4])} ….")
     for rank, found in enumerate(told):
-        if not found["between"] <= found["bytes"] / case["per_node"]:
-            gave, whole = units.byte_text(found["between"]), units.byte_text(found["bytes"])
+        share, given = found["bytes"] / case["per_node"], sum(found["between"])
+        if not (given <= TWICE * share and all(nbytes <= share for nbytes in found["between"])):
+            gave, whole = units.byte_text(given), units.byte_text(found["bytes"])
             return not_yet(
                 f"the sums are right, but rank {rank} gave {gave} of {whole} to groups of several nodes. A node has "
                 f"{case['per_node']} ranks: what is each one's share?"

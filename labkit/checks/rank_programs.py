@@ -1,7 +1,6 @@
 """What the checks of lessons 10 and 11 have each rank do with an answer. Of the lessons, ranks import this file alone."""
 
 import contextlib
-import functools
 import operator
 import os
 import random
@@ -36,7 +35,6 @@ def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
 def rows_of(my_rows: Any, case: Plain) -> Plain:
     """In a rank: its rows in each epoch, what each global generator draws then, and what it draws where nothing is asked."""
     rank = dist.get_rank()
-    getattr(my_rows, "__globals__", {})["hash"] = functools.partial(_own_hash, rank)
     drawn: list[list[float]] = []
     for epochs in ((), case["epochs"]):
         for seed in (torch.manual_seed, random.seed, numpy.random.seed):
@@ -45,11 +43,6 @@ def rows_of(my_rows: Any, case: Plain) -> Plain:
         rows = [_row_numbers(my_rows(case["count"], rank, case["ranks"], epoch)) for epoch in epochs]
         drawn.append([torch.rand(()).item(), random.random(), numpy.random.rand()])
     return {"rows": rows, "drawn": drawn[1], "undisturbed": drawn[0]}
-
-
-def _own_hash(rank: int, value: Any) -> int:
-    """Text has another hash in each Python that is started. These ranks are forked, and would have the same."""
-    return hash(value) ^ (rank if any(isinstance(leaf, str | bytes) for leaf in tree_leaves(value)) else 0)
 
 
 def _row_numbers(answer: Any) -> Plain:

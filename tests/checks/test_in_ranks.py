@@ -79,6 +79,14 @@ def test_an_error_that_cannot_be_sent_is_told_in_words():
         in_ranks(add, answer, [1, 2])
 
 
+def test_text_has_another_hash_in_each_rank_as_in_each_python_that_is_started():
+    def answer(tensor):
+        return tensor.new_tensor([hash("text") % 1000, hash((1, b"bytes")) % 1000, hash((1, 2.5)) % 1000])
+
+    one, other = (told["sum"] for told in in_ranks(add, answer, [1, 2]))
+    assert [found == twin for found, twin in zip(one, other, strict=True)] == [False, False, True]
+
+
 def test_a_rank_that_ends_its_process_is_told_at_once():
     def answer(tensor):
         if dist.get_rank() == 1:

@@ -84,14 +84,14 @@ def figures() -> Iterator[Figures]:
 
 def test_this_environment_is_colabs_without_the_kit():
     packages = {distribution.name.lower(): distribution.version for distribution in distributions()}
-    assert packages["ipywidgets"] == "7.7.1" and "labkit" not in packages and "jupyterlab" not in packages
+    assert packages["ipywidgets"] == "7.7.1" and "pytorch-gpu-lessons" not in packages and "jupyterlab" not in packages
 
 
 def test_installing_the_kit_replaces_nothing(colab):
     command = [colab["python"], "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", f"git+{ADDRESS}"]
     done = subprocess.run(command, env=os.environ | colab, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert [item["metadata"]["name"] for item in json.loads(done.stdout)["install"]] == ["labkit"]
+    assert [item["metadata"]["name"] for item in json.loads(done.stdout)["install"]] == ["pytorch-gpu-lessons"]
 
 
 def test_the_first_cell_sets_up_the_runtime(colab, content, figures):
@@ -119,4 +119,4 @@ def test_the_lesson_runs_whole(tree, colab, content, figures, name):
 
 def test_in_the_end_the_kit_alone_was_installed(colab):
     places = sorted(Path(colab["python"]).parents[1].glob("lib/*/site-packages/*.dist-info"))
-    assert [place.name.partition("-")[0] for place in places] == ["labkit"]
+    assert [place.name.partition("-")[0] for place in places] == ["pytorch_gpu_lessons"]

@@ -101,6 +101,8 @@ def as_on_cuda(name: str, error: Exception) -> Exception:
         if found[1] in native_functions().for_cuda_alone:
             return unsupported(f"torch.ops.aten.{found[1]}")
         return NotImplementedError(f"Could not run 'aten::{found[1]}' with arguments from the '{found[2]}CUDA' backend.")
+    if "_cpu_template" in words:  # the function that complains
+        return type(error)(words.replace("_cpu_template", "_cuda_template"))
     if words.startswith("expected m1 and m2 to have the same dtype"):
         return type(error)(words.replace("m1 and m2", "mat1 and mat2", 1))
     return error

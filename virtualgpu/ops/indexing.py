@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
+from virtualgpu.errors import scalar_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import cub, operators
 from virtualgpu.ops.call import (
@@ -95,8 +96,24 @@ def own_zeros(call: Call) -> bool:
     return _graph_task() != -1 and _node().name() in FILLS_OWN_ZEROS[call.op.name]
 
 
+@handles("scatter_", "scatter_reduce", "scatter_reduce_")
+def reduced(call: Call) -> Any:
+    _refuse_products(call)
+    return operators.into_given(call) if call.op.written else operators.compute(call)
+
+
+def _refuse_products(call: Call) -> None:
+    """Raises RuntimeError for what the kernels of all reductions but sums are not compiled for (native/cuda/ScatterGatherKernel.cu)."""
+    x, reduction = call.args[0], call.argument("reduce")
+    if reduction in (None, "add", "sum") or not (x.is_complex() or x.dtype is torch.bool) or not call.args[2].numel():
+        return
+    kernel = "gather_base_kernel_func" if isinstance(call.args[3], torch.Tensor) else "fill_base_kernel_reduce_multiply"
+    raise RuntimeError(f"\"cuda_scatter_{kernel}\" not implemented for '{scalar_name(x.dtype)}'")
+
+
 @handles("scatter_add", "scatter", "index_add", "put")
 def scatter(call: Call) -> Any:
+    _refuse_products(call)
     if call.op.outs:
         return operators.into_given(call)
     return in_place(call) if own_zeros(call) else operators.compute(call)

@@ -4,6 +4,7 @@ Order of allocations: PyTorch's native/BatchLinearAlgebra.cpp and native/cuda/li
 are estimates, measured on an H200 (CUDA 13.0) for matrices of 1 to 1024 rows; so are those of batches.
 """
 
+from math import prod
 from typing import Any
 
 import torch
@@ -63,17 +64,17 @@ def workspace(table: dict[int, int], n: int, scale: int = 1) -> int:
 
 
 def _covered(x: Tensor) -> bool:
-    return x.dim() >= 2 and x.dtype in (torch.float32, torch.float64, torch.complex64) and x.numel() > 0
+    return x.dim() >= 2 and x.dtype in (torch.float32, torch.float64, torch.complex64)
 
 
-def _matrices(*names: str, batches: bool = True) -> Any:
-    """Register a rule for matrices: (x, n, bytes of an element, operator's arguments) -> plan; for single ones alone?"""
+def _matrices(*names: str, empty: bool = False) -> Any:
+    """Register a rule for matrices: (x, n, bytes of an element, operator's arguments) -> plan; for those without elements too?"""
 
     def register(rule: Any) -> Any:
         def run(call: Call) -> Any:
             if call.op.written:
                 return operators.into_given(call)
-            if not _covered(call.args[0]) or (not batches and call.args[0].dim() > 2):
+            if not _covered(call.args[0]) or not (empty or call.args[0].numel()):
                 return operators.compute(call)
             plan = rule(call.args[0], call.args[0].shape[-1], call.args[0].itemsize, call.args)
             return perform(call, plan)
@@ -85,7 +86,7 @@ def _matrices(*names: str, batches: bool = True) -> Any:
 
 
 def _batch(x: Tensor) -> int:
-    return x.numel() // (x.shape[-1] * x.shape[-2])
+    return prod(x.shape[:-2])
 
 
 def _pointers(b: int, tables: int = 2) -> Plan:
@@ -97,7 +98,7 @@ def _factored(x: Tensor, n: int) -> Plan:
     """An LU decomposition: that of a single square matrix has a workspace."""
     if x.dim() > 2:
         return _pointers(_batch(x), 1)
-    if x.shape[-2] != n:
+    if x.shape[-2] != n or n == 0:
         return ()
     work = workspace(GETRF, n)
     return work, -work
@@ -173,13 +174,13 @@ def _parity(b: int, n: int) -> Plan:
     return 4 * n, b * n, 8 * b, 8 * b * n, -8 * b * n, -b * n, -4 * n
 
 
-@_matrices("_linalg_det")
+@_matrices("_linalg_det", empty=True)
 def determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     b = _batch(x)
     return Out(0), Out(1), Out(2), 4 * b, *_factored(x, n), item * b, *_parity(b, n), -8 * b, -item * b, -4 * b
 
 
-@_matrices("_linalg_slogdet")
+@_matrices("_linalg_slogdet", empty=True)
 def logarithm_of_determinant(x: Tensor, n: int, item: int, args: tuple) -> Plan:
     b = _batch(x)
     diagonal, one = item * b * n, item * b
@@ -336,7 +337,7 @@ def least_squares(call: Call) -> Any:
     if driver not in (None, "gels"):
         raise RuntimeError("torch.linalg.lstsq: parameter `driver` should be one of (gels)")
     call.kwargs["driver"] = "gels"
-    if not _covered(x):
+    if not _covered(x) or not x.numel():
         return operators.compute(call)
     b, m, n, item, size = _batch(x), x.shape[-2], x.shape[-1], x.itemsize, x.numel() * x.itemsize
     columns = right.numel() // (b * m) if right.dim() > x.dim() - 1 else 1
@@ -372,11 +373,13 @@ def pseudoinverse(call: Call) -> Any:
     x = call.args[0]
     if call.op.outs:
         return operators.into_given(call)
-    if call.kwargs.get("hermitian") or not _covered(x) or x.shape[-2] * x.shape[-1] == 0:
+    if call.kwargs.get("hermitian") or not _covered(x):
         return operators.compute(call)
     given = [call.kwargs.get(name) for name in ("atol", "rtol")]
     defaults = 0.0, torch.finfo(x.dtype).eps * max(x.shape[-2:]) if given[0] is None else 0.0
     atol, rtol = (_on_gpu(x, default if number is None else number) for number, default in zip(given, defaults, strict=True))
+    if not x.numel():
+        return x.new_empty(*x.shape[:-2], x.shape[-1], x.shape[-2])
     u, values, v = torch.ops.aten._linalg_svd(x)
     relative = rtol.unsqueeze(-1) * values[..., :1]
     limit = torch.maximum(atol.unsqueeze(-1), relative)

@@ -140,3 +140,8 @@ def test_the_loss_of_a_wrong_class_fails_in_training_too():
     with pytest.raises(AcceleratorError):
         loss.backward()
         torch.cuda.synchronize()
+
+
+def test_a_kernel_that_complains_by_its_name_has_cudas():
+    with pytest.raises(RuntimeError, match=r"max_pool3d_with_indices_out_cuda_template\(\): Expected input's non-batch dimensions"):
+        torch.nn.functional.max_pool3d(torch.empty(2, 1, 0, 1, 2, device="cuda"), (2, 2, 2))

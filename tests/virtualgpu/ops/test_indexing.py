@@ -88,3 +88,15 @@ def test_embedding_bag_agrees_with_the_cpu(machine):
 
 def test_few_keys_are_sorted_by_one_block():
     assert cub.radix_sort(2304, 8, 8) == 1 < cub.radix_sort(2305, 8, 8)
+
+
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bool])
+def test_products_of_what_is_scattered_are_refused_as_on_cuda(dtype, machine):
+    x, index = torch.ones(2, 2, dtype=dtype, device="cuda"), torch.zeros(2, 2, dtype=torch.int64, device="cuda")
+    for work in (lambda: x.scatter(0, index, x, reduce="multiply"), lambda: x.scatter_(0, index, x, reduce="multiply")):
+        with pytest.raises(RuntimeError, match='"cuda_scatter_gather_base_kernel_func" not implemented for'):
+            work()
+    with pytest.raises(RuntimeError, match='"cuda_scatter_fill_base_kernel_reduce_multiply" not implemented for'):
+        x.scatter_(0, index, 1, reduce="multiply")
+    assert x.scatter(0, index, x, reduce="add").device == x.device

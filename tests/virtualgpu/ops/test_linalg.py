@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from asked import recorded
 from recorded import check
 
 from virtualgpu.ops.linalg import GETRF, workspace
@@ -54,3 +55,19 @@ def test_least_squares_has_one_driver(machine):
     x = torch.eye(3, device="cuda")
     with pytest.raises(RuntimeError, match="should be one of \\(gels\\)"):
         torch.linalg.lstsq(x, x, driver="gelsd")
+
+
+@pytest.mark.parametrize(
+    ("work", "count"), [(torch.linalg.det, 4), (torch.linalg.slogdet, 5), (torch.linalg.pinv, 2)], ids=["det", "slogdet", "pinv"]
+)
+def test_a_matrix_without_elements_asks_for_what_an_h200_was_asked_for(work, count, machine):
+    """As PyTorch's database of operators had it (torch 2.11)."""
+    assert sum(size[0] == "+" for size in recorded(lambda: work(torch.empty(0, 0, device="cuda")))[1]) == count
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3, 3), (2, 0, 0), (0, 5)])
+def test_matrices_without_elements_agree_with_the_cpu(shape, machine):
+    x = torch.empty(shape)
+    square = shape[-1] == shape[-2]
+    for work in (torch.linalg.pinv, *((torch.linalg.det, torch.linalg.slogdet) if square else ())):
+        torch.testing.assert_close(work(x.cuda()), work(x), check_device=False)

@@ -1,0 +1,135 @@
+"""How close the virtual GPUs' times come to training steps of whole networks on an H200 and an H100, each in its own computer.
+
+    python benchmarks/network_times.py          needs torchvision, timm and transformers
+
+timing/networks.json has what real GPUs took: of batches of 8 pictures of 224² or 256 tokens (LSTM: 16 of 64), random weights, the median
+of 7 steps, each waited for; with SGD, AdamW, and AdamW under autocast to bfloat16. No time was fitted on it. What the GPU works at for
+nine tenths of the modelled step or more keeps the GPU busy. The rest waits for the host, whose speed the model cannot know: each of
+these is also compared with the speed given that the other networks on that machine show, as the median of recorded over modelled time
+(`virtualgpu.use(host=…)`, `labkit fit --host`).
+"""
+
+import json
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import virtualgpu
+from virtualgpu import hardware
+
+RECORDED = json.loads((Path(__file__).parent / "timing" / "networks.json").read_text(encoding="utf-8"))
+BUSY = 0.9
+Loss = Callable[[], torch.Tensor]
+
+
+def pictures(model: torch.nn.Module) -> tuple[torch.nn.Module, Loss]:
+    x, y = torch.randn(8, 3, 224, 224, device="cuda"), torch.randint(0, 1000, (8,), device="cuda")
+    return model, lambda: F.cross_entropy(model(x), y)
+
+
+def network(name: str) -> tuple[torch.nn.Module, Loss]:
+    """The network on the GPU, and its loss of a batch."""
+    if name == "bert":
+        import transformers
+
+        bert = transformers.BertForMaskedLM(transformers.BertConfig()).cuda()
+        ids = torch.randint(0, 30522, (8, 256), device="cuda")
+        return bert, lambda: bert(input_ids=ids, labels=ids).loss
+    if name == "lstm":
+        words, lstm = torch.nn.Embedding(10000, 512).cuda(), torch.nn.LSTM(512, 512, 2, batch_first=True).cuda()
+        head, ids = torch.nn.Linear(512, 10000).cuda(), torch.randint(0, 10000, (16, 64), device="cuda")
+        return torch.nn.ModuleList([words, lstm, head]), lambda: F.cross_entropy(head(lstm(words(ids))[0]).flatten(0, 1), ids.flatten())
+    if name == "mixer":
+        import timm
+
+        return pictures(timm.create_model("mixer_b16_224", pretrained=False).cuda())
+    import torchvision
+
+    return pictures(getattr(torchvision.models, name)(weights=None).cuda())
+
+
+def milliseconds(like: str, name: str, host: float) -> tuple[float, float]:
+    """Of the third step, and how much of it the GPU works."""
+    network_name, mode = name.split()
+    with virtualgpu.use(1, like=like, values=False, host=host):
+        model, loss_of = network(network_name)
+        parameters = model.train().parameters()
+        optimizer: Any = torch.optim.SGD(parameters, 1e-3, momentum=0.9) if mode == "sgd" else torch.optim.AdamW(parameters, 1e-4)
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.bfloat16, enabled=mode == "bf16"):
+                loss = loss_of()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.cuda.synchronize()
+
+        step()
+        step()
+        worked: list[float] = []
+        clock = hardware.machine().clock
+
+        def listen(span: Any) -> None:
+            worked.append(getattr(span, "duration", 0.0))
+
+        clock.listen(listen)
+        begin = virtualgpu.host_time()
+        step()
+        took = virtualgpu.host_time() - begin
+        clock.unlisten(listen)
+    return 1e3 * took, 1e3 * sum(worked)
+
+
+def row(name: str, recorded: float, took: float, host: float, worked: float) -> float:
+    error = 100 * abs(took / recorded - 1)
+    print(
+        f"   {name:18}{recorded:>9.2f} ms{took:>9.2f} ms{error:>8.1f}%   host {host:.2f}, the GPU works {min(1, worked / took):.0%}",
+        flush=True,
+    )
+    return error
+
+
+def compare(like: str) -> None:
+    recorded: dict[str, float] = RECORDED[like]["milliseconds"]
+    model = {name: milliseconds(like, name, 1.0) for name in recorded}
+    busy = {name for name, (took, worked) in model.items() if worked >= BUSY * took}
+    print(f"{like}, what keeps the GPU busy{'recorded':>12}{'here':>12}{'error':>9}")
+    errors = [row(name, recorded[name], model[name][0], 1.0, model[name][1]) for name in recorded if name in busy]
+    print(f"   {len(errors)} steps, median error {median(errors):.1f}%")
+    all_errors = sorted(abs(took / recorded[name] - 1) for name, (took, _) in model.items())
+    nine = all_errors[ceil(0.9 * len(all_errors)) - 1]
+    print(
+        f"{like}, all steps, the host's speed not given: {len(all_errors)}, median {median(all_errors):.2f}, nine of ten within {nine:.2f}"
+    )
+    waiting = [name for name in recorded if name not in busy]
+    ratios = {name: recorded[name] / model[name][0] for name in waiting}
+    print(
+        f"{like}, what waits for the host, its speed not given: median error {100 * median(abs(1 / r - 1) for r in ratios.values()):.1f}%"
+    )
+    print(f"{like}, what waits for the host, its speed given by the other networks that do")
+    given = {name: median(ratio for other, ratio in ratios.items() if other.split()[0] != name.split()[0]) for name in waiting}
+    errors = [row(name, recorded[name], *_at(like, name, given[name])) for name in waiting]
+    print(f"   {len(errors)} steps, median error {median(errors):.1f}%")
+
+
+def _at(like: str, name: str, host: float) -> tuple[float, float, float]:
+    took, worked = milliseconds(like, name, host)
+    return took, host, worked
+
+
+def main() -> None:
+    for like in RECORDED:
+        compare(like)
+    first, second = (RECORDED[like]["milliseconds"] for like in RECORDED)
+    print("Recorded on the H100's machine over recorded on the H200's: were it the host's speed alone, what waits for it would agree")
+    for name in first:
+        print(f"   {name:18}{second[name] / first[name]:>6.2f}")
+
+
+if __name__ == "__main__":
+    main()
