@@ -22,6 +22,7 @@ from virtualgpu.source_lines import is_users
 
 NO_GPU = "it put nothing on the GPU: perhaps an option of its own asks for that, such as --device cuda"
 MAX_EVENTS = 2_000_000  # some steps of a large model
+SEEN = 2  # steps, in which all that a script does has come by, its other optimizers too: what a change has not met by then is not there
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def attempt(wish: Wish) -> Outcome:
     try:
         with record(MAX_EVENTS) as trace:
             register_optimizer_step_pre_hook(_unless_the_gpu_is_empty)
-            register_optimizer_step_post_hook(_until(wish.steps, ends))
+            register_optimizer_step_post_hook(_until(lambda done: done >= wish.steps or (wish.change and done >= SEEN and not met), ends))
             run_script(wish.script, wish.arguments, wish.module)
     except _Enough:
         pass
@@ -104,15 +105,15 @@ def _unless_the_gpu_is_empty(optimizer: Any, args: tuple, kwargs: dict) -> None:
         raise _Enough
 
 
-def _until(steps: int, ends: list[int]) -> Callable[..., None]:
-    """A hook after each step of an optimizer. Of several optimizers the first one's steps count."""
+def _until(enough: Callable[[int], Any], ends: list[int]) -> Callable[..., None]:
+    """A hook after each step of an optimizer, which asks whether so many are enough. Of several optimizers the first one's steps count."""
     first: list[Any] = []
 
     def after_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
         first[:] = first or [optimizer]
         if optimizer is first[0]:
             ends.append(len(ends))
-            if len(ends) >= steps:
+            if enough(len(ends)):
                 raise _Enough
 
     return after_step
