@@ -32,8 +32,8 @@ def sharding(ranks: int) -> list[nn.Module]:
             met.append(model)
             shards.update(_shard(model))
         held[:] = [shards.get(parameter, parameter) for parameter in held]
-        if loose := next((parameter for parameter in held if not _is_shard(parameter)), None):
-            raise RuntimeError(f"no module has the optimizer's parameter of shape {tuple(loose.shape)}, so that it cannot be sharded")
+        if loose := [tuple(parameter.shape) for parameter in held if not _is_shard(parameter)]:
+            raise RuntimeError(f"no module has the optimizer's parameter of shape {loose[0]}, so that it cannot be sharded")
 
     def before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
         if len(shards):
@@ -67,7 +67,7 @@ def _shard(model: nn.Module) -> dict[torch.Tensor, torch.Tensor]:
     """Shard its blocks and the rest; the shards by the parameters that were whole, whose memory is free afterwards."""
     from torch.distributed.fsdp import fully_shard
 
-    whole = dict(model.named_parameters())
+    whole, name_of_model = dict(model.named_parameters()), type(model).__name__  # which FSDP2 changes
     for part in (*most_repeated(model), model):
         before = [parameter for parameter in part.parameters() if not _is_shard(parameter)]
         fully_shard(part)
@@ -75,7 +75,7 @@ def _shard(model: nn.Module) -> dict[torch.Tensor, torch.Tensor]:
             parameter.data = parameter.data.new_empty(0)
     shards = dict(model.named_parameters())
     if shards.keys() != whole.keys():
-        raise RuntimeError(f"blocks of {type(model).__name__} share parameters with others, which FSDP2 would shard apart")
+        raise RuntimeError(f"blocks of {name_of_model} share parameters with others, which FSDP2 would shard apart")
     _put_into_lists({id(parameter): shards[name] for name, parameter in whole.items()}, list(whole.values()))
     return {parameter: shards[name] for name, parameter in whole.items()}
 

@@ -102,7 +102,8 @@ def test_however_an_optimizer_gets_the_parameters_it_has_the_shards(sharded):
     [
         ({"before": "kept = tuple(model.parameters())"}, "optimizer.step(): RuntimeError: the script keeps 26 of the parameters"),
         ({"before": "scale = nn.Parameter(torch.ones(3, device='cuda'))", "parameters": "[*model.parameters(), scale]"}, "of shape (3,)"),
-        ({"between": "model.first.weight.sum() + loss"}, "got mixed torch.Tensor and DTensor"),
+        ({"between": "loss.new_ones(8, 64) @ model.first.weight.T"}, "got mixed torch.Tensor and DTensor"),
+        ({"before": "model.blocks[0].layers[0].weight = model.blocks[1].layers[0].weight"}, "blocks of Net share parameters"),
         (
             {
                 "before": "torch.distributed.init_process_group('nccl', rank=0, world_size=1, store=torch.distributed.HashStore())",
