@@ -331,7 +331,9 @@ class VirtualWork(Work):
         future.set_result(self._result)
         if self in _works:  # nobody has waited for it: until then it keeps its future
             self._future = future
-        if torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is None:
+            self.order()  # at the end of the backward, where a static graph's first buckets go: C++ waits at once
+        elif torch._C._current_graph_task_id() != -1:
             torch.autograd.Variable._execution_engine.queue_callback(self.order)
         return future
 

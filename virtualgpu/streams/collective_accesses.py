@@ -1,8 +1,8 @@
 """What collectives read and write: from the call on, until whoever uses it has waited for them.
 
 Which piece of its stream's work a collective is, is known when it has begun, with the last rank. Until then it comes before nothing.
-A program without a stream of its own can race with its collectives alone: only their memory is looked at there, and only until the default
-stream comes after them.
+A program that stays on one stream can race with its collectives alone: only their memory is looked at there, and only until that stream
+comes after them.
 """
 
 import weakref
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
-from virtualgpu.memory import Memory
+from virtualgpu.memory import Memory, unwatched
 from virtualgpu.ops.call import Call
 from virtualgpu.streams.accesses import Access, Place, Region, at, has_region, snapshot
 from virtualgpu.streams.launches import Launch, user_line
@@ -31,7 +31,7 @@ class Flight:
 
 
 class Collectives:
-    """Those of one machine. `flights` are those that the default stream does not come after yet, where there are no other streams."""
+    """Those of one machine. `flights` are those that a program on one stream has not waited for yet."""
 
     def __init__(self, races: Any) -> None:
         self._races, self._machine = races, races.machine
@@ -46,10 +46,8 @@ class Collectives:
         flight = Flight(launch)
         if clock.captures or not (read or written):
             return flight
-        if self._machine.several_streams:
+        if not of_nccl and self._machine.several_streams:  # NCCL's streams leave a program where it is
             self._races.lone.has_work(stream)
-        else:
-            self.flights.append(flight)
         before = {**clock.before(stream), stream: inf}
         reads, writes = self._regions(flight, read), self._regions(flight, written)
         for place, region in dict.fromkeys((*reads, *writes)):
@@ -61,7 +59,8 @@ class Collectives:
             place.add(access)
             if is_written:
                 flight.writes.append(access)
-        if not self._machine.several_streams:
+        if unwatched(self._machine.gpus[stream.device_index]) is not None:
+            self.flights.append(flight)
             self._places.update(flight.memories)
         return flight
 
@@ -75,7 +74,7 @@ class Collectives:
 
     def keep_old_values(self, flight: Flight, written: list[torch.Tensor]) -> None:
         """The values arrive now. Streams that do not come after the collective still read what stands there."""
-        if not self._machine.several_streams:
+        if unwatched(self._machine.gpus[flight.launch.device]) is not None:
             return
         old = {place: snapshot(x) for x in written if (place := self._races.place_of(x)) in flight.filled and memory_of(x).kept is not None}
         for access in flight.writes:
@@ -88,27 +87,27 @@ class Collectives:
         flight.launch.count, flight.launch.start, flight.launch.end = event.known[event.stream], start, event.time
 
     def check(self, call: Call) -> None:
-        """Before an operator of a program without other streams, while there are `flights`."""
+        """Before an operator of a program on one stream, while there are `flights`."""
         op = call.op
         if self._machine.selected.in_operator or not op.touches_values or op.model_only:
             return
         if not any(self._in_flight(x) for x in call.tensors()):
             return
-        launch = Launch(call.gpu.default_stream, op.name, self._machine.clock.host, user_line())
+        launch = Launch(call.gpu.stream, op.name, self._machine.clock.host, user_line())
         for x, reads, writes in call.roles():
             if self._in_flight(x):
                 memory = memory_of(x)
-                before = self._machine.clock.before(memory.gpu.default_stream)
+                before = self._machine.clock.before(memory.gpu.stream)
                 self._races.compare(launch, memory.touched, Region.of(x), reads, writes, before)
 
     def _in_flight(self, x: torch.Tensor) -> bool:
         return type(x) is VirtualTensor and has_region(x) and memory_of(x).touched in self._places
 
     def look_again(self) -> None:
-        """A stream, or the host, has waited: forget what the default stream comes after by now."""
+        """A stream, or the host, has waited: forget what the program's one stream comes after by now."""
         if not self.flights:
             return
-        over = [flight for flight in self.flights if self._is_before_default(flight.launch)]
+        over = [flight for flight in self.flights if self._is_over(flight.launch)]
         self.flights = [flight for flight in self.flights if flight not in over]
         self._places = {place for flight in self.flights for place in flight.memories}
         if self._machine.several_streams:
@@ -118,9 +117,10 @@ class Collectives:
                 if place not in self._places and (memory := reference()) is not None:
                     memory.touched = None
 
-    def _is_before_default(self, launch: Launch) -> bool:
-        default = self._machine.gpus[launch.device].default_stream
-        return launch.stream is default or self._machine.clock.before(default).get(launch.stream, 0) >= launch.count
+    def _is_over(self, launch: Launch) -> bool:
+        """Need nobody look for it here? Where there are several streams by now, all operators are looked at."""
+        stream = unwatched(self._machine.gpus[launch.device])
+        return stream in (None, launch.stream) or self._machine.clock.before(stream).get(launch.stream, 0) >= launch.count
 
 
 def joined(tensors: Iterable[torch.Tensor]) -> list[Region]:

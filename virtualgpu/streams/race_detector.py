@@ -91,6 +91,8 @@ class RaceDetector:
         if self.machine.selected.in_operator or not op.touches_values or copies_elsewhere(call):
             return handler(call)
         if self.lone.has_work(call.gpu.stream):
+            if self.collectives.flights:
+                self.collectives.check(call)
             return self.lone.run(call)
         if op.model_only and ("empty" in op.name or _is_elsewhere(call)):
             return handler(call)
