@@ -5,6 +5,8 @@ import torch
 import torch.distributed as dist
 
 import labkit
+from virtualgpu import hardware
+from virtualgpu.streams import lone_stream
 from virtualgpu.streams.race_reports import RaceWarning
 
 
@@ -139,3 +141,21 @@ def test_parts_that_lie_beside_each_other_do_not_race():
     x[8:].add_(1)
     work.wait()
     assert not labkit.races()
+
+
+def test_a_program_that_stays_on_a_stream_of_its_own_is_looked_at_while_a_collective_is_under_way(monkeypatch):
+    monkeypatch.setattr(lone_stream, "ALONE", 3)
+    x = torch.ones(3, device="cuda")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(4):
+            x + 1
+        work = dist.all_reduce(x, async_op=True)
+        assert hardware.machine().races.lone.stream is stream._time
+        with pytest.warns(RaceWarning, match=r"`add` on stream \d+ of cuda:0"):
+            x + 1
+        work.wait()
+        x.add_(1)
+        assert hardware.machine().races.lone.stream is stream._time
+    assert found() == [("stale read", "all_reduce", "add")]
