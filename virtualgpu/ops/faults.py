@@ -21,7 +21,7 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu.errors import DifferentDevicesError, Fault, argument_differs, at_least_two, unsupported
 from virtualgpu.ops.call import CUDA_KERNELS, CUDA_OPERATORS, DEVICE_ERRORS, REFUSE_HALF, Call, asserts, cuda_operator
-from virtualgpu.ops.half import in_float32
+from virtualgpu.ops.half import FOR_COMPLEX_HALF, HALF, in_float32
 from virtualgpu.ops.without_values import on_meta
 from virtualgpu.tensor import VirtualTensor, wrap_all
 
@@ -29,7 +29,7 @@ asserts("", "_assert_async", cpu="^Expected Tensor with single nonzero")
 cuda_operator("stack", "cat")
 
 _UNIMPLEMENTED = re.compile(r'^"(\w+)" not implemented for')
-_WITHOUT_HALF = re.compile(r'" not implemented for \'(Half|BFloat16)\'')
+_WITHOUT_HALF = re.compile(r'" not implemented for \'(Half|BFloat16|ComplexHalf)\'')
 _WITHOUT_KERNEL = re.compile(r"^Could not run 'aten::([\w.]+)' with arguments from the '(\w*)CPU' backend")
 _MISFIT = object()
 _KERNEL_FOR_CUDA = "^    .*(CUDA|Composite).*:"
@@ -41,8 +41,8 @@ def survive(call: Call, error: Exception) -> Any:
     try:
         if isinstance(error, DifferentDevicesError):
             raise of_operator(call) from None
-        if _lacks_half(call, error):
-            call.op.kernel = in_float32(call.func.overloadpacket, call.func)
+        if formats := _lacks_half(call, error):
+            call.op.kernel = in_float32(call.func.overloadpacket, call.func, formats=formats)
             assert call.op.handler is not None
             return call.op.handler(call)
         assertion, about_values = call.op.assertion
@@ -60,11 +60,14 @@ def survive(call: Call, error: Exception) -> Any:
         del error  # its traceback holds this frame: a cycle, which would keep the operator's tensors until the next collection
 
 
-def _lacks_half(call: Call, error: Exception) -> bool:
-    """Has the CPU, unlike CUDA, no kernel for half precision? The operator has done nothing then."""
-    if not _WITHOUT_HALF.search(str(error)) or call.op.name.startswith(tuple(REFUSE_HALF)):
-        return False
-    return call.op.kernel is call.op.own_kernel and not any(x.dtype.is_complex for x in call.tensors())
+def _lacks_half(call: Call, error: Exception) -> tuple[torch.dtype, ...]:
+    """The formats of half precision for which the CPU, unlike CUDA, has no kernel, if the error says so: the operator has done nothing."""
+    found = _WITHOUT_HALF.search(str(error))
+    if not found or call.op.kernel is not call.op.own_kernel or call.op.name.startswith(tuple(REFUSE_HALF)):
+        return ()
+    if found[1] == "ComplexHalf":
+        return (torch.complex32,) if call.op.name.removesuffix("_") in FOR_COMPLEX_HALF else ()
+    return () if any(x.dtype.is_complex for x in call.tensors()) else HALF
 
 
 def _result_without_values(call: Call, error: Exception) -> Any:
