@@ -24,14 +24,19 @@ FOR_COMPLEX_HALF = {
 aten = torch.ops.aten
 
 
-def sums_in_float32(*packets: Any, stay: tuple[int, ...] = (), require: Callable[[torch.dtype], None] | None = None) -> None:
+def sums_in_float32(
+    *packets: Any,
+    stay: tuple[int, ...] = (),
+    require: Callable[[torch.dtype], None] | None = None,
+    formats: tuple[torch.dtype, ...] = HALF,
+) -> None:
     """Compute these products of half precision in float32, and round once. Of several outputs those numbered in `stay` are float32 whatever
     the inputs are; `require` looks at the type first."""
     for packet in packets:
         for overload in packet.overloads():
             func = getattr(packet, overload)
             own_format = overload.startswith("dtype")
-            CPU_KERNELS[func] = into_format(packet, func) if own_format else in_float32(packet, func, stay, require)
+            CPU_KERNELS[func] = into_format(packet, func) if own_format else in_float32(packet, func, stay, require, formats)
 
 
 def widened(x: Any) -> Any:
