@@ -40,6 +40,8 @@ def survive(call: Call, error: Exception) -> Any:
     """A result of the right shape where CUDA's kernel would have asserted; elsewhere raises the error in CUDA's words."""
     try:
         if isinstance(error, DifferentDevicesError):
+            if call.op.name.startswith("_foreach_"):
+                return _tensor_by_tensor(call)
             raise of_operator(call) from None
         if formats := _lacks_half(call, error):
             call.op.kernel = in_float32(call.func.overloadpacket, call.func, formats=formats)
@@ -162,6 +164,28 @@ def _named_tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
         for x in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(x, torch.Tensor):
                 yield name, x
+
+
+def _tensor_by_tensor(call: Call) -> Any:
+    """An operator on lists whose tensors lie on several devices: CUDA takes those of each entry by themselves, where they lie, and refuses
+    only what disagrees within one ("slow path" of PyTorch's native/ForeachOpsKernels.cpp). `_foreach_copy_` copies between devices. Scalars
+    in a tensor of the CPU's are numbers."""
+    arguments = {name: call.argument(name) for name in call.op.arguments}
+    scalars = arguments.get("scalars")
+    if isinstance(scalars, torch.Tensor) and type(scalars) is not VirtualTensor:
+        return call.func.overloadpacket.ScalarList(**arguments | {"scalars": scalars.tolist()})
+    lists = {name: x for name, x in arguments.items() if isinstance(x, (list, tuple))}
+    lengths = set(map(len, lists.values()))
+    copies = call.op.name == "_foreach_copy_"
+    if len(lengths) > 1 or (lengths == {1} and not copies):
+        raise of_operator(call) from None
+    entries = [arguments | {name: x[i : i + 1] for name, x in lists.items()} for i in range(*lengths)]
+    if copies:
+        for entry in entries:
+            entry["self"][0].copy_(entry["src"][0], entry["non_blocking"])
+        return None
+    results = [call.func(**entry) for entry in entries]
+    return None if call.op.only_writes else [x for result in results for x in result]
 
 
 def of_operator(call: Call) -> RuntimeError:
