@@ -2,7 +2,8 @@
 
 Nothing is looked up while the program runs. A block's category follows from what holds it when the recording starts or ends, and else
 from the phase in which it was born and the one in which it died: what a backward makes and frees again, such as the gradients of
-activations, is in flight, and what outlives it is the gradient of a parameter.
+activations, is in flight, and what outlives it is the gradient of a parameter. DistributedDataParallel's buckets hold gradients, though
+they are made before the first backward, and again in the second forward.
 """
 
 import os
@@ -33,6 +34,7 @@ from virtualgpu import workspaces
 CategoryAt = dict[tuple[int, int], int]  # the category of what lies at (device, address)
 
 _MAKES_PARAMETERS = {"__init__", "_apply", "to_empty"}  # functions of a module's class that do nothing else with tensors
+_MAKES_BUCKETS = {"_ddp_init_helper", "_pre_forward"}  # functions of torch/nn/parallel/distributed.py that themselves make nothing else
 
 
 def held(objects: list[Any], living: Living) -> CategoryAt:
@@ -98,8 +100,10 @@ def _by_phase(events: Events, stacks: list[Stack], phases: list[Phase], born: np
     death_phase = np.where(died < 0, -1, phase_of(phases, events.time[died]))
     birth, death = names[birth_phase + 1], names[death_phase + 1]
     makes = np.array([_makes_parameters(stack) for stack in stacks], dtype=bool)
+    buckets = np.array([_makes_buckets(stack) for stack in stacks], dtype=bool)
     return np.select(
         [
+            buckets[events.stack[born]],
             (birth == "backward") & (birth_phase == death_phase),
             birth == "backward",
             (birth == "step") & (birth_phase != death_phase),
@@ -107,10 +111,15 @@ def _by_phase(events: Events, stacks: list[Stack], phases: list[Phase], born: np
             makes[events.stack[born]],  # before the rule about deaths: a model's may come right after the backward
             (birth == "forward") | (death == "backward"),
         ],
-        [IN_FLIGHT, GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS, ACTIVATIONS],
+        [GRADIENTS, IN_FLIGHT, GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS, ACTIVATIONS],
         OTHER,
     ).astype(np.uint8)
 
 
 def _makes_parameters(stack: Stack) -> bool:
     return any(line.function in _MAKES_PARAMETERS and "/nn/modules/" in line.filename.replace("\\", "/") for line in stack)
+
+
+def _makes_buckets(stack: Stack) -> bool:
+    last = stack[0] if stack else None
+    return last is not None and last.function in _MAKES_BUCKETS and last.filename.replace("\\", "/").endswith("/nn/parallel/distributed.py")

@@ -3,9 +3,11 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 import labkit
+from gputrace.events import ALLOC, CATEGORIES
 from labkit import cli
 
 pytestmark = [pytest.mark.usefixtures("nothing_left", "on_cpus"), pytest.mark.slow]
@@ -155,6 +157,22 @@ def test_gloo_sends_round_a_ring_before_anybody_receives(script):
     """
     sums = labkit.torchrun(script(START + ring), ranks=3, like="H200", quiet=True).results
     assert sums == [[[(rank + 2) % 3 + tag] * 4 for tag in (2, 1)] for rank in range(3)]
+
+
+def test_a_result_that_is_read_before_anybody_waits_is_a_race(script):
+    early = """
+    import warnings
+    warnings.simplefilter("ignore")
+    x = torch.full((2,), rank + 1.0, device=device)
+    work = dist.all_reduce(x, async_op=True)
+    read = x + 0
+    work.wait()
+    import labkit
+    result = [read.tolist(), (x + 0).tolist(), [(race.kind, race.first.name, race.second.name) for race in labkit.races()]]
+    dist.destroy_process_group()
+    """
+    found = labkit.torchrun(script(START + early), like="H200", quiet=True).results
+    assert found == [[[rank + 1.0] * 2, [3.0] * 2, [["stale read", "all_reduce", "add"]]] for rank in range(2)]
 
 
 MEASURED = """
@@ -319,6 +337,24 @@ def test_one_trace_of_all_ranks(script, tmp_path):
     ends = [{round(e["ts"] + e["dur"], 3) for e in events if e["name"] == "nccl all_reduce" and e["pid"] == process} for process in (2, 3)]
     assert ends[0] == ends[1] != set()  # a collective ends on all ranks at once
     assert "NCCL stream" in [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+
+
+def test_the_buckets_of_ddp_hold_gradients(script):
+    steps = """
+    net = DDP(nn.Linear(1000, 1000, bias=False).cuda())
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(3):
+        net(torch.ones(1, 1000, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+    """
+    train = script(START + steps)
+    trace = labkit.torchrun(train, ranks=2, like="H200", trace=True, quiet=True).trace
+    sized = np.flatnonzero((trace.events.action == ALLOC) & (trace.events.requested == 4_000_000) & (trace.events.device == 0))
+    kinds = [CATEGORIES[kind] for kind in trace.events.category[sized]]
+    # The bucket of the first step, that of the others, and three steps' gradients.
+    assert kinds.count("parameters") == 1 and kinds.count("gradients") == 5 and "activations" not in kinds
 
 
 def test_ranks_that_failed_leave_the_traces_of_the_others(script):
