@@ -14,8 +14,7 @@ from virtualgpu.ops.call import CPU_KERNELS
 
 HALF = (torch.float16, torch.bfloat16)
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
-OF_TWO_BYTES = {torch.float32: torch.float16, torch.complex64: torch.complex32}
-NARROW = {torch.float16: OF_TWO_BYTES, torch.complex32: OF_TWO_BYTES, torch.bfloat16: {torch.float32: torch.bfloat16}}
+OF_TWO_BYTES = (torch.float16, torch.complex32)
 # CUDA has kernels for complex32 (PyTorch's native/cuda names it kComplexHalf) of these, unlike the CPU.
 FOR_COMPLEX_HALF = {
     "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "cos", "cosh", "div", "exp", "lerp", "log", "logaddexp", "pow", "prod",
@@ -42,7 +41,9 @@ def sums_in_float32(
 def widened(x: Any) -> Any:
     """What has half the bits, a tensor or a type, in twice as many; anything else as it is."""
     if isinstance(x, torch.Tensor):
-        return x.to(WIDE[x.dtype]) if x.dtype in WIDE else x
+        if x.dtype in HALF:
+            return x.float()
+        return x.to(torch.complex64) if x.dtype is torch.complex32 else x
     return WIDE.get(x, x) if isinstance(x, torch.dtype) else x
 
 
@@ -60,11 +61,14 @@ def in_float32(
     plain = getattr(func, "_op", func)
     place = next((index for index, argument in enumerate(func._schema.arguments) if str(argument.type) == "Tensor"), 0)
 
-    def rounded(result: Any, narrow: dict[torch.dtype, torch.dtype], index: int = -1) -> Any:
+    def rounded(result: Any, dtype: torch.dtype, index: int = -1) -> Any:
         if isinstance(result, (tuple, list)):
-            return type(result)(rounded(x, narrow, index) for index, x in enumerate(result))
-        fits = not isinstance(result, torch.Tensor) or result.dtype not in narrow or index in stay
-        return result if fits else result.to(narrow[result.dtype])
+            return type(result)(rounded(x, dtype, index) for index, x in enumerate(result))
+        if not isinstance(result, torch.Tensor) or index in stay:
+            return result
+        if result.dtype is torch.float32:
+            return result.to(torch.float16 if dtype is torch.complex32 else dtype)
+        return result.to(torch.complex32) if result.dtype is torch.complex64 and dtype in OF_TWO_BYTES else result
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = args[place].dtype
@@ -78,7 +82,7 @@ def in_float32(
             return args[0].copy_(result)
         if out is not None:
             return out.resize_(result.shape).copy_(result)
-        return rounded(result, NARROW.get(kwargs.get("dtype") or dtype, {}))
+        return rounded(result, kwargs.get("dtype") or dtype if kwargs else dtype)
 
     return kernel
 
