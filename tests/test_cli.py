@@ -360,4 +360,4 @@ def test_fit_tells_its_progress_where_a_person_waits(script, capsys, monkeypatch
     assert cli.main(["fit", "--like", "T4", str(script("pass"))]) == 0
     page, progress = capsys.readouterr()
     assert page.count("half the batch") == 1 and progress.count("labkit fit: T4, half the batch: needs 1 GiB") == waits
-    assert len(progress.splitlines()) == 7 * waits
+    assert len(progress.splitlines()) == 8 * waits

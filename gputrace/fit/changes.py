@@ -16,6 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+from gputrace.fit.blocks import longest_list
+from gputrace.fit.sharding import sharding
+
 Met = list[Any]
 SWITCHES = "gradient_checkpointing_enable", "set_grad_checkpointing"  # methods of transformers' models, and of timm's
 
@@ -105,7 +108,7 @@ def checkpointing() -> Met:
                 getattr(module, switch)()
                 met.append(module)
                 return call()
-            for block in _blocks(module):
+            for block in longest_list(module):
                 met.append(block)
                 block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         return call()
@@ -116,7 +119,7 @@ def checkpointing() -> Met:
 
 @dataclass(frozen=True)
 class Change:
-    """How it is made, and which share of a step's samples is left in a step after it."""
+    """How it is made, and which share of a step's samples a step takes after it: with ranks, that of all of them."""
 
     make: Callable[[], Met]
     share: float = 1.0
@@ -129,6 +132,7 @@ CHANGES = {
     "half the batch": Change(half_the_batch, share=0.5),
     "checkpointing of each block": Change(checkpointing),
 }
+SHARDINGS = {f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(sharding, ranks), share=ranks) for ranks in (2, 4, 8)}
 
 
 def _around_models(forward: Callable[[nn.Module, Callable[[], Any]], Any]) -> None:
@@ -153,10 +157,3 @@ def _on_gpu(module: nn.Module, args: tuple, kwargs: dict) -> bool:
     first = next(module.parameters(), None)
     among = [first] if first is not None else [*args, *kwargs.values()]
     return any(isinstance(x, torch.Tensor) and x.is_cuda for x in among)
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules of the longest list, or sequence, of modules of one class that have parameters."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    alike = [blocks for blocks in lists if len(blocks) > 1 and len({type(block) for block in blocks}) == 1]
-    return max((blocks for blocks in alike if any(True for _ in blocks[0].parameters())), key=len, default=[])

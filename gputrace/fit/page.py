@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from gputrace.fit.attempt import Outcome, Wish
-from gputrace.fit.changes import CHANGES
+from gputrace.fit.changes import CHANGES, SHARDINGS
 from gputrace.fit.processes import run_all
 from gputrace.tables import Table
 from gputrace.units import byte_text, time_text
@@ -19,9 +19,9 @@ BAR = (
     "Of other GPUs single operators and 33 networks were compared: they have the H200's bar at least.",
     "Loading data, and what else is the script's own Python, counts nothing.",
 )
-NOT_TRIED = (
-    "Not tried: sharding over several GPUs. A script must start ranks for it, and shard its model before it makes the optimizer;\n"
-    "`labkit torchrun --simulate 8` runs one rank of a script that does, and lesson 11's lab divides a GPT in six ways."
+SHARDED = (
+    "Sharding: over as few GPUs of one node as it fits, up to 8. One of them ran, and the others are taken to do the same when it does.\n"
+    "Each takes the script's whole batch, n times as many samples a step, and has the model whole until its optimizer is made."
 )
 
 
@@ -119,21 +119,32 @@ def _parts(name: str, outcome: Outcome) -> Table:
 
 
 def _changes(name: str, before: Outcome, total: int, wish: Wish, tell: Callable[[str], object]) -> Table:
-    """Each change tried alone, the one that costs the least time first among those that fit."""
+    """Each change tried alone, the one that costs the least time first among those that fit, and what takes more GPUs after them."""
     rows = []
-    for tried, after in run_all([replace(wish, like=name, change=change, memory=ROOM) for change in CHANGES]):
-        change, made = str(tried.change), CHANGES[str(tried.change)]
+    for change, after in _tried(replace(wish, like=name, memory=ROOM), total):
         tell(f"{name}, {change}: {_in_short(after)}")
         if after.failed or not after.changed:
-            rows.append((2, 0.0, (change, "", "", after.failed or "nothing to change in this script")))
+            rows.append((2, False, 0.0, (change, "", "", after.failed or "nothing to change in this script")))
             continue
         fits = after.used <= total
-        slower = None if after.step is None or before.step is None else after.step / before.step / made.share
+        share = (CHANGES | SHARDINGS)[change].share
+        slower = None if after.step is None or before.step is None else after.step / before.step / share
         told = "" if slower is None else f"{slower:.2f} times as long"
-        rows.append((not fits, slower or 0.0, (change, _need(after), told, _fits(after, fits))))
-    ordered = tuple(row for *_, row in sorted(rows, key=lambda row: row[:2]))
+        rows.append((not fits, change in SHARDINGS, slower or 0.0, (change, _need(after), told, _fits(after, fits))))
+    ordered = tuple(row for *_, row in sorted(rows, key=lambda row: row[:3]))
     return Table(
         ("change", "needs", "as many samples take", "fits"),
         ordered,
-        f"Changes, each tried alone on the {name}, which has {byte_text(total)}.\n{NOT_TRIED}",
+        f"Changes, each tried alone on the {name}, which has {byte_text(total)}.\n{SHARDED}",
     )
+
+
+def _tried(wish: Wish, total: int) -> Iterator[tuple[str, Outcome]]:
+    """What came of each change; of sharding, over as few GPUs as it fits, or over the most of them."""
+    for tried, after in run_all([replace(wish, change=change) for change in CHANGES]):
+        yield str(tried.change), after
+    for change in SHARDINGS:
+        [(_, after)] = run_all([replace(wish, change=change)])
+        if after.failed or not after.changed or after.used <= total:
+            break
+    yield change, after

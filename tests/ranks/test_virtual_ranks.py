@@ -159,6 +159,22 @@ def test_gloo_sends_round_a_ring_before_anybody_receives(script):
     assert sums == [[[(rank + 2) % 3 + tag] * 4 for tag in (2, 1)] for rank in range(3)]
 
 
+def test_a_result_that_is_read_before_anybody_waits_is_a_race(script):
+    early = """
+    import warnings
+    warnings.simplefilter("ignore")
+    x = torch.full((2,), rank + 1.0, device=device)
+    work = dist.all_reduce(x, async_op=True)
+    read = x + 0
+    work.wait()
+    import labkit
+    result = [read.tolist(), (x + 0).tolist(), [(race.kind, race.first.name, race.second.name) for race in labkit.races()]]
+    dist.destroy_process_group()
+    """
+    found = labkit.torchrun(script(START + early), like="H200", quiet=True).results
+    assert found == [[[rank + 1.0] * 2, [3.0] * 2, [["stale read", "all_reduce", "add"]]] for rank in range(2)]
+
+
 MEASURED = """
     def figures():
         torch.cuda.synchronize()

@@ -46,6 +46,7 @@ class Transfer:
     finish: Callable[[], list[tuple[torch.Tensor, torch.Tensor]]] = list
     peers: tuple[int, int] | None = None
     tag: int = 0
+    written: list[torch.Tensor] | None = None  # of what is received, if not all
 
 
 class Options:
@@ -153,6 +154,7 @@ class ProcessGroupNCCL(_Gloo):
         looked = max(now // WATCHDOG_SECONDS * WATCHDOG_SECONDS, self._watched)
         for work in list(self._stashed):
             if work.is_over(looked):
+                work.note_over()
                 work.drop()
 
 
@@ -171,6 +173,10 @@ class Underway:
         self.known = all_known(transfer.sent, transfer.received)
         self.stashed = group._stashed
         self.entry = group.rendezvous.enter(transfer, max(self.launched, stream.ready), self.known)
+        written = transfer.received if transfer.written is None else transfer.written
+        name = "recv" if transfer.kind == "send" and written else transfer.name.partition("(")[0]
+        self.races = gpu.machine.races.collectives
+        self.flight = self.races.enter(stream, name, stream is not gpu.stream, transfer.sent, written)
         self.stash = [*transfer.sent, *transfer.received]
         if transfer.peers is not None:  # who sends may free under way: only the allocator is told (recordStream in pointToPoint)
             for x in self.stash:
@@ -214,6 +220,7 @@ class Underway:
         machine, transfer = self.gpu.machine, self.transfer
         for work in self.works or ():
             work.wait()
+        self.races.keep_old_values(self.flight, transfer.received)
         if all(each["known"] for each in self.said):
             with torch.no_grad(), _DisableTorchDispatch():
                 for target, value in transfer.finish():
@@ -226,6 +233,7 @@ class Underway:
         name = f"nccl {transfer.kind}"
         start = max(self.group.last_end.get(self.stream, 0.0), *(each["ready"] for each in self.said))
         self.event = machine.clock.launch_together(self.stream, name, self.launched, start, seconds)
+        self.races.begun(self.flight, self.event, start)
         self.group.last_end[self.stream] = self.event.time
         machine.under_way.remove(self)
         self.transfer = None  # type: ignore[assignment]  # it keeps no private copies
@@ -261,6 +269,11 @@ class VirtualWork(Work):
     def is_over(self, time: float) -> bool:
         return all(part.event is not None and part.event.time <= time for part in self._parts)
 
+    def note_over(self) -> None:
+        """The host knows that it is done."""
+        for part in self._parts:
+            part.gpu.machine.clock.query(part.land(), 0.0)
+
     def drop(self) -> None:
         """Nobody needs it any more, nor what it keeps; who still holds it finds its result there."""
         for part in self._parts:
@@ -284,7 +297,9 @@ class VirtualWork(Work):
     def order(self, patience: datetime.timedelta | None = None) -> None:
         """What the current stream does from now on comes after it."""
         for part in self._parts:
-            part.gpu.machine.clock.wait(part.gpu.stream, part.land(patience))
+            machine = part.gpu.machine
+            machine.clock.wait(part.gpu.stream, part.land(patience))
+            machine.races.collectives.look_again()
 
     def synchronize(self) -> None:
         self.wait()
@@ -293,7 +308,9 @@ class VirtualWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        self.land()
+        """The host, which is told that it is done, goes on from then."""
+        for part in self._parts:
+            part.gpu.machine.clock.synchronize_event(part.land(), 0.0)
         return True
 
     def is_success(self) -> bool:
@@ -314,7 +331,9 @@ class VirtualWork(Work):
         future.set_result(self._result)
         if self in _works:  # nobody has waited for it: until then it keeps its future
             self._future = future
-        if torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is None:
+            self.order()  # at the end of the backward, where a static graph's first buckets go: C++ waits at once
+        elif torch._C._current_graph_task_id() != -1:
             torch.autograd.Variable._execution_engine.queue_callback(self.order)
         return future
 

@@ -164,6 +164,7 @@ def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
         given,
         start=lambda: [group.broadcast([value], _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)) for value in values],
         finish=lambda: list(zip(given, values, strict=True)) if group.rank() != root else [],
+        written=given if group.rank() != root else [],
     )
 
 

@@ -21,7 +21,7 @@ import torch.cuda.nvtx
 from virtualgpu import comm, errors, hardware
 from virtualgpu.allocator import Settings
 from virtualgpu.clock import costs
-from virtualgpu.driver import memory_history
+from virtualgpu.driver import memory_history, tunable
 from virtualgpu.driver.properties import CUDA_VERSION, CUDNN_VERSION, properties
 from virtualgpu.driver.runtime import external_stream, free_and_total, runtime
 from virtualgpu.hardware import Machine
@@ -114,7 +114,8 @@ def names_in_torch() -> frozenset[str]:
 def answers(machine: Machine) -> dict[str, Any]:
     """The driver's names in `torch._C` while the machine is in place: each is served or refused."""
     served = device_answers(machine) | build_answers(machine) | stream_answers(machine)
-    served |= memory_answers(machine) | raw_memory_answers(machine) | memory_history.answers(machine) | comm.ANSWERS
+    served |= memory_answers(machine) | raw_memory_answers(machine) | memory_history.answers(machine)
+    served |= tunable.answers(machine) | comm.ANSWERS
     served |= {name: served[same] for name, same in SAME.items()}
     return {name: refuse(f"torch._C.{name}", getattr(torch._C, name, None)) for name in names_in_torch() - served.keys()} | served
 
@@ -204,6 +205,7 @@ def build_answers(machine: Machine) -> dict[str, Any]:
         "_cuda_canDeviceAccessPeer": lambda a, b: a != b and profile.peer_access,
         "_cuda_getArchFlags": lambda: ARCHITECTURES,
         "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.replace(".", "0")) * 10,
+        "_cuda_jiterator_compile_and_launch_kernel": refuse("torch.cuda.jiterator, which compiles CUDA code with nvrtc,"),
         "_cuda_get_cudnn_benchmark_limit": lambda: benchmark["limit"],
         "_cuda_set_cudnn_benchmark_limit": lambda limit: benchmark.update(limit=limit),
         "_group_tensors_by_device_and_dtype": group_tensors,

@@ -125,6 +125,15 @@ class Call:
         """The tensors that the operator writes into."""
         return list(tensors([self.argument(name) for name in self.op.written]))
 
+    def roles(self) -> Iterator[tuple[Tensor, bool, bool]]:
+        """Each tensor among the arguments: does the operator read it, does it write into it?"""
+        op = self.op
+        targets = {id(x) for x in self.written()} if op.written else set()
+        given = {id(x) for x in tensors(self.kwargs)} if targets and self.kwargs else set()
+        for x in self.tensors():
+            is_target = id(x) in targets
+            yield x, not (is_target and (op.overwrites or id(x) in given)), is_target
+
     def given_outputs(self) -> list[Tensor]:
         """The tensors that were given for results to be written into."""
         return [x for name in self.op.outs if isinstance(x := self.kwargs.get(name), Tensor)] if self.kwargs else []

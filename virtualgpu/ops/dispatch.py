@@ -39,8 +39,12 @@ def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | 
     handler = op.handler or _prepare(op)
     call = Call(op, args, kwargs or {})
     try:
-        if call.gpu is not None and call.gpu.machine.several_streams:
-            return call.gpu.machine.races.run(call)
+        if call.gpu is not None:
+            machine = call.gpu.machine
+            if machine.several_streams:
+                return machine.races.run(call)
+            if machine.races.collectives.flights:
+                machine.races.collectives.check(call)
         result = handler(call)
         if op.marks_written:
             for x in call.written():

@@ -21,7 +21,7 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu.errors import DifferentDevicesError, Fault, argument_differs, at_least_two, unsupported
 from virtualgpu.ops.call import CUDA_KERNELS, CUDA_OPERATORS, DEVICE_ERRORS, REFUSE_HALF, Call, asserts, cuda_operator
-from virtualgpu.ops.half import in_float32
+from virtualgpu.ops.half import FOR_COMPLEX_HALF, HALF, in_float32
 from virtualgpu.ops.without_values import on_meta
 from virtualgpu.tensor import VirtualTensor, wrap_all
 
@@ -29,7 +29,7 @@ asserts("", "_assert_async", cpu="^Expected Tensor with single nonzero")
 cuda_operator("stack", "cat")
 
 _UNIMPLEMENTED = re.compile(r'^"(\w+)" not implemented for')
-_WITHOUT_HALF = re.compile(r'" not implemented for \'(Half|BFloat16)\'')
+_WITHOUT_HALF = re.compile(r'" not implemented for \'(Half|BFloat16|ComplexHalf)\'')
 _WITHOUT_KERNEL = re.compile(r"^Could not run 'aten::([\w.]+)' with arguments from the '(\w*)CPU' backend")
 _MISFIT = object()
 _KERNEL_FOR_CUDA = "^    .*(CUDA|Composite).*:"
@@ -40,9 +40,11 @@ def survive(call: Call, error: Exception) -> Any:
     """A result of the right shape where CUDA's kernel would have asserted; elsewhere raises the error in CUDA's words."""
     try:
         if isinstance(error, DifferentDevicesError):
+            if call.op.name.startswith("_foreach_"):
+                return _tensor_by_tensor(call)
             raise of_operator(call) from None
-        if _lacks_half(call, error):
-            call.op.kernel = in_float32(call.func.overloadpacket, call.func)
+        if formats := _lacks_half(call, error):
+            call.op.kernel = in_float32(call.func.overloadpacket, call.func, formats=formats)
             assert call.op.handler is not None
             return call.op.handler(call)
         assertion, about_values = call.op.assertion
@@ -60,11 +62,14 @@ def survive(call: Call, error: Exception) -> Any:
         del error  # its traceback holds this frame: a cycle, which would keep the operator's tensors until the next collection
 
 
-def _lacks_half(call: Call, error: Exception) -> bool:
-    """Has the CPU, unlike CUDA, no kernel for half precision? The operator has done nothing then."""
-    if not _WITHOUT_HALF.search(str(error)) or call.op.name.startswith(tuple(REFUSE_HALF)):
-        return False
-    return call.op.kernel is call.op.own_kernel and not any(x.dtype.is_complex for x in call.tensors())
+def _lacks_half(call: Call, error: Exception) -> tuple[torch.dtype, ...]:
+    """The formats of half precision for which the CPU, unlike CUDA, has no kernel, if the error says so: the operator has done nothing."""
+    found = _WITHOUT_HALF.search(str(error))
+    if not found or call.op.kernel is not call.op.own_kernel or call.op.name.startswith(tuple(REFUSE_HALF)):
+        return ()
+    if found[1] == "ComplexHalf":
+        return (torch.complex32,) if call.op.name.removesuffix("_") in FOR_COMPLEX_HALF else ()
+    return () if any(x.dtype.is_complex for x in call.tensors()) else HALF
 
 
 def _result_without_values(call: Call, error: Exception) -> Any:
@@ -159,6 +164,28 @@ def _named_tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
         for x in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(x, torch.Tensor):
                 yield name, x
+
+
+def _tensor_by_tensor(call: Call) -> Any:
+    """An operator on lists whose tensors lie on several devices: CUDA takes those of each entry by themselves, where they lie, and refuses
+    only what disagrees within one ("slow path" of PyTorch's native/ForeachOpsKernels.cpp). `_foreach_copy_` copies between devices. Scalars
+    in a tensor of the CPU's are numbers."""
+    arguments = {name: call.argument(name) for name in call.op.arguments}
+    scalars = arguments.get("scalars")
+    if isinstance(scalars, torch.Tensor) and type(scalars) is not VirtualTensor:
+        return call.func.overloadpacket.ScalarList(**arguments | {"scalars": scalars.tolist()})
+    lists = {name: x for name, x in arguments.items() if isinstance(x, (list, tuple))}
+    lengths = set(map(len, lists.values()))
+    copies = call.op.name == "_foreach_copy_"
+    if len(lengths) > 1 or (lengths == {1} and not copies):
+        raise of_operator(call) from None
+    entries = [arguments | {name: x[i : i + 1] for name, x in lists.items()} for i in range(*lengths)]
+    if copies:
+        for entry in entries:
+            entry["self"][0].copy_(entry["src"][0], entry["non_blocking"])
+        return None
+    results = [call.func(**entry) for entry in entries]
+    return None if call.op.only_writes else [x for result in results for x in result]
 
 
 def of_operator(call: Call) -> RuntimeError:

@@ -1,7 +1,8 @@
 """Half precision as CUDA's libraries compute it: products of float16 or bfloat16 are summed in float32 and rounded once.
 
 The CPU's own kernels round the same way at best, and take up to a hundred times as long as those of float32. Where the CPU has no kernel
-for half precision, and CUDA has one, the result is computed in float32 and rounded too.
+for half precision, and CUDA has one, the result is computed in float32 and rounded too; that of complex numbers of two halves (complex32)
+in complex64.
 """
 
 from collections.abc import Callable
@@ -12,43 +13,68 @@ import torch
 from virtualgpu.ops.call import CPU_KERNELS
 
 HALF = (torch.float16, torch.bfloat16)
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+OF_TWO_BYTES = (torch.float16, torch.complex32)
+# CUDA has kernels for complex32 (PyTorch's native/cuda names it kComplexHalf) of these, unlike the CPU.
+FOR_COMPLEX_HALF = {
+    "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "cos", "cosh", "div", "exp", "lerp", "log", "logaddexp", "pow", "prod",
+    "rsqrt", "sigmoid", "sigmoid_backward", "sin", "sinh", "sqrt", "sum", "tan", "tanh", "tanh_backward", "trace",
+}  # fmt: skip
 aten = torch.ops.aten
 
 
-def sums_in_float32(*packets: Any, stay: tuple[int, ...] = (), require: Callable[[torch.dtype], None] | None = None) -> None:
+def sums_in_float32(
+    *packets: Any,
+    stay: tuple[int, ...] = (),
+    require: Callable[[torch.dtype], None] | None = None,
+    formats: tuple[torch.dtype, ...] = HALF,
+) -> None:
     """Compute these products of half precision in float32, and round once. Of several outputs those numbered in `stay` are float32 whatever
     the inputs are; `require` looks at the type first."""
     for packet in packets:
         for overload in packet.overloads():
             func = getattr(packet, overload)
             own_format = overload.startswith("dtype")
-            CPU_KERNELS[func] = into_format(packet, func) if own_format else in_float32(packet, func, stay, require)
+            CPU_KERNELS[func] = into_format(packet, func) if own_format else in_float32(packet, func, stay, require, formats)
 
 
 def widened(x: Any) -> Any:
-    return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x
+    """What has half the bits, a tensor or a type, in twice as many; anything else as it is."""
+    if isinstance(x, torch.Tensor):
+        if x.dtype in HALF:
+            return x.float()
+        return x.to(torch.complex64) if x.dtype is torch.complex32 else x
+    return WIDE.get(x, x) if isinstance(x, torch.dtype) else x
 
 
 def in_float32(
-    packet: Any, func: Any, stay: tuple[int, ...] = (), require: Callable[[torch.dtype], None] | None = None
+    packet: Any,
+    func: Any,
+    stay: tuple[int, ...] = (),
+    require: Callable[[torch.dtype], None] | None = None,
+    formats: tuple[torch.dtype, ...] = HALF,
 ) -> Callable[..., Any]:
-    """The operator, computed in float32 and rounded where its tensors are in half precision. For plain tensors."""
+    """The operator, computed in float32 (complex64) and rounded where its first tensor has one of the `formats`. For plain tensors."""
     name = func._schema.name.removeprefix("aten::")
     writes_first = name.endswith("_")
     pure = getattr(aten, name.removesuffix("_")) if writes_first else packet
     plain = getattr(func, "_op", func)
+    place = next((index for index, argument in enumerate(func._schema.arguments) if str(argument.type) == "Tensor"), 0)
 
     def rounded(result: Any, dtype: torch.dtype, index: int = -1) -> Any:
         if isinstance(result, (tuple, list)):
             return type(result)(rounded(x, dtype, index) for index, x in enumerate(result))
-        fits = not isinstance(result, torch.Tensor) or result.dtype is not torch.float32 or index in stay
-        return result if fits else result.to(dtype)
+        if not isinstance(result, torch.Tensor) or index in stay:
+            return result
+        if result.dtype is torch.float32:
+            return result.to(torch.float16 if dtype is torch.complex32 else dtype)
+        return result.to(torch.complex32) if result.dtype is torch.complex64 and dtype in OF_TWO_BYTES else result
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        dtype = args[0].dtype
+        dtype = args[place].dtype
         if require is not None:
             require(dtype)
-        if dtype not in HALF:
+        if dtype not in formats and (not kwargs or kwargs.get("dtype") not in formats):
             return plain(*args, **kwargs)
         out = kwargs.pop("out", None)
         result = pure(*map(widened, args), **{key: widened(x) for key, x in kwargs.items()})
@@ -56,7 +82,7 @@ def in_float32(
             return args[0].copy_(result)
         if out is not None:
             return out.resize_(result.shape).copy_(result)
-        return rounded(result, dtype)
+        return rounded(result, kwargs.get("dtype") or dtype if kwargs else dtype)
 
     return kernel
 

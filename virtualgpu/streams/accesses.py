@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch._C import _DisableTorchDispatch
 
+from virtualgpu.clock.machine_clock import Known
+
 AnyLaunch = Any  # of virtualgpu.streams.launches, which stands on this module
 MOST = 64  # accesses remembered of one memory: the oldest are forgotten first
 
@@ -84,6 +86,10 @@ class Place:
             self.accesses = [x for x in self.accesses if x.writes or (x.launch.stream, x.region) != mine or x.launch.dependents]
         self.accesses.append(access)
         del self.accesses[:-MOST]
+
+    def unordered(self, region: Region, before: Known) -> "list[Access]":
+        """Accesses to the region, oldest first, that are not done before."""
+        return [x for x in self.accesses if before.get(x.launch.stream, 0) < x.launch.count and x.touches(region)]
 
     def writer(self, region: Region) -> "Access | None":
         """The last access that wrote into the region."""

@@ -47,7 +47,7 @@ class Launch:
     """
 
     __slots__ = (
-        "call", "count", "dependents", "end", "line", "name", "nbytes", "number", "outputs", "places", "seconds",
+        "call", "count", "dependents", "end", "line", "name", "nbytes", "number", "of_nccl", "outputs", "places", "seconds",
         "start", "stream",
     )  # fmt: skip
 
@@ -57,7 +57,8 @@ class Launch:
         self.seconds = seconds
         self.line = line
         self.number = next(_numbers)
-        self.count = stream.count + 1
+        self.count: float = stream.count + 1  # infinite for a collective that has not begun
+        self.of_nccl = False  # on NCCL's own stream
         self.start = self.end = seconds
         self.call: Call | None = None  # with copies of the arguments
         self.nbytes = 0

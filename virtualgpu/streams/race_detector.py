@@ -11,6 +11,7 @@ not by which line, and not what was read. Copies between a GPU and page-locked m
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -24,6 +25,7 @@ from virtualgpu.memory import Memory
 from virtualgpu.ops.call import Call, Operator, operator
 from virtualgpu.streams import race_reports
 from virtualgpu.streams.accesses import Access, Place, Region, as_before, at, has_region, mapped, overlaid, snapshot, whole
+from virtualgpu.streams.collective_accesses import Collectives
 from virtualgpu.streams.launches import Arrival, Launch, UserLine, outputs_of, reference, user_line
 from virtualgpu.streams.lone_stream import LoneStream
 from virtualgpu.streams.race_reports import Race, Side
@@ -65,10 +67,11 @@ class RaceDetector:
         self._reported: set[tuple] = set()
         self._in_flight: deque[Launch] = deque()  # those that can be run again
         self._held = 0  # bytes that these hold
-        self._replacing: WeakSet[Access] = WeakSet()  # writes that hold what was there before them
+        self.replacing: WeakSet[Access] = WeakSet()  # writes that hold what was there before them
         self._arrivals: list[Arrival] = []
         self._freed: dict[int, list[Freed]] = {}  # by GPU
         self.lone = LoneStream(machine)
+        self.collectives = Collectives(self)
         machine.clock.call_when_learned(self._learn)
 
     def end(self) -> None:
@@ -88,6 +91,8 @@ class RaceDetector:
         if self.machine.selected.in_operator or not op.touches_values or copies_elsewhere(call):
             return handler(call)
         if self.lone.has_work(call.gpu.stream):
+            if self.collectives.flights:
+                self.collectives.check(call)
             return self.lone.run(call)
         if op.model_only and ("empty" in op.name or _is_elsewhere(call)):
             return handler(call)
@@ -110,10 +115,7 @@ class RaceDetector:
         launch = Launch(stream, "CUDA graph", self.machine.clock.host, user_line())
         uses = [use for x, writes in touched if (use := self._use(x, True, writes)) is not None]
         for use in uses:
-            unordered = [access for access in self._unordered(use, before) if access.writes or use.writes]
-            if unordered:
-                kind = race_reports.STALE if unordered[-1].writes else race_reports.OVERWRITTEN
-                self._report(kind, unordered[-1].launch, Side.of(launch), launch.line)
+            if self.compare(launch, use.place, use.region, use.reads, use.writes, before):
                 raced.append(use.tensor)
         befores = [snapshot(use.tensor) if use.writes and use.known and use.place.filled else None for use in uses]
         do()
@@ -128,12 +130,12 @@ class RaceDetector:
         stale: dict[int, torch.Tensor] = {}
         overwritten: list[tuple[Access, Use]] = []
         for use in uses:
-            unordered = self._unordered(use, before)
+            unordered = use.place.unordered(use.region, before)
             if not unordered:
                 continue
             missed = [access for access in unordered if access.writes]
             if use.reads and missed:
-                self._report(race_reports.STALE, missed[-1].launch, Side.of(launch), launch.line)
+                self.report(race_reports.STALE, missed[-1].launch, Side.of(launch), launch.line)
                 if use.known:
                     stale[id(use.tensor)] = self._stale(use, missed)
             if use.writes:
@@ -157,7 +159,7 @@ class RaceDetector:
             self._note(launch, use, old)
         for x in tensors(result):
             if is_new(x) and (made := self._use(x, False, True)) is not None:
-                overwritten += self._overwritten(launch, made, self._unordered(made, before))
+                overwritten += self._overwritten(launch, made, made.place.unordered(made.region, before))
                 self._note(launch, made, None)
         if launch.call is not None:
             self._note_outputs(launch, call, result)
@@ -165,27 +167,29 @@ class RaceDetector:
             self._run_again(access, use)
         return result
 
-    def _unordered(self, use: Use, before: Known) -> list[Access]:
-        """Accesses to what is used, oldest first, that are not done before."""
-        return [
-            access
-            for access in use.place.accesses
-            if before.get(access.launch.stream, 0) < access.launch.count and access.touches(use.region)
-        ]
+    def compare(self, launch: Launch, place: Place, region: Region, reads: bool, writes: bool, before: Known) -> bool:
+        """Say so if the launch, which does this there, races with what was there before. Returns whether it does."""
+        unordered = [access for access in place.unordered(region, before) if access.writes or writes]
+        if unordered:
+            first = unordered[-1]
+            kind = race_reports.OVERWRITTEN if not first.writes else race_reports.STALE if reads else race_reports.BOTH_WRITE
+            self.report(kind, first.launch, Side.of(launch), launch.line)
+        return bool(unordered)
 
     def _overwritten(self, launch: Launch, use: Use, unordered: list[Access]) -> list[tuple[Access, Use]]:
         """The reads that see what `launch` writes there, which it may do before or after them."""
         reads = [access for access in unordered if not access.writes]
         if reads:
-            self._report(race_reports.OVERWRITTEN, reads[-1].launch, Side.of(launch), launch.line)
+            self.report(race_reports.OVERWRITTEN, reads[-1].launch, Side.of(launch), launch.line)
         elif unordered:
-            self._report(race_reports.BOTH_WRITE, unordered[-1].launch, Side.of(launch), launch.line)
+            self.report(race_reports.BOTH_WRITE, unordered[-1].launch, Side.of(launch), launch.line)
         return [(access, use) for access in reads]
 
     def _stale(self, use: Use, missed: list[Access]) -> torch.Tensor:
         """What stands in for a tensor that is read too early. One that is written too gets the old values itself: a write is lost."""
         with _DisableTorchDispatch():
-            old = as_before(use.tensor, [access for access in missed if not access.shift])
+            # A collective that has not begun has written nothing yet.
+            old = as_before(use.tensor, [access for access in missed if not access.shift and access.launch.count < inf])
             if use.writes:
                 use.tensor.detach().copy_(old)
                 return use.tensor
@@ -221,7 +225,7 @@ class RaceDetector:
             write.launch.dependents.append(launch)
         access = Access(launch, use.place, use.region, use.writes, before)
         if before is not None:
-            self._replacing.add(access)
+            self.replacing.add(access)
         use.place.add(access)
 
     def _note_outputs(self, launch: Launch, call: Call, result: Any) -> None:
@@ -241,7 +245,7 @@ class RaceDetector:
                 content = overlaid(whole(kept), whole(use.tensor), -access.shift)
             launch.run_again({origin: content})
 
-    def _report(self, kind: str, first: Launch, second: Side, line: UserLine | None) -> None:
+    def report(self, kind: str, first: Launch, second: Side, line: UserLine | None) -> None:
         race = Race(kind, Side.of(first), second)
         if race.key not in self._reported:
             self._reported.add(race.key)
@@ -252,17 +256,7 @@ class RaceDetector:
 
     def _uses(self, call: Call) -> list[Use]:
         """What the operator does with each of the tensors among its arguments that others may touch."""
-        op = call.op
-        targets = {id(x) for x in call.written()} if op.written else set()
-        given = {id(x) for x in tensors(call.kwargs)} if targets and call.kwargs else set()
-        uses = []
-        for x in call.tensors():
-            is_target = id(x) in targets
-            overwrites = is_target and (op.overwrites or id(x) in given)
-            use = self._use(x, not overwrites, is_target)
-            if use is not None:
-                uses.append(use)
-        return uses
+        return [use for x, reads, writes in call.roles() if (use := self._use(x, reads, writes)) is not None]
 
     def _use(self, tensor: torch.Tensor, reads: bool, writes: bool) -> Use | None:
         place = self.place_of(tensor)
@@ -339,12 +333,12 @@ class RaceDetector:
         for use in [] if op.returns_views else self._uses(Call(op, args, kwargs)):
             if use.reads:
                 self.host_reads(use.tensor, name)
-            unordered = self._unordered(use, self.machine.clock.known)
+            unordered = use.place.unordered(use.region, self.machine.clock.known)
             reads = [access for access in unordered if not access.writes]
             if use.writes and unordered:
                 kind, first = (race_reports.OVERWRITTEN, reads[-1]) if reads else (race_reports.BOTH_WRITE, unordered[-1])
                 line = user_line()
-                self._report(kind, first.launch, Side.of_host(name, line, self.machine.clock.host), line)
+                self.report(kind, first.launch, Side.of_host(name, line, self.machine.clock.host), line)
                 overwritten += [(access, use) for access in reads]
         result = op.func(*args, **kwargs)
         for access, use in overwritten:
@@ -354,10 +348,10 @@ class RaceDetector:
     def host_reads(self, tensor: torch.Tensor, name: str) -> None:
         """The host looks at a tensor of its own, which holds the old values while a copy into it is under way."""
         use = self._use(tensor, True, False)
-        late = [access for access in self._unordered(use, self.machine.clock.known) if access.writes] if use is not None else []
+        late = [access for access in use.place.unordered(use.region, self.machine.clock.known) if access.writes] if use is not None else []
         if late:
             line = user_line()
-            self._report(race_reports.STALE, late[-1].launch, Side.of_host(name, line, self.machine.clock.host), line)
+            self.report(race_reports.STALE, late[-1].launch, Side.of_host(name, line, self.machine.clock.host), line)
 
     def _learn(self) -> None:
         """The host has waited for something: what is known to be done cannot race any more."""
@@ -368,9 +362,10 @@ class RaceDetector:
         self.host_copies = [(stream, count) for stream, count in self.host_copies if known.get(stream, 0) < count]
         while self._in_flight and known.get(self._in_flight[0].stream, 0) >= self._in_flight[0].count:
             self._forget_oldest()
-        for access in [x for x in self._replacing if known.get(x.launch.stream, 0) >= x.launch.count]:
+        for access in [x for x in self.replacing if known.get(x.launch.stream, 0) >= x.launch.count]:
             access.before = None  # all that is launched from now on comes after it
-            self._replacing.discard(access)
+            self.replacing.discard(access)
+        self.collectives.look_again()
 
 
 def copies_elsewhere(call: Call) -> bool:

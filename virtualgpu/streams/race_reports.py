@@ -22,6 +22,8 @@ _ADVICE = {
     BOTH_WRITE: f"{_ORDER}.",
 }
 _AS_WRITTEN = {"_local_scalar_dense": "item", "_to_copy": "to"}  # operators that go by another name in a program
+_ADVICE_AFTER_NCCL = "Nothing orders the two: call `wait()` of the collective's work while the later stream is current."
+_ADVICE_BEFORE_NCCL = f"{_ORDER}: a collective comes after the stream that is current when it is called."
 _ADVICE_TO_HOST = "The host has not waited for it: synchronize the stream, or an event recorded after it, first."
 
 
@@ -46,12 +48,13 @@ class Side:
     start: float
     end: float
     filename: str = ""
+    of_nccl: bool = False  # a collective on NCCL's own stream
 
     @classmethod
     def of(cls, launch: Launch) -> "Side":
         line, file = _read(launch.line), launch.line[0] if launch.line else ""
         name = _as_written(launch.name)
-        return cls(launch.device, launch.stream.stream_id, name, *line, launch.seconds, launch.start, launch.end, file)
+        return cls(launch.device, launch.stream.stream_id, name, *line, launch.seconds, launch.start, launch.end, file, launch.of_nccl)
 
     @classmethod
     def of_host(cls, name: str, line: UserLine | None, seconds: float) -> "Side":
@@ -62,6 +65,8 @@ class Side:
         """The stream that it runs on, or the host, in words."""
         if self.device == HOST:
             return "the host"
+        if self.of_nccl:
+            return f"NCCL's stream of cuda:{self.device}"
         return f"{stream_name(self.stream) if self.stream else 'the default stream'} of cuda:{self.device}"
 
     def __str__(self) -> str:
@@ -78,7 +83,15 @@ class Race:
 
     def __str__(self) -> str:
         what = _WHAT_HAPPENS[self.kind].format(first=self.first, second=self.second)
-        return f"{what} {_ADVICE_TO_HOST if self.second.device == HOST else _ADVICE[self.kind]}"
+        return f"{what} {self._advice}"
+
+    @property
+    def _advice(self) -> str:
+        if self.first.of_nccl:
+            return _ADVICE_AFTER_NCCL
+        if self.second.of_nccl:
+            return _ADVICE_BEFORE_NCCL
+        return _ADVICE_TO_HOST if self.second.device == HOST else _ADVICE[self.kind]
 
     @property
     def key(self) -> tuple:

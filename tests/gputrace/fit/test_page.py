@@ -33,8 +33,35 @@ def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     assert parts.caption.startswith("At the peak on the T4, made by train.py:3 x: ")
     assert all(row[1] == "10 GiB" and row[3] == "yes" for row in changes.rows)
     assert {row[0]: row[2] for row in changes.rows}["half the batch"] == "4.00 times as long"
-    assert changes.rows[-1][0] == "half the batch"  # the slowest, of as many samples
+    assert changes.rows[-2][0] == "half the batch"  # the slowest, of as many samples
+    assert changes.rows[-1] == ("sharding over 2 GPUs (FSDP2)", "10 GiB", "1.00 times as long", "yes")  # faster, on twice as many GPUs
     assert {wish.like for wish in runs if wish.change} == {"T4"}
+
+
+@pytest.mark.parametrize(
+    ("needs", "due", "tried"),
+    [
+        ({2: 18, 4: 12, 8: 9}, ("sharding over 4 GPUs (FSDP2)", "12 GiB", "0.30 times as long", "yes"), [2, 4]),
+        ({2: 40, 4: 30, 8: 20}, ("sharding over 8 GPUs (FSDP2)", "20 GiB", "0.15 times as long", "no"), [2, 4, 8]),
+        ({2: 0}, ("sharding over 2 GPUs (FSDP2)", "", "", "train.py:7 x: RuntimeError: why"), [2]),
+        ({2: None}, ("sharding over 2 GPUs (FSDP2)", "", "", "nothing to change in this script"), [2]),
+    ],
+)
+def test_it_is_sharded_over_as_few_gpus_as_it_fits(monkeypatch, needs, due, tried):
+    asked = []
+
+    def run(wish: Wish) -> Outcome:
+        if not (wish.change or "").startswith("sharding"):
+            return Outcome(15 << 30, wish.memory is not None, "", "", 4, 50 << 30, 1, 1, {}, 1.0, 0.0, False)
+        asked.append(int(wish.change.split()[2]))
+        need = needs[asked[-1]]
+        failed = "train.py:7 x: RuntimeError: why" if need == 0 else ""
+        return Outcome(1 << 42, True, failed, "", 4, (need or 0) << 30, 1, 1, {}, 1.2, 0.0, need is not None)
+
+    monkeypatch.setattr("gputrace.fit.processes.run", run)
+    *_, changes = answer(WISH, ["T4"])
+    assert asked == tried and due in changes.rows and len(changes.rows) == 6
+    assert "others are taken to do the same" in changes.caption
 
 
 def test_whoever_waits_is_told_a_line_for_each_thing_tried(runs):

@@ -145,3 +145,53 @@ def test_the_loss_of_a_wrong_class_fails_in_training_too():
 def test_a_kernel_that_complains_by_its_name_has_cudas():
     with pytest.raises(RuntimeError, match=r"max_pool3d_with_indices_out_cuda_template\(\): Expected input's non-batch dimensions"):
         torch.nn.functional.max_pool3d(torch.empty(2, 1, 0, 1, 2, device="cuda"), (2, 2, 2))
+
+
+FOREACH = {
+    "_foreach_sqrt": lambda x: torch._foreach_sqrt(x),
+    "_foreach_add, list": lambda x: torch._foreach_add(x, x, alpha=2),
+    "_foreach_mul, scalars": lambda x: torch._foreach_mul(x, [2.0, 3.0, 4.0]),
+    "_foreach_addcmul, scalars": lambda x: torch._foreach_addcmul(x, x, x, torch.tensor([2.0, 3.0, 4.0])),
+    "_foreach_norm": lambda x: torch._foreach_norm(x),
+    "_foreach_neg_": lambda x: torch._foreach_neg_(x),
+}
+
+
+@pytest.mark.parametrize("name", FOREACH)
+def test_lists_of_tensors_on_several_devices_are_taken_tensor_by_tensor(name):
+    devices = ["cuda:1", "cpu", "cuda:0"]
+    given = [torch.full((3,), 4.0 + i, device=device) for i, device in enumerate(devices)]
+    expected = FOREACH[name]([x.cpu().clone() for x in given])
+    found = FOREACH[name](given)
+    assert [str(x.device) for x in found] == devices
+    torch.testing.assert_close([x.cpu() for x in found], list(expected))
+
+
+def test_scalars_in_a_tensor_of_the_cpu_are_numbers():
+    x = [torch.ones(2, device="cuda") for _ in range(2)]
+    assert [y.tolist() for y in torch._foreach_addcmul(x, x, x, torch.tensor([2.0, 3.0]))] == [[3, 3], [4, 4]]
+
+
+def test_a_list_is_copied_from_other_devices():
+    targets = [torch.zeros(3, device="cuda:0"), torch.zeros(3), torch.zeros(3, device="cuda:1")]
+    sources = [torch.ones(3, device="cuda:1"), torch.ones(3, device="cuda:0"), torch.ones(3)]
+    torch._foreach_copy_(targets, sources)
+    torch._foreach_copy_(targets[:1], sources[:1])
+    assert all(x.tolist() == [1, 1, 1] for x in targets)
+
+
+def test_lists_that_disagree_within_an_entry_are_refused():
+    x, y = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
+    with pytest.raises(
+        RuntimeError, match="^Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cuda:1!"
+    ):
+        torch._foreach_add([x, x], [x, y])
+    with pytest.raises(RuntimeError, match="^Tensor lists must have the same number of tensors, got 2 and 1"):
+        torch._foreach_add([x, y], [x])
+
+
+def test_gradients_through_a_list_on_several_devices():
+    x, y = (torch.full((2,), 4.0, device=device, requires_grad=True) for device in ("cuda:0", "cuda:1"))
+    a, b = torch._foreach_sqrt([x, y])
+    (a.sum() + b.sum().to("cuda:0")).backward()
+    assert x.grad.tolist() == y.grad.tolist() == [0.25, 0.25]

@@ -59,6 +59,51 @@ def test_what_the_cpu_has_no_kernel_for_is_computed_in_float32_and_rounded(machi
     del given, y
 
 
+COMPLEX_HALF = {
+    "sqrt": torch.sqrt,
+    "sqrt_": lambda x: x.clone().sqrt_(),
+    "sqrt, out": lambda x: torch.sqrt(x, out=torch.empty_like(x)),
+    "angle": torch.angle,
+    "tanh": torch.tanh,
+    "div": lambda x: x / (2 * x + 1),
+    "div by a number": lambda x: x / 3,
+    "pow": lambda x: 2**x + x**2,
+    "lerp": lambda x: torch.lerp(x, x.roll(1), 0.25),
+    "sum": lambda x: x.sum(0),
+    "prod": lambda x: x.prod(),
+    "sum in complex64": lambda x: x.sum(0, dtype=torch.complex64),
+    "sum in complex32": lambda x: x.sum(0, dtype=torch.complex32 if x.dtype is torch.complex32 else None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("name", COMPLEX_HALF)
+def test_complex_numbers_of_two_halves_are_computed_in_complex64_and_rounded(machine, name):
+    """Twice: what is found out at the first call serves the second."""
+    x = torch.randn(8, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)).to(torch.complex32)
+    given, expected = x.cuda(), COMPLEX_HALF[name](x.to(torch.complex64))
+    kept = name == "sum in complex64"
+    for _ in range(2):
+        found = COMPLEX_HALF[name](given)
+        assert found.dtype is (expected.dtype if kept else {torch.complex64: torch.complex32, torch.float32: torch.float16}[expected.dtype])
+        assert_close(found.cpu().to(expected.dtype), expected, rtol=4e-3, atol=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_a_root_of_complex_halves_takes_the_gpu_memory_of_its_result_alone(machine):
+    x = torch.ones(1 << 20, dtype=torch.complex32, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = torch.sqrt(x)
+    assert torch.cuda.max_memory_allocated() - before == y.nbytes == 4 << 20
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_cuda_has_no_expm1_for_complex_halves_either(machine):
+    with pytest.raises(RuntimeError, match="not implemented for 'ComplexHalf'"):
+        torch.expm1(torch.ones(2, dtype=torch.complex32, device="cuda"))
+
+
 def test_integers_are_counted_by_histc(machine):
     assert torch.histc(torch.tensor([1, 2, 2, 7], device="cuda"), 4, 0, 8).tolist() == [1, 2, 0, 1]
 
