@@ -4,6 +4,8 @@ The sources are the repository itself, so a link that leads somewhere on GitHub 
 """
 
 import datetime
+import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -39,6 +41,11 @@ autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 always_document_param_types = True
 
+PLACES = {  # where a lesson opens with nothing to install, as docs/platforms.md has it
+    "on Binder": "https://mybinder.org/v2/gh/OWNER/NAME/main?urlpath=lab/tree/work/LESSON",
+    "in Colab": "https://colab.research.google.com/github/OWNER/NAME/blob/main/notebooks/LESSON",
+    "on Kaggle": "https://kaggle.com/kernels/welcome?src=https://github.com/OWNER/NAME/blob/main/notebooks/LESSON",
+}
 _TITLE = "What ran when on four GPUs, and the blocks of their memory, to look into"
 _MAY = "allow-scripts allow-downloads allow-popups"
 _PAGES = {"explorer": "In a window of its own", "trace": "The whole page that the command writes"}
@@ -62,6 +69,7 @@ def setup(app: Any) -> None:
     app.add_lexer("mermaid", TextLexer)  # GitHub draws it; a library that does so here would come from elsewhere at each reading
     app.connect("source-read", _add_contents)
     app.connect("source-read", _know_anchors)
+    app.connect("source-read", _know_address)
     app.connect("source-read", _add_recording)
     app.connect("builder-inited", _record)
     app.connect("build-finished", _open_at_the_start)
@@ -77,6 +85,23 @@ def _add_contents(app: Any, docname: str, source: list[str]) -> None:
 def _know_anchors(app: Any, docname: str, source: list[str]) -> None:
     """The places that links lead to, which Sphinx does not see in HTML."""
     source[0] = re.sub(r'<a id="([\w-]+)"></a>', r"[]{#\1}", source[0])
+
+
+def _know_address(app: Any, docname: str, source: list[str]) -> None:
+    """GitHub's workflows say from which repository they build. There, each lesson has a link to where it opens."""
+    if address := os.environ.get("GITHUB_REPOSITORY"):
+        if docname in CONTENTS["Lessons"]:
+            source[0] = with_links(source[0], f"{Path(docname).name}.ipynb")
+        source[0] = source[0].replace("OWNER/NAME", address)
+
+
+def with_links(notebook: str, lesson: str) -> str:
+    """The notebook with links to its places below its title."""
+    content = json.loads(notebook)
+    title, _, rest = "".join(content["cells"][0]["source"]).partition("\n")
+    links = " · ".join(f"[{place}]({link.replace('LESSON', lesson)})" for place, link in PLACES.items())
+    content["cells"][0]["source"] = f"{title}\n\nOpen this lesson {links} ([how](../docs/platforms.md)).\n{rest}"
+    return json.dumps(content)
 
 
 def _record(app: Any) -> None:
