@@ -99,7 +99,7 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         return {"returned": type(finish).__name__}
     start = [tensor.detach().cpu() for tensor in model.state_dict().values()]
     events.clear()
-    gradients, happened, overlapped, stopped = [], [], 0.0, None
+    gradients, happened, races, overlapped, stopped = [], [], [], 0.0, None
     for step in range(STEPS):
         if step != ADDED:
             model.zero_grad()
@@ -120,6 +120,7 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
         happened.append(list(events))
         events.clear()
         overlapped += trace.collectives(rank)[1]
+        races += [[race.first.name, race.second.name] for race in trace.races]
     told = {
         "start": _furthest(start, [tensor.detach() for tensor in _network(inputs, 0).state_dict().values()]),
         "gradients": [_compared(found, mean) for found, mean in zip(gradients, _due(inputs), strict=False)],
@@ -127,7 +128,7 @@ def trained(distribute: Any, inputs: Plain) -> Plain:
     }
     if stopped:
         return told | {"stopped": stopped}
-    return told | {"overlapped": overlapped, "own": _measured(model, finish, inputs, base), "torch": _pytorchs(inputs)}
+    return told | {"overlapped": overlapped, "races": races, "own": _measured(model, finish, inputs, base), "torch": _pytorchs(inputs)}
 
 
 def _due(inputs: Plain) -> list[list[torch.Tensor | None]]:
@@ -202,6 +203,12 @@ def judge(told: Plain, inputs: Plain) -> Verdict:
             )
         if not observed["overlapped"] > 0:
             return not_yet("no kernel ran while a message was under way: whoever starts one waits for it at once. What is `async_op`?")
+        if observed["races"]:
+            first, second = observed["races"][0]
+            return not_yet(
+                f"the values are right, but on rank {rank} nothing orders `{second}` after `{first}`, which touched the same memory on "
+                "another stream. Which stream has to wait for which?"
+            )
     (own, held), (theirs, theirs_held) = told[0]["own"], told[0]["torch"]
     if not held < KEPT * theirs_held:
         most = f"{units.byte_text(int(held))} where PyTorch's DDP holds {units.byte_text(int(theirs_held))}"
