@@ -36,9 +36,10 @@ SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$python" -c '$(SUITABLE)' 2>/dev/null && { echo "$$python"; break; }; done)
 
-PIP_OPTIONS = --quiet --disable-pip-version-check $(shell "$(PYTHON)" tools/torch_index.py $(TORCH_INDEX))
 # IPython warns where another environment is active than the one it runs in.
 unexport VIRTUAL_ENV
+
+PIP_OPTIONS = --quiet --disable-pip-version-check $(shell "$(PYTHON)" tools/torch_index.py $(TORCH_INDEX))
 PIP_INSTALL = $(BIN)/python -m pip install $(PIP_OPTIONS) --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --timeout 300
 PARALLEL := -n auto --maxprocesses 4
