@@ -55,7 +55,7 @@ WRONG = {
         "so many gradients a bucket": (own((FULL, "if len(bucket) >= 3:")), "gradients; a bucket holds"),
         "sent from a stream that does not wait for the copy": (
             own((SEND, f"with torch.cuda.stream(torch.cuda.Stream()):\n            {SEND}")),
-            "nothing orders `all_reduce` after `cat`",
+            "nothing orders `all_reduce` after",
         ),
         "no broadcast": (own((BROADCAST, "pass")), "does not begin with rank 0's parameters"),
         "broadcast without the buffers": (own(("model.state_dict().values()", "model.parameters()")), "parameters and buffers"),
