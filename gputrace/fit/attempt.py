@@ -11,7 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import virtualgpu
-from gputrace.fit.changes import CHANGES, SHARDINGS
+from gputrace.fit.changes import ALL
 from gputrace.recording import record
 from gputrace.spans import COPIES, KERNEL, chosen, seconds_of
 from gputrace.trace import Trace
@@ -75,7 +75,7 @@ def attempt(wish: Wish) -> Outcome:
     gpus = virtualgpu.use(1, like=wish.like, memory=wish.memory, values=False, host=wish.host)
     outcome = Outcome(total=gpus.request.memory or gpus.profile.total_memory)
     set_up_for_times(gpus, virtual_time=False)  # a loss that is printed is NaN, no error
-    met = [] if wish.change is None else (CHANGES | SHARDINGS)[wish.change].make()
+    met = [] if wish.change is None else ALL[wish.change].make()
     ends: list[int] = []
     try:
         with record(MAX_EVENTS) as trace:

@@ -133,6 +133,7 @@ CHANGES = {
     "checkpointing of each block": Change(checkpointing),
 }
 SHARDINGS = {f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(sharding, ranks), share=ranks) for ranks in (2, 4, 8)}
+ALL = CHANGES | SHARDINGS
 
 
 def _around_models(forward: Callable[[nn.Module, Callable[[], Any]], Any]) -> None:

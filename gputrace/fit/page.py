@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from gputrace.fit.attempt import Outcome, Wish
-from gputrace.fit.changes import CHANGES, SHARDINGS
+from gputrace.fit.changes import ALL, CHANGES, SHARDINGS
 from gputrace.fit.processes import run_all
 from gputrace.tables import Table
 from gputrace.units import byte_text, time_text
@@ -127,7 +127,7 @@ def _changes(name: str, before: Outcome, total: int, wish: Wish, tell: Callable[
             rows.append((2, False, 0.0, (change, "", "", after.failed or "nothing to change in this script")))
             continue
         fits = after.used <= total
-        share = (CHANGES | SHARDINGS)[change].share
+        share = ALL[change].share
         slower = None if after.step is None or before.step is None else after.step / before.step / share
         told = "" if slower is None else f"{slower:.2f} times as long"
         rows.append((not fits, change in SHARDINGS, slower or 0.0, (change, _need(after), told, _fits(after, fits))))

@@ -9,11 +9,11 @@ import torch
 
 from virtualgpu import errors
 from virtualgpu.clock.machine_clock import StreamTime
+from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Gpu, Machine
 from virtualgpu.host import pinned
 from virtualgpu.streams.cuda_streams import Stream
 from virtualgpu.streams.numbering import raw_stream
-from virtualgpu.tensor import unsupported
 
 HANDLE = 0x5500_0000_0000  # the first of the streams that a program makes itself: even, as addresses are
 _handles = itertools.count(HANDLE, 0x100)

@@ -6,8 +6,8 @@ What a program sets while it is off has no effect on a GPU either, and is answer
 import os
 from typing import Any
 
+from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
-from virtualgpu.tensor import unsupported
 
 _PREFIX = "PYTORCH_TUNABLEOP_"
 

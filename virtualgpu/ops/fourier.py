@@ -13,15 +13,14 @@ import torch
 from virtualgpu.hardware import Machine
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, bytes_of, handles
-from virtualgpu.ops.half import sums_in_float32
+from virtualgpu.ops.half import OF_TWO_BYTES, sums_in_float32
 from virtualgpu.ops.sequence import Out, Plan, perform
 from virtualgpu.tensor import VirtualTensor
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-HALVES = (torch.float16, torch.complex32)
-sums_in_float32(aten._fft_r2c, aten._fft_c2c, aten._fft_c2r, formats=HALVES)
+sums_in_float32(aten._fft_r2c, aten._fft_c2c, aten._fft_c2r, formats=OF_TWO_BYTES)
 
 
 def _gathered(x: Tensor, dims: Any) -> int:
@@ -36,7 +35,7 @@ def _gathered(x: Tensor, dims: Any) -> int:
         ordered.view(-1, *(x.shape[d] for d in dims))
     except RuntimeError:
         return bytes_of(x)
-    return bytes_of(x) if x.dtype in HALVES and x.stride(dims[-1]) != 1 else 0
+    return bytes_of(x) if x.dtype in OF_TWO_BYTES and x.stride(dims[-1]) != 1 else 0
 
 
 def _step_by_step(call: Call, dims: Any) -> bool:
@@ -59,7 +58,7 @@ def _require_powers_of_two(sizes: list[int], *rounds: slice) -> None:
 def transform(call: Call) -> Any:
     x, dims = call.args[:2]
     several = _step_by_step(call, dims)
-    if x.dtype in HALVES:
+    if x.dtype in OF_TWO_BYTES:
         if call.op.name == "_fft_c2c":
             dims = sorted(dims, key=lambda d: x.stride()[d], reverse=True)
         _require_powers_of_two([x.shape[d] for d in dims], *([slice(-1, None), slice(-1)] if several else [slice(None)]))
@@ -78,7 +77,7 @@ def transform(call: Call) -> Any:
 def complex_to_real(call: Call) -> Any:
     """cuFFT overwrites its input here, so a copy is transformed."""
     x, dims, _, last = call.args
-    if x.dtype in HALVES:
+    if x.dtype in OF_TWO_BYTES:
         _require_powers_of_two([*(x.shape[d] for d in dims[:-1]), last], slice(None))
     if call.op.outs:
         return operators.into_given(call)

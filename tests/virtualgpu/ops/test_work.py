@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from heard import spans
 
 from virtualgpu import hardware
-from virtualgpu.clock.machine_clock import Span, Wait
 
 TIMING = Path(__file__).parents[3] / "benchmarks" / "timing"
 # Off by more than a factor of two, and why no rule mends it: rows of 64 and of 50,257 go by kernels of their own; narrow rows of a table
@@ -32,15 +32,8 @@ MANY = 1 << 20
 
 def seconds(work: Callable[[], object], *names: str) -> float:
     """What the kernels of some work take on the GPU, or those alone whose operators have these names, beyond what an empty one takes."""
-    heard: list[Span | Wait] = []
-    clock, listener = hardware.machine().clock, heard.append
-    clock.listen(listener)
-    try:
-        work()
-    finally:
-        clock.unlisten(listener)
-    spans = [span for span in heard if isinstance(span, Span) and (not names or span.name in names)]
-    return sum(span.duration - hardware.machine().profile.kernel_minimum_seconds for span in spans)
+    wanted = [span for span in spans(work) if not names or span.name in names]
+    return sum(span.duration - hardware.machine().profile.kernel_minimum_seconds for span in wanted)
 
 
 @pytest.fixture(autouse=True)

@@ -5,27 +5,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from heard import spans
 
 import virtualgpu
 from virtualgpu import hardware
-from virtualgpu.clock.machine_clock import Span, Wait
 
 
 @pytest.fixture(autouse=True)
 def valueless() -> Iterator[None]:
     with virtualgpu.use(1, like="H200", values=False):
         yield
-
-
-def spans(work) -> list[Span]:
-    heard: list[Span | Wait] = []
-    clock, listener = hardware.machine().clock, heard.append
-    clock.listen(listener)
-    try:
-        work()
-    finally:
-        clock.unlisten(listener)
-    return [span for span in heard if isinstance(span, Span)]
 
 
 @pytest.mark.parametrize(("causal", "there", "back"), [(False, 2.0029, 5.2252), (True, 1.1955, 3.0306)])
