@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import virtualgpu
 from gputrace.fit.changes import ALL
+from gputrace.holders.tensors import all_objects, of_kind
+from gputrace.phases import noted
 from gputrace.recording import record
 from gputrace.spans import COPIES, KERNEL, chosen, seconds_of
 from gputrace.trace import Trace
@@ -46,7 +49,7 @@ class Outcome:
     `failed` is the text of an exception other than for memory, with its line. `used` counts what the device holds at most, CUDA's
     context included; `allocated` and `reserved` are the allocator's, and `parts` what the peak of the allocated consists of. `step` is
     the time of a step after the first, and `idle` the share of it in which the GPU had nothing to do; where there was one step alone,
-    `first` is the most that it took. `changed` says whether the change met something that it could change. `asked` is the line that
+    `first` is the most that it took. `by_hand` says that no optimizer was made, so that each backward was taken for a step. `changed` says whether the change met something that it could change. `asked` is the line that
     wanted a value which nothing computed, after the first whole step: the script ended there.
     """
 
@@ -64,6 +67,7 @@ class Outcome:
     changed: bool = False
     first: float | None = None
     asked: str = ""
+    by_hand: bool = False
 
 
 class _Enough(BaseException):
@@ -76,11 +80,11 @@ def attempt(wish: Wish) -> Outcome:
     outcome = Outcome(total=gpus.request.memory or gpus.profile.total_memory)
     set_up_for_times(gpus, virtual_time=False)  # a loss that is printed is NaN, no error
     met = [] if wish.change is None else ALL[wish.change].make()
-    ends: list[int] = []
+    steps = _Steps(lambda done: done >= wish.steps or (wish.change is not None and done >= SEEN and not met))
     try:
-        with record(MAX_EVENTS) as trace:
+        with noted(steps.before_backward), record(MAX_EVENTS) as trace:
             register_optimizer_step_pre_hook(_unless_the_gpu_is_empty)
-            register_optimizer_step_post_hook(_until(lambda done: done >= wish.steps or (wish.change and done >= SEEN and not met), ends))
+            register_optimizer_step_post_hook(steps.after_step)
             run_script(wish.script, wish.arguments, wish.module)
     except _Enough:
         pass
@@ -88,11 +92,11 @@ def attempt(wish: Wish) -> Outcome:
         outcome.failed = "" if ended.code in (None, 0) else f"{_where(ended)}it ended by sys.exit({ended.code!r}); every loss is NaN here"
     except BaseException as error:  # whatever the script raises is told, not raised
         outcome.fits = not trace.error
-        if ends and instruments.asks_for_values(error):
+        if steps.done and instruments.asks_for_values(error):
             outcome.asked = _where(error).removesuffix(": ")
         else:
             outcome.failed = "" if trace.error else _told(error)
-    outcome.steps, outcome.changed = len(ends), bool(met)
+    outcome.steps, outcome.by_hand, outcome.changed = steps.done, steps.by_hand, bool(met)
     if outcome.fits and not outcome.failed and not (trace.timeline(0).allocated > 0).any():
         outcome.failed = NO_GPU
     _measure(trace, outcome)
@@ -105,18 +109,36 @@ def _unless_the_gpu_is_empty(optimizer: Any, args: tuple, kwargs: dict) -> None:
         raise _Enough
 
 
-def _until(enough: Callable[[int], Any], ends: list[int]) -> Callable[..., None]:
-    """A hook after each step of an optimizer, which asks whether so many are enough. Of several optimizers the first one's steps count."""
-    first: list[Any] = []
+class _Steps:
+    """Counts a script's steps, and ends it where so many are `enough`.
 
-    def after_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
-        first[:] = first or [optimizer]
-        if optimizer is first[0]:
-            ends.append(len(ends))
-            if enough(len(ends)):
-                raise _Enough
+    Of several optimizers the first one's steps count. Where a script makes none, and changes its parameters by hand, a step is done when
+    the backward after it begins.
+    """
 
-    return after_step
+    def __init__(self, enough: Callable[[int], bool]) -> None:
+        self.done, self.by_hand = 0, False
+        self._enough = enough
+        self._first: Any = None
+        self._optimizers = False  # was any made?
+
+    def after_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
+        self._first = self._first or optimizer
+        if optimizer is self._first:
+            self._count()
+
+    def before_backward(self, name: str, frame: FrameType | None) -> Callable[[], None]:
+        if name == "backward" and not self._optimizers:
+            if self.by_hand:
+                self._count()
+            self._optimizers = bool(of_kind(all_objects(), torch.optim.Optimizer))
+            self.by_hand = not self._optimizers
+        return lambda: None
+
+    def _count(self) -> None:
+        self.done += 1
+        if self._enough(self.done):
+            raise _Enough
 
 
 def _told(error: BaseException) -> str:
@@ -142,7 +164,7 @@ def _measure(trace: Trace, outcome: Outcome) -> None:
     event = trace.peak_event(0)
     line = None if event < 0 else trace.line(int(trace.events.stack[event]))
     outcome.line = "" if line is None else f"{line.location} {line.text}"
-    ends = _ends_of_steps(trace)
+    ends = _ends_of_steps(trace, outcome.by_hand)
     if len(ends) == 1:  # it makes the optimizer's state too, and takes its memory from the driver
         outcome.first = ends[0] - min(phase.start for phase in trace.phases)
     elif ends and ends[-1] > ends[0]:
@@ -151,12 +173,13 @@ def _measure(trace: Trace, outcome: Outcome) -> None:
         outcome.idle = 1 - _busy_between(trace, begin, end) / (end - begin)
 
 
-def _ends_of_steps(trace: Trace) -> list[float]:
+def _ends_of_steps(trace: Trace, by_hand: bool) -> list[float]:
     """When the GPU was done with what each step, and all before it, had launched: the host may be far ahead."""
     spans = trace.spans
     mine = np.flatnonzero(chosen(spans, 0, (KERNEL, *COPIES)) & (spans.launch >= 0))
     launched, ended = spans.start[spans.launch[mine]], spans.end[mine]
-    return [float(ended[launched <= phase.end].max(initial=0.0)) for phase in trace.phases if phase.name == "step"]
+    stands_for_a_step = "backward" if by_hand else "step"
+    return [float(ended[launched <= phase.end].max(initial=0.0)) for phase in trace.phases if phase.name == stands_for_a_step]
 
 
 def _busy_between(trace: Trace, begin: float, end: float) -> float:

@@ -13,6 +13,7 @@ from virtualgpu import machines, profiles
 FEWEST = 3  # steps: from the end of the first, in which an optimizer makes its state, to that of the last
 ROOM = 1 << 42  # bytes of a GPU on which any script's peak is seen
 FITS, NOT, SO_FAR = "yes", "no", "so far"
+BY_HAND = "It makes no optimizer of torch.optim: each backward was taken for a step"
 NO_STEPS = "it ended without step() of an optimizer of torch.optim, so that what a step takes is unknown"
 BAR = (
     "±: nine of ten training steps of networks that were recorded on an H200 and an H100 were off by less, half of them by 7% and 10%.",
@@ -85,6 +86,8 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) ->
     ]
     steps = min(outcome.steps for outcome in needed.values())
     ran = f"{steps} step{'s' * (steps > 1)} on virtual GPUs, nothing computed" if steps else NO_STEPS
+    if any(outcome.by_hand for outcome in needed.values()):
+        ran += f". {BY_HAND}"
     if asked := next((outcome.asked for outcome in needed.values() if outcome.asked), ""):
         ran += f".\nThen {asked} asks for a value that nothing computed: what follows is not counted"
     longer = "as long" if wish.host == 1 else f"{wish.host:g} times as long"
