@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import virtualgpu
-from gputrace.fit.changes import ALL
+from gputrace.fit.changes import ALL, CHANGES
 from gputrace.holders.tensors import all_objects, of_kind
 from gputrace.phases import noted
 from gputrace.recording import record
@@ -49,8 +49,9 @@ class Outcome:
     `failed` is the text of an exception other than for memory, with its line. `used` counts what the device holds at most, CUDA's
     context included; `allocated` and `reserved` are the allocator's, and `parts` what the peak of the allocated consists of. `step` is
     the time of a step after the first, and `idle` the share of it in which the GPU had nothing to do; where there was one step alone,
-    `first` is the most that it took. `by_hand` says that no optimizer was made, so that each backward was taken for a step. `changed` says whether the change met something that it could change. `asked` is the line that
-    wanted a value which nothing computed, after the first whole step: the script ended there.
+    `first` is the most that it took. `changed` says whether the change met something that it could change; where none was made,
+    `changes` are those of CHANGES that would have. `asked` is the line that wanted a value which nothing computed, after the first
+    whole step: the script ended there. `by_hand` says that no optimizer was made, so that each backward was taken for a step.
     """
 
     total: int = 0
@@ -68,6 +69,7 @@ class Outcome:
     first: float | None = None
     asked: str = ""
     by_hand: bool = False
+    changes: list[str] = field(default_factory=list)
 
 
 class _Enough(BaseException):
@@ -79,7 +81,8 @@ def attempt(wish: Wish) -> Outcome:
     gpus = virtualgpu.use(1, like=wish.like, memory=wish.memory, values=False, host=wish.host)
     outcome = Outcome(total=gpus.request.memory or gpus.profile.total_memory)
     set_up_for_times(gpus, virtual_time=False)  # a loss that is printed is NaN, no error
-    met = [] if wish.change is None else ALL[wish.change].make()
+    met = [] if wish.change is None else ALL[wish.change].make(True)
+    would_meet = {name: change.make(False) for name, change in CHANGES.items() if wish.change is None}
     steps = _Steps(lambda done: done >= wish.steps or (wish.change is not None and done >= SEEN and not met))
     try:
         with noted(steps.before_backward), record(MAX_EVENTS) as trace:
@@ -97,6 +100,7 @@ def attempt(wish: Wish) -> Outcome:
         else:
             outcome.failed = "" if trace.error else _told(error)
     outcome.steps, outcome.by_hand, outcome.changed = steps.done, steps.by_hand, bool(met)
+    outcome.changes = [name for name, found in would_meet.items() if found]
     if outcome.fits and not outcome.failed and not (trace.timeline(0).allocated > 0).any():
         outcome.failed = NO_GPU
     _measure(trace, outcome)

@@ -12,6 +12,7 @@ from virtualgpu import machines, profiles
 
 FEWEST = 3  # steps: from the end of the first, in which an optimizer makes its state, to that of the last
 ROOM = 1 << 42  # bytes of a GPU on which any script's peak is seen
+NOTHING = "nothing to change in this script"
 FITS, NOT, SO_FAR = "yes", "no", "so far"
 BY_HAND = "It makes no optimizer of torch.optim: each backward was taken for a step"
 NO_STEPS = "it ended without step() of an optimizer of torch.optim, so that what a step takes is unknown"
@@ -123,11 +124,11 @@ def _parts(name: str, outcome: Outcome) -> Table:
 
 def _changes(name: str, before: Outcome, total: int, wish: Wish, tell: Callable[[str], object]) -> Table:
     """Each change tried alone, the one that costs the least time first among those that fit, and what takes more GPUs after them."""
-    rows = []
-    for change, after in _tried(replace(wish, like=name, memory=ROOM), total):
+    rows = [(2, False, 0.0, (change, "", "", NOTHING)) for change in CHANGES if change not in before.changes]
+    for change, after in _tried(replace(wish, like=name, memory=ROOM), before.changes, total):
         tell(f"{name}, {change}: {_in_short(after)}")
         if after.failed or not after.changed:
-            rows.append((2, False, 0.0, (change, "", "", after.failed or "nothing to change in this script")))
+            rows.append((2, False, 0.0, (change, "", "", after.failed or NOTHING)))
             continue
         fits = after.used <= total
         share = ALL[change].share
@@ -142,9 +143,9 @@ def _changes(name: str, before: Outcome, total: int, wish: Wish, tell: Callable[
     )
 
 
-def _tried(wish: Wish, total: int) -> Iterator[tuple[str, Outcome]]:
+def _tried(wish: Wish, changes: list[str], total: int) -> Iterator[tuple[str, Outcome]]:
     """What came of each change; of sharding, over as few GPUs as it fits, or over the most of them."""
-    for tried, after in run_all([replace(wish, change=change) for change in CHANGES]):
+    for tried, after in run_all([replace(wish, change=change) for change in changes]):
         yield str(tried.change), after
     for change in SHARDINGS:
         [(_, after)] = run_all([replace(wish, change=change)])

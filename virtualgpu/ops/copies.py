@@ -83,7 +83,7 @@ def _copy_with_host(source: torch.Tensor, target: torch.Tensor, gpu: Gpu, non_bl
     if not non_blocking:
         machine.sync_debug.notice()
     known = memory_of(device_side).kept is not None
-    if not (to_host or machine.may_fill(bytes_of(target), target.dtype)):
+    if not (to_host or machine.may_fill(bytes_of(target), target.dtype) or (known and _is_mask(source))):
         known = False
     if not known:
         if not to_host:
@@ -101,6 +101,12 @@ def _copy_with_host(source: torch.Tensor, target: torch.Tensor, gpu: Gpu, non_bl
         machine.races.host_copies.append((gpu.stream, gpu.stream.count))
         if to_host and known:
             machine.races.to_host(source, target, gpu.stream)
+
+
+def _is_mask(x: torch.Tensor) -> bool:
+    """Is this what a model adds to scores, so that softmax leaves some out? Data and parameters have no infinity."""
+    with _DisableTorchDispatch():
+        return x.is_floating_point() and bool(x.isinf().any())
 
 
 def _copy_on_gpus(source: torch.Tensor, target: torch.Tensor, there: Gpu, here: Gpu) -> None:

@@ -119,7 +119,9 @@ def test_where_no_optimizer_is_made_each_backward_counts_as_a_step(wish):
     """Nobody waits for the end of such a training; and its step takes what one by an optimizer does, but for the update."""
     stepped = TRAIN.replace(", momentum=0.9", "").replace("zero_grad()", "zero_grad(set_to_none=False)")
     by_hand = stepped.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", "")
-    by_hand = by_hand.replace("optimizer.zero_grad(set_to_none=False)", "[p.grad.zero_() for p in model.parameters() if p.grad is not None]")
+    by_hand = by_hand.replace(
+        "optimizer.zero_grad(set_to_none=False)", "[p.grad.zero_() for p in model.parameters() if p.grad is not None]"
+    )
     by_hand = by_hand.replace("optimizer.step()", "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]")
     outcome, with_optimizer = run(wish(by_hand, 4096, 10**6)), run(wish(stepped, 4096, 9))
     assert (outcome.fits, outcome.failed, outcome.steps, outcome.by_hand, with_optimizer.by_hand) == (True, "", 4, True, False)
