@@ -91,6 +91,8 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) ->
         ran += f". {BY_HAND}"
     if asked := next((outcome.asked for outcome in needed.values() if outcome.asked), ""):
         ran += f".\nThen {asked} asks for a value that nothing computed: what follows is not counted"
+    if made_up := next((outcome.made_up for outcome in needed.values() if outcome.made_up), ""):
+        ran += f".\nAfter the first step {made_up} asks for integers that nothing computed, and gets 0: what depends on them is made up"
     longer = "as long" if wish.host == 1 else f"{wish.host:g} times as long"
     host = f"The host takes {longer} for an operator as that of the recorded H200s (--host)."
     return Table(header, tuple(rows), "\n".join((f"{wish.script}: {ran}.", *BAR, host)))

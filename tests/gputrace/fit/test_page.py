@@ -145,6 +145,14 @@ def test_a_script_that_asks_for_a_value_after_a_step_gets_its_page(monkeypatch):
     assert {row[1:] for row in changes.rows} == {("at least 1 GiB", "", "so far")}  # a first step says little about others
 
 
+def test_a_made_up_value_is_told(monkeypatch):
+    ran = Outcome(16 << 30, True, "", "", 4, 1 << 30, 1 << 30, 1 << 30, {}, 1.0, 0.0, made_up="train.py:9 int(x)")
+    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: ran)
+    gpus, *_ = answer(WISH, ["T4"])
+    assert gpus.rows[0][3] == "yes"
+    assert "\nAfter the first step train.py:9 int(x) asks for integers that nothing computed, and gets 0: what" in gpus.caption
+
+
 def test_a_script_that_fails_gives_no_table(monkeypatch):
     monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: Outcome(failed="train.py:1 1 / 0: ZeroDivisionError", steps=2))
     with pytest.raises(ScriptFailedError, match="on the T4 the script failed after 2 steps: train.py:1 1 / 0"):
