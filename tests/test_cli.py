@@ -355,7 +355,7 @@ def test_the_version(capsys):
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_fit_tells_its_progress_where_a_person_waits(script, capsys, monkeypatch, waits):
-    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: Outcome(16 << 30, used=1 << 30, steps=4, step=0.5, changed=True))
+    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: Outcome(16 << 30, used=1 << 30, steps=4, step=0.5, changed=True, changes=["half the batch"]))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: waits, raising=False)
     assert cli.main(["fit", "--like", "T4", str(script("pass"))]) == 0
     page, progress = capsys.readouterr()
