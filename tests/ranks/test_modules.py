@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
     (lessons / "__init__.py").write_text("import sys\nassert 'pytest' not in sys.modules\nword = 'own'\n")
     (lessons / "__main__.py").write_text(CODE)
     (lessons / "train.py").write_text(CODE)
-    (lessons / "fails.py").write_text("import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('no')\ntime.sleep(0.5)\n")
+    (lessons / "fails.py").write_text("import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('no')\ntime.sleep(100)\n")
     (lessons / "hangs.py").write_text("import time\ntime.sleep(100)\n")
     (lessons / "unfinished.py").write_text("x = 1\nif x\n")
     monkeypatch.chdir(tmp_path)
