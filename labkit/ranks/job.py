@@ -57,6 +57,7 @@ class TorchrunJob:
         self.late = False
         self.stacks: dict[int, str] = {}
         self._attempts: list[str] = []
+        self._exit_codes: dict[int, int] = {}  # by process, as torchrun tells them: of one that is heard late, before it is
         self._timeout = self._deadline = math.inf
         self._agents: list[Forked | subprocess.Popen[bytes]] = []
         self._to_agents: list[socket.socket] = []
@@ -232,7 +233,7 @@ class TorchrunJob:
                 self._note_ended()
                 self._printer.end_attempt(self._restart_note(len(self._attempts) - 1))
             self._attempts.append(attempt)
-        process = RankProcess(rank, self._attempts.index(attempt), pid)
+        process = RankProcess(rank, self._attempts.index(attempt), pid, exit_code=self._exit_codes.get(pid))
         self.processes.append(process)
         if self._is_printed(process):
             self._printer.start(rank)
@@ -256,6 +257,7 @@ class TorchrunJob:
             kind, why = message["refused"]
             self.refused = kind, why
         for pid, code in message.get("exits", {}).items():
+            self._exit_codes[int(pid)] = code
             for process in self.processes:
                 if process.pid == int(pid):
                     process.exit_code = code
