@@ -197,22 +197,30 @@ def _gathering(group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[
     )
 
 
-def _split(x: Tensor, ranks: int) -> list[Tensor]:
-    """Equal parts of a contiguous tensor, one a rank."""
-    return list(torch.ops.aten.split.Tensor(x.view(-1), max(x.numel() // ranks, 1)))
-
-
 @_operator("_allgather_base_")
 def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    given, output = call.argument("input_tensor"), call.argument("output_tensor")
-    if output.numel() != given.numel() * group.size():
-        raise ValueError("output tensor size must be equal to world_size times input tensor size")
-    return _gathering(group, [given], [_split(output, group.size())])
+    return _gathering_into(group, [call.argument("input_tensor")], [call.argument("output_tensor")])
 
 
 @_operator("allgather_into_tensor_coalesced_")
 def _all_gather_into_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    return _gathering(group, call.argument("inputs"), [_split(x, group.size()) for x in call.argument("outputs")])
+    return _gathering_into(group, call.argument("inputs"), call.argument("outputs"))
+
+
+def _gathering_into(group: ProcessGroupNCCL, sources: list[Tensor], outputs: list[Tensor]) -> Transfer:
+    """All-gather of each source into a whole tensor."""
+    if any(output.numel() != source.numel() * group.size() for source, output in zip(sources, outputs, strict=True)):
+        raise ValueError("output tensor size must be equal to world_size times input tensor size")
+    values, received, options = private(sources, group), private(outputs, group), c10d.AllgatherOptions()
+    return Transfer(
+        "all_gather",
+        _said("all_gather", sources),
+        sum(map(bytes_of, sources)),
+        sources,
+        outputs,
+        start=lambda: [group._allgather_base(x.view(-1), y.view(-1), options) for x, y in zip(received, values, strict=True)],
+        finish=lambda: list(zip(outputs, received, strict=True)),
+    )
 
 
 @_operator("allgather_")
