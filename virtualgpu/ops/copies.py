@@ -173,7 +173,7 @@ def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_b
         if type(source) is VirtualTensor and not source._gpu.machine.blanks_host:
             require_values(memory_of(source))
         target = torch.empty_strided(size, strides, dtype=dtype, device="cpu")
-        if type(source) is VirtualTensor and memory_of(source).kept is None:
+        if type(source) is VirtualTensor and memory_of(source).kept is None and not dtype.is_floating_point:
             target.zero_()  # of integers nothing else is written
         if non_blocking and type(source) is VirtualTensor:
             pinned(target.zero_())  # page-locked memory (_to_copy, TensorConversions.cpp), in which nothing stands yet
