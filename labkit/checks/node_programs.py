@@ -86,12 +86,13 @@ def _mine(groups: list[list[int]]) -> Any:
 
 
 def newest_of(newest_common: Any, cases: Plain) -> Plain:
-    """In a rank: what the answer returns for the steps that this rank finds, case by case."""
+    """In a rank: what the answer returns for the steps that this rank finds, and whether it changed their list, case by case."""
     told: list[Plain] = []
     for case in cases:
-        answer = newest_common(list(case[dist.get_rank()]))
+        steps = list(case[dist.get_rank()])
+        answer = newest_common(steps)
         said = number(answer)
-        told.append(None if answer is None else type(answer).__name__ if said is None else said)
+        told.append([None if answer is None else type(answer).__name__ if said is None else said, steps != case[dist.get_rank()]])
         dist.barrier()
     return told
 
