@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.serialization
+from torch._C import _DisableTorchDispatch
+from torch.autograd import forward_ad
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from virtualgpu import errors, hardware
@@ -68,7 +70,7 @@ class Move(torch.autograd.Function):
 
 
 class TransformedMove(torch.autograd.Function):
-    """The same under vmap, grad and jvp, in the form that PyTorch asks for there; each call of that form takes longer."""
+    """The same under vmap, grad and jvp, and of dual tensors, in the form that PyTorch asks for there, of which each call takes longer."""
 
     @staticmethod
     def forward(source: torch.Tensor, gpu: Gpu | None, dtype: Any, non_blocking: bool, memory_format: Any) -> torch.Tensor:
@@ -142,7 +144,7 @@ def to_device(
         form = {} if memory_format is None else {"memory_format": memory_format}
         return _to(tensor, tensor.dtype if dtype is None else dtype, non_blocking, copy, **form)
     hardware.machine().take_turn()
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or _has_tangent(tensor):
         return TransformedMove.apply(tensor, gpu, dtype, non_blocking, memory_format)
     if torch._C._functorch.is_legacy_batchedtensor(tensor):
         whole, level = _whole_batch(tensor)
@@ -150,6 +152,13 @@ def to_device(
     if tensor.requires_grad and torch.is_grad_enabled():
         return Move.apply(tensor, gpu, dtype, non_blocking, memory_format)
     return move(tensor, gpu, dtype, non_blocking, memory_format)
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    """Is it a dual tensor of forward-mode differentiation, above autograd? What autograd itself calls sees none."""
+    if forward_ad._current_level < 0 or torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 @outermost
@@ -202,6 +211,8 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
         src = torch.scalar_tensor(src, dtype=self.dtype, device="cpu")
     if isinstance(src, torch.Tensor) and src.requires_grad and torch.is_grad_enabled() and gpu_of(src) is not gpu_of(self):
         return MoveInto.apply(self, src, non_blocking)
+    if isinstance(src, torch.Tensor) and _has_tangent(src):
+        src = to_device(src, gpu_of(self))
     return _copy(self, src, non_blocking)
 
 
@@ -286,7 +297,8 @@ def _exchange(tensor: Any, value: torch.Tensor) -> None:
         tensor._post_accumulate_grad_hooks = hooks[1]
     if content.requires_grad and content.is_leaf:
         # A graph that was made before would accumulate into the old content, which no object has any more.
-        torch.autograd.graph.get_gradient_edge(content).node.register_prehook(_refuse_gradient)
+        with _DisableTorchDispatch():  # the edge is found by a view, which is nobody's operator
+            torch.autograd.graph.get_gradient_edge(content).node.register_prehook(_refuse_gradient)
 
 
 def _refuse_gradient(gradients: Any) -> None:
