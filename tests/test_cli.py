@@ -81,8 +81,8 @@ def test_arguments_path_and_main(script):
         "def f(): return 1 / 0\nf()",
         "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('second') from error",
         "import sys\nsys.excepthook = lambda kind, error, trace: print(kind, trace.tb_lineno, trace.tb_next)\nraise ValueError",
-        "import atexit, threading, time\natexit.register(print, 'at exit')\n"
-        "threading.Thread(target=lambda: (time.sleep(0.2), print('thread', __name__))).start()\nprint('main')",
+        "import atexit, threading\natexit.register(print, 'at exit')\n"
+        "threading.Thread(target=lambda: (threading.main_thread().join(), print('thread', __name__))).start()\nprint('main')",
     ],
     ids=["exit", "message", "_exit", "signal", "interrupt", "syntax", "error", "cause", "excepthook", "threads"],
 )

@@ -83,7 +83,7 @@ def test_smi_that_hangs_is_given_up(smi):
     smi("exec sleep 30")
     start = time.monotonic()
     answer = nvidia.ask_nvidia_smi(timeout=0.2)
-    assert "did not answer in 0.2 s" in answer.trouble and time.monotonic() - start < 5
+    assert "did not answer in 0.2 s" in answer.trouble and time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_gputil_is_not_asked_when_smi_hangs(smi):
     smi("exec sleep 30")
     start = time.monotonic()
     _, smi_answer, gputil_answer = nvidia.ask_all(timeout=0.2)
-    assert "did not answer" in smi_answer.trouble and "not asked" in gputil_answer.trouble and time.monotonic() - start < 5
+    assert "did not answer" in smi_answer.trouble and "not asked" in gputil_answer.trouble and time.monotonic() - start < 20
 
 
 @pytest.mark.gpu

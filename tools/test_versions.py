@@ -24,7 +24,7 @@ PYTEST = ("-m", "pytest", "-q", "--timeout", "300")
 UNIT = ("--everything", "tests")
 LESSONS = (
     "--nbval-current-env",
-    "--nbval-cell-timeout=60",
+    "--nbval-cell-timeout=240",
     "--nbval-sanitize-with=tests/notebooks/sanitize.cfg",
     "--dist",
     "loadfile",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.serialization
+from torch._C import _DisableTorchDispatch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from virtualgpu import errors, hardware
@@ -286,7 +287,8 @@ def _exchange(tensor: Any, value: torch.Tensor) -> None:
         tensor._post_accumulate_grad_hooks = hooks[1]
     if content.requires_grad and content.is_leaf:
         # A graph that was made before would accumulate into the old content, which no object has any more.
-        torch.autograd.graph.get_gradient_edge(content).node.register_prehook(_refuse_gradient)
+        with _DisableTorchDispatch():  # the edge is found by a view, which is nobody's operator
+            torch.autograd.graph.get_gradient_edge(content).node.register_prehook(_refuse_gradient)
 
 
 def _refuse_gradient(gradients: Any) -> None:

@@ -26,7 +26,7 @@ from labkit.processes import by_value, children, context
 
 SECONDS = 60.0  # until all ranks must have come back
 PATIENCE = 10.0  # seconds for the others when one is back, and for a rank to wait in a collective
-MOMENT = 0.5  # seconds for ranks that fail in the same way to say so, or have waited as long as the one that says so
+MOMENT = 1.0  # seconds for ranks that fail in the same way to say so, or have waited as long as the one that says so
 
 RETURNED, RAISED, WAITED, GONE = "returned", "raised", "waited", "gone"
 

@@ -137,6 +137,11 @@ def without_report(name: str, status: int) -> tuple[str, str]:
     return "signal", f"{name} was killed from outside ({number}){perhaps}."
 
 
+def is_whole_stack(text: str) -> bool:
+    """Whether faulthandler has written all of it: the main thread comes last, down to its module or as deep as faulthandler goes."""
+    return text.endswith((" in <module>\n", "  ...\n"))
+
+
 def stack(text: str) -> str:
     """What faulthandler wrote as a traceback: where the function was when its process crashed or was stopped; "" if it could not.
 

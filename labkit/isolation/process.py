@@ -15,12 +15,14 @@ import sys
 import time
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 import psutil
 
+from labkit.isolation.exit_status import is_whole_stack
 from labkit.processes.supervision import CHUNK, KILLING, KIT, LOOK, KeptOutput, job_environment, kill_job, start_connected
 
-STOPPING = 0.25  # seconds over its time for a process to write where it is
+STOPPING = 5.0  # seconds over its time for a process to write where it is, on a busy machine
 
 
 class Stage(IntEnum):
@@ -84,9 +86,9 @@ class IsolatedProcess:
             selector.register(self._connection, selectors.EVENT_READ)
             while self._process.poll() is None:
                 remaining = self._deadline - time.monotonic()
-                if remaining <= 0:
+                if remaining <= 0 and (remaining <= -STOPPING or self._has_said_where()):
                     return False
-                for key, _ in selector.select(min(LOOK, remaining)):
+                for key, _ in selector.select(min(LOOK, max(0.01, remaining))):
                     data = os.read(key.fd, CHUNK)
                     if not data:
                         selector.unregister(key.fileobj)
@@ -100,7 +102,11 @@ class IsolatedProcess:
 
     def _enter_stage(self, stage: Stage, timeout: float) -> None:
         self._stage = stage
-        self._deadline = time.monotonic() + (timeout + STOPPING if stage == Stage.RUNNING else LIMITS[stage])
+        self._deadline = time.monotonic() + (timeout if stage == Stage.RUNNING else LIMITS[stage])
+
+    def _has_said_where(self) -> bool:
+        """Whether the function's process has written where it is; in the other stages none does."""
+        return self._stage != Stage.RUNNING or is_whole_stack(Path(self._folder, "crash").read_text(errors="replace"))
 
     def _kill_all(self) -> None:
         """Kill what is left of the worker, of its process group, and of what has left the group; return when all are gone."""

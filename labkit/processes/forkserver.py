@@ -40,6 +40,8 @@ _MODULES = (  # whose memory the copies share
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
+    "torch.distributed.optim",
+    "virtualgpu.install",
 )
 # Variables that change often, and that imports do not read but for caches: torch sets the third with a process's first optimizer.
 _ANY_TIME = {JOB_VARIABLE, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST"}

@@ -112,6 +112,14 @@ def processes_of(folder: str) -> list[psutil.Process]:
     return found
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is a process of this number that has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill_job(folder: str) -> None:
     """Kill the processes of the job in `folder`, but for the one that calls this; return when all are gone."""
     deadline = time.monotonic() + KILLING

@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from labkit.isolation.exit_status import is_whole_stack
 from labkit.processes import forkserver, messages
 from labkit.processes.forkserver import Forked
 from labkit.processes.messages import Inbox
-from labkit.processes.supervision import CHUNK, KILLING, LOOK, KeptOutput, kill_job, rank_environment
+from labkit.processes.supervision import CHUNK, KILLING, LOOK, KeptOutput, is_running, kill_job, rank_environment
 from labkit.ranks.printing import RankPrinter
 from labkit.ranks.rank_process import RankProcess
 from virtualgpu.machines import with_maker
@@ -27,7 +28,7 @@ from virtualgpu.machines import with_maker
 STARTING = 120.0  # seconds for torchrun to import torch and start the ranks
 ENDING = 10.0  # seconds for torchrun to end the other ranks, when one has failed for good
 STOPPING = 1.0  # seconds for ranks to do what they do on SIGTERM
-LOOKING = 0.3  # seconds for ranks that take too long to write where they are
+LOOKING = 5.0  # seconds for ranks that take too long to write where they are, on a busy machine
 
 _AGENT = os.path.join(os.path.dirname(__file__), "agent.py")
 
@@ -56,6 +57,7 @@ class TorchrunJob:
         self.late = False
         self.stacks: dict[int, str] = {}
         self._attempts: list[str] = []
+        self._exit_codes: dict[int, int] = {}  # by process, as torchrun tells them: of one that is heard late, before it is
         self._timeout = self._deadline = math.inf
         self._agents: list[Forked | subprocess.Popen[bytes]] = []
         self._to_agents: list[socket.socket] = []
@@ -84,9 +86,14 @@ class TorchrunJob:
         return Path(self._folder, f"trace-{process.pid}.npz")
 
     def first_failed(self, attempt: int) -> RankProcess | None:
-        """The rank because of which the attempt failed: one that lost another, and one that torchrun ended, failed after it."""
+        """The rank because of which the attempt failed: one that lost another, and one that torchrun ended, failed after it. Of what it
+        has ended, torchrun tells no exit code."""
         failed = [process for process in self.failed if process.attempt == attempt]
-        return min(failed, key=lambda process: process.lost_another or process.exit_code == -signal.SIGTERM, default=None)
+
+        def was_ended(process: RankProcess) -> bool:
+            return process.exit_code == -signal.SIGTERM or (process.report is None and process.exit_code is None)
+
+        return min(failed, key=lambda process: process.lost_another or was_ended(process), default=None)
 
     # Starting
 
@@ -126,14 +133,18 @@ class TorchrunJob:
         return True
 
     def _look(self, seconds: float) -> bool:
-        """Take in what has come; False if nothing has."""
-        ready = self._selector.select(seconds)
-        for key, _ in ready:
-            key.data()
-        # Of those that ended at once, the ones that reported nothing did so first.
+        """Take in what has come; False if nothing has. What older connections say comes first: that of ranks before that of those which
+        take their place."""
+        ready = {key.fd: key for key, _ in self._selector.select(seconds)}
+        for fd in [fd for fd in self._selector.get_map() if fd in ready]:
+            ready[fd].data()
+        self._note_ended()
+        return bool(ready)
+
+    def _note_ended(self) -> None:
+        """Of the ranks that ended at once, the ones that reported nothing did so first."""
         ended, self._ended = self._ended, []
         self._note_failures(sorted(ended, key=lambda process: (process.report or {"time": 0}).get("time", math.inf)))
-        return bool(ready)
 
     def _receive(self, file: socket.socket | IO[bytes]) -> bytes:
         """What has come; nothing from a file at its end, which is closed then."""
@@ -219,9 +230,10 @@ class TorchrunJob:
             if not self._attempts:
                 self._deadline = time.monotonic() + self._timeout
             else:
+                self._note_ended()
                 self._printer.end_attempt(self._restart_note(len(self._attempts) - 1))
             self._attempts.append(attempt)
-        process = RankProcess(rank, self._attempts.index(attempt), pid)
+        process = RankProcess(rank, self._attempts.index(attempt), pid, exit_code=self._exit_codes.get(pid))
         self.processes.append(process)
         if self._is_printed(process):
             self._printer.start(rank)
@@ -245,6 +257,7 @@ class TorchrunJob:
             kind, why = message["refused"]
             self.refused = kind, why
         for pid, code in message.get("exits", {}).items():
+            self._exit_codes[int(pid)] = code
             for process in self.processes:
                 if process.pid == int(pid):
                     process.exit_code = code
@@ -274,16 +287,18 @@ class TorchrunJob:
 
     def _stacks(self) -> dict[int, str]:
         """What faulthandler writes in each rank that still runs."""
-        running = [process for process in self.processes if not process.disconnected]
-        for process in running:
+        missing = [process for process in self.processes if not process.disconnected]
+        for process in missing:
             with contextlib.suppress(OSError):
                 os.kill(process.pid, signal.SIGUSR1)
-        if running:
-            time.sleep(LOOKING)
-        found = {}
-        for process in running:
-            with contextlib.suppress(OSError), open(os.path.join(self._folder, f"stacks-{process.pid}")) as file:
-                found[process.rank] = file.read()
+        found: dict[int, str] = {}
+        until = time.monotonic() + LOOKING
+        while missing and time.monotonic() < until:
+            time.sleep(0.01)
+            for process in missing:
+                with contextlib.suppress(OSError):
+                    found[process.rank] = Path(self._folder, f"stacks-{process.pid}").read_text()
+            missing = [process for process in missing if not is_whole_stack(found.get(process.rank, "")) and is_running(process.pid)]
         return found
 
     def _end_all(self) -> None:

@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from virtualgpu.script import run_script
 sys.path.pop(0)
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+HEARD = 10.0  # seconds for the process that waits to read of an error
 HIGH = 512  # a number of a file above those of connections
 
 
@@ -61,6 +62,7 @@ def main(folder: str, script: str, *arguments: str) -> None:
         leave(0)
     except BaseException as error:
         messages.send(reports, ended="raised", **_described(error, os.path.abspath(script)))
+        _wait_until_heard(reports)
         leave(1)  # without the traceback: the process that waits for this one prints the first
     else:
         messages.send(reports, **_returned())
@@ -102,6 +104,14 @@ def _connect(folder: str, purpose: str) -> socket.socket:
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT" if os.environ["GROUP_WORLD_SIZE"] == "1" else "MASTER_PORT"]
     messages.send(connection, purpose=purpose, rank=int(os.environ["RANK"]), pid=os.getpid(), attempt=attempt)
     return connection
+
+
+def _wait_until_heard(reports: socket.socket) -> None:
+    """Before this process ends, and torchrun with it the others: who waits for it looks where those are that it waited for in vain."""
+    with suppress(OSError):
+        reports.shutdown(socket.SHUT_WR)
+        reports.settimeout(HEARD)
+        reports.recv(1)  # it closes the connection
 
 
 def _returned() -> dict[str, Any]:

@@ -79,10 +79,10 @@ def test_a_script_without_a_guard_which_is_killed(tmp_path, monkeypatch):
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "labkit", "run", "--gpus", "2", "--like", "H200", script, "end"]
     with tempfile.TemporaryDirectory() as folder:
-        ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TMPDIR": folder}, timeout=100)
+        ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TMPDIR": folder}, timeout=240)
         assert (ran.stdout, ran.returncode) == ("True True NVIDIA H200\n", -signal.SIGKILL)
         assert len(ran.stderr.splitlines()) == 1  # where it runs
-        psutil.wait_procs(processes_of(folder), timeout=10)
+        psutil.wait_procs(processes_of(folder), timeout=60)
         assert processes_of(folder) == []
         assert [path.name for path in Path(folder).glob("labkit-*") if (path / "request.json").exists()] == []
 
@@ -98,7 +98,7 @@ CELLS = (
 def test_from_a_notebook():
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3", allow_errors=True).execute()
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", allow_errors=True).execute()
     assert notebook.cells[2].outputs[0].text == "12 True\n"
     error = notebook.cells[3].outputs[0]
     assert (error.ename, error.evalue) == ("IsolatedError", "train() raised ValueError: negative.")

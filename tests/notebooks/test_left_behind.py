@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 PATIENCE = 120  # seconds for a cell, many times what it takes
-SOON = 20  # seconds in which a process ends that was told to
+SOON = 60  # seconds in which a process ends that was told to
 SHARED = Path("/dev/shm")
 
 # By lesson, cells that start processes: each is interrupted when it has, at once and a little later.

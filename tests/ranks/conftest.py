@@ -1,10 +1,13 @@
 """What the tests of ranks share: scripts, and ranks without GPUs."""
 
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from labkit.ranks.job import TorchrunJob
 
 
 @pytest.fixture
@@ -23,3 +26,15 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def slow_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that waits for the ranks looks at them after a while, as on a busy machine: what happened since comes at once."""
+    look = TorchrunJob._look
+
+    def late(job: TorchrunJob, seconds: float) -> bool:
+        time.sleep(0.7)
+        return look(job, seconds)
+
+    monkeypatch.setattr(TorchrunJob, "_look", late)

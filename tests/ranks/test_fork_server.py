@@ -171,7 +171,7 @@ def test_the_server_ends_with_its_process(script, how):
         else:
             process.stdin.write("\n")
     assert process.returncode == (-signal.SIGKILL if how == "killed" else 0)
-    psutil.wait_procs([server], timeout=30)  # it may be importing
+    psutil.wait_procs([server], timeout=120)  # it may be importing
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
@@ -193,7 +193,7 @@ if child == 0:
 os.waitpid(child, 0)
 print(json.dumps(run() == first))
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True).stdout.splitlines()
     first, second, _ = json.loads(told[0])
     assert first != second and told[1] == "true"
 

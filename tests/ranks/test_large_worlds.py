@@ -172,5 +172,5 @@ print(list(results({script!r}, [{{"world": 64, "nodes": 8, "arguments": []}}])))
 
 def test_a_process_with_virtual_gpus_simulates_worlds_and_leaves_nothing(script):
     program = IN_A_NOTEBOOK.format(script=str(script(WORLD)))
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert "'world': 64" in ended.stdout, ended.stderr

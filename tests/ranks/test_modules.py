@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
     (lessons / "__init__.py").write_text("import sys\nassert 'pytest' not in sys.modules\nword = 'own'\n")
     (lessons / "__main__.py").write_text(CODE)
     (lessons / "train.py").write_text(CODE)
-    (lessons / "fails.py").write_text("import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('no')\ntime.sleep(0.5)\n")
+    (lessons / "fails.py").write_text("import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('no')\ntime.sleep(100)\n")
     (lessons / "hangs.py").write_text("import time\ntime.sleep(100)\n")
     (lessons / "unfinished.py").write_text("x = 1\nif x\n")
     monkeypatch.chdir(tmp_path)
@@ -50,7 +50,7 @@ def test_what_goes_wrong_is_told_with_the_modules_lines(folder):
         labkit.torchrun("lessons.fails", module=True, quiet=True)
     assert f'In rank 1:\nTraceback (most recent call last):\n  File "{path / "fails.py"}", line 3, in <module>' in raised.value.__notes__[0]
     with pytest.raises(labkit.TorchrunError, match=r"Then ranks 0 and 1 ran line 2, `time.sleep\(100\)`\.$"):
-        labkit.torchrun("lessons.hangs", module=True, quiet=True, timeout=3)
+        labkit.torchrun("lessons.hangs", module=True, quiet=True, timeout=5)
     with pytest.raises(SyntaxError) as unfinished:
         labkit.torchrun("lessons.unfinished", module=True)
     assert (unfinished.value.filename, unfinished.value.lineno) == (str(path / "unfinished.py"), 2)

@@ -45,6 +45,13 @@ def test_a_rank_that_lost_another_did_not_fail_first():
     assert caught.value._render_traceback_() == [f"TorchrunError: {caught.value}", "In rank 1: …"]  # as IPython asks for it
 
 
+def test_a_rank_that_was_killed_failed_before_the_one_that_torchrun_then_ended():
+    """Of both it is only heard that they have gone; torchrun tells the exit code of the first alone."""
+    asked_to_end, killed = RankProcess(0, 0, 10, None, None), RankProcess(1, 0, 11, None, -signal.SIGKILL)
+    with pytest.raises(labkit.TorchrunError, match=r"^rank 1 was killed from outside \(SIGKILL\)"):
+        result(job_of(asked_to_end, killed), "torchrun", None)
+
+
 def test_one_rank_that_returned_is_not_enough():
     with pytest.raises(labkit.TorchrunError, match=r"^rank 1 crashed with a segmentation fault") as caught:
         result(job_of(RankProcess(0, 0, 10, WELL, 0), RankProcess(1, 0, 11, None, -signal.SIGSEGV)), "torchrun", None)

@@ -62,7 +62,7 @@ def test_threads_and_what_stands_for_the_end_are_not_cut_off(script):
         + WITHOUT_TORCH
         + (
             "atexit.register(lambda: print('at the end'))\n"
-            "threading.Thread(target=lambda: (time.sleep(0.2), print('a thread', end=' '))).start()\n"
+            "threading.Thread(target=lambda: (threading.main_thread().join(), print('a thread', end=' '))).start()\n"
             "print('the script', end=' ')\n"
         )
     )
@@ -196,15 +196,34 @@ def test_a_time_limit_says_where_each_rank_was(script):
         WITHOUT_TORCH + "def wait():\n    time.sleep(100)\nif rank == 3:\n    sys.exit()\nif rank:\n    wait()\nelse:\n    signal.pause()"
     )
     with pytest.raises(labkit.TorchrunError) as caught:
-        labkit.torchrun(script(code), ranks=4, timeout=2, quiet=True)
+        labkit.torchrun(script(code), ranks=4, timeout=4, quiet=True)
     assert str(caught.value) == (
-        "the ranks took longer than 2 s and were stopped. Then rank 0 ran line 10, `signal.pause()`; "
+        "the ranks took longer than 4 s and were stopped. Then rank 0 ran line 10, `signal.pause()`; "
         "ranks 1 and 2 ran line 4, `time.sleep(100)`; rank 3 had ended."
     )
     assert caught.value.kind == "timeout" and caught.value.exit_codes == [None, None, None, 0]
 
 
-def test_torchrun_starts_all_ranks_again(script, capsys):
+def test_a_rank_that_takes_a_while_to_write_where_it_is_is_waited_for(tmp_path):
+    code = """
+import os, signal, sys, time
+def write(*_):
+    time.sleep(1)
+    open(os.path.join(sys.argv[1], f"stacks-{os.getpid()}"), "w").write(sys.argv[2])
+signal.signal(signal.SIGUSR1, write)
+print("ready", flush=True)
+signal.pause()
+"""
+    stack = '  File "train.py", line 3 in <module>\n'
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path, stack], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        job = TorchrunJob(str(tmp_path), {"ranks_here": 1, "nodes_here": 1}, None)
+        job.processes = [RankProcess(rank=0, attempt=0, pid=process.pid)]
+        assert job._stacks() == {0: stack}
+        process.kill()
+
+
+def test_torchrun_starts_all_ranks_again(script, capsys, slow_caller):
     code = WITHOUT_TORCH + (
         "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nprint('attempt', attempt)\n"
         "open(f'{__file__}.{attempt}.{rank}', 'w').close()\n"
@@ -254,7 +273,7 @@ def test_nothing_is_left_when_the_caller_ends(script, nothing_left, how):
         process.send_signal(how)
         error = process.stderr.read()
     assert process.returncode == -how and (how == signal.SIGKILL or error.rstrip().endswith("KeyboardInterrupt")), error
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (processes_of(nothing_left) or os.listdir(nothing_left)) and how == signal.SIGKILL and time.monotonic() < deadline:
         time.sleep(0.05)  # nobody waits for what ends by itself
 
@@ -312,10 +331,13 @@ def test_a_script_that_is_not_there_or_no_python(script, tmp_path):
 def test_the_command(script, nothing_left):
     def command(*arguments):
         return subprocess.run(
-            [sys.executable, "-m", "labkit", "torchrun", *map(str, arguments)], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "labkit", "torchrun", *map(str, arguments)], capture_output=True, text=True, timeout=240
         )
 
-    path = script(WITHOUT_TORCH + "print(rank, sys.argv[1:])\nif rank == int(sys.argv[1]):\n    raise ValueError('no')\ntime.sleep(0.5)")
+    path = script(
+        WITHOUT_TORCH + "print(rank, sys.argv[1:])\nif rank == int(sys.argv[1]):\n    raise ValueError('no')\n"
+        "if '1' in sys.argv:\n    time.sleep(100)"  # until torchrun ends it
+    )
     well = command("--ranks", 2, "--in-order", path, "-1", "--x")
     assert (well.returncode, well.stderr) == (0, "")
     assert well.stdout == "labkit: 2 ranks: CPU tensors, gloo.\n[rank 0] 0 ['-1', '--x']\n[rank 1] 1 ['-1', '--x']\n"

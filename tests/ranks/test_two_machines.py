@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow, pytest.mark.timeout(600)]
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 PORT = 29400  # free, in a network that was made a moment ago
@@ -42,7 +42,7 @@ class Machine:
         self.enter = ["nsenter", "-t", str(holder.pid), *(["-U", "--preserve-credentials"] if own_user else []), "-n"]
 
     def run(self, *command: object) -> None:
-        done = subprocess.run([*self.enter, *map(str, command)], capture_output=True, text=True, timeout=20)
+        done = subprocess.run([*self.enter, *map(str, command)], capture_output=True, text=True, timeout=100)
         if done.returncode:
             raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
 
@@ -83,11 +83,11 @@ def _hold(stack: contextlib.ExitStack, unshare: list[str], own_user: bool) -> Ma
     )
     stack.callback(lambda: (holder.kill(), holder.communicate()))
     if holder.stdout.readline() != "made\n":
-        raise OSError(holder.communicate(timeout=10)[1].strip())
+        raise OSError(holder.communicate(timeout=100)[1].strip())
     return Machine(holder, own_user)
 
 
-def command(script: object, *arguments: object, port: int = PORT, join_timeout: float = 60, virtual: tuple = ()) -> list[object]:
+def command(script: object, *arguments: object, port: int = PORT, join_timeout: float = 200, virtual: tuple = ()) -> list[object]:
     """What is typed on each machine."""
     options = ["--ranks", 4, "--nodes", 2, "--endpoint", f"{ADDRESSES[0]}:{port}", "--join-timeout", join_timeout, "--in-order", *virtual]
     return [sys.executable, "-m", "labkit", "torchrun", *options, script, *arguments]
@@ -95,7 +95,7 @@ def command(script: object, *arguments: object, port: int = PORT, join_timeout: 
 
 def ends(*processes: subprocess.Popen) -> list[tuple[int, list[str], str]]:
     """Exit status, lines of output, and errors of each; without what PyTorch says of a network that has no name server."""
-    done = [(process, process.communicate(timeout=90)) for process in processes]
+    done = [(process, process.communicate(timeout=250)) for process in processes]
     return [(process.returncode, [line for line in out.splitlines() if "socket.cpp" not in line], err) for process, (out, err) in done]
 
 

@@ -100,6 +100,10 @@ class ProcessGroupNCCL(_Gloo):
     def supports_splitting(self) -> bool:
         return False
 
+    def _set_default_timeout(self, timeout: datetime.timedelta) -> None:
+        """As `torch.distributed.distributed_c10d._set_pg_timeout` asks."""
+        self._options._timeout = self.rendezvous.timeout = timeout
+
     def perform_nocolor_split(self, device: torch.device) -> None:
         """Nothing is shared between groups."""
 

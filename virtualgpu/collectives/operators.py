@@ -168,6 +168,11 @@ def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
     )
 
 
+def _one_or_more(call: Call, kind: str) -> list[Tensor]:
+    """The tensors that it gets as one argument or as a list of them."""
+    return [call.argument(f"{kind}_tensor")] if f"{kind}_tensor" in call.op.arguments else call.argument(f"{kind}s")
+
+
 def _gathering(group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[Tensor]]) -> Transfer:
     """All-gather of each source; `parts[i][r]` gets the i-th one of rank r."""
     values = private(sources, group)
@@ -197,22 +202,21 @@ def _gathering(group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[
     )
 
 
-def _split(x: Tensor, ranks: int) -> list[Tensor]:
-    """Equal parts of a contiguous tensor, one a rank."""
-    return list(torch.ops.aten.split.Tensor(x.view(-1), max(x.numel() // ranks, 1)))
-
-
-@_operator("_allgather_base_")
+@_operator("_allgather_base_", "allgather_into_tensor_coalesced_")
 def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    given, output = call.argument("input_tensor"), call.argument("output_tensor")
-    if output.numel() != given.numel() * group.size():
+    sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
+    if any(output.numel() != source.numel() * group.size() for source, output in zip(sources, outputs, strict=True)):
         raise ValueError("output tensor size must be equal to world_size times input tensor size")
-    return _gathering(group, [given], [_split(output, group.size())])
-
-
-@_operator("allgather_into_tensor_coalesced_")
-def _all_gather_into_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    return _gathering(group, call.argument("inputs"), [_split(x, group.size()) for x in call.argument("outputs")])
+    values, received, options = private(sources, group), private(outputs, group), c10d.AllgatherOptions()
+    return Transfer(
+        "all_gather",
+        _said("all_gather", sources),
+        sum(map(bytes_of, sources)),
+        sources,
+        outputs,
+        start=lambda: [group._allgather_base(x.view(-1), y.view(-1), options) for x, y in zip(received, values, strict=True)],
+        finish=lambda: list(zip(outputs, received, strict=True)),
+    )
 
 
 @_operator("allgather_")
@@ -226,18 +230,10 @@ def _all_gather_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
     return _gathering(group, call.argument("input_list"), [list(column) for column in zip(*rows, strict=True)])
 
 
-@_operator("_reduce_scatter_base_")
+@_operator("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")
 def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    return _scattering_into(call, group, [call.argument("input_tensor")], [call.argument("output_tensor")])
-
-
-@_operator("reduce_scatter_tensor_coalesced_")
-def _reduce_scatter_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
-    return _scattering_into(call, group, call.argument("inputs"), call.argument("outputs"))
-
-
-def _scattering_into(call: Call, group: ProcessGroupNCCL, sources: list[Tensor], outputs: list[Tensor]) -> Transfer:
     """Reduce-scatter of whole tensors, which gloo sums in another order than lists of parts."""
+    sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
     if any(source.numel() != output.numel() * group.size() for source, output in zip(sources, outputs, strict=True)):
         raise ValueError("input tensor must be the same size as output size times world size")
     op, name, after = _reduction(call, group.size())

@@ -24,7 +24,7 @@ class Rendezvous:
     """The store of one group, seen by one of its ranks."""
 
     def __init__(self, store: Any, rank: int, ranks_of_all: list[int], timeout: timedelta) -> None:
-        self._store, self._rank, self._ranks_of_all, self._timeout = store, rank, ranks_of_all, timeout
+        self._store, self._rank, self._ranks_of_all, self.timeout = store, rank, ranks_of_all, timeout
         self._numbers: dict[str, int] = {}  # by channel: how many collectives this rank has entered
         self._removed: dict[str, int] = {}
         self._met: dict[str, int] = {}
@@ -73,7 +73,7 @@ class Rendezvous:
     def meet(self, entry: "Entry", patience: timedelta | None = None) -> list[dict[str, Any]]:
         """What each rank says; waits for the last. Raises torch.distributed.DistBackendError for a rank that does not come in time (the
         group's timeout, if no other is given), or calls something else."""
-        patience = patience or self._timeout
+        patience = patience or self.timeout
         with self._store_kept(entry):
             try:
                 self._store.wait(entry.keys(), patience)

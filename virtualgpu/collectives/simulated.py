@@ -107,6 +107,9 @@ class SimulatedNCCL(ProcessGroupNCCL):
                 part.copy_(given)
         return Done()
 
+    def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> dist.Work:
+        return self.allgather([list(output.split(len(given)))], [given], options)
+
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any) -> dist.Work:
         return self.allgather(outputs, inputs, options) if outputs else Done()
 

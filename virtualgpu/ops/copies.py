@@ -154,17 +154,19 @@ def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_b
     dtype = dtype or source.dtype
     if dtype is not source.dtype and type(source) is VirtualTensor and gpu is not None and not gpu.profile.peer_access:
         source = source.to(dtype)  # converted where it lies; else the copy itself converts (copy_requires_temporaries, Copy.cu)
-    form = {} if memory_format is None else {"memory_format": memory_format}
-    shape = torch.empty_like(torch.empty_strided(source.size(), source.stride(), dtype=dtype, device="meta"), **form)
+    size, strides = source.size(), source.stride()
+    if not (memory_format in (None, torch.preserve_format) and source.is_contiguous()):  # else it lies there as it does here
+        form = {} if memory_format is None else {"memory_format": memory_format}
+        strides = torch.empty_like(torch.empty_strided(size, strides, device="meta"), **form).stride()
     if gpu is None:
         if type(source) is VirtualTensor and not source._gpu.machine.blanks_host:
             require_values(memory_of(source))
-        target = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device="cpu")
+        target = torch.empty_strided(size, strides, dtype=dtype, device="cpu")
         if non_blocking and type(source) is VirtualTensor:
             pinned(target.zero_())  # page-locked memory (_to_copy, TensorConversions.cpp), in which nothing stands yet
     else:
         gpu.machine.require_alive()
-        target = empty(gpu, shape.size(), shape.stride(), shape.dtype)
+        target = empty(gpu, size, strides, dtype)
     transfer(source, target, non_blocking)
     return target
 

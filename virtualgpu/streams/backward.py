@@ -55,9 +55,7 @@ def _note(machine: Machine, args: tuple) -> None:
     Each thread counts its own nodes from 0, so a number may be that of another thread's node too: the newest counts.
     """
     if torch.is_grad_enabled():
-        for x in tensors(args):
-            if type(x) is VirtualTensor and x.requires_grad and x.is_leaf and x.layout is torch.strided:
-                machine.leaf_streams.setdefault(memory_of(x), x._gpu.stream)
+        _note_leaves(machine, args)
     made = _sequence()
     selected = machine.selected
     known = machine.forward_streams
@@ -72,6 +70,15 @@ def _note(machine: Machine, args: tuple) -> None:
         while len(known) > MOST:
             known.popitem(last=False)
     selected.nodes = made
+
+
+def _note_leaves(machine: Machine, args: Any) -> None:
+    for x in args:
+        if type(x) is VirtualTensor:
+            if x.requires_grad and x.is_leaf and x.layout is torch.strided:
+                machine.leaf_streams.setdefault(memory_of(x), x._gpu.stream)
+        elif isinstance(x, (list, tuple)):
+            _note_leaves(machine, x)
 
 
 def _switch(selected: Selected, gpu: Gpu, wanted: StreamTime) -> None:

@@ -42,9 +42,9 @@ class Bucket:
             sent.append(dist.all_reduce(self.flat, op=dist.ReduceOp.AVG, group=column, async_op=True))
 
 
-def step():
-    count = sequences // (data * micro)
-    for _ in range(stages - 1):  # what it waits for
+def step(waiting, count):
+    """Of so many micro-batches, after the time of `waiting` more."""
+    for _ in range(waiting):
         backward(forward())
     kept = [forward() for _ in range(min(stages - 1, count))]
     for number in range(count):
@@ -85,11 +85,11 @@ try:
     buckets = [Bucket(block) for block in model]
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(2):
-        start.record()
-        step()
-        end.record()
-        torch.cuda.synchronize()
+    step(0, stages)  # as many micro-batches as there are at a time, so that the next step finds all its memory
+    start.record()
+    step(stages - 1, sequences // (data * micro))
+    end.record()
+    torch.cuda.synchronize()
     result = {"seconds": start.elapsed_time(end) / 1e3, "peak": torch.cuda.max_memory_allocated()}
 except torch.cuda.OutOfMemoryError:
     result = {"seconds": None, "peak": None}

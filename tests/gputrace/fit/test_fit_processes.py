@@ -22,7 +22,7 @@ def test_there_are_as_many_at_once_as_have_processors_and_memory(monkeypatch, pr
 def test_what_fails_beside_others_is_tried_again_alone(monkeypatch, most):
     """Two at once want the same port; one fails wherever it runs."""
     running, lock, asked = [0], threading.Lock(), []
-    together = threading.Barrier(most, timeout=10)
+    together = threading.Barrier(most, timeout=120)
 
     def run(wish: Wish) -> Outcome:
         with lock:

@@ -51,7 +51,7 @@ WRONG = {
         ),
         "without a gradient": (
             "def average_gradients(model):\n for parameter in model.parameters():\n  dist.all_reduce(parameter.grad)",
-            "your answer raised .*given rank 0 of 2",
+            "your answer raised .*given rank [01] of 2",
         ),
         "zeros for none": (
             GRADIENTS.format(lines="pass").replace("is not None", "is None").replace("pass", "parameter.grad = torch.zeros_like(parameter)")
@@ -61,7 +61,7 @@ WRONG = {
         ),
         "what is trained": (
             GRADIENTS.format(lines=MEAN).replace("parameter.grad is not None", "parameter.requires_grad"),
-            "your answer raised .*given rank 0 of 2",
+            "your answer raised .*given rank [01] of 2",
         ),
         "those of zeros left out": (
             GRADIENTS.format(lines=f"if parameter.grad.any(): {MEAN}"),

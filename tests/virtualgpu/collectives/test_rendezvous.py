@@ -54,8 +54,8 @@ from virtualgpu.collectives.rendezvous import Rendezvous
 
 keeper = "import torch.distributed as dist; kept = dist.TCPStore('localhost', 0, is_master=True); print(kept.port, flush=True); input()"
 rank_0 = subprocess.Popen([sys.executable, "-c", keeper], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-store = dist.TCPStore("localhost", int(rank_0.stdout.readline()), is_master=False, timeout=timedelta(seconds=20))
-rank_1 = Rendezvous(store, 1, [0, 1], timedelta(seconds=20))
+store = dist.TCPStore("localhost", int(rank_0.stdout.readline()), is_master=False, timeout=timedelta(seconds=200))
+rank_1 = Rendezvous(store, 1, [0, 1], timedelta(seconds=200))
 for tag in range(3):
     rank_1.enter(Transfer("send", "send()", 4, [], [], list, peers=(1, 0), tag=tag), 0.0, True)
 rank_0.communicate("the end")
@@ -63,5 +63,5 @@ rank_0.communicate("the end")
 
 
 def test_a_rank_that_ends_after_the_keeper_of_the_store_says_nothing():
-    ended = subprocess.run([sys.executable, "-c", OUTLIVES_THE_STORE], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", OUTLIVES_THE_STORE], capture_output=True, text=True, timeout=240)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
