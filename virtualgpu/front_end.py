@@ -48,9 +48,17 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(_folders) or filename.endswith(CALLS_OPERATORS)
 
 
+def is_of_the_tools(module: str) -> bool:
+    return _is_in(module, _packages)
+
+
 def keeps_real_time(module: str) -> bool:
     """Whether a module waits for real processes, so that its deadlines need real time."""
-    return any(module == known or module.startswith(f"{known}.") for known in (*_packages, *_WAIT))
+    return _is_in(module, (*_packages, *_WAIT))
+
+
+def _is_in(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == known or module.startswith(f"{known}.") for known in packages)
 
 
 def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.serialization
 from torch._C import _DisableTorchDispatch
+from torch.autograd import forward_ad
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from virtualgpu import errors, hardware
@@ -69,7 +70,7 @@ class Move(torch.autograd.Function):
 
 
 class TransformedMove(torch.autograd.Function):
-    """The same under vmap, grad and jvp, in the form that PyTorch asks for there; each call of that form takes longer."""
+    """The same under vmap, grad and jvp, and of dual tensors, in the form that PyTorch asks for there, of which each call takes longer."""
 
     @staticmethod
     def forward(source: torch.Tensor, gpu: Gpu | None, dtype: Any, non_blocking: bool, memory_format: Any) -> torch.Tensor:
@@ -143,7 +144,7 @@ def to_device(
         form = {} if memory_format is None else {"memory_format": memory_format}
         return _to(tensor, tensor.dtype if dtype is None else dtype, non_blocking, copy, **form)
     hardware.machine().take_turn()
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or _has_tangent(tensor):
         return TransformedMove.apply(tensor, gpu, dtype, non_blocking, memory_format)
     if torch._C._functorch.is_legacy_batchedtensor(tensor):
         whole, level = _whole_batch(tensor)
@@ -151,6 +152,13 @@ def to_device(
     if tensor.requires_grad and torch.is_grad_enabled():
         return Move.apply(tensor, gpu, dtype, non_blocking, memory_format)
     return move(tensor, gpu, dtype, non_blocking, memory_format)
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    """Is it a dual tensor of forward-mode differentiation, above autograd? What autograd itself calls sees none."""
+    if forward_ad._current_level < 0 or torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality):
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 @outermost
@@ -203,6 +211,8 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
         src = torch.scalar_tensor(src, dtype=self.dtype, device="cpu")
     if isinstance(src, torch.Tensor) and src.requires_grad and torch.is_grad_enabled() and gpu_of(src) is not gpu_of(self):
         return MoveInto.apply(self, src, non_blocking)
+    if isinstance(src, torch.Tensor) and _has_tangent(src):
+        src = to_device(src, gpu_of(self))
     return _copy(self, src, non_blocking)
 
 

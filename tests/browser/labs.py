@@ -87,4 +87,4 @@ class Lab:
         from playwright.sync_api import expect
 
         expect(self.picture).to_have_attribute("alt", re.compile(words))
-        assert self.picture.evaluate("image => image.complete && image.naturalWidth > 0")
+        assert self.picture.evaluate("image => image.decode().then(() => image.naturalWidth > 0)")

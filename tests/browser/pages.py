@@ -18,7 +18,7 @@ from front_ends import SECONDS, TOKEN, ClassicNotebook, JupyterLab
 from pictures import Pictures
 
 ROOT = Path(__file__).parents[2]
-STARTED = 60  # seconds until a notebook server answers
+STARTED = 180  # seconds until a notebook server answers
 DONE = "every cell has run"
 PATIENCE = 240  # seconds for all cells of a lesson: many times what they take on two idle cores
 FRONT_END = JupyterLab() if find_spec("jupyterlab") else ClassicNotebook()
@@ -45,7 +45,7 @@ def ask(address: str, what: str, method: str = "GET") -> object:
 
 
 def await_answer(address: str, server: subprocess.Popen, log: Path) -> None:
-    """Wait until the server answers. The test fails when it has ended, and after a minute, with what it wrote into its log."""
+    """Wait until the server answers. The test fails when it has ended, and after that time, with what it wrote into its log."""
     end = time.monotonic() + STARTED
     while True:
         try:

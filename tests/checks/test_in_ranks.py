@@ -1,5 +1,6 @@
 """Functions in ranks, as checks run them: results, errors, and ranks that wait for one another in vain."""
 
+import contextlib
 import os
 
 import psutil
@@ -19,8 +20,12 @@ def add(answer, number):
 
 def running_children() -> set[int]:
     """The processes that this one has started, but for the servers that stay as long as it does."""
-    running = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
-    return {child.pid for child in running if not any(server in " ".join(child.cmdline()) for server in ("forkserver", "tracker"))}
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may just have ended
+            if not any(server in " ".join(child.cmdline()) for server in ("forkserver", "tracker")):
+                found.add(child.pid)
+    return found
 
 
 @pytest.fixture

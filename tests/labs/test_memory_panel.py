@@ -231,4 +231,4 @@ def test_on_an_event_loop_it_redraws_between_cells(monkeypatch):
         return kept
 
     with labkit.use(virtual=True, quiet=True):
-        assert asyncio.run(asyncio.wait_for(learner(), 10)).is_cuda
+        assert asyncio.run(asyncio.wait_for(learner(), 100)).is_cuda

@@ -1,5 +1,6 @@
 """One model for several processes: who holds what, the figure, and the lab."""
 
+import contextlib
 import time
 from dataclasses import replace
 
@@ -30,9 +31,12 @@ def used() -> int:
 
 def workers() -> list[psutil.Process]:
     """Processes that the server of processes has started, not those of another test's sandbox."""
-    running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    servers = [child for child in running if "multiprocessing.forkserver" in " ".join(child.cmdline())]
-    return [process for child in servers for process in child.children()]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may just have ended
+            if "multiprocessing.forkserver" in " ".join(child.cmdline()):
+                found += child.children()
+    return found
 
 
 @pytest.mark.slow

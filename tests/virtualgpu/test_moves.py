@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._vmap_internals import _vmap  # what torch.autograd.grad(is_grads_batched=True) runs under
+from torch.autograd import forward_ad
 
 from virtualgpu import errors
 
@@ -328,3 +329,16 @@ def test_gradients_batched_twice_return_to_their_device():
     (back,) = _vmap(_vmap(gradient_of))(torch.ones(2, 2, 2, device="cuda"))
     assert back.device.type == "cpu"
     assert back.tolist() == [[[3, 3]] * 2] * 2
+
+
+@pytest.mark.parametrize(("there", "here"), [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")])
+def test_a_tangent_of_forward_mode_moves_with_its_tensor(there, here, machine):
+    x = torch.tensor([1.0, 2.0], device=there)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, 5 * x)
+        taken, given = torch.zeros(2, device=here), forward_ad.make_dual(torch.zeros(2, device=here), torch.ones(2, device=here))
+        for moved in (dual.to(here), taken.copy_(dual), given.copy_(dual)):
+            values, tangent = forward_ad.unpack_dual(moved * 2)
+            assert (values.device, tangent.device) == (torch.device(here),) * 2
+            assert (values.tolist(), tangent.tolist()) == ([2.0, 4.0], [10.0, 20.0])
+        assert forward_ad.unpack_dual(x.to(here)).tangent is None

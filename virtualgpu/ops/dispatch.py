@@ -103,7 +103,7 @@ def choose(op: Operator) -> Handler:
         return operators.draw
     if torch.Tag.nondeterministic_seeded in func.tags:
         return operators.draw_from_default
-    if op.returns_views:
+    if op.returns_views or torch.Tag.inplace_view in func.tags:
         return operators.view
     if torch.Tag.dynamic_output_shape in func.tags:
         return operators.shape_from_values

@@ -26,6 +26,7 @@ from virtualgpu.ops.call import (
     refuses_half,
     temporaries,
 )
+from virtualgpu.ops.half import lacks_half
 from virtualgpu.ops.reductions import staging, sum_bytes
 from virtualgpu.ops.sequence import OUT, perform
 
@@ -35,7 +36,9 @@ LONG_ROW_ELEMENT = 0.8  # clocks of an element of such a row (cunn_SoftMaxForwar
 
 overwrites("fill_", "zero_", "_foreach_zero_")
 cuda_kernel("host_softmax", "_softmax", "_log_softmax")
-refuses_half("polar", "complex", "special_", "igamma")
+refuses_half("polar", "complex", "special_")
+for _name in ("igamma", "igamma_", "igammac", "igammac_"):
+    lacks_half(f"{_name.removesuffix('_')}_cuda", getattr(aten, _name))
 
 
 @device_time("fill_", "zero_")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from virtualgpu.errors import not_implemented
 from virtualgpu.ops.call import CPU_KERNELS
 
 HALF = (torch.float16, torch.bfloat16)
@@ -110,3 +111,20 @@ def into_format(packet: Any, func: Any) -> Callable[..., Any]:
         return result if out is None else out.resize_(result.shape).copy_(result)
 
     return kernel
+
+
+def lacks_half(cuda_kernel: str, packet: Any) -> None:
+    """CUDA's kernel of this operator, unlike the CPU's, has no half precision: its error comes before the CPU computes."""
+
+    def refusing(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            formats = {x.dtype for x in args if isinstance(x, torch.Tensor)}  # of two, float32 is the common one
+            if len(formats) == 1 and not formats.isdisjoint(HALF):
+                raise not_implemented(cuda_kernel, formats.pop())
+            return compute(*args, **kwargs)
+
+        return kernel
+
+    for overload in packet.overloads():
+        func = getattr(packet, overload)
+        CPU_KERNELS[func] = refusing(CPU_KERNELS.get(func, getattr(func, "_op", func)))

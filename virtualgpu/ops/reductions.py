@@ -14,9 +14,12 @@ import torch
 
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import cub, operators
-from virtualgpu.ops.call import Call, Work, device_time, handles, operator, temporaries
+from virtualgpu.ops.call import CPU_KERNELS, Call, Work, device_time, handles, operator, temporaries
+from virtualgpu.ops.half import widened
 from virtualgpu.ops.sequence import Out, Plan, perform
 from virtualgpu.ops.work import fastest, pointwise
+
+aten = torch.ops.aten
 
 Shape = tuple[int, ...]
 NONE: Shape = ()
@@ -201,6 +204,18 @@ def sums(call: Call, result: torch.Tensor) -> Shape:
     if dtype is x.dtype or (x.dtype in _LOW and dtype is torch.float32) or x.dtype.is_complex:
         return staging(x, dims, sum_bytes(dtype) if dtype is x.dtype or not x.dtype.is_complex else x.itemsize)
     return x.numel() * dtype.itemsize, *staging(x, dims, sum_bytes(dtype), dtype.itemsize)
+
+
+def _without_nan(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> torch.Tensor:
+    """`nansum`, of complex numbers too: CUDA leaves out those of which a part is NaN, the CPU has no kernel for them."""
+    if x.dtype.is_complex:
+        kind = dtype or x.dtype
+        result = torch.where(x.isnan(), 0, widened(x)).sum(dim, keepdim, dtype=widened(kind)).to(kind)
+        return result if out is None else out.resize_(result.shape).copy_(result)
+    return aten.nansum.default(x, dim, keepdim, dtype=dtype) if out is None else aten.nansum.out(x, dim, keepdim, dtype=dtype, out=out)
+
+
+CPU_KERNELS.update({aten.nansum.default: _without_nan, aten.nansum.out: _without_nan})
 
 
 @temporaries("max", "min")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.utils.data
 
+from virtualgpu import front_end
 from virtualgpu.hardware import Machine
 from virtualgpu.threads.locks import Lock, SimpleQueue, Waiter
 from virtualgpu.threads.scheduler import Scheduler
@@ -78,9 +79,10 @@ def joining(scheduler: Scheduler, join: Callable[..., None]) -> Callable[..., No
 def outside_the_scheduler(
     machine: Machine, start: Callable[[threading.Thread], None], in_turns: Callable[[threading.Thread], None]
 ) -> Callable[[threading.Thread], None]:
-    """`Thread.start`, which leaves DataLoader's pinning thread out: how far ahead it gets depends on other processes' real speed.
+    """`Thread.start`, which leaves two kinds of threads out: they take none of the host's time, and no turns.
 
-    It has a processor of its own on the computers that it is meant for, so it takes none of the host's time and no turns.
+    How far ahead DataLoader's pinning thread gets depends on other processes' real speed, and on the computers that it is meant for it has
+    a processor of its own. The tools' own threads would not be there on a real GPU; one that keeps a time limit must not wait for a turn.
     """
 
     def run_untimed(run: Callable[[], None]) -> None:
@@ -88,7 +90,9 @@ def outside_the_scheduler(
         run()
 
     def start_thread(thread: threading.Thread) -> None:
-        if getattr(thread, "_target", None) is torch.utils.data._utils.pin_memory._pin_memory_loop:
+        target: Any = getattr(thread, "_target", None)
+        pins = target is torch.utils.data._utils.pin_memory._pin_memory_loop
+        if pins or front_end.is_of_the_tools(getattr(target, "__module__", None) or ""):
             thread.run = partial(run_untimed, thread.run)  # type: ignore[method-assign]
             return start(thread)
         machine.clock.advance_host(machine.profile.thread_seconds)

@@ -171,3 +171,19 @@ def test_a_grid_is_sampled_in_float32_and_rounded_once(machine, dtype):
     image, grid = torch.randn(1, 2, 16, 16, generator=generator).to(dtype), torch.rand(1, 4, 4, 2, generator=generator).to(dtype)
     found = F.grid_sample(image.cuda(), grid.cuda(), align_corners=False).cpu()
     assert torch.equal(found, F.grid_sample(image.float(), grid.float(), align_corners=False).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kernel", "compute"),
+    [
+        ("igamma_cuda", lambda x: torch.igamma(x, x)),
+        ("igammac_cuda", lambda x: x.igammac_(x)),
+        ("histc", lambda x: torch.histc(x, 4)),
+    ],
+)
+def test_what_cuda_has_no_half_precision_for_is_refused_though_the_cpu_computes_it(kernel, compute, dtype):
+    name = {torch.float16: "Half", torch.bfloat16: "BFloat16"}[dtype]
+    with pytest.raises(RuntimeError, match=f"\"{kernel}\" not implemented for '{name}'"):
+        compute(torch.ones(3, device="cuda", dtype=dtype))
+    compute(torch.ones(3, device="cuda"))

@@ -101,3 +101,15 @@ def test_clipping(sizes, order, expected):
         return nn.utils.clip_grad_norm_(parameters, 1.0, order)
 
     assert " ".join(asked(clip, setup=lambda: with_gradients(*sizes))) == expected
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_sums_of_complex_numbers_leave_out_those_with_a_part_that_is_no_number(shared_machine):
+    x = torch.tensor([[1 + 2j, complex(float("nan"), 1)], [3, complex(1, float("nan"))]], device="cuda")
+    assert torch.nansum(x).item() == 4 + 2j
+    assert torch.nansum(x, 0).tolist() == [4 + 2j, 0]
+    assert torch.nanmean(x[:, :1], 0, keepdim=True).tolist() == [[2 + 1j]]
+    assert torch.nansum(x.to(torch.complex32)).item() == 4 + 2j
+    out = torch.empty(0, device="cuda", dtype=x.dtype)
+    assert torch.nansum(x, 1, out=out).tolist() == out.tolist() == [1 + 2j, 3]
+    assert torch.nansum(torch.tensor([1.0, float("nan")], device="cuda")).item() == 1.0

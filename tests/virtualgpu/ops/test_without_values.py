@@ -146,6 +146,28 @@ def test_a_mask_whose_values_are_known_chooses_so_many(no_values):
     assert x[mask].shape == (3, 3, 2) and x[:, mask[:3]].shape == (4, 2, 2) and x[mask, :, 1].shape == (3, 3)
 
 
+IN_PLACE_VIEWS = {
+    "unsqueeze_": (lambda x: x.unsqueeze_(1), (200, 1, 3), (3, 3, 1)),
+    "squeeze_": (lambda x: x.squeeze_(), (200, 3), (3, 1)),
+    "t_": (lambda x: x.t_(), (3, 200), (1, 3)),
+    "transpose_": (lambda x: x.transpose_(0, 1), (3, 200), (1, 3)),
+    "as_strided_": (lambda x: x.as_strided_((2,), (3,)), (2,), (3,)),
+}
+
+
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("name", IN_PLACE_VIEWS)
+def test_a_tensor_changes_its_own_shape_and_no_kernel_runs(name, values):
+    change, shape, strides = IN_PLACE_VIEWS[name]
+    with virtualgpu.use(values=values) as gpus:
+        x = torch.rand(200, 3, device="cuda") * 2
+        stream = gpus.machine.gpus[0].stream
+        launched = stream.count
+        assert change(x) is x
+        assert stream.count == launched
+        assert (x.shape, x.stride(), (x + 1).shape) == (shape, strides, shape)
+
+
 def test_shapes_dtypes_and_devices_are_right(no_values):
     x = torch.randn(4, 6, device="cuda")
     assert (x @ x.T).shape == (4, 4)

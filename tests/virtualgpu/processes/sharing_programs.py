@@ -44,7 +44,7 @@ class Child:
         return self.end.recv()
 
     def finish(self):
-        self.process.join(60)
+        self.process.join(200)
         self.end.close()
         return self.process.exitcode
 
@@ -191,7 +191,7 @@ def train(model, queue, done) -> None:
     optimizer.step()
     torch.cuda.synchronize()
     queue.put([name for name, _ in model.named_parameters()])
-    done.wait(60)
+    done.wait(200)
 
 
 def ways_to_send(context) -> dict:
@@ -209,11 +209,11 @@ def ways_to_send(context) -> dict:
     queue, done = context.Queue(), context.Event()
     process = context.Process(target=train, args=(model, queue, done))
     process.start()
-    facts["names"] = queue.get(timeout=60)
+    facts["names"] = queue.get(timeout=200)
     facts["trained by the child"] = [parameter.tolist() for parameter in model.parameters()]
     facts["gradients here"] = [parameter.grad for parameter in model.parameters()]
     done.set()
-    process.join(60)
+    process.join(200)
     return facts
 
 
@@ -317,8 +317,8 @@ def producer_ends_first(context) -> dict:
     queue = context.Queue()
     process = context.Process(target=put_and_end, args=(queue,))
     process.start()
-    process.join(60)
-    return {"exit": process.exitcode, "received": message(queue.get, True, 60)}
+    process.join(200)
+    return {"exit": process.exitcode, "received": message(queue.get, True, 200)}
 
 
 def held_at_the_end(context) -> dict:

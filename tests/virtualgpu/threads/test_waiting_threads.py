@@ -18,12 +18,13 @@ import torch
 from running_threads import fresh, launch, run_threads
 from torch.utils.data import DataLoader, TensorDataset
 
+from labkit.checks import limits
 from virtualgpu import front_end, hardware
 from virtualgpu.threads.replacements import starting
 from virtualgpu.threads.scheduler import Scheduler
 from virtualgpu.threads.thread_state import State, ThreadState
 
-QUICK = 60.0  # seconds, on a computer that does much else
+QUICK = 200.0  # seconds, on a computer that does much else
 
 
 @pytest.fixture
@@ -198,6 +199,12 @@ def test_a_thread_that_cannot_start_takes_no_turns(machine, monkeypatch):
             threading.Thread(target=launch).start()
     assert not hardware.machine().scheduler.several
     assert run_threads(launch) == [6.0]
+
+
+def test_the_thread_that_keeps_an_answers_time_takes_no_turns(machine):
+    """Else it would wait for that of an answer that sleeps."""
+    with limits.in_time("00.1", None):
+        assert not hardware.machine().scheduler.several
 
 
 def run_script(text: str) -> subprocess.CompletedProcess:
