@@ -267,6 +267,8 @@ class Machine:
         self.host_budget, self.largest_kept = host_budget()
         self.valueless_storages = 0  # that are alive
         self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
+        # Called when the host asks for an integer or a truth value that nothing computed, and gets 0; without it the host gets an error.
+        self.makes_up: Callable[[], object] | None = None
         self.gpus = [Gpu(self, index) for index in range(count)]
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
