@@ -163,13 +163,14 @@ class Gpu:
         serial: float = 0.0,
         around: float = 0.0,
         matrix: costs.Sides | None = None,
+        cudnn: int = 0,
         name: str = "kernel",
     ) -> None:
         """Queue a kernel, which does what `ops.call.Work` says, on the calling thread's current stream; `name` is the operator's."""
         if self.fault is not None:
             self.notice()
         profile, machine = self.profile, self.machine
-        overhead = profile.launch_seconds + (profile.product_seconds if flops else 0.0)
+        overhead = cudnn * profile.cudnn_seconds if cudnn else profile.launch_seconds + (profile.product_seconds if flops else 0.0)
         if _graph_task() != -1:
             overhead += profile.backward_seconds
         elif machine.scheduler.several:
@@ -266,6 +267,8 @@ class Machine:
         self.host_budget, self.largest_kept = host_budget()
         self.valueless_storages = 0  # that are alive
         self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
+        # Called when the host asks for an integer or a truth value that nothing computed, and gets 0; without it the host gets an error.
+        self.makes_up: Callable[[], object] | None = None
         self.gpus = [Gpu(self, index) for index in range(count)]
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings

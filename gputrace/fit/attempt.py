@@ -3,7 +3,9 @@
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import virtualgpu
-from gputrace.fit.changes import ALL
+from gputrace.fit.changes import ALL, CHANGES
+from gputrace.holders.tensors import all_objects, of_kind
+from gputrace.phases import noted
 from gputrace.recording import record
 from gputrace.spans import COPIES, KERNEL, chosen, seconds_of
 from gputrace.trace import Trace
@@ -22,6 +26,7 @@ from virtualgpu.source_lines import is_users
 
 NO_GPU = "it put nothing on the GPU: perhaps an option of its own asks for that, such as --device cuda"
 MAX_EVENTS = 2_000_000  # some steps of a large model
+MOST_MADE_UP = 10_000  # values, after which a script is taken to wait for another than 0 in vain
 SEEN = 2  # steps, in which all that a script does has come by, its other optimizers too: what a change has not met by then is not there
 
 
@@ -45,9 +50,11 @@ class Outcome:
 
     `failed` is the text of an exception other than for memory, with its line. `used` counts what the device holds at most, CUDA's
     context included; `allocated` and `reserved` are the allocator's, and `parts` what the peak of the allocated consists of. `step` is
-    the time of a step after the first, and `idle` the share of it in which the GPU had nothing to do; where there was one step alone,
-    `first` is the most that it took. `changed` says whether the change met something that it could change. `asked` is the line that
-    wanted a value which nothing computed, after the first whole step: the script ended there.
+    the median time of the steps after the first, and `idle` the share of it in which the GPU had nothing to do; where there was one
+    step alone, `first` is the most that it took. `changed` says whether the change met something that it could change; where none was
+    made, `changes` are those of CHANGES that would have. `asked` is the line that wanted a value which nothing computed, after the first
+    whole step: the script ended there. `made_up` is the first line that got 0 for such an integer and went on. `by_hand` says that no
+    optimizer was made, so that each backward was taken for a step.
     """
 
     total: int = 0
@@ -64,6 +71,9 @@ class Outcome:
     changed: bool = False
     first: float | None = None
     asked: str = ""
+    by_hand: bool = False
+    made_up: str = ""
+    changes: list[str] = field(default_factory=list)
 
 
 class _Enough(BaseException):
@@ -75,27 +85,40 @@ def attempt(wish: Wish) -> Outcome:
     gpus = virtualgpu.use(1, like=wish.like, memory=wish.memory, values=False, host=wish.host)
     outcome = Outcome(total=gpus.request.memory or gpus.profile.total_memory)
     set_up_for_times(gpus, virtual_time=False)  # a loss that is printed is NaN, no error
-    met = [] if wish.change is None else ALL[wish.change].make()
-    ends: list[int] = []
+    met = [] if wish.change is None else ALL[wish.change].make(True)
+    would_meet = {name: change.make(False) for name, change in CHANGES.items() if wish.change is None}
+    made_up = _MadeUp()
+
+    def enough(done: int) -> bool:
+        gpus.machine.makes_up = made_up  # not before: what the first step needs, no made-up value may stand for
+        return done >= wish.steps or (wish.change is not None and done >= SEEN and not met)
+
+    steps = _Steps(enough)
+    origin = gpus.machine.clock.host
     try:
-        with record(MAX_EVENTS) as trace:
+        with noted(steps.before_backward), record(MAX_EVENTS) as trace:
             register_optimizer_step_pre_hook(_unless_the_gpu_is_empty)
-            register_optimizer_step_post_hook(_until(lambda done: done >= wish.steps or (wish.change and done >= SEEN and not met), ends))
+            register_optimizer_step_post_hook(steps.after_step)
             run_script(wish.script, wish.arguments, wish.module)
     except _Enough:
         pass
     except SystemExit as ended:
-        outcome.failed = "" if ended.code in (None, 0) else f"{_where(ended)}it ended by sys.exit({ended.code!r}); every loss is NaN here"
+        where = _in_front(_where(traceback.extract_tb(ended.__traceback__)))
+        outcome.failed = "" if ended.code in (None, 0) else f"{where}it ended by sys.exit({ended.code!r}); every loss is NaN here"
     except BaseException as error:  # whatever the script raises is told, not raised
         outcome.fits = not trace.error
-        if ends and instruments.asks_for_values(error):
-            outcome.asked = _where(error).removesuffix(": ")
-        else:
-            outcome.failed = "" if trace.error else _told(error)
-    outcome.steps, outcome.changed = len(ends), bool(met)
+        if outcome.fits and steps.done and (made_up.times or instruments.asks_for_values(error)):
+            outcome.asked = made_up.line or _where(traceback.extract_tb(error.__traceback__))
+        elif outcome.fits:
+            outcome.failed = _told(error)
+    if made_up.times > MOST_MADE_UP:
+        outcome.asked = made_up.line
+    outcome.made_up = "" if outcome.asked else made_up.line
+    outcome.steps, outcome.by_hand, outcome.changed = steps.done, steps.by_hand, bool(met)
+    outcome.changes = [name for name, found in would_meet.items() if found]
     if outcome.fits and not outcome.failed and not (trace.timeline(0).allocated > 0).any():
         outcome.failed = NO_GPU
-    _measure(trace, outcome)
+    _measure(trace, [time - origin for time in steps.times], outcome)
     return outcome
 
 
@@ -105,32 +128,73 @@ def _unless_the_gpu_is_empty(optimizer: Any, args: tuple, kwargs: dict) -> None:
         raise _Enough
 
 
-def _until(enough: Callable[[int], Any], ends: list[int]) -> Callable[..., None]:
-    """A hook after each step of an optimizer, which asks whether so many are enough. Of several optimizers the first one's steps count."""
-    first: list[Any] = []
+class _Steps:
+    """Counts a script's steps, and ends it where so many are `enough`.
 
-    def after_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
-        first[:] = first or [optimizer]
-        if optimizer is first[0]:
-            ends.append(len(ends))
-            if enough(len(ends)):
-                raise _Enough
+    Of several optimizers the first one's steps count. Where a script makes none, and changes its parameters by hand, a step is done when
+    the backward after it begins.
+    """
 
-    return after_step
+    def __init__(self, enough: Callable[[int], bool]) -> None:
+        self.times: list[float] = []  # of the machine's clock, at which each was counted
+        self.by_hand = False
+        self._enough = enough
+        self._first: Any = None
+        self._optimizers = False  # was any made?
+
+    @property
+    def done(self) -> int:
+        return len(self.times)
+
+    def after_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
+        self._first = self._first or optimizer
+        if optimizer is self._first:
+            self._count()
+
+    def before_backward(self, name: str, frame: FrameType | None) -> Callable[[], None]:
+        if name == "backward" and not self._optimizers:
+            if self.by_hand:
+                self._count()
+            self._optimizers = bool(of_kind(all_objects(), torch.optim.Optimizer))
+            self.by_hand = not self._optimizers
+        return lambda: None
+
+    def _count(self) -> None:
+        self.times.append(instruments.machine().clock.host)
+        if self._enough(self.done):
+            raise _Enough
+
+
+class _MadeUp:
+    """Called whenever the host asks for an integer that nothing computed, and gets 0: counts how often, and keeps the first line."""
+
+    def __init__(self) -> None:
+        self.times, self.line = 0, ""
+
+    def __call__(self) -> None:
+        self.line = self.line or _where(traceback.extract_stack())
+        self.times += 1
+        if self.times > MOST_MADE_UP:
+            raise _Enough
 
 
 def _told(error: BaseException) -> str:
     """An exception in a line, with the innermost line of the user's own. Of a long message the first line and the last."""
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    return _where(error) + " … ".join(dict.fromkeys((lines[0], lines[-1])))
+    return _in_front(_where(traceback.extract_tb(error.__traceback__))) + " … ".join(dict.fromkeys((lines[0], lines[-1])))
 
 
-def _where(error: BaseException) -> str:
-    calls = [call for call in traceback.extract_tb(error.__traceback__) if is_users(call.filename)]
-    return f"{Path(calls[-1].filename).name}:{calls[-1].lineno} {calls[-1].line}: " if calls else ""
+def _in_front(line: str) -> str:
+    return line and f"{line}: "
 
 
-def _measure(trace: Trace, outcome: Outcome) -> None:
+def _where(calls: traceback.StackSummary) -> str:
+    """The innermost line of the user's own."""
+    users = [call for call in calls if is_users(call.filename)]
+    return f"{Path(users[-1].filename).name}:{users[-1].lineno} {users[-1].line}" if users else ""
+
+
+def _measure(trace: Trace, counted: list[float], outcome: Outcome) -> None:
     """Memory at the peak, and the time of a step."""
     timeline = trace.timeline(0)
     outcome.used, outcome.allocated, outcome.reserved = (
@@ -142,21 +206,20 @@ def _measure(trace: Trace, outcome: Outcome) -> None:
     event = trace.peak_event(0)
     line = None if event < 0 else trace.line(int(trace.events.stack[event]))
     outcome.line = "" if line is None else f"{line.location} {line.text}"
-    ends = _ends_of_steps(trace)
+    ends = _ends(trace, counted)
     if len(ends) == 1:  # it makes the optimizer's state too, and takes its memory from the driver
         outcome.first = ends[0] - min(phase.start for phase in trace.phases)
-    elif ends and ends[-1] > ends[0]:
-        begin, end = ends[0], ends[-1]
-        outcome.step = (end - begin) / (len(ends) - 1)
-        outcome.idle = 1 - _busy_between(trace, begin, end) / (end - begin)
+    elif steps := sorted((end - begin, begin, end) for begin, end in pairwise(ends) if end > begin):
+        outcome.step, begin, end = steps[(len(steps) - 1) // 2]  # an evaluation may lie between two of them
+        outcome.idle = max(0.0, 1 - _busy_between(trace, begin, end) / outcome.step)
 
 
-def _ends_of_steps(trace: Trace) -> list[float]:
-    """When the GPU was done with what each step, and all before it, had launched: the host may be far ahead."""
+def _ends(trace: Trace, counted: list[float]) -> list[float]:
+    """When the GPU was done with all that had been launched when each step was counted: the host may be far ahead."""
     spans = trace.spans
     mine = np.flatnonzero(chosen(spans, 0, (KERNEL, *COPIES)) & (spans.launch >= 0))
     launched, ended = spans.start[spans.launch[mine]], spans.end[mine]
-    return [float(ended[launched <= phase.end].max(initial=0.0)) for phase in trace.phases if phase.name == "step"]
+    return [float(ended[launched <= time].max(initial=0.0)) for time in counted]
 
 
 def _busy_between(trace: Trace, begin: float, end: float) -> float:

@@ -1,14 +1,16 @@
 """Changes of a script that make it take less memory, each made from outside: the script stays as it is.
 
 Made, each of CHANGES patches PyTorch for the rest of the process, and returns a list which fills with what the change met. Where it stays
-empty, there was nothing to change.
+empty, there was nothing to change. With `alter=False` it changes nothing, and the list tells what it would have met.
 """
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -19,11 +21,11 @@ from torch.utils.data import DataLoader
 from gputrace.fit.blocks import longest_list
 from gputrace.fit.sharding import sharding
 
-Met = list[Any]
+Met = list[str]  # names, for a script's own objects are to live as long as without us
 SWITCHES = "gradient_checkpointing_enable", "set_grad_checkpointing"  # methods of transformers' models, and of timm's
 
 
-def half_the_batch() -> Met:
+def half_the_batch(alter: bool) -> Met:
     """Batches of a DataLoader are half as large."""
     met: Met = []
     make = DataLoader.__init__
@@ -31,17 +33,19 @@ def half_the_batch() -> Met:
     @functools.wraps(make)
     def halved(self: DataLoader, dataset: Any, batch_size: int | None = 1, *args: Any, **kwargs: Any) -> None:
         if batch_size is not None and batch_size > 1:
-            met.append(self)
-            batch_size = -(-batch_size // 2)
+            met.append(type(self).__name__)
+            batch_size = -(-batch_size // 2) if alter else batch_size
         make(self, dataset, batch_size, *args, **kwargs)
 
     DataLoader.__init__ = halved  # type: ignore[method-assign]
     return met
 
 
-def accumulation() -> Met:
+def accumulation(alter: bool) -> Met:
     """Batches are half as large, and the optimizer steps after every second backward: the same training, if its loss is a mean."""
-    met = half_the_batch()
+    met = half_the_batch(alter)
+    if not alter:
+        return met
     make = torch.optim.Optimizer.__init__
 
     @functools.wraps(make)
@@ -64,64 +68,69 @@ def accumulation() -> Met:
     return met
 
 
-def loop_optimizer() -> Met:
-    """An optimizer works on one parameter after the other (`foreach=False`): without lists of temporary tensors."""
+def loop_optimizer(alter: bool) -> Met:
+    """An optimizer works on one parameter after the other (`foreach=False`): without lists of temporary tensors. A fused one has none."""
     met: Met = []
 
     def before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
         for group in optimizer.param_groups:
-            if group.get("foreach", False) is not False or group.get("fused"):
-                met.append(group)
-            if "foreach" in group:
-                group["foreach"] = False
+            if group.get("foreach", False) is not False and not group.get("fused"):
+                met.append(type(optimizer).__name__)
+                group["foreach"] = False if alter else group["foreach"]
 
     register_optimizer_step_pre_hook(before_step)
     return met
 
 
-def bfloat16() -> Met:
+def bfloat16(alter: bool) -> Met:
     """The model's forward runs under autocast to bfloat16, unless the script has autocast already."""
     met: Met = []
 
     def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
         if torch.is_autocast_enabled("cuda"):
             return call()
-        met.append(module)
-        with torch.autocast("cuda", torch.bfloat16):
+        met.append(type(module).__name__)
+        with torch.autocast("cuda", torch.bfloat16) if alter else nullcontext():
             return call()
 
     _around_models(forward)
     return met
 
 
-def checkpointing() -> Met:
+def checkpointing(alter: bool) -> Met:
     """The blocks of a model, modules of one class in a list, keep their inputs alone; the backward computes the rest again.
 
     A model that has a switch for it knows more of its blocks, such as caches of theirs that must not grow twice.
     """
     met: Met = []
+    seen: WeakSet[nn.Module] = WeakSet()
 
     def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
-        if module.training and not hasattr(module, "_labkit_checkpointed"):
-            module._labkit_checkpointed = True  # type: ignore[assignment]
-            if switch := next((name for name in SWITCHES if hasattr(module, name)), None):
+        if module.training and module not in seen:
+            seen.add(module)
+            switch = next((name for name in SWITCHES if hasattr(module, name)), None)
+            met.extend(type(block).__name__ for block in ([module] if switch else longest_list(module)))
+            if alter and switch:
                 getattr(module, switch)()
-                met.append(module)
-                return call()
-            for block in longest_list(module):
-                met.append(block)
-                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+            elif alter:
+                for block in longest_list(module):
+                    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         return call()
 
     _around_models(forward)
     return met
 
 
+def _sharded(ranks: int, alter: bool) -> Met:
+    """The model is divided among GPUs. What it would meet, nobody can say without that."""
+    return sharding(ranks) if alter else []
+
+
 @dataclass(frozen=True)
 class Change:
     """How it is made, and which share of a step's samples a step takes after it: with ranks, that of all of them."""
 
-    make: Callable[[], Met]
+    make: Callable[[bool], Met]
     share: float = 1.0
 
 
@@ -132,7 +141,7 @@ CHANGES = {
     "half the batch": Change(half_the_batch, share=0.5),
     "checkpointing of each block": Change(checkpointing),
 }
-SHARDINGS = {f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(sharding, ranks), share=ranks) for ranks in (2, 4, 8)}
+SHARDINGS = {f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(_sharded, ranks), share=ranks) for ranks in (2, 4, 8)}
 ALL = CHANGES | SHARDINGS
 
 

@@ -12,7 +12,9 @@ from virtualgpu import machines, profiles
 
 FEWEST = 3  # steps: from the end of the first, in which an optimizer makes its state, to that of the last
 ROOM = 1 << 42  # bytes of a GPU on which any script's peak is seen
+NOTHING = "nothing to change in this script"
 FITS, NOT, SO_FAR = "yes", "no", "so far"
+BY_HAND = "It makes no optimizer of torch.optim: each backward was taken for a step"
 NO_STEPS = "it ended without step() of an optimizer of torch.optim, so that what a step takes is unknown"
 BAR = (
     "±: nine of ten training steps of networks that were recorded on an H200 and an H100 were off by less, half of them by 7% and 10%.",
@@ -85,8 +87,12 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) ->
     ]
     steps = min(outcome.steps for outcome in needed.values())
     ran = f"{steps} step{'s' * (steps > 1)} on virtual GPUs, nothing computed" if steps else NO_STEPS
+    if any(outcome.by_hand for outcome in needed.values()):
+        ran += f". {BY_HAND}"
     if asked := next((outcome.asked for outcome in needed.values() if outcome.asked), ""):
         ran += f".\nThen {asked} asks for a value that nothing computed: what follows is not counted"
+    if made_up := next((outcome.made_up for outcome in needed.values() if outcome.made_up), ""):
+        ran += f".\nAfter the first step {made_up} asks for integers that nothing computed, and gets 0: what depends on them is made up"
     longer = "as long" if wish.host == 1 else f"{wish.host:g} times as long"
     host = f"The host takes {longer} for an operator as that of the recorded H200s (--host)."
     return Table(header, tuple(rows), "\n".join((f"{wish.script}: {ran}.", *BAR, host)))
@@ -120,11 +126,11 @@ def _parts(name: str, outcome: Outcome) -> Table:
 
 def _changes(name: str, before: Outcome, total: int, wish: Wish, tell: Callable[[str], object]) -> Table:
     """Each change tried alone, the one that costs the least time first among those that fit, and what takes more GPUs after them."""
-    rows = []
-    for change, after in _tried(replace(wish, like=name, memory=ROOM), total):
+    rows = [(2, False, 0.0, (change, "", "", NOTHING)) for change in CHANGES if change not in before.changes]
+    for change, after in _tried(replace(wish, like=name, memory=ROOM), before.changes, total):
         tell(f"{name}, {change}: {_in_short(after)}")
         if after.failed or not after.changed:
-            rows.append((2, False, 0.0, (change, "", "", after.failed or "nothing to change in this script")))
+            rows.append((2, False, 0.0, (change, "", "", after.failed or NOTHING)))
             continue
         fits = after.used <= total
         share = ALL[change].share
@@ -139,9 +145,9 @@ def _changes(name: str, before: Outcome, total: int, wish: Wish, tell: Callable[
     )
 
 
-def _tried(wish: Wish, total: int) -> Iterator[tuple[str, Outcome]]:
+def _tried(wish: Wish, changes: list[str], total: int) -> Iterator[tuple[str, Outcome]]:
     """What came of each change; of sharding, over as few GPUs as it fits, or over the most of them."""
-    for tried, after in run_all([replace(wish, change=change) for change in CHANGES]):
+    for tried, after in run_all([replace(wish, change=change) for change in changes]):
         yield str(tried.change), after
     for change in SHARDINGS:
         [(_, after)] = run_all([replace(wish, change=change)])

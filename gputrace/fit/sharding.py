@@ -16,9 +16,9 @@ from gputrace.holders.tensors import all_objects, of_kind
 from virtualgpu.collectives import simulated
 
 
-def sharding(ranks: int) -> list[nn.Module]:
+def sharding(ranks: int) -> list[str]:
     """Models are sharded among so many ranks, of which this process is the first, before an optimizer has their parameters."""
-    met: list[nn.Module] = []
+    met: list[str] = []
     shards = WeakTensorKeyDictionary()  # of each parameter that was whole, as long as somebody holds it
     add = torch.optim.Optimizer.add_param_group
 
@@ -29,7 +29,7 @@ def sharding(ranks: int) -> list[nn.Module]:
         for model in _models_over(held):
             if not met:
                 _start(ranks)
-            met.append(model)
+            met.append(type(model).__name__)
             shards.update(_shard(model))
         held[:] = [shards.get(parameter, parameter) for parameter in held]
         if loose := [tuple(parameter.shape) for parameter in held if not _is_shard(parameter)]:

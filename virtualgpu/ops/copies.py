@@ -5,6 +5,7 @@ What a copy between a GPU and the host allocates on the GPU besides its target i
 both sides. A blocking copy converts the type on the host, another one on the GPU.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,13 +84,13 @@ def _copy_with_host(source: torch.Tensor, target: torch.Tensor, gpu: Gpu, non_bl
     if not non_blocking:
         machine.sync_debug.notice()
     known = memory_of(device_side).kept is not None
-    if not (to_host or machine.may_fill(bytes_of(target), target.dtype)):
+    if not (to_host or machine.may_fill(bytes_of(target), target.dtype) or (known and _is_mask(source))):
         known = False
     if not known:
         if not to_host:
             forget(target)
         elif machine.blanks_host:
-            blank(target)
+            blank(target, machine.makes_up)
         else:
             require_values(memory_of(source))
     gpu.scratch(staging(source, target, to_host, non_blocking))
@@ -101,6 +102,12 @@ def _copy_with_host(source: torch.Tensor, target: torch.Tensor, gpu: Gpu, non_bl
         machine.races.host_copies.append((gpu.stream, gpu.stream.count))
         if to_host and known:
             machine.races.to_host(source, target, gpu.stream)
+
+
+def _is_mask(x: torch.Tensor) -> bool:
+    """Is this what a model adds to scores, so that softmax leaves some out? Data and parameters have no infinity."""
+    with _DisableTorchDispatch():
+        return x.is_floating_point() and bool(x.isinf().any())
 
 
 def _copy_on_gpus(source: torch.Tensor, target: torch.Tensor, there: Gpu, here: Gpu) -> None:
@@ -123,11 +130,15 @@ def _copy_on_gpus(source: torch.Tensor, target: torch.Tensor, there: Gpu, here: 
         here.launch(*laid_out(target, [source], 2 * nbytes), name="copy")
 
 
-def blank(target: torch.Tensor) -> None:
-    """Unknown values arrive in a tensor on the host: NaN where the dtype has it; integers stay as they were."""
-    if target.dtype.is_floating_point or target.dtype.is_complex:
+def blank(target: torch.Tensor, makes_up: Callable[[], object] | None) -> None:
+    """Unknown values arrive in a tensor on the host: NaN where the dtype has it; of integers 0, if these may be made up, and otherwise
+    they stay as they were."""
+    floats = target.dtype.is_floating_point or target.dtype.is_complex
+    if makes_up is not None and not floats:
+        makes_up()
+    if floats or makes_up is not None:
         with _DisableTorchDispatch():
-            target.fill_(torch.nan)
+            target.fill_(torch.nan if floats else 0)
 
 
 @handles("_to_copy")
@@ -162,6 +173,8 @@ def move(source: torch.Tensor, gpu: Gpu | None, dtype: torch.dtype | None, non_b
         if type(source) is VirtualTensor and not source._gpu.machine.blanks_host:
             require_values(memory_of(source))
         target = torch.empty_strided(size, strides, dtype=dtype, device="cpu")
+        if type(source) is VirtualTensor and memory_of(source).kept is None and not dtype.is_floating_point:
+            target.zero_()  # of integers nothing else is written
         if non_blocking and type(source) is VirtualTensor:
             pinned(target.zero_())  # page-locked memory (_to_copy, TensorConversions.cpp), in which nothing stands yet
     else:

@@ -210,11 +210,16 @@ def read_scalar(call: Call) -> Any:
     """`.item()`: the host waits for the stream and for the number."""
     gpu, nbytes = call.common_gpu(), call.moved
     x = call.args[0]
-    blank = memory_of(x).kept is None and gpu.machine.blanks_host and x.dtype.is_floating_point  # as a copy to the host would bring it
-    if not blank:
+    if memory_of(x).kept is not None:
+        gpu.read(nbytes)
+        return call.on_cpu()
+    blank, makes_up = gpu.machine.blanks_host and x.dtype.is_floating_point, gpu.machine.makes_up  # as a copy to the host would bring it
+    if not blank and makes_up is None:
         require_values(memory_of(x))
     gpu.read(nbytes)
-    return nan if blank else call.on_cpu()
+    if makes_up is not None and not blank:
+        makes_up()
+    return nan if blank else x.dtype is not torch.bool and 0
 
 
 def shape_from_values(call: Call) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 _FILES = {
     "T4": "t4", "L4": "l4", "A100": "a100", "H100": "h100", "H200": "h200", "RTX 4090": "rtx4090", "A100-80": "a100_80",
 }  # fmt: skip
+_ALSO = {"A100-40": "A100", "H100-80": "H100"}  # as cloud providers name them
 FORMATS = ("float32", "tf32", "float16", "bfloat16", "float64", "int8")
 
 
@@ -59,6 +60,7 @@ class Profile:
     launch_seconds: float  # host time of one operator call that launches a kernel or a copy
     backward_seconds: float  # host time that a launch costs more in a backward: its node, and the engine's own thread
     product_seconds: float  # host time that a matrix product costs more: cuBLAS chooses a kernel
+    cudnn_seconds: float  # host time of a call of cuDNN, with all that it launches
     allocate_seconds: float  # host time of new memory for an output whose block comes from the cache
     view_seconds: float  # host time of an operator that launches nothing
     module_seconds: float  # host time of a module's call, without what it calls
@@ -86,7 +88,7 @@ class Profile:
     cpu_flops: float
     cpu_bytes_per_second: float
 
-    # Nine of ten training steps of networks were off by less beside such a GPU's. Where few were compared, the H200's; None: none was.
+    # Nine of ten training steps of networks were off by less beside such a GPU's. Where few were compared, the H100's; None: none was.
     time_error: float | None = None
 
 
@@ -101,8 +103,8 @@ def load(name: str, host: float = 1.0) -> Profile:
     The computer around it takes `host` times as long for all that it does itself as that of the recorded H200s.
     Raises ValueError, naming the choices, for a model that has no profile.
     """
-    for short in _FILES:
-        profile = _read(short, host)
+    for short in (*_FILES, *_ALSO):
+        profile = _read(_ALSO.get(short, short), host)
         if isinstance(name, str) and _plain(name) in (_plain(short), _plain(profile.name)):
             return profile
     raise ValueError(f"no profile of a GPU named {name!r}; choose one of {', '.join(_FILES)}")

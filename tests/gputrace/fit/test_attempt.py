@@ -67,15 +67,31 @@ def test_what_does_not_fit_is_told_from_what_fails(wish):
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_script_that_asks_for_a_value_after_whole_steps_is_told_up_to_that_line(wish, steps):
-    asks = TRAIN.replace('print(open("/nowhere"))', "print(int(loss.argmax()))")
+    asks = TRAIN.replace('print(open("/nowhere"))', "x[x > 0]")
     outcome, whole = run(wish(asks, 4096, steps)), run(wish(TRAIN, 4096, 9))
-    assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", steps, "train.py:13 print(int(loss.argmax()))")
+    assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", steps, "train.py:13 x[x > 0]")
     if steps == 1:
         assert outcome.allocated < whole.allocated  # no optimizer's state lies beside a backward's tensors yet
         assert outcome.step is None and 0.5 * whole.step < outcome.first < 2 * whole.step
     else:
         assert outcome.allocated == whole.allocated
         assert outcome.first is None and outcome.step == pytest.approx(whole.step, rel=0.02)
+
+
+@pytest.mark.slow
+def test_an_integer_that_a_script_prints_after_a_step_is_made_up_and_it_goes_on(wish):
+    samples = TRAIN.replace("print(loss.item())", "print([0, 1][int(loss.argmax())], (loss > 0).cpu().sum().item(), loss.argmax().cpu())")
+    outcome, whole = run(wish(samples, 4096, 9)), run(wish(TRAIN, 4096, 9))
+    assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", 4, "")
+    assert outcome.made_up.startswith("train.py:12 print([0, 1][int(loss.argmax())]") and not whole.made_up
+    assert outcome.allocated == whole.allocated and outcome.step == pytest.approx(whole.step, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["while not loss.argmax(): pass", "[][int(loss.argmax())]"])
+def test_where_a_made_up_value_leads_nowhere_a_script_is_told_up_to_its_line(wish, line):
+    outcome = run(wish(TRAIN.replace("print(loss.item())", line), 16, 9))
+    assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", 1, f"train.py:12 {line}")
 
 
 @pytest.mark.slow
@@ -107,8 +123,30 @@ def test_where_no_optimizer_steps_there_is_memory_and_no_step_time(wish):
 
 
 @pytest.mark.slow
+def test_an_evaluation_between_two_steps_is_no_part_of_a_step(wish):
+    evaluates = TRAIN.replace("print(loss.item())", "_ or [model(x) for _ in range(50)]")
+    assert run(wish(evaluates, 4096, 9)).step == pytest.approx(run(wish(TRAIN, 4096, 9)).step, rel=0.02)
+
+
+@pytest.mark.slow
 def test_of_several_optimizers_the_first_ones_steps_count(wish):
     two = TRAIN.replace("optimizer.step()", "optimizer.step(); other.step()").replace(
         "    x =", "    other = torch.optim.SGD(model[0].parameters(), lr=0.1)\n    x ="
     )
-    assert run(wish(two, 64, 9)).steps == 4
+    outcome = run(wish(two, 64, 9))
+    assert outcome.steps == 4 and outcome.step == pytest.approx(run(wish(TRAIN, 64, 9)).step, rel=0.25)  # not half of that
+
+
+@pytest.mark.slow
+def test_where_no_optimizer_is_made_each_backward_counts_as_a_step(wish):
+    """Nobody waits for the end of such a training; and its step takes what one by an optimizer does, but for the update."""
+    stepped = TRAIN.replace(", momentum=0.9", "").replace("zero_grad()", "zero_grad(set_to_none=False)")
+    by_hand = stepped.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", "")
+    by_hand = by_hand.replace(
+        "optimizer.zero_grad(set_to_none=False)", "[p.grad.zero_() for p in model.parameters() if p.grad is not None]"
+    )
+    by_hand = by_hand.replace("optimizer.step()", "[p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]")
+    outcome, with_optimizer = run(wish(by_hand, 4096, 10**6)), run(wish(stepped, 4096, 9))
+    assert (outcome.fits, outcome.failed, outcome.steps, outcome.by_hand, with_optimizer.by_hand) == (True, "", 4, True, False)
+    assert outcome.allocated == with_optimizer.allocated
+    assert outcome.step == pytest.approx(with_optimizer.step, rel=0.1)

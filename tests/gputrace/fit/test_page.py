@@ -4,6 +4,7 @@ import pytest
 
 from gputrace.fit import ScriptFailedError, Wish, answer
 from gputrace.fit.attempt import Outcome
+from gputrace.fit.changes import CHANGES
 
 WISH = Wish("train.py", [], False, "T4", 4)
 
@@ -18,7 +19,21 @@ def runs(monkeypatch):
         need = 20 << 30 if wish.change is None else 10 << 30
         total = wish.memory or {"T4": 15 << 30, "H200": 140 << 30}[wish.like]
         step = 1.0 if wish.change is None else 2.0
-        return Outcome(total, need <= total, "", "train.py:3 x", 4, need, need - 3, need - 1, {"activations": need - 3}, step, 0.25, True)
+        return Outcome(
+            total,
+            need <= total,
+            "",
+            "train.py:3 x",
+            4,
+            need,
+            need - 3,
+            need - 1,
+            {"activations": need - 3},
+            step,
+            0.25,
+            True,
+            changes=list(CHANGES),
+        )
 
     monkeypatch.setattr("gputrace.fit.processes.run", run)
     return asked
@@ -27,8 +42,8 @@ def runs(monkeypatch):
 def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     gpus, parts, changes = answer(WISH, ["T4", "H200"])
     assert gpus.rows == (
-        ("T4", "15 GiB", "20 GiB", "no", "1 s ± 29%", "25% of it"),
-        ("H200", "140 GiB", "20 GiB", "yes", "1 s ± 29%", "25% of it"),
+        ("T4", "15 GiB", "20 GiB", "no", "1 s ± 33%", "25% of it"),
+        ("H200", "140 GiB", "20 GiB", "yes", "1 s ± 21%", "25% of it"),
     )
     assert parts.caption.startswith("At the peak on the T4, made by train.py:3 x: ")
     assert all(row[1] == "10 GiB" and row[3] == "yes" for row in changes.rows)
@@ -78,6 +93,20 @@ def test_whoever_waits_is_told_a_line_for_each_thing_tried(runs):
     assert len(lines) == 1 + len(runs) and "T4, half the batch: needs 10 GiB, a step takes 2 s" in lines
 
 
+def test_a_change_that_would_meet_nothing_is_not_run(monkeypatch):
+    asked = []
+
+    def run(wish: Wish) -> Outcome:
+        asked.append(wish.change)
+        return Outcome(15 << 30, True, "", "", 4, 1 << 30, 1, 1, {}, 1.0, 0.0, True, changes=["half the batch"])
+
+    monkeypatch.setattr("gputrace.fit.processes.run", run)
+    *_, changes = answer(WISH, ["T4"])
+    assert asked == [None, "half the batch", "sharding over 2 GPUs (FSDP2)"]
+    without = {row for row in changes.rows if row[3] == "nothing to change in this script"}
+    assert {name for name, *_ in without} == set(CHANGES) - {"half the batch"} and len(changes.rows) == 6
+
+
 def test_bad_wishes_are_refused_before_anything_runs(runs):
     with pytest.raises(ValueError, match="no profile of a GPU named 'T5'; choose one of T4, L4"):
         next(answer(WISH, ["T4", "T5"]))
@@ -104,7 +133,9 @@ def test_without_a_step_of_an_optimizer_the_time_is_unknown(monkeypatch):
 
 
 def test_a_script_that_asks_for_a_value_after_a_step_gets_its_page(monkeypatch):
-    ran = Outcome(16 << 30, True, "", "", 1, 1 << 30, 1 << 30, 1 << 30, {}, None, None, True, 0.5, "train.py:9 int(x)")
+    ran = Outcome(
+        16 << 30, True, "", "", 1, 1 << 30, 1 << 30, 1 << 30, {}, None, None, True, 0.5, "train.py:9 int(x)", changes=list(CHANGES)
+    )
     monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: ran)
     gpus, _, changes = answer(WISH, ["T4"])
     assert gpus.rows[0][2:] == ("at least 1 GiB", "so far", "the first at most 500 ms", "")
@@ -112,6 +143,14 @@ def test_a_script_that_asks_for_a_value_after_a_step_gets_its_page(monkeypatch):
     assert first == "train.py: 1 step on virtual GPUs, nothing computed."
     assert second == "Then train.py:9 int(x) asks for a value that nothing computed: what follows is not counted."
     assert {row[1:] for row in changes.rows} == {("at least 1 GiB", "", "so far")}  # a first step says little about others
+
+
+def test_a_made_up_value_is_told(monkeypatch):
+    ran = Outcome(16 << 30, True, "", "", 4, 1 << 30, 1 << 30, 1 << 30, {}, 1.0, 0.0, made_up="train.py:9 int(x)")
+    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: ran)
+    gpus, *_ = answer(WISH, ["T4"])
+    assert gpus.rows[0][3] == "yes"
+    assert "\nAfter the first step train.py:9 int(x) asks for integers that nothing computed, and gets 0: what" in gpus.caption
 
 
 def test_a_script_that_fails_gives_no_table(monkeypatch):

@@ -210,6 +210,16 @@ def test_data_and_parameters_are_not(no_values, name):
         DATA[name]().tolist()
 
 
+def test_a_mask_of_floats_from_the_host_keeps_its_values(no_values):
+    """nn.TransformerEncoder asks whether the one that it is given is causal."""
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    assert mask.cuda().tolist() == mask.tolist()
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2), 2, enable_nested_tensor=False).cuda()
+    assert encoder(torch.rand(5, 3, 16, device="cuda"), mask=mask.cuda()).shape == (5, 3, 16)
+    with pytest.raises(RuntimeError, match=NOT_KEPT):
+        nn.Transformer.generate_square_subsequent_mask(200).cuda().tolist()  # as large as other constants at most
+
+
 INTEGERS: dict[str, tuple[Callable[[str], torch.Tensor], list]] = {
     "arange": (lambda d: torch.arange(5, device=d), [0, 1, 2, 3, 4]),
     "a mask": (lambda d: (torch.arange(4, device=d) > 1) & torch.tensor([True, False, True, False], device=d), [False, False, True, False]),
