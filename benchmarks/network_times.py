@@ -5,8 +5,8 @@
 timing/networks.json has what real GPUs took: of batches of 8 pictures of 224² or 256 tokens (LSTM: 16 of 64), random weights, the median
 of 7 steps, each waited for; with SGD, AdamW, and AdamW under autocast to bfloat16. No time was fitted on it. What the GPU works at for
 nine tenths of the modelled step or more keeps the GPU busy. The rest waits for the host, whose speed the model cannot know: each of
-these is also compared with the speed given that the other networks on that machine show, as the median of recorded over modelled time
-(`virtualgpu.use(host=…)`, `labkit fit --host`).
+these is also compared with the speed given that the others on that machine show, as the median of recorded over modelled time
+(`virtualgpu.use(host=…)`, `labkit fit --host`); once all others, once those of other networks.
 """
 
 import json
@@ -111,10 +111,20 @@ def compare(like: str) -> None:
     print(
         f"{like}, what waits for the host, its speed not given: median error {100 * median(abs(1 / r - 1) for r in ratios.values()):.1f}%"
     )
-    print(f"{like}, what waits for the host, its speed given by the other networks that do")
-    given = {name: median(ratio for other, ratio in ratios.items() if other.split()[0] != name.split()[0]) for name in waiting}
-    errors = [row(name, recorded[name], *_at(like, name, given[name])) for name in waiting]
+    with_the_speed_given(like, recorded, ratios)
+
+
+def with_the_speed_given(like: str, recorded: dict[str, float], ratios: dict[str, float]) -> None:
+    """Steps that wait for the host, each with the speed given that the others show; then with that of the other networks alone."""
+    print(f"{like}, what waits for the host, its speed given by the other steps that do")
+    others = {name: median(ratio for other, ratio in ratios.items() if other != name) for name in ratios}
+    errors = [row(name, recorded[name], *_at(like, name, host)) for name, host in others.items()]
     print(f"   {len(errors)} steps, median error {median(errors):.1f}%")
+    errors = []
+    for name in ratios:
+        host = median(ratio for other, ratio in ratios.items() if other.split()[0] != name.split()[0])
+        errors.append(100 * abs(milliseconds(like, name, host)[0] / recorded[name] - 1))
+    print(f"{like}, what waits for the host, its speed given by the other networks alone: median error {median(errors):.1f}%")
 
 
 def _at(like: str, name: str, host: float) -> tuple[float, float, float]:

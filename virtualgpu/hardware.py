@@ -163,13 +163,14 @@ class Gpu:
         serial: float = 0.0,
         around: float = 0.0,
         matrix: costs.Sides | None = None,
+        cudnn: int = 0,
         name: str = "kernel",
     ) -> None:
         """Queue a kernel, which does what `ops.call.Work` says, on the calling thread's current stream; `name` is the operator's."""
         if self.fault is not None:
             self.notice()
         profile, machine = self.profile, self.machine
-        overhead = profile.launch_seconds + (profile.product_seconds if flops else 0.0)
+        overhead = cudnn * profile.cudnn_seconds if cudnn else profile.launch_seconds + (profile.product_seconds if flops else 0.0)
         if _graph_task() != -1:
             overhead += profile.backward_seconds
         elif machine.scheduler.several:

@@ -60,6 +60,7 @@ class Profile:
     launch_seconds: float  # host time of one operator call that launches a kernel or a copy
     backward_seconds: float  # host time that a launch costs more in a backward: its node, and the engine's own thread
     product_seconds: float  # host time that a matrix product costs more: cuBLAS chooses a kernel
+    cudnn_seconds: float  # host time of a call of cuDNN, with all that it launches
     allocate_seconds: float  # host time of new memory for an output whose block comes from the cache
     view_seconds: float  # host time of an operator that launches nothing
     module_seconds: float  # host time of a module's call, without what it calls
@@ -87,7 +88,7 @@ class Profile:
     cpu_flops: float
     cpu_bytes_per_second: float
 
-    # Nine of ten training steps of networks were off by less beside such a GPU's. Where few were compared, the H200's; None: none was.
+    # Nine of ten training steps of networks were off by less beside such a GPU's. Where few were compared, the H100's; None: none was.
     time_error: float | None = None
 
 

@@ -24,8 +24,6 @@ FAR = {
     "index, 50000 × 64 float32",
     "embedding, 50000 × 64 float32",
     "embedding back, 50000 × 64 float32",
-    "convolution 1 × 1 back, 64 × 256 × 28² float16",
-    "convolution 1 × 1 back, 64 × 512 × 14² bfloat16",
 }
 MANY = 1 << 20
 

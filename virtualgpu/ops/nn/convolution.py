@@ -228,10 +228,8 @@ def select_backend(on_cpu: Any, input: Tensor, weight: Tensor, bias: Any, *sizes
     given = named | dict(zip(("stride", "padding", "dilation", "transposed", "output_padding", "groups"), sizes, strict=False))
     groups, transposed = given["groups"], given["transposed"]
     dims = max(weight.dim() - 2, 2)
-    form = (torch.channels_last, torch.channels_last_3d)[dims - 2]
-    last = input.dim() == dims + 2 and not input.is_contiguous() and input.is_contiguous(memory_format=form)
     cudnn = torch.backends.cudnn.enabled and all(more < step for more, step in zip(given["output_padding"], given["stride"], strict=True))
-    if groups == input.shape[1] > 1 and not transposed and not weight.shape[0] % groups and not (last and cudnn):
+    if is_depthwise(input, weight, transposed, groups) and not (cudnn and lies_channels_last(input, dims)):
         name = f"CudaDepthwise{dims}d"
     elif cudnn:
         name = "CudnnTranspose" if transposed else "Cudnn"
@@ -239,6 +237,15 @@ def select_backend(on_cpu: Any, input: Tensor, weight: Tensor, bias: Any, *sizes
         kind = "Transpose" if transposed else "Dilated" if dims == 3 or max(given["dilation"]) > 1 else ""
         name = f"Slow{kind}{dims}d"
     return getattr(torch._C._ConvBackend, name)  # type: ignore[attr-defined]
+
+
+def is_depthwise(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
+    return groups == x.shape[1] > 1 and not transposed and not weight.shape[0] % groups
+
+
+def lies_channels_last(x: Tensor, dims: int) -> bool:
+    form = (torch.channels_last, torch.channels_last_3d)[dims - 2]
+    return x.dim() == dims + 2 and not x.is_contiguous() and x.is_contiguous(memory_format=form)
 
 
 def replacements(machine: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -280,7 +287,8 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
     around, clocks = _reordered(x, weight, out), 0.0
     if bias is not None:
         around, clocks = around + 2 * bytes_of(out), UNVECTORIZED * out.numel()
-    return Work(moved, flops * wasted, cudnn_format(x.dtype), round(out.numel() * wasted), clocks, around=around)
+    cudnn = _calls(x, weight, transposed, groups)
+    return Work(moved, flops * wasted, cudnn_format(x.dtype), round(out.numel() * wasted), clocks, around=around, cudnn=cudnn)
 
 
 @device_time("convolution_backward")
@@ -293,7 +301,14 @@ def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> 
     flops = _flops(x, weight, transposed, grad.shape[2:]) * gradients / CONVOLUTION_BACKWARD
     wasted = _wasted(x, weight, transposed, groups)
     around = gradients * _reordered(x, weight, grad) + mask[2] * bytes_of(grad)
-    return Work(moved, flops * wasted, cudnn_format(x.dtype), round(grad.numel() * wasted), around=around)
+    cudnn = gradients * _calls(x, weight, transposed, groups)
+    return Work(moved, flops * wasted, cudnn_format(x.dtype), round(grad.numel() * wasted), around=around, cudnn=cudnn)
+
+
+def _calls(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> int:
+    """Calls of cuDNN for each result: none where PyTorch's own kernels convolve."""
+    own = is_depthwise(x, weight, transposed, groups) and not lies_channels_last(x, max(weight.dim() - 2, 2))
+    return int(torch.backends.cudnn.enabled and not own)
 
 
 def _in_tensor_cores(x: Tensor) -> bool:

@@ -375,12 +375,17 @@ def backward_staging(reduction: int, channels: int) -> tuple[int, ...]:
 def batch_norm_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     """In training each channel is summed up by one block, whatever else the GPU could do meanwhile."""
     training = "training" not in call.op.arguments or call.argument("training")
-    return Work(moved, serial=_a_channel(call.args[0]) / CHANNEL if training else 0.0)
+    x, weight, bias, mean = (call.argument(name) for name in ("input", "weight", "bias", "running_mean"))
+    cudnn = int(call.op.name != "_native_batch_norm_legit" and uses_cudnn(x, weight, bias, mean, training))
+    return Work(moved, serial=_a_channel(x) / CHANNEL if training else 0.0, cudnn=cudnn)
 
 
 @device_time("native_batch_norm_backward", "batch_norm_backward", "cudnn_batch_norm_backward")
 def batch_norm_backward_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
-    return Work(moved, serial=_a_channel(call.args[1]) / CHANNEL_BACKWARD)
+    x, weight, mean = (call.argument(name) for name in ("input", "weight", "running_mean"))
+    training = "train" not in call.op.arguments or call.argument("train")
+    cudnn = int(training and uses_cudnn(x, weight, weight, mean, training))
+    return Work(moved, serial=_a_channel(x) / CHANNEL_BACKWARD, cudnn=cudnn)
 
 
 def _a_channel(x: torch.Tensor) -> float:

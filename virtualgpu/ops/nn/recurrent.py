@@ -160,7 +160,7 @@ class Recurrent(torch.autograd.Function):
         del turned
         inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), needs and setup.train)
         moved, total = sum(map(bytes_of, (x, out, *weights))), sum(w.numel() for w in weights if w.dim() > 1)
-        work = Work(moved, 2 * rows * total / RECURRENT, cudnn_format(x.dtype), out.numel() * GATES[setup.kind])
+        work = Work(moved, 2 * rows * total / RECURRENT, cudnn_format(x.dtype), out.numel() * GATES[setup.kind], cudnn=1)
         gpu.launch(*_for_at_least(_steps(setup, x, hidden) * STEP_SECONDS, work, gpu.profile), name=setup.kind)
         if needs:
             if kept is not None:
@@ -199,7 +199,7 @@ class Recurrent(torch.autograd.Function):
         zeros.clear()
         # The gradients of the weights, of all steps at once, are one product.
         flops = 2 * (x.numel() // x.shape[-1]) * total * (1 + 1 / RECURRENT)
-        work = Work(2 * sum(map(bytes_of, (x, out, *weights))), flops, cudnn_format(x.dtype), 2 * out.numel() * GATES[setup.kind])
+        work = Work(2 * sum(map(bytes_of, (x, out, *weights))), flops, cudnn_format(x.dtype), 2 * out.numel() * GATES[setup.kind], cudnn=2)
         least = _steps(setup, x, models[-1].shape[2]) * STEP_BACK_SECONDS
         gpu.launch(*_for_at_least(least, work, gpu.profile), name=f"{setup.kind}_backward")
         return None, *(y if needed else None for y, needed in zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)), *dws

@@ -4,8 +4,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from heard import spans
 from recorded import check, recorded
 
+from virtualgpu import hardware
 from virtualgpu.ops.nn.convolution import workspaces
 
 
@@ -102,3 +104,26 @@ def test_without_values_the_channels_lie_as_with_them(machine, dims, last, trans
             del image, weight
     assert strides[0] == strides[1]
     assert (strides[0][1] == 1) == (last != "neither")
+
+
+@pytest.mark.parametrize(
+    ("groups", "form", "off", "calls"),
+    [
+        (1, torch.contiguous_format, False, 1),
+        (2, torch.contiguous_format, False, 1),
+        (6, torch.contiguous_format, False, 0),  # PyTorch's own kernels for groups of one channel
+        (6, torch.channels_last, False, 1),
+        (1, torch.contiguous_format, True, 0),
+    ],
+)
+def test_the_host_calls_cudnn_once_for_each_result(machine, groups, form, off, calls):
+    profile = hardware.machine().profile
+    image = torch.randn(2, 6, 7, 8, device="cuda").to(memory_format=form).requires_grad_()
+    weight = torch.randn(12, 6 // groups, 3, 3, device="cuda", requires_grad=True)
+    with torch.backends.cudnn.flags(enabled=not off):
+        there = spans(lambda: torch.nn.functional.conv2d(image, weight, groups=groups))[-1]
+        result = torch.nn.functional.conv2d(image, weight, groups=groups).sum()
+        back = next(span for span in spans(result.backward) if span.name == "convolution_backward")
+    launch = profile.launch_seconds + profile.product_seconds
+    assert there.overhead == pytest.approx(calls * profile.cudnn_seconds or launch)
+    assert back.overhead - profile.backward_seconds == pytest.approx(2 * calls * profile.cudnn_seconds or launch)

@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 from asked import asked
+from heard import spans
 from torch import nn
 from torch.testing import assert_close
 
 import labkit
+from virtualgpu import hardware
 
 CASES = {
     "layer norm, bfloat16": (
@@ -98,3 +100,27 @@ def test_rms_norm_refuses_shapes_that_do_not_fit(machine, shape, weight, message
     weight = None if weight is None else torch.ones(weight, device="cuda")
     with pytest.raises(RuntimeError, match=message):
         nn.functional.rms_norm(torch.ones(2, 2, 3, device="cuda"), shape, weight)
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape", "dtype", "by_cudnn"),
+    [
+        (nn.BatchNorm2d, (4, 3, 8, 8), torch.float32, True),
+        (nn.BatchNorm2d, (4, 3, 8, 8), torch.bfloat16, False),
+        (nn.BatchNorm1d, (4, 3), torch.float32, False),
+    ],
+)
+def test_the_host_calls_cudnn_for_batches_of_images_in_its_types(machine, norm, shape, dtype, by_cudnn):
+    profile, layer = hardware.machine().profile, norm(3).cuda()
+    there, back = (spans_of(layer, torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True), name) for name in NATIVE)
+    expected = profile.cudnn_seconds if by_cudnn else profile.launch_seconds
+    assert there == pytest.approx(expected)
+    assert back - profile.backward_seconds == pytest.approx(expected)
+
+
+NATIVE = ("native_batch_norm", "native_batch_norm_backward")
+
+
+def spans_of(layer: nn.Module, x: torch.Tensor, name: str) -> float:
+    """What the host worked to launch it."""
+    return next(span.overhead for span in spans(lambda: layer(x).sum().backward()) if span.name == name)

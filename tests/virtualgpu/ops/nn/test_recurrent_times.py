@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from heard import spans
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import virtualgpu
+from virtualgpu import hardware
 
 
 @pytest.fixture
@@ -48,3 +50,10 @@ def test_each_step_of_a_wide_layer_takes_a_while_and_packed_ones_count_too(witho
 
     few, many = (_seconds(lambda steps=steps: layer(packed(steps))) for steps in (20, 60))
     assert many - few == pytest.approx(40 * 2 * per_step, rel=0.1, abs=1e-4)
+
+
+def test_the_host_calls_cudnn_once_there_and_twice_back(without_values):
+    profile, layer = hardware.machine().profile, nn.GRU(8, 64, device="cuda")
+    overheads = {span.name: span.overhead for span in spans(lambda: layer(torch.zeros(5, 2, 8, device="cuda"))[0].sum().backward())}
+    assert overheads["gru"] == pytest.approx(profile.cudnn_seconds)
+    assert overheads["gru_backward"] == pytest.approx(2 * profile.cudnn_seconds + profile.backward_seconds)
