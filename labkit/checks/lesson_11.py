@@ -180,7 +180,8 @@ def judge_adam(told: Plain, case: Plain) -> Verdict:
                 )
             if altered := found["altered"][step]:
                 return not_yet(
-                    f"step {step + 1} has changed {altered} of {count - 1} gradients on rank {rank}. A step of Adam leaves them alone."
+                    f"step {step + 1} has changed the gradient of {altered} of {count} parameters on rank {rank}. "
+                    "A step of Adam leaves them alone."
                 )
     for rank, found in enumerate(told):
         if not found["kept"] < KEPT * found["whole"]:

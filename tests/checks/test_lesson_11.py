@@ -78,7 +78,7 @@ def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hin
         ({"returned": "Adam"}, "returned Adam; it is to return `step`"),
         ({"still": [0, 2]}, "in step 2, 2 of 3 parameters with a gradient did not move on rank 1"),
         ({"wrong": [1, 0]}, "after step 1, 1 of 4 parameters on rank 1 are not those of Adam with lr=0.5"),
-        ({"altered": [0, 3]}, "step 2 has changed 3 of 3 gradients on rank 1"),
+        ({"altered": [0, 4]}, "step 2 has changed the gradient of 4 of 4 parameters on rank 1"),
         ({"kept": 7 << 10}, "rank 1 keeps 7 KiB; Adam's whole state is 10 KiB"),
         ({"others": 1}, "all 3 ranks together keep 15 KiB; Adam's whole state is 10 KiB. What does more than one rank keep?"),
     ],
