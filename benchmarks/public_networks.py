@@ -6,8 +6,14 @@ Each label in its scripts/asplos/label is a network, a batch and a length, and t
 float32 (neusight/Tracing/trace.py, torch 2.1): between CUDA events, with the allocator's cache emptied before. Here the same runs on a
 virtual GPU without values. Nothing was fitted on these times. Left out: compiled networks, those on several GPUs, and SwitchTransformer,
 whose experts' code they replaced. What NeuSight and three others predict is read from its scripts/asplos/summary/summary.csv.
+
+    python benchmarks/public_networks.py NEUSIGHT --sets
+
+compares the published times with each other: linear layers of one layer of a network, in its label, and of the same shape among the
+single operators (public_operators.py).
 """
 
+import ast
 import csv
 import gc
 import io
@@ -16,8 +22,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from math import prod
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -78,14 +85,38 @@ def milliseconds(model: torch.nn.Module, train: bool, batch: int, length: int) -
     return took
 
 
+def compare_sets(repository: str) -> None:
+    """How long the same linear layers take in the networks' labels, beside the single operators."""
+    single: dict[tuple[str, int, int, int], float] = {}
+    for row in csv.DictReader(io.StringIO(git(repository, "show", f"HEAD:{FOLDER}/data/dataset/test/linear.csv"))):
+        b, m, n, k = (int(row[size]) for size in "BMNK")
+        single[row["Device"].replace(" ", "_"), b * m, n, k] = float(row["Latency"])
+    ratios: dict[str, list[float]] = {device: [] for device in PROFILES}
+    for name in git(repository, "ls-tree", "-r", "--name-only", "HEAD").split():
+        found = LABEL.search(name.removesuffix(".csv") + ".json") if name.endswith(".csv") else None
+        if found is None or found[1] not in PROFILES:
+            continue
+        for row in csv.DictReader(io.StringIO(git(repository, "show", f"HEAD:{name}"))):
+            if "Linear" in row["type"] or "addmm" in row["target"]:
+                (*rows, inner) = max(ast.literal_eval(row["input_shapes"])[:2], key=len)
+                shape = found[1], prod(rows), inner, ast.literal_eval(row["output_shape"])[-1]
+                if shape in single:
+                    ratios[found[1]].append(float(row["fw_latency"]) / single[shape])
+    for device, each in ratios.items():
+        middle = f"{median(each):.2f} at the median, {min(each):.2f} to {max(each):.2f}" if each else ""
+        print(f"{device:24}{len(each):>4} linear layers in a network's label, over the same among the single operators: {middle}")
+
+
 def percent(errors: list[float]) -> str:
     return f"{errors[0]:>7.1f}%" + "".join(f"{error:>10.1f}%" for error in errors[1:])
 
 
 def main() -> None:
+    repository = sys.argv[1]
+    if "--sets" in sys.argv[2:]:
+        return compare_sets(repository)
     import transformers
 
-    repository = sys.argv[1]
     rows = csv.DictReader(io.StringIO(git(repository, "show", f"HEAD:{FOLDER}/summary/summary.csv")))
     predicted = {(r["device"], r["model_name"], r["mode"], r["seqlen"], r["batch"]): r for r in rows if not r["option"]}
     labels = [found.groups() for name in git(repository, "ls-tree", "-r", "--name-only", "HEAD").split() if (found := LABEL.search(name))]

@@ -326,9 +326,9 @@ def span_bytes(size: Any, stride: Any, dtype: torch.dtype) -> int:
     return (sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else 0) * dtype.itemsize
 
 
-def empty_without_values(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, allocated: bool = True) -> VirtualTensor:
-    """A tensor with a shape and memory, but without values."""
-    nbytes = span_bytes(size, stride, dtype)
+def empty_without_values(gpu: Gpu, size: Any, stride: Any, dtype: torch.dtype, allocated: bool = True, storage: int = 0) -> VirtualTensor:
+    """A tensor with a shape and memory, of so many bytes if it needs no more, but without values."""
+    nbytes = max(storage, span_bytes(size, stride, dtype))
     memory = Memory(gpu, gpu.allocate(nbytes) if allocated else None, None)  # first, so that no half-made tensor outlives its failure
     tensor = _make_wrapper_subclass(
         VirtualTensor, size, strides=stride, dtype=dtype, layout=torch.strided, device=_CPU, storage_size=nbytes

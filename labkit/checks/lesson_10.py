@@ -61,6 +61,13 @@ def near(found: Any, due: list[float]) -> bool:
     return len(found) == len(due) and all(abs(a - b) <= CLOSE * max(1.0, abs(b)) for a, b in zip(found, due, strict=True))
 
 
+def apart(found: list[float], due: list[float], whose: str) -> str:
+    """Three elements from the first that is not near the one that is due, beside those."""
+    first = next(place for place in range(len(due)) if not near(found[place : place + 1], due[place : place + 1]))
+    here = slice(first, first + 3)
+    return f"{shown(found[here])} from element {first} on, where {whose} {shown(due[here])}"
+
+
 def shown(values: Any) -> str:
     return "none" if values is None else "[" + ", ".join(f"{value:g}" for value in values) + "]"
 

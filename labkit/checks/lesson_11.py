@@ -6,7 +6,7 @@ from typing import Any
 from gputrace import units
 from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number, right
 from labkit.checks.in_ranks import in_ranks
-from labkit.checks.lesson_10 import near, shown
+from labkit.checks.lesson_10 import apart, near
 from labkit.checks.rank_programs import RIGHT, adam_steps, cut_layers, due_groups, groups_of, layer_backward
 
 # 11.1: two layers cut among the ranks
@@ -52,10 +52,7 @@ def judge_layers(observations: Plain, cases: Plain) -> Verdict:
                     f"{of} returned a tensor of {answer['shape']}; {[len(case['x']), len(case['second'])]} was due, whole on each rank."
                 )
             if not near(answer["values"], [float(value) for value in due]):
-                return not_yet(
-                    f"{of} has {shown(answer['values'][:3])} … where the whole layers give {shown(due[:3])} …. "
-                    "What is summed, and how often?"
-                )
+                return not_yet(f"{of} has {apart(answer['values'], due, 'the whole layers give')}. What is summed, and how often?")
             if answer["changed"]:
                 return not_yet(f"{of} has changed {', '.join(answer['changed'])}: the next call would compute with other numbers.")
     return right("Two layers, cut among the ranks, give every rank the whole output.")
@@ -180,6 +177,11 @@ def judge_adam(told: Plain, case: Plain) -> Verdict:
             if wrong := found["wrong"][step]:
                 return not_yet(
                     f"after step {step + 1}, {wrong} of {count} parameters on rank {rank} are not those of Adam with lr={case['lr']}."
+                )
+            if altered := found["altered"][step]:
+                return not_yet(
+                    f"step {step + 1} has changed the gradient of {altered} of {count} parameters on rank {rank}. "
+                    "A step of Adam leaves them alone."
                 )
     for rank, found in enumerate(told):
         if not found["kept"] < KEPT * found["whole"]:

@@ -7,15 +7,17 @@ from typing import Any
 from gputrace import units
 from labkit.checks.checking import Check, Plain, Verdict, not_yet, right
 from labkit.checks.in_ranks import in_ranks
-from labkit.checks.lesson_10 import near, shown
+from labkit.checks.lesson_10 import apart, near, shown
 from labkit.checks.node_programs import checked_sums, newest_of, node_work, summed_by_nodes, uneven_gradient
 
 # 12.1: work that is done once on each node
 
 
 def draw_nodes(generator: random.Random) -> Plain:
-    """How many ranks each node has, the first three: every second rank of all is not one a node."""
-    return [3, generator.choice((1, 2))]
+    """How many ranks each node has, the first three: every second rank of all is not one a node. Of the others, one has a rank that
+    waits for another's work, and one has no second rank.
+    """
+    return [3, *generator.sample((1, 2), 2)]
 
 
 def observe_nodes(once_per_node: Any, per_node: Plain) -> Plain:
@@ -68,7 +70,7 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
     due = [float(sum(column)) for column in zip(*case["rows"], strict=True)]
     for rank, found in enumerate(told):
         if not near(found["values"], due):
-            return not_yet(f"rank {rank} has {shown(found['values'][:4])} … in `x`, where the sum over all ranks is {shown(due[:4])} ….")
+            return not_yet(f"rank {rank} has, in `x`, {apart(found['values'], due, 'the sum over all ranks is')}.")
     for rank, found in enumerate(told):
         share, given = found["bytes"] / case["per_node"], sum(found["between"])
         if not (given <= TWICE * share and all(nbytes <= share for nbytes in found["between"])):
@@ -116,12 +118,14 @@ def judge_steps(told: Plain, cases: Plain) -> Verdict:
     for number_of_case, case in enumerate(cases):
         due = max(set.intersection(*map(set, case)), default=None)
         for rank, answers in enumerate(told):
-            found = answers[number_of_case]
+            found, changed = answers[number_of_case]
             if isinstance(found, str):
                 return not_yet(f"your function returned {found}; a step or None is due.")
             if found != due:
                 lists = "; ".join(f"rank {other}: {steps}" for other, steps in enumerate(case))
                 return not_yet(f"{lists}. The newest that all have found is {due}; on rank {rank} you return {found}.")
+            if changed:
+                return not_yet("your function changed the list that it was given. Leave it as it was.")
     return right("All ranks go on from the same step.")
 
 
@@ -181,9 +185,7 @@ def judge_tensors(told: Plain, cases: Plain) -> Verdict:
             elif found["raised"]:
                 return not_yet(f"all ranks have {kinds[0]}, and rank {rank} raised {found['raised']}.")
             elif not near(found["values"], due := [float(sum(values)) for values in zip(*(each["values"] for each in case), strict=True)]):
-                return not_yet(
-                    f"all ranks have {kinds[0]}: rank {rank} has {shown(found['values'][:4])} … where {shown(due[:4])} … was due."
-                )
+                return not_yet(f"all ranks have {kinds[0]}: rank {rank} has {apart(found['values'], due, 'the sum is')}.")
     return right("Refused on every rank, before a value is sent.")
 
 

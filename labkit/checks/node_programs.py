@@ -21,7 +21,7 @@ GIVE_NOTHING = ("c10d::barrier", "c10d::recv_", "c10d::recv_any_source_")  # who
 def node_work(once_per_node: Any, case: Plain) -> Plain:
     """In a rank of a node: how often it was given the work, and whether its node's work was done when it came back.
 
-    The work lasts until another rank of the node is back, or would be.
+    The work lasts until another rank of the node is back, or would be; on all nodes but the first, also if it had waited for the first's.
     """
     os.environ.update(case["environment"])
     node, rank, folder = case["environment"]["GROUP_RANK"], dist.get_rank(), Path(case["folder"])
@@ -30,7 +30,7 @@ def node_work(once_per_node: Any, case: Plain) -> Plain:
     def work() -> None:
         nonlocal calls
         calls += 1
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + PATIENCE * (1 if node == "0" else 2)
         while time.monotonic() < until and not any(folder.glob(f"back-{node}-*")):
             time.sleep(0.01)
         done.touch()
@@ -86,12 +86,13 @@ def _mine(groups: list[list[int]]) -> Any:
 
 
 def newest_of(newest_common: Any, cases: Plain) -> Plain:
-    """In a rank: what the answer returns for the steps that this rank finds, case by case."""
+    """In a rank: what the answer returns for the steps that this rank finds, and whether it changed their list, case by case."""
     told: list[Plain] = []
     for case in cases:
-        answer = newest_common(list(case[dist.get_rank()]))
+        steps = list(case[dist.get_rank()])
+        answer = newest_common(steps)
         said = number(answer)
-        told.append(None if answer is None else type(answer).__name__ if said is None else said)
+        told.append([None if answer is None else type(answer).__name__ if said is None else said, steps != case[dist.get_rank()]])
         dist.barrier()
     return told
 

@@ -214,7 +214,8 @@ def _which(found: torch.Tensor, known: dict[str, torch.Tensor]) -> str:
 
 
 def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
-    """In a rank with a GPU: how many parameters are not as after each step of Adam, how many have not moved, and the bytes that are kept.
+    """In a rank with a GPU: how many parameters are not as after each step of Adam, how many have not moved, how many gradients are not
+    what they were before the step, and the bytes that are kept.
 
     `whole` are the bytes of Adam's whole state. The parameter number `idle` has no gradient.
     """
@@ -231,7 +232,7 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
     if not callable(step):
         return {"returned": type(step).__name__}
     trained = [number for number in range(len(model)) if number != case["idle"]]
-    start, after = [p.detach().cpu() for p in model], []
+    start, after, altered = [p.detach().cpu() for p in model], [], []
     gradients: list[list[torch.Tensor]] = []
     for _ in range(case["steps"]):
         gradients.append([gradient.cpu() for gradient in drawn()])
@@ -239,6 +240,8 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
             model[number].grad = gradients[-1][number].cuda()
         step()
         after.append([parameter.detach().cpu() for parameter in model])
+        same = [p.grad is not None and torch.equal(p.grad.cpu(), given) for p, given in zip(model, gradients[-1], strict=True)]
+        altered.append(sum(not same[number] for number in trained) + (model[case["idle"]].grad is not None))
     held = sum(tensor.nbytes for p in model for tensor in (p, p.grad) if tensor is not None)
     kept = torch.cuda.memory_allocated() - base - held
     due = nn.ParameterList(tensor.clone() for tensor in start)
@@ -250,7 +253,7 @@ def adam_steps(sharded_adam: Any, case: Plain) -> Plain:
         far = [(one - other.detach()).abs().max().item() for one, other in zip(found, due, strict=True)]
         wrong.append(sum(not distance <= 0.05 * case["lr"] for distance in far))
         still.append(sum(torch.equal(before[number], found[number]) for number in trained))
-    return {"wrong": wrong, "still": still, "kept": kept, "whole": 2 * sum(model[number].nbytes for number in trained)}
+    return {"wrong": wrong, "still": still, "altered": altered, "kept": kept, "whole": 2 * sum(model[number].nbytes for number in trained)}
 
 
 def groups_of(my_groups: Any, meshes: Plain) -> Plain:

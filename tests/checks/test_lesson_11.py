@@ -25,7 +25,7 @@ def test_what_an_answer_changes_of_its_layers_is_told():
         ({"type": "Tensor", "shape": [1, 1], "values": [11.0]}, None),
         ({"type": "tuple"}, "rank 1 of 2 returned tuple"),
         ({"type": "Tensor", "shape": [1, 2], "values": [11.0, 11.0]}, "a tensor of [1, 2]; [1, 1] was due"),
-        ({"type": "Tensor", "shape": [1, 1], "values": [14.0]}, "rank 1 of 2 has [14] … where the whole layers give [11]"),
+        ({"type": "Tensor", "shape": [1, 1], "values": [14.0]}, "rank 1 of 2 has [14] from element 0 on, where the whole layers give [11]"),
         ({"changed": ["second_bias"]}, "rank 1 of 2 has changed second_bias"),
     ],
 )
@@ -78,12 +78,13 @@ def test_a_backward_is_judged_by_its_gradients_and_by_what_was_whole(answer, hin
         ({"returned": "Adam"}, "returned Adam; it is to return `step`"),
         ({"still": [0, 2]}, "in step 2, 2 of 3 parameters with a gradient did not move on rank 1"),
         ({"wrong": [1, 0]}, "after step 1, 1 of 4 parameters on rank 1 are not those of Adam with lr=0.5"),
+        ({"altered": [0, 4]}, "step 2 has changed the gradient of 4 of 4 parameters on rank 1"),
         ({"kept": 7 << 10}, "rank 1 keeps 7 KiB; Adam's whole state is 10 KiB"),
         ({"others": 1}, "all 3 ranks together keep 15 KiB; Adam's whole state is 10 KiB. What does more than one rank keep?"),
     ],
 )
 def test_sharded_adam_is_judged_by_its_steps_and_by_what_each_rank_keeps(answer, hint):
-    good = {"still": [0, 0], "wrong": [0, 0], "kept": 5 << 10, "whole": 10 << 10}
+    good = {"still": [0, 0], "wrong": [0, 0], "altered": [0, 0], "kept": 5 << 10, "whole": 10 << 10}
     others = answer.pop("others", 0)
     verdict = judge_adam([good, good | answer, *[good] * others], {"layers": 2, "steps": 2, "lr": 0.5})
     assert verdict.passed == (hint is None), verdict

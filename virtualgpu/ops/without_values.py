@@ -107,7 +107,8 @@ def infer(call: Call) -> Any:
         if isinstance(x, torch.Tensor):
             if x.layout is not torch.strided:
                 raise unsupported("a sparse result of tensors whose values were not kept")
-            return empty_without_values(gpu, x.size(), x.stride(), x.dtype)
+            # A number that was made by shrinking what it is the sum of keeps the memory of that.
+            return empty_without_values(gpu, x.size(), x.stride(), x.dtype, storage=0 if x.dim() else x.untyped_storage().nbytes())
         if isinstance(x, (list, tuple)):
             return type(x)(result_of(y) for y in x)
         return x

@@ -284,6 +284,18 @@ def backward(x, shard, upstream):
             changed(ADAM, ("parameters[rank::ranks]", "parameters[rank::2]"), ("src=number % ranks", "src=number % 2")),
             "ranks together keep",
         ),
+        "the same gradients are added": (
+            changed(ADAM, ("optimizer.step()", "[dist.all_reduce(p.grad) for p in parameters if p.grad is not None]; optimizer.step()")),
+            "has changed the gradient of 7 of 8 parameters",
+        ),
+        "clears all gradients to zeros": (
+            changed(ADAM, ("optimizer.step()", "optimizer.step(); [setattr(p, 'grad', torch.zeros_like(p)) for p in parameters]")),
+            "has changed the gradient of 8 of 8 parameters",
+        ),
+        "clears the gradients": (
+            changed(ADAM, ("optimizer.step()", "optimizer.step(); model.zero_grad()")),
+            "has changed the gradient of 7 of 8 parameters",
+        ),
         "numbers those with a gradient": (
             changed(ADAM, ("enumerate(parameters)", "enumerate(p for p in parameters if p.grad is not None)")),
             "did not move on rank|are not those of Adam",

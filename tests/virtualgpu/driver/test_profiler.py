@@ -130,6 +130,17 @@ def test_what_is_not_there_raises_an_error_that_says_so(options, step):
         found.profiler.kineto_results.experimental_event_tree()
 
 
+def test_ranges_for_nsight_wait_for_the_gpu_and_no_more(step):
+    x = torch.ones(1 << 24, device="cuda")
+    with torch.autograd.profiler.emit_nvtx() as ranges:
+        (x + x).sum()
+        with pytest.raises(RuntimeError, match="NVTX annotation context manager is not reentrant"), ranges:
+            pass
+    assert torch.cuda.current_stream().query()
+    with torch.autograd.profiler.emit_nvtx(enabled=False) as ranges:
+        assert ranges is None
+
+
 def test_all_is_as_it_was_afterwards(step):
     before = vars(torch.Tensor)["to"], torch.autograd._supported_activities()
     profiled(step)

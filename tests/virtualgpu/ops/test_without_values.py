@@ -220,6 +220,20 @@ def test_a_mask_of_floats_from_the_host_keeps_its_values(no_values):
         nn.Transformer.generate_square_subsequent_mask(200).cuda().tolist()  # as large as other constants at most
 
 
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.l1_loss, F.huber_loss])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_loss_takes_the_memory_that_it_takes_with_values(loss, reduction):
+    def taken(values: bool) -> tuple[int, int]:
+        with virtualgpu.use(1, values=values):
+            x, y = torch.rand(64, 1000, device="cuda", requires_grad=True), torch.rand(64, 1000, device="cuda")
+            result = loss(x, y, reduction=reduction)
+            alive = torch.cuda.memory_allocated()
+            result.sum().backward()
+            return alive, torch.cuda.max_memory_allocated()
+
+    assert taken(values=False) == taken(values=True)
+
+
 INTEGERS: dict[str, tuple[Callable[[str], torch.Tensor], list]] = {
     "arange": (lambda d: torch.arange(5, device=d), [0, 1, 2, 3, 4]),
     "a mask": (lambda d: (torch.arange(4, device=d) > 1) & torch.tensor([True, False, True, False], device=d), [False, False, True, False]),

@@ -117,6 +117,21 @@ def multilabel_margin_loss(call: Call) -> Any:
     return perform(call, (Out(1), rows, Out(0), -rows))
 
 
+@shapes_by("mse_loss")
+def squared_error(x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN) -> torch.Tensor:
+    return _shrunk(torch.ops.aten.mse_loss.default(x, y, NONE), reduction)
+
+
+@shapes_by("smooth_l1_loss")
+def smooth_error(x: torch.Tensor, y: torch.Tensor, reduction: int = MEAN, beta: float = 1.0) -> torch.Tensor:
+    return _shrunk(torch.ops.aten.smooth_l1_loss.default(x, y, NONE, beta), reduction)
+
+
+def _shrunk(losses: torch.Tensor, reduction: int) -> torch.Tensor:
+    """The result is made as large as all losses, and shrinks to one number when it is written (aten/src/ATen/native/Loss.cpp)."""
+    return losses if reduction == NONE else losses.resize_(())
+
+
 @temporaries("mse_loss", "smooth_l1_loss")
 def pointwise_losses(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     """The losses of all elements, then their sum or mean (aten/src/ATen/native/Loss.cpp)."""

@@ -1,0 +1,28 @@
+"""The draws and the judges of lesson 12 on observations written by hand."""
+
+import random
+
+import pytest
+
+from labkit.checks.lesson_12 import draw_nodes, judge_steps
+
+
+def test_a_node_has_one_rank_another_two_whatever_the_draw():
+    """Without the second, nobody waits for another's work but on the first; without the one, each node has a second rank."""
+    drawn = [draw_nodes(random.Random(seed)) for seed in range(20)]
+    assert {tuple(per_node) for per_node in drawn} == {(3, 1, 2), (3, 2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        ([4, False], None),
+        ([None, False], "The newest that all have found is 4; on rank 1 you return None."),
+        (["list", False], "returned list; a step or None is due"),
+        ([4, True], "your function changed the list that it was given"),
+    ],
+)
+def test_the_newest_step_is_judged_and_the_list_is_left_as_it_was(answer, hint):
+    verdict = judge_steps([[[4, False]], [answer]], [[[4, 5], [2, 4]]])
+    assert verdict.passed == (hint is None), verdict
+    assert hint is None or hint in verdict.message
