@@ -120,7 +120,11 @@ class IsolatedProcess:
         kill_job(self._folder)
 
     def _read_rest(self) -> None:
-        """What lies in the pipe; nobody is left to add to it."""
+        """What lies in the pipe and in the connection; nobody is left to add to it."""
+        self._connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            while data := self._connection.recv(CHUNK):
+                self._stage = Stage(data[-1])
         output = self._pipe.fileno()
         os.set_blocking(output, False)
         with contextlib.suppress(BlockingIOError):
