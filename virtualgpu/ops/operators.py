@@ -208,16 +208,16 @@ def set_storage(call: Call) -> Any:
 
 def read_scalar(call: Call) -> Any:
     """`.item()`: the host waits for the stream and for the number."""
-    gpu, nbytes = call.common_gpu(), call.moved
-    x = call.args[0]
-    if memory_of(x).kept is not None:
-        gpu.read(nbytes)
-        return call.on_cpu()
-    blank, makes_up = gpu.machine.blanks_host and x.dtype.is_floating_point, gpu.machine.makes_up  # as a copy to the host would bring it
-    if not blank and makes_up is None:
+    gpu, nbytes, x = call.common_gpu(), call.moved, call.args[0]
+    kept = memory_of(x).kept is not None
+    blank = not kept and gpu.machine.blanks_host and x.dtype.is_floating_point  # as a copy to the host would bring it
+    makes_up = None if kept or blank else gpu.machine.makes_up
+    if not (kept or blank or makes_up):
         require_values(memory_of(x))
     gpu.read(nbytes)
-    if makes_up is not None and not blank:
+    if kept:
+        return call.on_cpu()
+    if makes_up is not None:
         makes_up()
     return nan if blank else x.dtype is not torch.bool and 0
 
