@@ -82,7 +82,8 @@ def outside_the_scheduler(
     """`Thread.start`, which leaves two kinds of threads out: they take none of the host's time, and no turns.
 
     How far ahead DataLoader's pinning thread gets depends on other processes' real speed, and on the computers that it is meant for it has
-    a processor of its own. The tools' own threads would not be there on a real GPU; one that keeps a time limit must not wait for a turn.
+    a processor of its own. Threads that the tools start would not be there on a real GPU; one that keeps a time limit must not wait for a
+    turn.
     """
 
     def run_untimed(run: Callable[[], None]) -> None:
@@ -90,9 +91,8 @@ def outside_the_scheduler(
         run()
 
     def start_thread(thread: threading.Thread) -> None:
-        target: Any = getattr(thread, "_target", None)
-        pins = target is torch.utils.data._utils.pin_memory._pin_memory_loop
-        if pins or front_end.is_of_the_tools(getattr(target, "__module__", None) or ""):
+        pins = getattr(thread, "_target", None) is torch.utils.data._utils.pin_memory._pin_memory_loop
+        if pins or front_end.is_of_the_tools(sys._getframe(1).f_globals.get("__name__", "")):
             thread.run = partial(run_untimed, thread.run)  # type: ignore[method-assign]
             return start(thread)
         machine.clock.advance_host(machine.profile.thread_seconds)

@@ -207,6 +207,14 @@ def test_the_thread_that_keeps_an_answers_time_takes_no_turns(machine):
         assert not hardware.machine().scheduler.several
 
 
+def test_a_programs_thread_takes_turns_whoever_made_its_function(machine):
+    """As an answer's does that runs what a check has given it."""
+    thread = threading.Thread(target=limits.in_time, args=("00.1", None))
+    thread.start()
+    thread.join()
+    assert hasattr(thread, "_scheduler_state")
+
+
 def run_script(text: str) -> subprocess.CompletedProcess:
     setup = "import os, sys, threading, time, torch, labkit\nlabkit.use(gpus=1, virtual=True, quiet=True)\n"
     return subprocess.run([sys.executable, "-c", setup + text], capture_output=True, text=True, timeout=240)
