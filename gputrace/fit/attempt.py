@@ -95,6 +95,8 @@ def attempt(wish: Wish) -> Outcome:
     met = [] if wish.change is None else ALL[wish.change].make(True)
     would_meet = {name: change.make(False) for name, change in CHANGES.items() if wish.change is None}
     made_up = _MadeUp()
+    if wish.change is not None:  # what its first step asks for, it did without as it stands
+        gpus.machine.makes_up = made_up
 
     def enough(done: int) -> bool:
         gpus.machine.makes_up = made_up  # not before: what the first step needs, no made-up value may stand for
