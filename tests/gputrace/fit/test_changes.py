@@ -102,6 +102,15 @@ def test_a_model_that_can_checkpoint_by_itself_does_so(tried, name):
 
 
 @pytest.mark.slow
+def test_what_a_script_counts_after_each_step_it_may_count_after_half_of_one(tried):
+    counts = SCRIPT.format(**PLAIN) + "    print((output.argmax(1) == 0).sum().item())\n"
+    change = "two halves of a batch, accumulated"
+    outcome, uncounted = tried(counts, change), tried(SCRIPT.format(**PLAIN), change)
+    assert (outcome.failed, outcome.steps, outcome.allocated) == ("", 4, uncounted.allocated)
+    assert outcome.made_up.startswith("train.py:")
+
+
+@pytest.mark.slow
 def test_a_script_that_has_autocast_keeps_its_own(tried):
     outcome = tried(SCRIPT.format(**PLAIN | WRITTEN["autocast to bfloat16"]), "autocast to bfloat16")
     assert (outcome.failed, outcome.changed) == ("", False)
