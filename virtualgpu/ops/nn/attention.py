@@ -65,14 +65,14 @@ def _fits_cudnn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: f
         return False
     if q.shape[3] % 8 or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) > (256 if capability >= (9, 0) else 128):
         return False
-    return not (queries == 1 and (keys == 1 or dropout > 0)) and all(x.stride(-1) == 1 for x in (q, k, v))
+    return not (queries == 1 and (keys == 1 or dropout > 0)) and _lie_dense(q, k, v, mask)
 
 
 def _fits_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool, capability: tuple) -> bool:
     if capability < (8, 0) or q.dtype not in HALF or mask is not None or q.shape[3] > 256:
         return False
     same_width = q.shape[3] == k.shape[3] == v.shape[3]
-    return same_width and not (causal and q.shape[2] != k.shape[2]) and all(x.stride(-1) == 1 for x in (q, k, v))
+    return same_width and not (causal and q.shape[2] != k.shape[2]) and _lie_dense(q, k, v)
 
 
 def _fits_efficient(
@@ -82,7 +82,12 @@ def _fits_efficient(
         return False
     alignment = 8 if q.dtype in HALF else 4 if capability >= (8, 0) else 1
     same_heads = q.shape[:2] == k.shape[:2] == v.shape[:2]
-    return same_heads and not (q.shape[3] % alignment or v.shape[3] % alignment) and all(x.stride(-1) == 1 for x in (q, k, v))
+    return same_heads and not (q.shape[3] % alignment or v.shape[3] % alignment) and _lie_dense(q, k, v, mask)
+
+
+def _lie_dense(*operands: Tensor | None) -> bool:
+    """All fused kernels want the last dimension's numbers side by side, the mask's too (sdp_utils_cpp.h)."""
+    return all(x is None or x.stride(-1) == 1 for x in operands)
 
 
 FITS = {"cudnn": _fits_cudnn, "flash": _fits_flash, "efficient": _fits_efficient}

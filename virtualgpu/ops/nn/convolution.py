@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._prims_common import suggest_memory_format
 
+from virtualgpu.clock.costs import clocks_meanwhile
 from virtualgpu.errors import argument_differs, scalar_name, tensor_type
 from virtualgpu.ops import operators, reductions
 from virtualgpu.ops.blas import cudnn_format
@@ -31,6 +32,7 @@ CONVOLUTION, CONVOLUTION_BACKWARD = 0.85, 0.5  # of a product's rate
 CHANNEL_TILE, CHANNEL_VECTOR = 128, 8  # output channels are computed so many at a time, input channels read so many at a time
 OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 FEW = 8  # channels on either side, up to which the table has no entries
+FEW_PIXELS = 75  # an image of so many takes a depthwise weight's gradient twice as long a pixel as a large one
 VECTOR = 4  # channels, from which on cuDNN copies so few into whole vectors
 
 
@@ -288,6 +290,8 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
     if bias is not None:
         around, clocks = around + 2 * bytes_of(out), UNVECTORIZED * out.numel()
     cudnn = _calls(x, weight, transposed, groups)
+    if has_own_kernels(x, weight, transposed, groups):
+        return _beside_memory(x, moved, clocks + _depthwise_clocks(weight)[OUTPUT] * out.numel())
     return Work(moved, flops * wasted, cudnn_format(x.dtype), round(out.numel() * wasted), clocks, around=around, cudnn=cudnn)
 
 
@@ -298,6 +302,11 @@ def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> 
     if not x.numel():
         return Work(moved)
     gradients = mask[0] + mask[1]
+    if has_own_kernels(x, weight, transposed, groups):
+        _, an_input, a_tap = _depthwise_clocks(weight)
+        pixels = prod(grad.shape[2:])
+        taps = grad.numel() * prod(weight.shape[2:]) * (1 + FEW_PIXELS / pixels)
+        return _beside_memory(x, moved, mask[0] * an_input * x.numel() + mask[1] * a_tap * taps, around=mask[2] * bytes_of(grad))
     flops = _flops(x, weight, transposed, grad.shape[2:]) * gradients / CONVOLUTION_BACKWARD
     wasted = _wasted(x, weight, transposed, groups)
     around = gradients * _reordered(x, weight, grad) + mask[2] * bytes_of(grad)
@@ -307,8 +316,29 @@ def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> 
 
 def _calls(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> int:
     """Calls of cuDNN for each result: none where PyTorch's own kernels convolve."""
-    own = is_depthwise(x, weight, transposed, groups) and not lies_channels_last(x, max(weight.dim() - 2, 2))
-    return int(torch.backends.cudnn.enabled and not own)
+    return int(torch.backends.cudnn.enabled and not has_own_kernels(x, weight, transposed, groups))
+
+
+def has_own_kernels(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
+    """Is it a depthwise convolution that PyTorch's own kernels compute?"""
+    return is_depthwise(x, weight, transposed, groups) and not lies_channels_last(x, max(weight.dim() - 2, 2))
+
+
+def _depthwise_clocks(weight: Tensor) -> tuple[float, float, float]:
+    """Clocks of a multiprocessor for an output, for an input's gradient, and for a product of the weight's gradient.
+
+    PyTorch's kernels (ATen/native/cuda/DepthwiseConv2d.cu) have no tensor cores, and are unrolled for squares of 1, 3 and 5. Read off
+    benchmarks/timing/convolutions.json: the dtype and the channels make no difference, the stride little.
+    """
+    taps = prod(weight.shape[2:])
+    if weight.dim() == 4 and weight.shape[2] == weight.shape[3] in (1, 3, 5):
+        return 1.5 + 0.107 * taps, 4.3 + 0.02 * taps, 0.39
+    return 0.175 * taps, 0.227 * taps, 0.39
+
+
+def _beside_memory(x: Tensor, moved: int, clocks: float, around: int = 0) -> Work:
+    """The work of a kernel that computes for so long while it reads and writes."""
+    return Work(moved, clocks=max(0.0, clocks - clocks_meanwhile(x._gpu.profile, moved)), around=around)  # type: ignore[attr-defined]
 
 
 def _in_tensor_cores(x: Tensor) -> bool:

@@ -34,6 +34,13 @@ def test_backend(width, dtype, masked, expected, machine):
     assert backend(*inputs(width, dtype), mask, 0.0, False, False) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mask_whose_last_dimension_does_not_lie_dense_leaves_the_math_backend(dtype, machine):
+    by_head = torch.zeros(16, 16, 4, dtype=dtype, device="cuda").permute(2, 0, 1)  # as T5 makes the bias of its positions
+    assert backend(*inputs(64, dtype), by_head, 0.0, False, False) == "math"
+    assert backend(*inputs(64, dtype), by_head.contiguous(), 0.0, False, False) != "math"
+
+
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.ones(16, 16).tril() > 0}, {"scale": 0.3}])
 @pytest.mark.parametrize("width", [8, 7])
 def test_values_agree_with_the_cpu(options, width, machine):

@@ -1,0 +1,39 @@
+"""How long depthwise convolutions take, beside what an H200 took (benchmarks/timing/convolutions.json)."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from heard import spans
+
+import virtualgpu
+
+ROWS = json.loads((Path(__file__).parents[4] / "benchmarks/timing/convolutions.json").read_text(encoding="utf-8"))["rows"]
+DEPTHWISE = [row for row in ROWS if row["groups"] == row["shape"][1]]
+
+
+@pytest.fixture(autouse=True)
+def valueless() -> Iterator[None]:
+    with virtualgpu.use(1, like="H200", values=False):
+        yield
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("row", DEPTHWISE, ids=lambda row: f"{row['dtype']}, {row['shape']}, {row['kernel']}, stride {row['stride']}")
+def test_depthwise_convolutions_take_as_long_as_on_an_h200(row):
+    x = torch.empty(row["shape"], device="cuda", dtype=getattr(torch, row["dtype"]), requires_grad=True)
+    weight = torch.empty(row["out"], 1, row["kernel"], row["kernel"], device="cuda", dtype=x.dtype, requires_grad=True)
+    y = None
+
+    def forward() -> None:
+        nonlocal y
+        y = F.conv2d(x, weight, stride=row["stride"], padding=row["kernel"] // 2, groups=row["groups"])
+
+    assert 1e3 * spans(forward)[-1].duration == pytest.approx(row["forward"], rel=0.25)
+    for wanted, name in ((x, "input"), (weight, "weight")):
+        back = spans(lambda wanted=wanted: torch.autograd.grad(y, wanted, torch.empty_like(y), retain_graph=True))
+        took = next(span.duration for span in back if span.name == "convolution_backward")
+        assert 1e3 * took == pytest.approx(row[name], rel=0.25)
