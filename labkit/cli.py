@@ -2,9 +2,10 @@
 
 import argparse
 import importlib.util
+import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.version import __version__
@@ -148,22 +149,33 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _fit(options: argparse.Namespace) -> int:
+    try:
+        return _tell_whether_it_fits(options)
+    except KeyboardInterrupt:
+        _tell("interrupted.", "fit")
+        return 130  # as a shell reports it
+
+
+def _tell_whether_it_fits(options: argparse.Namespace) -> int:
     from gputrace import fit
+    from labkit.processes import forkserver
+
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as many run at once as there are processors
+
+    def start(command: Sequence[str], output: int) -> fit.Process:
+        return forkserver.popen(command, environment, output=output, with_caller=True)
 
     try:
         check_script(options.script, options.module)
         models = [name.strip() for name in options.like.split(",")]
         wish = fit.Wish(options.script, options.arguments, options.module, models[0], options.steps, _host(options.host))
-        for table in fit.answer(wish, models, (lambda line: _tell(line, "fit")) if sys.stderr.isatty() else lambda line: None):
+        for table in fit.answer(wish, models, lambda line: _tell(line, "fit"), start):
             print(table, end="\n\n", flush=True)
     except ValueError as error:
         return _refuse(str(error), "fit")
     except fit.ScriptFailedError as error:
         _tell(error, "fit")
         return 1
-    except KeyboardInterrupt:
-        _tell("interrupted.", "fit")
-        return 130  # as a shell reports it
     return 0
 
 

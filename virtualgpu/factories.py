@@ -67,7 +67,9 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any
     exported = to_dlpack(torch.utils.dlpack.to_dlpack)
     yield torch.utils.dlpack, {"to_dlpack": exported}
     yield torch, {"to_dlpack": exported}
-    yield torch.cuda, {name: _LegacyType(name, (), {"dtype": dtype, "__module__": "torch.cuda"}) for name, dtype in LEGACY.items()}
+    for owner, kind in ((torch.cuda, _LegacyType), (torch.cuda.sparse, _LegacySparseType)):
+        named = ((name, dtype) for name, dtype in LEGACY.items() if hasattr(owner, name))
+        yield owner, {name: kind(name, (), {"dtype": dtype, "__module__": owner.__name__}) for name, dtype in named}
     names = ("nested_tensor", "as_nested_tensor")
     yield torch.nested, {name: on_the_cpu_only(f"torch.nested.{name}", getattr(torch.nested, name)) for name in names}
 
@@ -271,10 +273,11 @@ class _LegacyType(type):
     """The type of `torch.cuda.FloatTensor` and others: calls make tensors, and `isinstance` works."""
 
     dtype: torch.dtype
+    layout = torch.strided
     is_cuda = True
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and (instance.dtype, instance.layout) == (cls.dtype, cls.layout)
 
     def __call__(cls, *args: Any, device: Any = None) -> torch.Tensor:
         device = "cuda" if device is None else device
@@ -284,6 +287,16 @@ class _LegacyType(type):
                 return tensor(data, dtype=cls.dtype, device=device)
             args = tuple(data)
         return torch.empty(args, dtype=cls.dtype, device=device)
+
+
+class _LegacySparseType(_LegacyType):
+    """The type of `torch.cuda.sparse.FloatTensor` and others, made of indices and values, or of a size alone."""
+
+    layout = torch.sparse_coo
+
+    def __call__(cls, *args: Any, device: Any = None) -> torch.Tensor:
+        parts = args if args and isinstance(args[0], torch.Tensor) else (args,)
+        return torch.sparse_coo_tensor(*parts, dtype=cls.dtype, device="cuda" if device is None else device)
 
 
 def set_default_tensor_type(kind: Any) -> None:

@@ -3,5 +3,6 @@
 from gputrace.fit.attempt import Wish
 from gputrace.fit.host import measure_host
 from gputrace.fit.page import ScriptFailedError, answer
+from gputrace.fit.processes import Process
 
-__all__ = ["ScriptFailedError", "Wish", "answer", "measure_host"]
+__all__ = ["Process", "ScriptFailedError", "Wish", "answer", "measure_host"]

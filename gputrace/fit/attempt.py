@@ -1,7 +1,11 @@
 """One attempt: some steps of an unmodified script on one virtual GPU without values."""
 
+import resource
+import signal
+import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -27,6 +32,7 @@ from virtualgpu.source_lines import is_users
 NO_GPU = "it put nothing on the GPU: perhaps an option of its own asks for that, such as --device cuda"
 MAX_EVENTS = 2_000_000  # some steps of a large model
 MOST_MADE_UP = 10_000  # values, after which a script is taken to wait for another than 0 in vain
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, in which the system counts a process's memory
 SEEN = 2  # steps, in which all that a script does has come by, its other optimizers too: what a change has not met by then is not there
 
 
@@ -74,6 +80,7 @@ class Outcome:
     by_hand: bool = False
     made_up: str = ""
     changes: list[str] = field(default_factory=list)
+    resident: int = 0
 
 
 class _Enough(BaseException):
@@ -101,7 +108,10 @@ def attempt(wish: Wish) -> Outcome:
         with noted(steps.before_backward), record(MAX_EVENTS) as trace:
             register_optimizer_step_pre_hook(_unless_the_gpu_is_empty)
             register_optimizer_step_post_hook(steps.after_step)
-            run_script(wish.script, wish.arguments, wish.module)
+            try:
+                run_script(wish.script, wish.arguments, wish.module)
+            finally:
+                _end_children()
     except _Enough:
         pass
     except SystemExit as ended:
@@ -121,7 +131,17 @@ def attempt(wish: Wish) -> Outcome:
     if outcome.fits and not outcome.failed and not (trace.timeline(0).allocated > 0).any():
         outcome.failed = NO_GPU
     _measure(trace, [time - origin for time in steps.times], outcome)
+    used = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    outcome.resident = max(used) * RSS_UNIT
     return outcome
+
+
+def _end_children() -> None:
+    """A data loader's workers would prepare more batches, and be waited for."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler takes a worker's end for a failure
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
 
 
 def _unless_the_gpu_is_empty(optimizer: Any, args: tuple, kwargs: dict) -> None:

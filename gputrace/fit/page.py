@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from gputrace.fit.attempt import Outcome, Wish
 from gputrace.fit.changes import ALL, CHANGES, SHARDINGS
-from gputrace.fit.processes import run_all
+from gputrace.fit.processes import Runner, Start, afresh
 from gputrace.tables import Table
 from gputrace.units import byte_text, time_text
 from virtualgpu import machines, profiles
@@ -26,13 +26,16 @@ SHARDED = (
     "Each takes the script's whole batch, n times as many samples a step, and has the model whole until its optimizer is made."
 )
 
+Tell = Callable[[str], object]
+
 
 class ScriptFailedError(Exception):
     """The script raised something other than an out-of-memory error."""
 
 
-def answer(wish: Wish, models: Iterable[str], tell: Callable[[str], object] = lambda line: None) -> Iterator[Table]:
+def answer(wish: Wish, models: Iterable[str], tell: Tell = lambda line: None, start: Start = afresh) -> Iterator[Table]:
     """The page, table by table as it is found: a script may take a while on each GPU. `tell` gets a line whenever something was tried.
+    `start` starts the processes.
 
     Raises ValueError for a model that has no profile, for fewer than 3 steps and for a host outside 0.01 to 100, before anything runs;
     ScriptFailedError where the script does.
@@ -44,20 +47,22 @@ def answer(wish: Wish, models: Iterable[str], tell: Callable[[str], object] = la
         raise ValueError(f"{wish.steps} steps: give {FEWEST} or more, for the first is not like the others")
     machines.check_host(wish.host)
     tell(f"{wish.script} runs for {wish.steps} steps on each GPU, and then with each change.")
-    tried = _each([replace(wish, like=name) for name in names[:1]], "", tell)  # alone: the first one may download its data
-    tried |= _each([replace(wish, like=name) for name in names[1:]], "", tell)
+    runner = Runner(start)
+    tried = _each(runner, [replace(wish, like=name) for name in names[:1]], "", tell)  # alone: the first one may download its data
+    tried |= _each(runner, [replace(wish, like=name) for name in names[1:]], "", tell)
     without = [replace(wish, like=name, memory=ROOM) for name in names if not tried[name].fits]
-    needed = {name: tried[name] for name in names} | _each(without, ", if it had the memory", tell)
+    needed = {name: tried[name] for name in names} | _each(runner, without, ", if it had the memory", tell)
     yield _table(tried, needed, wish)
     tightest = max(names, key=lambda name: needed[name].used / tried[name].total)
     yield _parts(tightest, needed[tightest])
-    yield _changes(tightest, needed[tightest], tried[tightest].total, wish, tell)
+    wish = replace(wish, like=tightest, memory=ROOM)
+    yield _changes(runner, wish, needed[tightest], tried[tightest].total, tell)
 
 
-def _each(wishes: list[Wish], told: str, tell: Callable[[str], object]) -> dict[str, Outcome]:
+def _each(runner: Runner, wishes: list[Wish], told: str, tell: Tell) -> dict[str, Outcome]:
     """What came of each, by its GPU. Raises ScriptFailedError where the script fails."""
     outcomes = {}
-    for wish, outcome in run_all(wishes):
+    for wish, outcome in runner.run_all(wishes):
         if outcome.failed:
             raise ScriptFailedError(f"on the {wish.like} the script failed after {outcome.steps} steps: {outcome.failed}")
         tell(f"{wish.like}{told}: {_in_short(outcome)}")
@@ -124,11 +129,11 @@ def _parts(name: str, outcome: Outcome) -> Table:
     return Table(("bytes", "for"), rows, f"At the peak on the {name}{where}: {byte_text(outcome.allocated)} allocated")
 
 
-def _changes(name: str, before: Outcome, total: int, wish: Wish, tell: Callable[[str], object]) -> Table:
+def _changes(runner: Runner, wish: Wish, before: Outcome, total: int, tell: Tell) -> Table:
     """Each change tried alone, the one that costs the least time first among those that fit, and what takes more GPUs after them."""
     rows = [(2, False, 0.0, (change, "", "", NOTHING)) for change in CHANGES if change not in before.changes]
-    for change, after in _tried(replace(wish, like=name, memory=ROOM), before.changes, total):
-        tell(f"{name}, {change}: {_in_short(after)}")
+    for change, after in _tried(runner, wish, before.changes, total):
+        tell(f"{wish.like}, {change}: {_in_short(after)}")
         if after.failed or not after.changed:
             rows.append((2, False, 0.0, (change, "", "", after.failed or NOTHING)))
             continue
@@ -141,16 +146,16 @@ def _changes(name: str, before: Outcome, total: int, wish: Wish, tell: Callable[
     return Table(
         ("change", "needs", "as many samples take", "fits"),
         ordered,
-        f"Changes, each tried alone on the {name}, which has {byte_text(total)}.\n{SHARDED}",
+        f"Changes, each tried alone on the {wish.like}, which has {byte_text(total)}.\n{SHARDED}",
     )
 
 
-def _tried(wish: Wish, changes: list[str], total: int) -> Iterator[tuple[str, Outcome]]:
+def _tried(runner: Runner, wish: Wish, changes: list[str], total: int) -> Iterator[tuple[str, Outcome]]:
     """What came of each change; of sharding, over as few GPUs as it fits, or over the most of them."""
-    for tried, after in run_all([replace(wish, change=change) for change in changes]):
+    for tried, after in runner.run_all([replace(wish, change=change) for change in changes]):
         yield str(tried.change), after
     for change in SHARDINGS:
-        [(_, after)] = run_all([replace(wish, change=change)])
+        [(_, after)] = runner.run_all([replace(wish, change=change)])
         if after.failed or not after.changed or after.used <= total:
             break
     yield change, after

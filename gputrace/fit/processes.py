@@ -1,50 +1,126 @@
 """Attempts in processes of their own, as many at once as this computer has processors and memory for."""
 
+import contextlib
 import json
 import os
-import resource
+import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
 
 import psutil
 
 from gputrace.fit.attempt import Outcome, Wish
 
-RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, in which the system counts the memory of processes that have ended
+LOOK = 0.02  # seconds between looks at what is under way
+PROGRAM = str(Path(__file__).with_name("__main__.py"))
 
 
-def run(wish: Wish) -> Outcome:
-    """Try it. What the script prints is shown only where the process ends without an answer."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "outcome.json")
-        command = [sys.executable, "-m", "gputrace.fit", json.dumps(asdict(wish)), str(file)]
-        ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-        if not file.exists():
-            tail = ran.stdout.decode(errors="replace").strip().splitlines()[-1:]
-            return Outcome(failed=f"its process ended with status {ran.returncode}: {''.join(tail)}")
-        return Outcome(**json.loads(file.read_text(encoding="utf-8")))
+class Process(Protocol):
+    """What is used of `subprocess.Popen`."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
 
 
-def run_all(wishes: list[Wish]) -> Iterator[tuple[Wish, Outcome]]:
-    """Try all. What fails beside others is tried once more alone, and comes last: two may want the same file, or the same port."""
-    again = []
-    most = at_once()
-    with ThreadPoolExecutor(most) as pool:
-        for wish, outcome in zip(wishes, pool.map(run, wishes), strict=True):
+Start = Callable[[Sequence[str], int], Process]  # Python with these arguments, in a session of its own, which writes to that file
+
+
+def afresh(command: Sequence[str], output: int) -> Process:
+    """Start a Python that has imported nothing yet."""
+    return subprocess.Popen(
+        [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+class _Attempt:
+    """One process, from its start until its outcome is known. What the script prints is shown only where it ends without one."""
+
+    def __init__(self, wish: Wish) -> None:
+        self.wish = wish
+        self.process: Process | None = None
+        self.outcome: Outcome | None = None
+
+    def start(self, start: Start) -> None:
+        self._folder = TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True)
+        with Path(self._folder.name, "output").open("wb") as output:
+            self.process = start([PROGRAM, json.dumps(asdict(self.wish)), self._file("outcome")], output.fileno())
+
+    def is_running(self) -> bool:
+        """Whether it is; when it has ended, `outcome` tells what came of it."""
+        if self.process is None or self.outcome is not None:
+            return False
+        if self.process.poll() is None:
+            return True
+        if os.path.exists(self._file("outcome")):
+            self.outcome = Outcome(**json.loads(Path(self._file("outcome")).read_text(encoding="utf-8")))
+        else:
+            tail = Path(self._file("output")).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            self.outcome = Outcome(failed=f"its process ended with status {self.process.returncode}: {''.join(tail)}")
+        self._folder.cleanup()
+        return False
+
+    def stop(self) -> None:
+        """Kill it with all that it started, if it is running."""
+        if self.is_running() and self.process is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self._folder.cleanup()
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self._folder.name, name)
+
+
+class Runner:
+    """Runs attempts, by processes that `start` starts."""
+
+    def __init__(self, start: Start = afresh) -> None:
+        self._start = start
+        self._largest = 1  # bytes of this computer's memory that an attempt took
+
+    def run_all(self, wishes: list[Wish]) -> Iterator[tuple[Wish, Outcome]]:
+        """Try all. What fails beside others is tried once more alone, and comes last: two may want the same file, or the same port."""
+        again = []
+        most = self.at_once()
+        for wish, outcome in self._outcomes(wishes, most):
             if outcome.failed and min(most, len(wishes)) > 1:
                 again.append(wish)
             else:
                 yield wish, outcome
-    for wish in again:
-        yield wish, run(wish)
+        yield from self._outcomes(again, 1)
+
+    def at_once(self) -> int:
+        """As many as there are processors, and as have room if each takes what the largest took so far."""
+        return max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // self._largest))
+
+    def _outcomes(self, wishes: list[Wish], most: int) -> Iterator[tuple[Wish, Outcome]]:
+        """What came of each, in their order. None goes on when the caller wants no more, or is interrupted."""
+        attempts = [_Attempt(wish) for wish in wishes]
+        try:
+            for attempt in attempts:
+                while attempt.outcome is None:
+                    free = most - sum([one.is_running() for one in attempts])
+                    for fresh in [one for one in attempts if one.process is None][:free]:
+                        fresh.start(self._start)
+                    time.sleep(LOOK)
+                self._largest = max(self._largest, attempt.outcome.resident)
+                yield attempt.wish, attempt.outcome
+        finally:
+            for attempt in attempts:
+                attempt.stop()
 
 
-def at_once() -> int:
-    """As many as there are processors, and as have room if each takes what the largest took that has ended."""
-    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT
-    return max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // max(1, largest)))
+def run(wish: Wish) -> Outcome:
+    """Try it."""
+    [(_, outcome)] = Runner().run_all([wish])
+    return outcome

@@ -1,4 +1,4 @@
-"""The fork server: a process that has imported torch once, of which torchrun's agents and the ranks are copies, ready in milliseconds.
+"""The fork server: a process that has imported torch once. Its copies, ready at once, are torchrun's agents, ranks, and attempts of `fit`.
 
 A process starts its server when it first needs one, and nobody uses it but this process and its agents; it ends with them, however they
 end. It has one thread and never touches a GPU, so that its copies can. Multiprocessing's server is another one, because its children have
@@ -42,6 +42,7 @@ _MODULES = (  # whose memory the copies share
     "torch.distributed.tensor.parallel",
     "torch.distributed.optim",
     "virtualgpu.install",
+    "gputrace.recording",  # of a rank that is traced, of an attempt
 )
 # Variables that change often, and that imports do not read but for caches: torch sets the third with a process's first optimizer.
 _ANY_TIME = {JOB_VARIABLE, "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST"}

@@ -205,6 +205,16 @@ def test_numbers_on_the_gpu_in_a_list_are_waited_for(make):
     assert torch.tensor([x[0].half()]).dtype is torch.float16
 
 
+def test_legacy_constructors_of_sparse_tensors():
+    indices, values = torch.tensor([[0, 1], [1, 0]], device="cuda"), torch.tensor([1.0, 2.0], device="cuda")
+    made = torch.cuda.sparse.FloatTensor(indices, values, torch.Size((2, 3)))
+    assert made.to_dense().tolist() == [[0, 1, 0], [2, 0, 0]] and made.type() == "torch.cuda.sparse.FloatTensor"
+    assert torch.cuda.sparse.DoubleTensor(indices, values.double()).shape == (2, 2)
+    assert torch.cuda.sparse.LongTensor(2, 3).dtype == torch.int64 and torch.cuda.sparse.LongTensor(2, 3)._nnz() == 0
+    assert isinstance(made, torch.cuda.sparse.FloatTensor) and not isinstance(made, torch.cuda.FloatTensor)
+    assert not isinstance(values, torch.cuda.sparse.FloatTensor) and not isinstance(made.cpu(), torch.cuda.sparse.FloatTensor)
+
+
 def test_legacy_constructors_take_a_device():
     assert torch.cuda.FloatTensor(1, device=1).get_device() == torch.cuda.FloatTensor([1, 2], device="cuda:1").get_device() == 1
     x = torch.randn(3, device="cuda")

@@ -1,5 +1,7 @@
 """The page: which GPUs a script fits, what the peak consists of, and which change helps. What an attempt finds is made up here."""
 
+from collections.abc import Callable
+
 import pytest
 
 from gputrace.fit import ScriptFailedError, Wish, answer
@@ -7,6 +9,11 @@ from gputrace.fit.attempt import Outcome
 from gputrace.fit.changes import CHANGES
 
 WISH = Wish("train.py", [], False, "T4", 4)
+
+
+def run_by(monkeypatch: pytest.MonkeyPatch, run: Callable[[Wish], Outcome]) -> None:
+    """Let this function run the attempts."""
+    monkeypatch.setattr("gputrace.fit.processes.Runner.run_all", lambda runner, wishes: [(wish, run(wish)) for wish in wishes])
 
 
 @pytest.fixture
@@ -35,7 +42,7 @@ def runs(monkeypatch):
             changes=list(CHANGES),
         )
 
-    monkeypatch.setattr("gputrace.fit.processes.run", run)
+    run_by(monkeypatch, run)
     return asked
 
 
@@ -73,7 +80,7 @@ def test_it_is_sharded_over_as_few_gpus_as_it_fits(monkeypatch, needs, due, trie
         failed = "train.py:7 x: RuntimeError: why" if need == 0 else ""
         return Outcome(1 << 42, True, failed, "", 4, (need or 0) << 30, 1, 1, {}, 1.2, 0.0, need is not None)
 
-    monkeypatch.setattr("gputrace.fit.processes.run", run)
+    run_by(monkeypatch, run)
     *_, changes = answer(WISH, ["T4"])
     assert asked == tried and due in changes.rows and len(changes.rows) == 6
     assert "others are taken to do the same" in changes.caption
@@ -100,7 +107,7 @@ def test_a_change_that_would_meet_nothing_is_not_run(monkeypatch):
         asked.append(wish.change)
         return Outcome(15 << 30, True, "", "", 4, 1 << 30, 1, 1, {}, 1.0, 0.0, True, changes=["half the batch"])
 
-    monkeypatch.setattr("gputrace.fit.processes.run", run)
+    run_by(monkeypatch, run)
     *_, changes = answer(WISH, ["T4"])
     assert asked == [None, "half the batch", "sharding over 2 GPUs (FSDP2)"]
     without = {row for row in changes.rows if row[3] == "nothing to change in this script"}
@@ -119,14 +126,14 @@ def test_bad_wishes_are_refused_before_anything_runs(runs):
 
 def test_a_time_that_nobody_compared_says_so(monkeypatch):
     ran = Outcome(24 << 30, True, "", "", 4, 1 << 30, 1 << 30, 1 << 30, {}, 1.0, 0.0, True)
-    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: ran)
+    run_by(monkeypatch, lambda wish: ran)
     gpus, *_ = answer(WISH, ["RTX 4090"])
     assert gpus.rows[0][4] == "1 s, never compared"
 
 
 def test_without_a_step_of_an_optimizer_the_time_is_unknown(monkeypatch):
     ran = Outcome(16 << 30, True, "", "", 0, 1 << 30, 1 << 30, 1 << 30, {}, None, None, True)
-    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: ran)
+    run_by(monkeypatch, lambda wish: ran)
     gpus, *_ = answer(WISH, ["T4"])
     assert gpus.rows[0][4:] == ("unknown", "")
     assert gpus.caption.startswith("train.py: it ended without step() of an optimizer of torch.optim")
@@ -136,7 +143,7 @@ def test_a_script_that_asks_for_a_value_after_a_step_gets_its_page(monkeypatch):
     ran = Outcome(
         16 << 30, True, "", "", 1, 1 << 30, 1 << 30, 1 << 30, {}, None, None, True, 0.5, "train.py:9 int(x)", changes=list(CHANGES)
     )
-    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: ran)
+    run_by(monkeypatch, lambda wish: ran)
     gpus, _, changes = answer(WISH, ["T4"])
     assert gpus.rows[0][2:] == ("at least 1 GiB", "so far", "the first at most 500 ms", "")
     first, second, *_ = gpus.caption.splitlines()
@@ -147,13 +154,13 @@ def test_a_script_that_asks_for_a_value_after_a_step_gets_its_page(monkeypatch):
 
 def test_a_made_up_value_is_told(monkeypatch):
     ran = Outcome(16 << 30, True, "", "", 4, 1 << 30, 1 << 30, 1 << 30, {}, 1.0, 0.0, made_up="train.py:9 int(x)")
-    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: ran)
+    run_by(monkeypatch, lambda wish: ran)
     gpus, *_ = answer(WISH, ["T4"])
     assert gpus.rows[0][3] == "yes"
     assert "\nAfter the first step train.py:9 int(x) asks for integers that nothing computed, and gets 0: what" in gpus.caption
 
 
 def test_a_script_that_fails_gives_no_table(monkeypatch):
-    monkeypatch.setattr("gputrace.fit.processes.run", lambda wish: Outcome(failed="train.py:1 1 / 0: ZeroDivisionError", steps=2))
+    run_by(monkeypatch, lambda wish: Outcome(failed="train.py:1 1 / 0: ZeroDivisionError", steps=2))
     with pytest.raises(ScriptFailedError, match="on the T4 the script failed after 2 steps: train.py:1 1 / 0"):
         next(answer(WISH, ["T4"]))
