@@ -147,20 +147,26 @@ def _sharded(ranks: int, alter: bool) -> Met:
 
 @dataclass(frozen=True)
 class Change:
-    """How it is made, and which share of a step's samples a step takes after it: with ranks, that of all of them."""
+    """How it is made; why there may be nothing to change; and which share of a step's samples a step takes after it: with ranks, that of
+    all of them."""
 
     make: Callable[[bool], Met]
+    nothing: str
     share: float = 1.0
 
 
+NO_BATCHES = "no DataLoader makes batches of 2 or more"
+NO_MODEL = "no module has the parameters of an optimizer of torch.optim"
 CHANGES = {
-    "optimizer with foreach=False": Change(loop_optimizer),
-    "autocast to bfloat16": Change(bfloat16),
-    "two halves of a batch, accumulated": Change(accumulation),
-    "half the batch": Change(half_the_batch, share=0.5),
-    "checkpointing of each block": Change(checkpointing),
+    "optimizer with foreach=False": Change(loop_optimizer, "its optimizer makes no lists (foreach)"),
+    "autocast to bfloat16": Change(bfloat16, "no module runs without autocast"),
+    "two halves of a batch, accumulated": Change(accumulation, NO_BATCHES),
+    "half the batch": Change(half_the_batch, NO_BATCHES, share=0.5),
+    "checkpointing of each block": Change(checkpointing, "no list of modules of one class"),
 }
-SHARDINGS = {f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(_sharded, ranks), share=ranks) for ranks in (2, 4, 8)}
+SHARDINGS = {
+    f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(_sharded, ranks), NO_MODEL, share=ranks) for ranks in (2, 4, 8)
+}
 ALL = CHANGES | SHARDINGS
 
 
