@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
-from gputrace.fit import Wish, measure_host
+from gputrace.fit import Wish
+from gputrace.fit.host import modelled_step_seconds, step_seconds
 from gputrace.fit.processes import run
 from virtualgpu.script import run_script
 
@@ -122,6 +124,7 @@ def on_gpu(case: Case, queue: Any) -> None:
         found["failed"] = f"{type(error).__name__}: {error}"
     torch.cuda.synchronize()
     found["milliseconds"] = [round(a.elapsed_time(b), 4) for a, b in pairwise(ends)]
+    found["host step"] = step_seconds(time.perf_counter)
     queue.put(found)
 
 
@@ -175,15 +178,14 @@ def record(folder: Path, file: Path) -> None:
         file.write_text(
             json.dumps({"torch": torch.__version__, "torchvision": torchvision.__version__, "scripts": found}), encoding="utf-8"
         )
-    hosts = [round(measure_host(), 3) for _ in range(5)]  # touches the GPU: last
     whole = json.loads(file.read_text(encoding="utf-8")) | {
         "gpu": torch.cuda.get_device_name(),
         "driver": os.popen("nvidia-smi --query-gpu=driver_version --format=csv,noheader").read().split()[0],
         "transformers": transformers.__version__,
-        "host": hosts,
+        "modelled step": modelled_step_seconds(),
     }
     file.write_text(json.dumps(whole, indent=1), encoding="utf-8")
-    print("host", hosts)
+    print("host", [round(script["host step"] / whole["modelled step"], 2) for script in found.values() if "host step" in script])
 
 
 def by_fit(wish: Wish, folder: str) -> dict[str, Any]:
@@ -201,12 +203,12 @@ def by_fit(wish: Wish, folder: str) -> dict[str, Any]:
 def compare(folder: Path, file: Path) -> None:
     recorded = json.loads(file.read_text(encoding="utf-8"))
     like = "H200" if "H200" in recorded["gpu"] else "H100"
-    host = median(recorded["host"])
-    print(f"{recorded['gpu']}, driver {recorded['driver']}, torch {recorded['torch']}; here torch {torch.__version__}; host {host:.2f}")
-    print(f"{'':34}{'allocated':>13}{'by fit':>9}{'reserved':>14}{'by fit':>9}{'a step':>12}{'by fit':>9}{'waits for the host':>20}")
+    print(f"{recorded['gpu']}, driver {recorded['driver']}, torch {recorded['torch']}; here torch {torch.__version__}")
+    print(f"{'':34}{'allocated':>13}{'by fit':>9}{'reserved':>14}{'by fit':>9}{'a step':>12}{'by fit':>9}{'host':>6}{'waits for it':>14}")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        names = [name for name in CASES if name in recorded["scripts"]]
-        wishes = [Wish(CASES[n].script, CASES[n].arguments.split(), False, like, STEPS, host) for n in names]
+        names = [name for name in CASES if "host step" in recorded["scripts"][name]]
+        hosts = {name: recorded["scripts"][name]["host step"] / recorded["modelled step"] for name in names}
+        wishes = [Wish(CASES[n].script, CASES[n].arguments.split(), False, like, STEPS, hosts[n]) for n in names]
         found = list(pool.map(by_fit, wishes, [str(folder / CASES[n].folder) for n in names]))
     errors: dict[str, list[float]] = {"allocated": [], "reserved": [], "busy": [], "waiting": []}
     for name, fit in zip(names, found, strict=True):
@@ -221,7 +223,7 @@ def compare(folder: Path, file: Path) -> None:
         errors["busy" if fit["idle"] <= BUSY else "waiting"].append(abs(shares[2]))
         print(
             f"{name:34}{real['allocated']:>13}{shares[0]:>+9.2%}{real['reserved']:>14}{shares[1]:>+9.2%}"
-            f"{1e3 * took:>9.2f} ms{shares[2]:>+9.1%}{fit['idle']:>20.0%}"
+            f"{1e3 * took:>9.2f} ms{shares[2]:>+9.1%}{hosts[name]:>6.2f}{fit['idle']:>14.0%}"
         )
     for what, shares in errors.items():
         if shares:
