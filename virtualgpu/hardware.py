@@ -45,7 +45,7 @@ class Selected(threading.local):
         self.task = -1  # the backward under way,
         self.places: set[Gpu | None] = set()  # and where its operators ran so far; None stands for the CPU
         self.root: Gpu | None = None  # where the next backward starts
-        self.untimed = False  # a thread whose work takes none of the host's time
+        self.untimed = False  # takes what the thread does none of the host's time?
         self.made_on: Gpu | None = None  # where that is to be which C++ makes on the CPU, for it believes its tensors to lie there
         self.nodes = 0  # nodes of autograd that this thread has made so far
         self.ambient: dict[int, StreamTime] = {}  # by device: the streams to which the backward under way will return

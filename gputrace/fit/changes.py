@@ -5,7 +5,7 @@ empty, there was nothing to change. With `alter=False` it changes nothing, and t
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MethodType
@@ -18,11 +18,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from gputrace.fit.blocks import longest_list
+from gputrace.fit.blocks import repeated
 from gputrace.fit.sharding import sharding
 
 Met = list[str]  # names, for a script's own objects are to live as long as without us
 SWITCHES = "gradient_checkpointing_enable", "set_grad_checkpointing"  # methods of transformers' models, and of timm's
+ON = "gradient_checkpointing", "grad_checkpointing"  # what these set, in the model or in modules of it
 
 
 def half_the_batch(alter: bool) -> Met:
@@ -98,7 +99,7 @@ def bfloat16(alter: bool) -> Met:
 
 
 def checkpointing(alter: bool) -> Met:
-    """The blocks of a model, modules of one class in a list, keep their inputs alone; the backward computes the rest again.
+    """The blocks of a model keep their inputs alone; the backward computes the rest again. There is nothing to do where it does so already.
 
     A model that has a switch for it knows more of its blocks, such as caches of theirs that must not grow twice.
     """
@@ -106,19 +107,37 @@ def checkpointing(alter: bool) -> Met:
     seen: WeakSet[nn.Module] = WeakSet()
 
     def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
-        if module.training and module not in seen:
-            seen.add(module)
-            switch = next((name for name in SWITCHES if hasattr(module, name)), None)
-            met.extend(type(block).__name__ for block in ([module] if switch else longest_list(module)))
-            if alter and switch:
-                getattr(module, switch)()
-            elif alter:
-                for block in longest_list(module):
-                    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        if module.training and module not in seen and not any(getattr(part, on, False) for part in module.modules() for on in ON):
+            met.extend(type(part).__name__ for part in _checkpoint_parts(module, alter))
+        seen.add(module)
         return call()
 
     _around_models(forward)
     return met
+
+
+def _checkpoint_parts(module: nn.Module, alter: bool) -> list[nn.Module]:
+    """The outermost of its modules that have a switch, or else, or where they refuse, its blocks."""
+    if switched := list(_switches(module)):
+        try:
+            for part, switch in switched if alter else ():
+                getattr(part, switch)()
+        except (ValueError, AssertionError):  # as those of transformers and timm refuse
+            pass
+        else:
+            return [part for part, _ in switched]
+    blocks = repeated(module)
+    for block in blocks if alter else ():
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    return blocks
+
+
+def _switches(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    if switch := next((name for name in SWITCHES if hasattr(module, name)), None):
+        yield module, switch
+    else:
+        for child in module.children():
+            yield from _switches(child)
 
 
 def _sharded(ranks: int, alter: bool) -> Met:
@@ -128,20 +147,26 @@ def _sharded(ranks: int, alter: bool) -> Met:
 
 @dataclass(frozen=True)
 class Change:
-    """How it is made, and which share of a step's samples a step takes after it: with ranks, that of all of them."""
+    """How it is made; why there may be nothing to change; and which share of a step's samples a step takes after it: with ranks, that of
+    all of them."""
 
     make: Callable[[bool], Met]
+    nothing: str
     share: float = 1.0
 
 
+NO_BATCHES = "no DataLoader makes batches of 2 or more"
+NO_MODEL = "no module has the parameters of an optimizer of torch.optim"
 CHANGES = {
-    "optimizer with foreach=False": Change(loop_optimizer),
-    "autocast to bfloat16": Change(bfloat16),
-    "two halves of a batch, accumulated": Change(accumulation),
-    "half the batch": Change(half_the_batch, share=0.5),
-    "checkpointing of each block": Change(checkpointing),
+    "optimizer with foreach=False": Change(loop_optimizer, "its optimizer makes no lists (foreach)"),
+    "autocast to bfloat16": Change(bfloat16, "no module runs without autocast"),
+    "two halves of a batch, accumulated": Change(accumulation, NO_BATCHES),
+    "half the batch": Change(half_the_batch, NO_BATCHES, share=0.5),
+    "checkpointing of each block": Change(checkpointing, "no list of modules of one class"),
 }
-SHARDINGS = {f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(_sharded, ranks), share=ranks) for ranks in (2, 4, 8)}
+SHARDINGS = {
+    f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(_sharded, ranks), NO_MODEL, share=ranks) for ranks in (2, 4, 8)
+}
 ALL = CHANGES | SHARDINGS
 
 

@@ -12,19 +12,26 @@ from virtualgpu import machines, profiles
 
 FEWEST = 3  # steps: from the end of the first, in which an optimizer makes its state, to that of the last
 ROOM = 1 << 42  # bytes of a GPU on which any script's peak is seen
-NOTHING = "nothing to change in this script"
 FITS, NOT, SO_FAR = "yes", "no", "so far"
+LONGEST = 90  # characters of a line of code
 BY_HAND = "It makes no optimizer of torch.optim: each backward was taken for a step"
 NO_STEPS = "it ended without step() of an optimizer of torch.optim, so that what a step takes is unknown"
-BAR = (
-    "±: nine of ten training steps of networks that were recorded on an H200 and an H100 were off by less, half of them by 7% and 10%.",
-    "Of other GPUs single operators and 33 networks were compared: they have the H200's bar at least.",
-    "Loading data, and what else is the script's own Python, counts nothing.",
-)
-SHARDED = (
-    "Sharding: over as few GPUs of one node as it fits, up to 8. One of them ran, and the others are taken to do the same when it does.\n"
-    "Each takes the script's whole batch, n times as many samples a step, and has the model whole until its optimizer is made."
-)
+PARTS = {  # those whose names say too little
+    "in flight": "gradients of activations, and what else a backward or a step frees again",
+    "workspace": "workspaces of cuBLAS and cuDNN",
+    "other": "other tensors, such as inputs",
+    "reserved, not in use": "kept by PyTorch's allocator: its cache and fragments",
+}
+CONTEXT = "CUDA's context, outside PyTorch's allocator"
+NOTES = """How to read it
+needs: the most that is taken of the GPU's memory: CUDA's context and all that PyTorch's allocator reserves, as nvidia-smi shows it.
+±: nine of ten training steps of networks that were recorded on an H200 and an H100 were off by less, half of them by 7% and 10%.
+   Of other GPUs single operators and 33 networks were compared: they have the H200's bar at least.
+a step takes: without loading data, and what else is the script's own Python.
+waits for the host: the share of a step in which the GPU has nothing to do. The host is taken to need {longer} for an operator as that of
+   the recorded H200s; --host gives its speed, or measures it.
+sharding: over as few GPUs of one machine as it fits, up to 8. One of them ran, and the others are taken to do the same when it does.
+   Each takes the script's whole batch, n times as many samples a step, and has the model whole until its optimizer is made."""
 
 Tell = Callable[[str], object]
 
@@ -33,9 +40,10 @@ class ScriptFailedError(Exception):
     """The script raised something other than an out-of-memory error."""
 
 
-def answer(wish: Wish, models: Iterable[str], tell: Tell = lambda line: None, start: Start = afresh) -> Iterator[Table]:
-    """The page, table by table as it is found: a script may take a while on each GPU. `tell` gets a line whenever something was tried.
-    `start` starts the processes.
+def answer(wish: Wish, models: Iterable[str], tell: Tell = lambda line: None, start: Start = afresh) -> Iterator[Table | str]:
+    """The page, table by table as it is found, and then notes: a script may take a while on each GPU.
+
+    `tell` gets a line whenever something was tried; `start` starts the processes.
 
     Raises ValueError for a model that has no profile, for fewer than 3 steps and for a host outside 0.01 to 100, before anything runs;
     ScriptFailedError where the script does.
@@ -52,11 +60,12 @@ def answer(wish: Wish, models: Iterable[str], tell: Tell = lambda line: None, st
     tried |= _each(runner, [replace(wish, like=name) for name in names[1:]], "", tell)
     without = [replace(wish, like=name, memory=ROOM) for name in names if not tried[name].fits]
     needed = {name: tried[name] for name in names} | _each(runner, without, ", if it had the memory", tell)
-    yield _table(tried, needed, wish)
+    yield _table(tried, needed, wish.script)
     tightest = max(names, key=lambda name: needed[name].used / tried[name].total)
     yield _parts(tightest, needed[tightest])
     wish = replace(wish, like=tightest, memory=ROOM)
     yield _changes(runner, wish, needed[tightest], tried[tightest].total, tell)
+    yield NOTES.format(longer="as long" if wish.host == 1 else f"{wish.host:g} times as long")
 
 
 def _each(runner: Runner, wishes: list[Wish], told: str, tell: Tell) -> dict[str, Outcome]:
@@ -77,7 +86,7 @@ def _in_short(outcome: Outcome) -> str:
     return f"needs {byte_text(outcome.used)}" + ("" if outcome.step is None else f", a step takes {time_text(outcome.step)}") + stopped
 
 
-def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) -> Table:
+def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], script: str) -> Table:
     header = ("GPU", "memory", "needs", "fits", "a step takes", "the GPU waits for the host")
     rows = [
         (
@@ -85,22 +94,20 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], wish: Wish) ->
             byte_text(tried[name].total),
             _need(most),
             _fits(most, tried[name].fits),
-            _step_text(name, most),
+            _step_text(name, most) + ", if it had the memory" * (most.step is not None and not tried[name].fits),
             "" if most.idle is None else f"{most.idle:.0%} of it",
         )
         for name, most in needed.items()
     ]
     steps = min(outcome.steps for outcome in needed.values())
-    ran = f"{steps} step{'s' * (steps > 1)} on virtual GPUs, nothing computed" if steps else NO_STEPS
+    ran = f"{steps} step{'s' * (steps > 1)} on virtual GPUs, without values" if steps else NO_STEPS
     if any(outcome.by_hand for outcome in needed.values()):
         ran += f". {BY_HAND}"
     if asked := next((outcome.asked for outcome in needed.values() if outcome.asked), ""):
         ran += f".\nThen {asked} asks for a value that nothing computed: what follows is not counted"
     if made_up := next((outcome.made_up for outcome in needed.values() if outcome.made_up), ""):
         ran += f".\nAfter the first step {made_up} asks for integers that nothing computed, and gets 0: what depends on them is made up"
-    longer = "as long" if wish.host == 1 else f"{wish.host:g} times as long"
-    host = f"The host takes {longer} for an operator as that of the recorded H200s (--host)."
-    return Table(header, tuple(rows), "\n".join((f"{wish.script}: {ran}.", *BAR, host)))
+    return Table(header, tuple(rows), f"{script}: {ran}.")
 
 
 def _need(outcome: Outcome) -> str:
@@ -124,18 +131,23 @@ def _step_text(name: str, outcome: Outcome) -> str:
 
 
 def _parts(name: str, outcome: Outcome) -> Table:
-    rows = tuple((byte_text(nbytes), part) for part, nbytes in sorted(outcome.parts.items(), key=lambda part: -part[1]))
-    where = f", made by {outcome.line}" * bool(outcome.line)
-    return Table(("bytes", "for"), rows, f"At the peak on the {name}{where}: {byte_text(outcome.allocated)} allocated")
+    parts = outcome.parts | {CONTEXT: outcome.used - outcome.reserved}
+    rows = tuple((byte_text(nbytes), PARTS.get(part, part)) for part, nbytes in sorted(parts.items(), key=lambda part: -part[1]) if nbytes)
+    where = f", made by {_shortened(outcome.line)}" * bool(outcome.line)
+    return Table(
+        ("bytes", "for"),
+        rows,
+        f"At the peak on the {name}{where}: {byte_text(outcome.used)}, of them in tensors and workspaces {byte_text(outcome.allocated)}",
+    )
 
 
 def _changes(runner: Runner, wish: Wish, before: Outcome, total: int, tell: Tell) -> Table:
     """Each change tried alone, the one that costs the least time first among those that fit, and what takes more GPUs after them."""
-    rows = [(2, False, 0.0, (change, "", "", NOTHING)) for change in CHANGES if change not in before.changes]
+    rows = [(2, False, 0.0, (name, "", "", change.nothing)) for name, change in CHANGES.items() if name not in before.changes]
     for change, after in _tried(runner, wish, before.changes, total):
         tell(f"{wish.like}, {change}: {_in_short(after)}")
         if after.failed or not after.changed:
-            rows.append((2, False, 0.0, (change, "", "", after.failed or NOTHING)))
+            rows.append((2, False, 0.0, (change, "", "", after.failed or ALL[change].nothing)))
             continue
         fits = after.used <= total
         share = ALL[change].share
@@ -146,7 +158,7 @@ def _changes(runner: Runner, wish: Wish, before: Outcome, total: int, tell: Tell
     return Table(
         ("change", "needs", "as many samples take", "fits"),
         ordered,
-        f"Changes, each tried alone on the {wish.like}, which has {byte_text(total)}.\n{SHARDED}",
+        f"Changes, each tried alone on the {wish.like}, where it is tightest ({byte_text(total)}); the fastest of those that fit first",
     )
 
 
@@ -159,3 +171,7 @@ def _tried(runner: Runner, wish: Wish, changes: list[str], total: int) -> Iterat
         if after.failed or not after.changed or after.used <= total:
             break
     yield change, after
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 2]} …"

@@ -1,8 +1,10 @@
-"""A script's model divided among GPUs, of which one runs: FSDP2 put around it when its optimizer is made."""
+"""A script's model divided among GPUs, of which one runs: FSDP2 put around it, and around copies of it, when its optimizer is made."""
 
+import copy
 import functools
 import gc
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gputrace.fit.blocks import most_repeated
+from gputrace.fit.blocks import repeated
 from gputrace.holders.tensors import all_objects, of_kind
 from virtualgpu.collectives import simulated
 
@@ -30,7 +32,8 @@ def sharding(ranks: int) -> list[str]:
             if not met:
                 _start(ranks)
             met.append(type(model).__name__)
-            shards.update(_shard(model))
+            for alike in (model, *_copies_of(model)):
+                shards.update(_shard(alike))
         held[:] = [shards.get(parameter, parameter) for parameter in held]
         if loose := [tuple(parameter.shape) for parameter in held if not _is_shard(parameter)]:
             raise RuntimeError(f"no module has the optimizer's parameter of shape {loose[0]}, so that it cannot be sharded")
@@ -56,6 +59,17 @@ def _models_over(parameters: list[torch.Tensor]) -> Iterator[nn.Module]:
             yield module
 
 
+def _copies_of(model: nn.Module) -> list[nn.Module]:
+    """Modules of its class with parameters of its shapes, such as the average of its weights: updated from shards, they are sharded."""
+    shapes = _shapes(model)
+    alike = [module for module in of_kind(all_objects(), type(model)) if module is not model and "_modules" in vars(module)]
+    return [module for module in alike if _shapes(module) == shapes and not any(map(_is_shard, module.parameters()))]
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[torch.Size, torch.device]]:
+    return {name: (parameter.shape, parameter.device) for name, parameter in model.named_parameters()}
+
+
 def _start(ranks: int) -> None:
     if dist.is_initialized():
         raise RuntimeError("the script starts ranks itself: `labkit torchrun --simulate 8` runs one of eight")
@@ -68,7 +82,9 @@ def _shard(model: nn.Module) -> dict[torch.Tensor, torch.Tensor]:
     from torch.distributed.fsdp import fully_shard
 
     whole, name_of_model = dict(model.named_parameters()), type(model).__name__  # which FSDP2 changes
-    for part in (*most_repeated(model), model):
+    with suppress(Exception):  # what cannot be copied no script copies
+        vars(model)["__deepcopy__"] = functools.partial(_sharded_copy, _without_parameters(model))  # FSDP2's own refuses
+    for part in (*repeated(model), model):
         before = [parameter for parameter in part.parameters() if not _is_shard(parameter)]
         fully_shard(part)
         for parameter in before:  # as if the optimizer and the script's lists did not hold it
@@ -78,6 +94,26 @@ def _shard(model: nn.Module) -> dict[torch.Tensor, torch.Tensor]:
         raise RuntimeError(f"blocks of {name_of_model} share parameters with others, which FSDP2 would shard apart")
     _put_into_lists({id(parameter): shards[name] for name, parameter in whole.items()}, list(whole.values()))
     return {parameter: shards[name] for name, parameter in whole.items()}
+
+
+def _without_parameters(model: nn.Module) -> nn.Module:
+    """The model before FSDP2 changed it, its parameters on no device."""
+    kept: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    nowhere = {id(parameter): nn.Parameter(parameter.to("meta"), parameter.requires_grad) for parameter in model.parameters()}
+    return copy.deepcopy(model, kept | nowhere)
+
+
+def _sharded_copy(unsharded: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """As if the script had copied its model before it was sharded, and sharded the copy too."""
+    made = copy.deepcopy(
+        unsharded,
+        {
+            id(parameter): nn.Parameter(torch.empty_like(parameter, device="cuda"), parameter.requires_grad)
+            for parameter in unsharded.parameters()
+        },
+    )
+    _shard(made)
+    return made
 
 
 def _put_into_lists(shards: dict[int, torch.Tensor], whole: list[torch.Tensor]) -> None:

@@ -143,6 +143,8 @@ class HostOperators(TorchDispatchMode):
         return next(iter(places)) if len(call) == 3 and len(places) == 1 else None
 
     def _take_time(self, op: Operator, args: tuple, result: Any) -> None:
+        if self.machine.selected.untimed:
+            return
         moved = 0
         for x in () if op.returns_views else (*args, result):
             if isinstance(x, torch.Tensor):

@@ -102,6 +102,25 @@ def test_a_model_that_can_checkpoint_by_itself_does_so(tried, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_switch_that_is_on_or_refuses_or_is_inside(tried, wrapped):
+    """On already, there is nothing to change; where it refuses, the blocks are checkpointed; a model in a wrapper has it too."""
+
+    def script(enable: str, on: bool) -> str:
+        able = f"class Net(nn.Module):\n    gradient_checkpointing = {on}\n    def gradient_checkpointing_enable(self):\n        {enable}"
+        block = "checkpoint(block, x, use_reentrant=False) if self.gradient_checkpointing else block(x)"
+        source = SCRIPT.format(**PLAIN | {"block": block}).replace("class Net(nn.Module):", able)
+        return source.replace("model = Net()", "model = nn.Sequential(Net(), nn.Identity())") if wrapped else source
+
+    change = "checkpointing of each block"
+    inside = tried(script("self.gradient_checkpointing = True", True))
+    assert not inside.failed and change not in inside.changes
+    for enable in ("self.gradient_checkpointing = True", 'raise ValueError("not here")', 'raise AssertionError("not here")'):
+        outside = tried(script(enable, False), change)
+        assert (outside.failed, outside.changed, outside.allocated) == ("", True, inside.allocated), enable
+
+
+@pytest.mark.slow
 def test_what_a_script_counts_after_each_step_it_may_count_after_half_of_one(tried):
     counts = SCRIPT.format(**PLAIN) + "    print((output.argmax(1) == 0).sum().item())\n"
     change = "two halves of a batch, accumulated"

@@ -132,6 +132,24 @@ def test_two_models_with_an_optimizer_each_are_both_sharded(sharded):
     assert not two.failed and two.parts["optimizer state"] == 2 * one.parts["optimizer state"]
 
 
+AVERAGE = "average = copy.deepcopy(model).requires_grad_(False)"
+UPDATE = "torch._foreach_lerp_(list(average.parameters()), [p.detach() for p in model.parameters()], 0.1)"
+
+
+@pytest.mark.slow
+def test_copies_of_the_model_are_sharded_as_it_is_whenever_they_are_made(sharded):
+    """Such as the average of its weights, by lines of its own or by PyTorch's class for it."""
+    plain = sharded(4, SCRIPT)
+    shards = plain.parts["optimizer state"] / 2
+    before = sharded(4, SCRIPT, before=f"import copy; {AVERAGE}", between=UPDATE)
+    after = sharded(4, SCRIPT, between=f"import copy\n    {AVERAGE} if number == 0 else average\n    {UPDATE}")
+    averaged = "average = globals().get('average') or torch.optim.swa_utils.AveragedModel(model); average.update_parameters(model)"
+    torchs = sharded(4, SCRIPT, between=averaged)
+    for outcome in (before, after, torchs):
+        assert outcome.failed == ""
+        assert outcome.allocated == pytest.approx(plain.allocated + shards, rel=0.01)
+
+
 @pytest.mark.slow
 def test_without_an_optimizer_there_is_nothing_to_shard(sharded):
     outcome = sharded(2, "import torch\ntorch.nn.Linear(8, 8).cuda()(torch.ones(8, 8, device='cuda')).sum().backward()")

@@ -47,12 +47,13 @@ def runs(monkeypatch):
 
 
 def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
-    gpus, parts, changes = answer(WISH, ["T4", "H200"])
+    gpus, parts, changes, notes = answer(WISH, ["T4", "H200"])
     assert gpus.rows == (
-        ("T4", "15 GiB", "20 GiB", "no", "1 s ± 33%", "25% of it"),
+        ("T4", "15 GiB", "20 GiB", "no", "1 s ± 33%, if it had the memory", "25% of it"),
         ("H200", "140 GiB", "20 GiB", "yes", "1 s ± 21%", "25% of it"),
     )
-    assert parts.caption.startswith("At the peak on the T4, made by train.py:3 x: ")
+    assert parts.caption == "At the peak on the T4, made by train.py:3 x: 20 GiB, of them in tensors and workspaces 20 GiB"
+    assert "others are taken to do the same" in notes and "need as long for an operator" in notes
     assert all(row[1] == "10 GiB" and row[3] == "yes" for row in changes.rows)
     assert {row[0]: row[2] for row in changes.rows}["half the batch"] == "4.00 times as long"
     assert changes.rows[-2][0] == "half the batch"  # the slowest, of as many samples
@@ -66,7 +67,7 @@ def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
         ({2: 18, 4: 12, 8: 9}, ("sharding over 4 GPUs (FSDP2)", "12 GiB", "0.30 times as long", "yes"), [2, 4]),
         ({2: 40, 4: 30, 8: 20}, ("sharding over 8 GPUs (FSDP2)", "20 GiB", "0.15 times as long", "no"), [2, 4, 8]),
         ({2: 0}, ("sharding over 2 GPUs (FSDP2)", "", "", "train.py:7 x: RuntimeError: why"), [2]),
-        ({2: None}, ("sharding over 2 GPUs (FSDP2)", "", "", "nothing to change in this script"), [2]),
+        ({2: None}, ("sharding over 2 GPUs (FSDP2)", "", "", "no module has the parameters of an optimizer of torch.optim"), [2]),
     ],
 )
 def test_it_is_sharded_over_as_few_gpus_as_it_fits(monkeypatch, needs, due, tried):
@@ -81,9 +82,8 @@ def test_it_is_sharded_over_as_few_gpus_as_it_fits(monkeypatch, needs, due, trie
         return Outcome(1 << 42, True, failed, "", 4, (need or 0) << 30, 1, 1, {}, 1.2, 0.0, need is not None)
 
     run_by(monkeypatch, run)
-    *_, changes = answer(WISH, ["T4"])
+    *_, changes, _ = answer(WISH, ["T4"])
     assert asked == tried and due in changes.rows and len(changes.rows) == 6
-    assert "others are taken to do the same" in changes.caption
 
 
 def test_whoever_waits_is_told_a_line_for_each_thing_tried(runs):
@@ -108,10 +108,11 @@ def test_a_change_that_would_meet_nothing_is_not_run(monkeypatch):
         return Outcome(15 << 30, True, "", "", 4, 1 << 30, 1, 1, {}, 1.0, 0.0, True, changes=["half the batch"])
 
     run_by(monkeypatch, run)
-    *_, changes = answer(WISH, ["T4"])
+    *_, changes, _ = answer(WISH, ["T4"])
     assert asked == [None, "half the batch", "sharding over 2 GPUs (FSDP2)"]
-    without = {row for row in changes.rows if row[3] == "nothing to change in this script"}
-    assert {name for name, *_ in without} == set(CHANGES) - {"half the batch"} and len(changes.rows) == 6
+    without = {row[0]: row[3] for row in changes.rows if not row[1]}
+    assert without == {name: change.nothing for name, change in CHANGES.items() if name != "half the batch"}
+    assert len(changes.rows) == 6
 
 
 def test_bad_wishes_are_refused_before_anything_runs(runs):
@@ -144,10 +145,10 @@ def test_a_script_that_asks_for_a_value_after_a_step_gets_its_page(monkeypatch):
         16 << 30, True, "", "", 1, 1 << 30, 1 << 30, 1 << 30, {}, None, None, True, 0.5, "train.py:9 int(x)", changes=list(CHANGES)
     )
     run_by(monkeypatch, lambda wish: ran)
-    gpus, _, changes = answer(WISH, ["T4"])
+    gpus, _, changes, _ = answer(WISH, ["T4"])
     assert gpus.rows[0][2:] == ("at least 1 GiB", "so far", "the first at most 500 ms", "")
     first, second, *_ = gpus.caption.splitlines()
-    assert first == "train.py: 1 step on virtual GPUs, nothing computed."
+    assert first == "train.py: 1 step on virtual GPUs, without values."
     assert second == "Then train.py:9 int(x) asks for a value that nothing computed: what follows is not counted."
     assert {row[1:] for row in changes.rows} == {("at least 1 GiB", "", "so far")}  # a first step says little about others
 
@@ -164,3 +165,13 @@ def test_a_script_that_fails_gives_no_table(monkeypatch):
     run_by(monkeypatch, lambda wish: Outcome(failed="train.py:1 1 / 0: ZeroDivisionError", steps=2))
     with pytest.raises(ScriptFailedError, match="on the T4 the script failed after 2 steps: train.py:1 1 / 0"):
         next(answer(WISH, ["T4"]))
+
+
+def test_the_parts_add_up_to_what_it_needs(monkeypatch):
+    parts = {"activations": 5 << 20, "in flight": 2 << 20, "reserved, not in use": 1 << 20, "other": 0}
+    line = f"train.py:3 {'x' * 200}"
+    run_by(monkeypatch, lambda wish: Outcome(15 << 30, True, "", line, 4, 100 << 20, 7 << 20, 8 << 20, parts, 1.0, 0.0, True))
+    _, shown, *_ = answer(WISH, ["T4"])
+    assert [row[0] for row in shown.rows] == ["92 MiB", "5 MiB", "2 MiB", "1 MiB"]
+    assert [row[1] for row in shown.rows][:2] == ["CUDA's context, outside PyTorch's allocator", "activations"]
+    assert len(shown.caption) < 200 and "xxx …: 100 MiB" in shown.caption
