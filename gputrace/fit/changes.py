@@ -107,9 +107,10 @@ def checkpointing(alter: bool) -> Met:
     seen: WeakSet[nn.Module] = WeakSet()
 
     def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
-        if module.training and module not in seen and not any(getattr(part, on, False) for part in module.modules() for on in ON):
-            met.extend(type(part).__name__ for part in _checkpoint_parts(module, alter))
-        seen.add(module)
+        if module.training and module not in seen:  # a script may evaluate first
+            seen.add(module)
+            if not any(getattr(part, on, False) for part in module.modules() for on in ON):
+                met.extend(type(part).__name__ for part in _checkpoint_parts(module, alter))
         return call()
 
     _around_models(forward)
@@ -162,7 +163,7 @@ CHANGES = {
     "autocast to bfloat16": Change(bfloat16, "no module runs without autocast"),
     "two halves of a batch, accumulated": Change(accumulation, NO_BATCHES),
     "half the batch": Change(half_the_batch, NO_BATCHES, share=0.5),
-    "checkpointing of each block": Change(checkpointing, "no list of modules of one class"),
+    "checkpointing of each block": Change(checkpointing, "no blocks that are repeated, or it does so already"),
 }
 SHARDINGS = {
     f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(_sharded, ranks), NO_MODEL, share=ranks) for ranks in (2, 4, 8)

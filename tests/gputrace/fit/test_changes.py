@@ -130,6 +130,14 @@ def test_what_a_script_counts_after_each_step_it_may_count_after_half_of_one(tri
 
 
 @pytest.mark.slow
+def test_a_script_that_evaluates_first_is_checkpointed_when_it_trains(tried):
+    first = SCRIPT.replace("for number, batch", "model.eval()\nmodel(torch.ones(8, 64).cuda())\nmodel.train()\nfor number, batch")
+    change = "checkpointing of each block"
+    outside, written = tried(first.format(**PLAIN), change), tried(first.format(**PLAIN | WRITTEN[change]))
+    assert (outside.failed, outside.changed, outside.allocated) == ("", True, written.allocated)
+
+
+@pytest.mark.slow
 def test_a_script_that_has_autocast_keeps_its_own(tried):
     outcome = tried(SCRIPT.format(**PLAIN | WRITTEN["autocast to bfloat16"]), "autocast to bfloat16")
     assert (outcome.failed, outcome.changed) == ("", False)
