@@ -84,16 +84,26 @@ def loop_optimizer(alter: bool) -> Met:
 
 
 def bfloat16(alter: bool) -> Met:
-    """The model's forward runs under autocast to bfloat16, unless the script has autocast already."""
+    """The model's forward runs under autocast to bfloat16, unless the script has autocast already, around the model or in it."""
     met: Met = []
+    entered: list[bool] = []
+    enter = torch.autocast.__enter__
+
+    def noted(self: torch.autocast) -> Any:
+        entered.append(self.device == "cuda" and self._enabled)
+        return enter(self)
 
     def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
         if torch.is_autocast_enabled("cuda"):
             return call()
-        met.append(type(module).__name__)
         with torch.autocast("cuda", torch.bfloat16) if alter else nullcontext():
-            return call()
+            entered.clear()
+            result = call()
+        if not any(entered):
+            met.append(type(module).__name__)
+        return result
 
+    torch.autocast.__enter__ = noted  # type: ignore[method-assign]
     _around_models(forward)
     return met
 

@@ -139,8 +139,17 @@ def test_a_script_that_evaluates_first_is_checkpointed_when_it_trains(tried):
 
 @pytest.mark.slow
 def test_a_script_that_has_autocast_keeps_its_own(tried):
-    outcome = tried(SCRIPT.format(**PLAIN | WRITTEN["autocast to bfloat16"]), "autocast to bfloat16")
-    assert (outcome.failed, outcome.changed) == ("", False)
+    """Around the call of its model, or around the model's own forward."""
+    change = "autocast to bfloat16"
+    inside = SCRIPT.format(**PLAIN).replace(
+        "model = Net()", 'Net.forward = torch.autocast("cuda", torch.bfloat16)(Net.forward)\nmodel = Net()'
+    )
+    for source in (SCRIPT.format(**PLAIN | WRITTEN[change]), inside):
+        outcome = tried(source, change)
+        assert (outcome.failed, outcome.changed) == ("", False)
+        assert change not in tried(source).changes
+    off = inside.replace("torch.bfloat16)(", "torch.bfloat16, enabled=False)(")
+    assert change in tried(off).changes
 
 
 @pytest.mark.slow
