@@ -169,11 +169,11 @@ class Change:
 NO_BATCHES = "no DataLoader makes batches of 2 or more"
 NO_MODEL = "no module has the parameters of an optimizer of torch.optim"
 CHANGES = {
-    "optimizer with foreach=False": Change(loop_optimizer, "its optimizer makes no lists (foreach)"),
+    "optimizer with foreach=False": Change(loop_optimizer, "no optimizer of torch.optim works on lists (foreach)"),
     "autocast to bfloat16": Change(bfloat16, "no module runs without autocast"),
     "two halves of a batch, accumulated": Change(accumulation, NO_BATCHES),
     "half the batch": Change(half_the_batch, NO_BATCHES, share=0.5),
-    "checkpointing of each block": Change(checkpointing, "no blocks that are repeated, or it does so already"),
+    "checkpointing of each block": Change(checkpointing, "no repeated blocks with a tenth of its parameters, or it does so already"),
 }
 SHARDINGS = {
     f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(_sharded, ranks), NO_MODEL, share=ranks) for ranks in (2, 4, 8)
