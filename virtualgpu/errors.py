@@ -182,9 +182,16 @@ def unsupported(what: str) -> Exception:
     return NotImplementedError(f"{what} {_NOT_SERVED}. It works on a real one")
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Whether an exception says what a virtual GPU cannot do."""
-    return isinstance(error, NotImplementedError) and _NOT_SERVED in str(error)
+def refusal_behind(error: BaseException | None) -> str | None:
+    """What a virtual GPU cannot do, in its words, if that led to this exception. Another process's errors come as text."""
+    if error is None:
+        return None
+    said = next((line for line in str(error).splitlines() if _NOT_SERVED in line), None)
+    if said is not None:
+        return said.removeprefix("NotImplementedError: ")
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    led_to_it = (*(error.exceptions if isinstance(error, BaseExceptionGroup) else ()), before)
+    return next((found for each in led_to_it if (found := refusal_behind(each)) is not None), None)
 
 
 def asks_for_values(error: BaseException) -> bool:

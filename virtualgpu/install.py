@@ -18,7 +18,7 @@ from virtualgpu.collectives import profiled, reducer, wrappers
 from virtualgpu.driver import cuda, nvml, profiler, smi
 from virtualgpu.graphs import cuda_graph, pools
 from virtualgpu.hardware import Machine
-from virtualgpu.host import benchmark, pinned, python_costs, time_module
+from virtualgpu.host import benchmark, data_loading, pinned, python_costs, time_module
 from virtualgpu.host.cpu_operators import HostOperators
 from virtualgpu.ops import call, fourier
 from virtualgpu.ops.nn import convolution, recurrent, synchronized_norm
@@ -31,7 +31,7 @@ from virtualgpu.threads import replacements as threads
 _PARTS = (
     reducer, wrappers, profiled,
     generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing, autocast, backward, comm, torchscript,
-    python_costs, time_module, benchmark, eager, profiler, convolution, synchronized_norm, fourier,
+    python_costs, time_module, data_loading, benchmark, eager, profiler, convolution, synchronized_norm, fourier,
 )  # fmt: skip
 _ABSENT = object()
 

@@ -18,11 +18,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import virtualgpu
+from gputrace.events import StackTable
 from gputrace.fit.changes import ALL, CHANGES
 from gputrace.holders.tensors import all_objects, of_kind
 from gputrace.phases import noted
 from gputrace.recording import record
-from gputrace.spans import COPIES, KERNEL, chosen, seconds_of
+from gputrace.sources.clock import ClockSource
+from gputrace.spans import COPIES, KERNEL, Spans, chosen, seconds_of
 from gputrace.trace import Trace
 from virtualgpu import instruments
 from virtualgpu.commands import set_up_for_times
@@ -105,8 +107,9 @@ def attempt(wish: Wish) -> Outcome:
     steps = _Steps(enough)
     origin = gpus.machine.clock.host
     try:
-        with noted(steps.before_backward), record(MAX_EVENTS) as trace:
-            register_optimizer_step_pre_hook(_unless_the_gpu_is_empty)
+        # The memory of the whole run, and what ran when from the first backward on: an evaluation before it may be long.
+        with noted(steps.before_backward), record(MAX_EVENTS, timeline=False) as trace:
+            register_optimizer_step_pre_hook(steps.before_step)
             register_optimizer_step_post_hook(steps.after_step)
             try:
                 run_script(wish.script, wish.arguments, wish.module)
@@ -130,7 +133,7 @@ def attempt(wish: Wish) -> Outcome:
     outcome.changes = [name for name, found in would_meet.items() if found]
     if outcome.fits and not outcome.failed and not (trace.timeline(0).allocated > 0).any():
         outcome.failed = NO_GPU
-    _measure(trace, [time - origin for time in steps.times], outcome)
+    _measure(trace, steps.ran.finish(origin).spans, [time - origin for time in steps.times], outcome)
     used = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     outcome.resident = max(used) * RSS_UNIT
     return outcome
@@ -144,10 +147,11 @@ def _end_children() -> None:
             child.kill()
 
 
-def _unless_the_gpu_is_empty(optimizer: Any, args: tuple, kwargs: dict) -> None:
-    """Before a step: a script that has put nothing on the GPU by now need not go on computing on the CPU."""
-    if torch.cuda.max_memory_allocated() == 0:
-        raise _Enough
+class _NoStacks(StackTable):
+    """Takes no stack for what is measured alone."""
+
+    def of_frame(self, frame: FrameType | None) -> int:
+        return 0
 
 
 class _Steps:
@@ -160,6 +164,8 @@ class _Steps:
     def __init__(self, enough: Callable[[int], bool]) -> None:
         self.times: list[float] = []  # of the machine's clock, at which each was counted
         self.by_hand = False
+        self.ran = ClockSource(_NoStacks(), MAX_EVENTS)
+        self._listens = False
         self._enough = enough
         self._first: Any = None
         self._optimizers = False  # was any made?
@@ -168,12 +174,23 @@ class _Steps:
     def done(self) -> int:
         return len(self.times)
 
+    def before_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
+        if torch.cuda.max_memory_allocated() == 0:
+            raise _Enough  # a script that has put nothing on the GPU by now need not go on computing on the CPU
+        self._listen()
+
+    def _listen(self) -> None:
+        if not self._listens:
+            self._listens = True
+            self.ran.start()
+
     def after_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         self._first = self._first or optimizer
         if optimizer is self._first:
             self._count()
 
     def before_backward(self, name: str, frame: FrameType | None) -> Callable[[], None]:
+        self._listen()
         if name == "backward" and not self._optimizers:
             if self.by_hand:
                 self._count()
@@ -216,7 +233,7 @@ def _where(calls: traceback.StackSummary) -> str:
     return f"{Path(users[-1].filename).name}:{users[-1].lineno} {users[-1].line}" if users else ""
 
 
-def _measure(trace: Trace, counted: list[float], outcome: Outcome) -> None:
+def _measure(trace: Trace, spans: Spans, counted: list[float], outcome: Outcome) -> None:
     """Memory at the peak, and the time of a step."""
     timeline = trace.timeline(0)
     outcome.used, outcome.allocated, outcome.reserved = (
@@ -228,24 +245,22 @@ def _measure(trace: Trace, counted: list[float], outcome: Outcome) -> None:
     event = trace.peak_event(0)
     line = None if event < 0 else trace.line(int(trace.events.stack[event]))
     outcome.line = "" if line is None else f"{line.location} {line.text}"
-    ends = _ends(trace, counted)
+    ends = _ends(spans, counted)
     if len(ends) == 1:  # it makes the optimizer's state too, and takes its memory from the driver
         outcome.first = ends[0] - min(phase.start for phase in trace.phases)
     elif steps := sorted((end - begin, begin, end) for begin, end in pairwise(ends) if end > begin):
         outcome.step, begin, end = steps[(len(steps) - 1) // 2]  # an evaluation may lie between two of them
-        outcome.idle = max(0.0, 1 - _busy_between(trace, begin, end) / outcome.step)
+        outcome.idle = max(0.0, 1 - _busy_between(spans, begin, end) / outcome.step)
 
 
-def _ends(trace: Trace, counted: list[float]) -> list[float]:
+def _ends(spans: Spans, counted: list[float]) -> list[float]:
     """When the GPU was done with all that had been launched when each step was counted: the host may be far ahead."""
-    spans = trace.spans
     mine = np.flatnonzero(chosen(spans, 0, (KERNEL, *COPIES)) & (spans.launch >= 0))
     launched, ended = spans.start[spans.launch[mine]], spans.end[mine]
     return [float(ended[launched <= time].max(initial=0.0)) for time in counted]
 
 
-def _busy_between(trace: Trace, begin: float, end: float) -> float:
+def _busy_between(spans: Spans, begin: float, end: float) -> float:
     """Seconds in which the GPU worked."""
-    spans = trace.spans
     start = np.clip(spans.start, begin, end)
     return seconds_of(replace(spans, start=start, duration=np.clip(spans.end, begin, end) - start), chosen(spans, 0, (KERNEL, *COPIES)))

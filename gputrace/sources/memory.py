@@ -13,7 +13,18 @@ from typing import Any
 
 import torch
 
-from gputrace.events import ACTION_OF, ALLOC, OOM, SEGMENT_ALLOC, SEGMENT_MAP, MemoryEvent, SourceLine, StackTable
+from gputrace.events import (
+    ACTION_OF,
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    OOM,
+    SEGMENT_ALLOC,
+    SEGMENT_MAP,
+    MemoryEvent,
+    SourceLine,
+    StackTable,
+)
 from gputrace.replay import RecordedSegment, from_snapshot
 from virtualgpu import instruments
 from virtualgpu.allocator import UNLIMITED, Settings
@@ -89,9 +100,15 @@ class VirtualSource:
             allocator.unlisten(listener)
 
     def _listener(self, gpu: Any) -> Callable[..., None]:
+        asked: tuple[Any, int] = None, 0  # the block whose free was requested last, and where: mostly its free is complete at once
+
         def listen(action: str, block: Any, size: int) -> None:
+            nonlocal asked
             number = ACTION_OF[action]
-            stack = self._table.of_frame(sys._getframe(1))
+            known, stack = asked
+            if number != FREE_COMPLETED or known is not block:
+                stack = self._table.of_frame(sys._getframe(1))
+            asked = (block, stack) if number == FREE_REQUESTED else (None, 0)
             if number == OOM:
                 address, taken, stream = gpu.allocator.free_bytes(), 0, gpu.stream.stream_id
             else:

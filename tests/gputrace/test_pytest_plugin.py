@@ -63,6 +63,42 @@ def test_what_a_virtual_gpu_cannot_do_is_a_skip_that_says_so(suite):
     result.stdout.fnmatch_lines(["SKIPPED * __cuda_array_interface__ * is not served by the virtual GPU*"])
 
 
+def test_an_error_that_a_refusal_led_to_is_a_skip_too(suite):
+    text = """
+        import pytest, torch
+        def refused(*_): torch.ones(2, device="cuda").__cuda_array_interface__
+        def test_of_a_cause():
+            try:
+                refused()
+            except NotImplementedError as error:
+                raise ValueError("no such kernel") from error
+        def test_while_it_was_handled():
+            with pytest.raises(RuntimeError, match="another message"):
+                refused()
+        def test_in_a_group():
+            try:
+                refused()
+            except NotImplementedError as error:
+                raise ExceptionGroup("several", [error])
+        def test_in_a_process_of_its_own():
+            torch.multiprocessing.spawn(refused)
+        def test_said_to_be_another_matter():
+            try:
+                refused()
+            except NotImplementedError:
+                raise ValueError("no such kernel") from None
+    """
+    result = suite(text, "--gpus", "1", "-rs")
+    result.assert_outcomes(skipped=4, failed=1)
+    assert all("is not served by the virtual GPU" in line for line in result.outlines if line.startswith("SKIPPED"))
+
+
+def test_a_module_that_a_refusal_keeps_from_being_imported_is_skipped(suite):
+    result = suite("import torch\ntorch.ones(2, device='cuda').__cuda_array_interface__", "--gpus", "1", "-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED * is not served by the virtual GPU*"])
+
+
 def test_budgets_of_memory_and_time(suite):
     text = """
         import pytest, torch
@@ -79,6 +115,44 @@ def test_budgets_of_memory_and_time(suite):
     result = suite(text, "--gpus", "1", "--strict-markers")
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["it takes 1 MiB of cuda:0, more than 1 KiB", "it takes * of modelled time, more than 1*µs"])
+
+
+def test_a_budget_of_the_test_itself_comes_before_that_of_its_class(suite):
+    text = """
+        import pytest, torch
+        @pytest.mark.gpu_budget(memory="1KiB", seconds=1)
+        class TestWork:
+            @pytest.mark.gpu_budget(memory="2MiB")
+            def test_within(self): torch.ones(1 << 18, device="cuda")
+            @pytest.mark.gpu_budget(seconds=1e-6)
+            def test_memory(self): torch.ones(1 << 18, device="cuda", dtype=torch.int8).sum()
+    """
+    suite(text, "--gpus", "1").assert_outcomes(passed=1, failed=1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ("", "give memory=, seconds= or both"),
+        ("'1GiB'", "give memory=, seconds= or both"),
+        ("memroy='1GiB'", "give memory=, seconds= or both"),
+        ("memory='1GiBs'", "memory='1GiBs': give a positive number of bytes*"),
+        ("seconds='1s'", "seconds='1s': give a positive number"),
+        ("seconds=-1", "seconds=-1: give a positive number"),
+    ],
+)
+def test_a_budget_that_is_none_says_so(suite, limits, said):
+    result = suite(f"import pytest\n@pytest.mark.gpu_budget({limits})\ndef test_nothing(): pass", "--gpus", "1")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"gpu_budget: {said}"])
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
+
+
+@pytest.mark.parametrize("count", ["0", "17", "two"])
+def test_a_number_of_gpus_that_there_is_not_is_a_usage_error(suite, count):
+    result = suite("", "--gpus", count)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*argument --gpus: choose a whole number from 1 to 16, not {count}"])
 
 
 def test_leaks_races_and_hidden_synchronizations(suite):
@@ -99,13 +173,36 @@ def test_leaks_races_and_hidden_synchronizations(suite):
     """
     result = suite(text, "--gpus", "1", "-W", "ignore")
     result.assert_outcomes(passed=2, failed=3)
-    result.stdout.fnmatch_lines(["it leaves tensors behind:", "1 MiB on cuda:0*kept*", "*called a synchronizing CUDA operation"])
+    result.stdout.fnmatch_lines(["it leaves 1 MiB behind:", "1 MiB on cuda:0*kept*", "*called a synchronizing CUDA operation"])
+
+
+def test_a_race_fails_each_test_that_it_is_in_and_no_other(suite):
+    text = """
+        import pytest, torch
+        side = torch.cuda.Stream()
+        def race():
+            x = torch.zeros(1 << 24, device="cuda")
+            x += 1
+            with torch.cuda.stream(side):
+                return x + 1
+        def test_that_does_not_ask(): race()
+        @pytest.mark.parametrize("number", range(2))
+        def test_race(no_gpu_race, number): race()
+        def test_clean(no_gpu_race): torch.zeros(1 << 24, device="cuda")
+    """
+    suite(text, "--gpus", "1", "-W", "ignore").assert_outcomes(passed=2, failed=2)
 
 
 def test_assertions_are_skipped_where_there_are_no_virtual_gpus(suite):
-    result = suite("def test_clean(no_gpu_leak): pass", "-rs")
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED * give --gpus 1"])
+    text = """
+        import pytest
+        def test_clean(no_gpu_leak): pass
+        @pytest.mark.gpu_budget(seconds=1)
+        def test_budget(): pass
+    """
+    result = suite(text, "-rs")
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines([f"SKIPPED * test_assertions*.py:{line}: * give --gpus 1" for line in (2, 3)])
 
 
 def test_each_worker_of_xdist_has_its_gpus(suite):

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from virtualgpu.hardware import Machine
 
@@ -17,7 +16,6 @@ from virtualgpu.hardware import Machine
 def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     """By owner, the names that change."""
     yield torch._C, asking_for_a_trace(machine)
-    yield _MultiProcessingDataLoaderIter, {"_try_get_data": receiving(machine, _MultiProcessingDataLoaderIter._try_get_data)}
     yield nn.Module, {"_replicate_for_data_parallel": replicating(machine, nn.Module._replicate_for_data_parallel)}
 
 
@@ -44,16 +42,3 @@ def replicating(machine: Machine, replicate: Callable[[nn.Module], nn.Module]) -
         return replicate(self)
 
     return replicate_for_data_parallel
-
-
-def receiving(machine: Machine, receive: Callable[..., Any]) -> Callable[..., Any]:
-    """What receives a batch of a data loader's worker, and takes no time: which step it falls into depends on the workers' real speed."""
-
-    def try_get_data(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, machine.selected.untimed = machine.selected.untimed, True
-        try:
-            return receive(self, *args, **kwargs)
-        finally:
-            machine.selected.untimed = before
-
-    return try_get_data

@@ -10,7 +10,8 @@ not by which line, and not what was read. Copies between a GPU and page-locked m
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -28,7 +29,7 @@ from virtualgpu.streams.accesses import Access, Place, Region, as_before, at, ha
 from virtualgpu.streams.collective_accesses import Collectives
 from virtualgpu.streams.launches import Arrival, Launch, UserLine, outputs_of, reference, user_line
 from virtualgpu.streams.lone_stream import LoneStream
-from virtualgpu.streams.race_reports import Race, Side
+from virtualgpu.streams.race_reports import Race, Races, Side
 from virtualgpu.tensor import VirtualTensor, allocate_on, tensors, wrap
 
 SHARE = 0.25  # of the host's budget for values: what launches that may have to run again may hold
@@ -62,9 +63,9 @@ class RaceDetector:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.races: list[Race] = []
+        self.races = Races()
         self.host_copies: list[tuple[StreamTime, int]] = []
-        self._reported: set[tuple] = set()
+        self._watching: list[Races] = []
         self._in_flight: deque[Launch] = deque()  # those that can be run again
         self._held = 0  # bytes that these hold
         self.replacing: WeakSet[Access] = WeakSet()  # writes that hold what was there before them
@@ -247,10 +248,20 @@ class RaceDetector:
 
     def report(self, kind: str, first: Launch, second: Side, line: UserLine | None) -> None:
         race = Race(kind, Side.of(first), second)
-        if race.key not in self._reported:
-            self._reported.add(race.key)
-            self.races.append(race)
+        for watching in self._watching:
+            watching.note(race)
+        if self.races.note(race):
             race.warn(line)
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Race]]:
+        """The races of the block, those among them too that were found before it."""
+        found = Races()
+        self._watching.append(found)
+        try:
+            yield found
+        finally:
+            self._watching = [watching for watching in self._watching if watching is not found]
 
     # Memory that comes and goes
 

@@ -104,6 +104,22 @@ class Race:
         warnings.warn_explicit(str(self), RaceWarning, filename, number)
 
 
+class Races(list[Race]):
+    """Races, each pair of lines once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys: set[tuple] = set()
+
+    def note(self, race: Race) -> bool:
+        """Keep it unless its lines are there. Returns whether they were not."""
+        if race.key in self._keys:
+            return False
+        self._keys.add(race.key)
+        self.append(race)
+        return True
+
+
 def _as_written(operator: str) -> str:
     """The name by which a program calls an operator: `softmax`, where PyTorch's own is `_softmax`."""
     return _AS_WRITTEN.get(operator, operator.removeprefix("_"))

@@ -1,13 +1,11 @@
 """Host time of what Python does around operators: calls of modules, replicas, threads, views, memory."""
 
 import threading
-import time
 import traceback
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 import labkit
 from virtualgpu import profiles
@@ -187,30 +185,3 @@ def test_products_that_fill_a_part_of_the_gpu_run_at_once_on_two_streams(machine
         return wall_seconds(work)
 
     assert on(streams) < 0.7 * on([streams[0]] * 2)
-
-
-class Delayed(Dataset):
-    """Samples of which the first comes late or early."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.seconds if index == 0 else 0)
-        return torch.ones(1 << 16)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_when_a_data_loaders_worker_is_done_takes_no_host_time():
-    """A batch that comes early is received while another is waited for."""
-
-    def times(seconds: float) -> list[float]:
-        with labkit.use(gpus=1, virtual=True, quiet=True):
-            return [labkit.host_time() for _ in DataLoader(Delayed(seconds), batch_size=1, num_workers=2)]
-
-    early, late = times(0), times(0.5)
-    assert early == late

@@ -11,6 +11,7 @@ from racing import RACES, here, kinds
 from torch._C import _DisableTorchDispatch
 
 import labkit
+from virtualgpu import hardware
 from virtualgpu.streams.race_reports import BOTH_WRITE, OVERWRITTEN, STALE, RaceWarning
 
 pytestmark = pytest.mark.usefixtures("raced")
@@ -370,3 +371,23 @@ def test_memory_that_was_resized_like_another_can_be_resized_again():
         x = torch.rand(1, device="cuda")
         x.add_(1).resize_as_(torch.rand(3, device="cuda"))
         assert x.resize_(3).add_(1).shape == (3,)
+
+
+# Who is told
+
+
+@RACES
+def test_who_watches_hears_of_races_that_were_found_before(side):
+    def race() -> None:
+        x = torch.zeros(8, device="cuda")
+        with torch.cuda.stream(side):
+            x + 1
+        torch.cuda.synchronize()
+
+    race()
+    before = len(labkit.races())
+    with hardware.machine().races.watched() as found:
+        race()
+        race()
+    race()
+    assert len(found) == 1 and len(labkit.races()) == before
