@@ -62,7 +62,7 @@ class Outcome:
     step alone, `first` is the most that it took. `changed` says whether the change met something that it could change; where none was
     made, `changes` are those of CHANGES that would have. `asked` is the line that wanted a value which nothing computed, after the first
     whole step: the script ended there. `made_up` is the first line that got 0 for such an integer and went on. `by_hand` says that no
-    optimizer was made, so that each backward was taken for a step.
+    optimizer was made, so that each backward was taken for a step, and `tries_algorithms` that cuDNN would try them at each new shape.
     """
 
     total: int = 0
@@ -83,6 +83,7 @@ class Outcome:
     made_up: str = ""
     changes: list[str] = field(default_factory=list)
     resident: int = 0
+    tries_algorithms: bool = False
 
 
 class _Enough(BaseException):
@@ -130,6 +131,7 @@ def attempt(wish: Wish) -> Outcome:
         outcome.asked = made_up.line
     outcome.made_up = "" if outcome.asked else made_up.line
     outcome.steps, outcome.by_hand, outcome.changed = steps.done, steps.by_hand, bool(met)
+    outcome.tries_algorithms = torch.backends.cudnn.benchmark
     outcome.changes = [name for name, found in would_meet.items() if found]
     if outcome.fits and not outcome.failed and not (trace.timeline(0).allocated > 0).any():
         outcome.failed = NO_GPU

@@ -15,6 +15,10 @@ ROOM = 1 << 42  # bytes of a GPU on which any script's peak is seen
 FITS, NOT, SO_FAR = "yes", "no", "so far"
 LONGEST = 90  # characters of a line of code
 BY_HAND = "It makes no optimizer of torch.optim: each backward was taken for a step"
+TRIES = (
+    "It sets torch.backends.cudnn.benchmark: in the first step cuDNN tries its algorithms, and takes up to some GiB for that where they\n"
+    "are free. This is not counted, for it makes do with less"
+)
 NO_STEPS = "it ended without step() of an optimizer of torch.optim, so that what a step takes is unknown"
 PARTS = {  # those whose names say too little
     "in flight": "gradients of activations, and what else a backward or a step frees again",
@@ -103,6 +107,8 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], script: str) -
     ran = f"{steps} step{'s' * (steps > 1)} on virtual GPUs, without values" if steps else NO_STEPS
     if any(outcome.by_hand for outcome in needed.values()):
         ran += f". {BY_HAND}"
+    if any(outcome.tries_algorithms for outcome in needed.values()):
+        ran += f".\n{TRIES}"
     if asked := next((outcome.asked for outcome in needed.values() if outcome.asked), ""):
         ran += f".\nThen {asked} asks for a value that nothing computed: what follows is not counted"
     if made_up := next((outcome.made_up for outcome in needed.values() if outcome.made_up), ""):

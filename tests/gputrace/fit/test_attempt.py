@@ -150,3 +150,9 @@ def test_where_no_optimizer_is_made_each_backward_counts_as_a_step(wish):
     assert (outcome.fits, outcome.failed, outcome.steps, outcome.by_hand, with_optimizer.by_hand) == (True, "", 4, True, False)
     assert outcome.allocated == with_optimizer.allocated
     assert outcome.step == pytest.approx(with_optimizer.step, rel=0.1)
+
+
+@pytest.mark.parametrize("tries", [True, False])
+def test_a_script_may_let_cudnn_try_its_algorithms(wish, tries):
+    script = TRAIN.replace("x = torch", f"torch.backends.cudnn.benchmark = {tries}\n    x = torch")
+    assert run(wish(script, 64, 3)).tries_algorithms == tries

@@ -175,3 +175,9 @@ def test_the_parts_add_up_to_what_it_needs(monkeypatch):
     assert [row[0] for row in shown.rows] == ["92 MiB", "5 MiB", "2 MiB", "1 MiB"]
     assert [row[1] for row in shown.rows][:2] == ["CUDA's context, outside PyTorch's allocator", "activations"]
     assert len(shown.caption) < 200 and "xxx …: 100 MiB" in shown.caption
+
+
+def test_what_cudnn_takes_to_try_its_algorithms_is_said_not_to_be_counted(monkeypatch):
+    run_by(monkeypatch, lambda wish: Outcome(1 << 30, steps=4, used=1, step=1.0, idle=0.0, tries_algorithms=True))
+    gpus, *_ = answer(WISH, ["T4"])
+    assert "It sets torch.backends.cudnn.benchmark" in gpus.caption and "not counted" in gpus.caption
