@@ -84,16 +84,26 @@ def loop_optimizer(alter: bool) -> Met:
 
 
 def bfloat16(alter: bool) -> Met:
-    """The model's forward runs under autocast to bfloat16, unless the script has autocast already."""
+    """The model's forward runs under autocast to bfloat16, unless the script has autocast already, around the model or in it."""
     met: Met = []
+    entered: list[bool] = []
+    enter = torch.autocast.__enter__
+
+    def noted(self: torch.autocast) -> Any:
+        entered.append(self.device == "cuda" and self._enabled)
+        return enter(self)
 
     def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
         if torch.is_autocast_enabled("cuda"):
             return call()
-        met.append(type(module).__name__)
         with torch.autocast("cuda", torch.bfloat16) if alter else nullcontext():
-            return call()
+            entered.clear()
+            result = call()
+        if not any(entered):
+            met.append(type(module).__name__)
+        return result
 
+    torch.autocast.__enter__ = noted  # type: ignore[method-assign]
     _around_models(forward)
     return met
 
@@ -107,9 +117,10 @@ def checkpointing(alter: bool) -> Met:
     seen: WeakSet[nn.Module] = WeakSet()
 
     def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
-        if module.training and module not in seen and not any(getattr(part, on, False) for part in module.modules() for on in ON):
-            met.extend(type(part).__name__ for part in _checkpoint_parts(module, alter))
-        seen.add(module)
+        if module.training and module not in seen:  # a script may evaluate first
+            seen.add(module)
+            if not any(getattr(part, on, False) for part in module.modules() for on in ON):
+                met.extend(type(part).__name__ for part in _checkpoint_parts(module, alter))
         return call()
 
     _around_models(forward)
@@ -158,11 +169,11 @@ class Change:
 NO_BATCHES = "no DataLoader makes batches of 2 or more"
 NO_MODEL = "no module has the parameters of an optimizer of torch.optim"
 CHANGES = {
-    "optimizer with foreach=False": Change(loop_optimizer, "its optimizer makes no lists (foreach)"),
+    "optimizer with foreach=False": Change(loop_optimizer, "no optimizer of torch.optim works on lists (foreach)"),
     "autocast to bfloat16": Change(bfloat16, "no module runs without autocast"),
     "two halves of a batch, accumulated": Change(accumulation, NO_BATCHES),
     "half the batch": Change(half_the_batch, NO_BATCHES, share=0.5),
-    "checkpointing of each block": Change(checkpointing, "no list of modules of one class"),
+    "checkpointing of each block": Change(checkpointing, "no repeated blocks with a tenth of its parameters, or it does so already"),
 }
 SHARDINGS = {
     f"sharding over {ranks} GPUs (FSDP2)": Change(functools.partial(_sharded, ranks), NO_MODEL, share=ranks) for ranks in (2, 4, 8)

@@ -1,5 +1,6 @@
 """What an operator does where values are not kept: its outputs get their shapes from PyTorch's meta kernels."""
 
+from math import isinf
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch._C import _DisableTorchDispatch
 
 from virtualgpu.errors import unsupported
 from virtualgpu.ops.call import SHAPES, Call, bytes_of
-from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors
+from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors, wrap
 
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
 FINITE = "_amp_foreach_non_finite_check_and_unscale_"  # with `values=False` it finds no infinity: GradScaler would skip every step
@@ -103,10 +104,15 @@ def infer(call: Call) -> Any:
         results = len(op.func._schema.returns)
         return None if not results else targets[0] if results == 1 else tuple(targets)
 
+    answer = None if gpu.machine.values else _if_finite(call)
+
     def result_of(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             if x.layout is not torch.strided:
                 raise unsupported("a sparse result of tensors whose values were not kept")
+            if answer is not None and gpu.machine.may_keep(x.numel(), torch.bool):
+                with _DisableTorchDispatch():
+                    return wrap(torch.full(x.size(), answer, device="cpu"), gpu)
             # A number that was made by shrinking what it is the sum of keeps the memory of that.
             return empty_without_values(gpu, x.size(), x.stride(), x.dtype, storage=0 if x.dim() else x.untyped_storage().nbytes())
         if isinstance(x, (list, tuple)):
@@ -114,6 +120,18 @@ def infer(call: Call) -> Any:
         return x
 
     return result_of(shapes_of(call))
+
+
+def _if_finite(call: Call) -> bool | None:
+    """What every element is where it asks for NaN or infinity: a script that skips such a step takes it. `isfinite` is made of these."""
+    name = call.op.name
+    if name in ("isnan", "isinf"):
+        return False
+    if name in ("eq", "ne") and call.args[1] is call.args[0]:
+        return name == "eq"
+    if name in ("eq", "ne") and isinstance(call.args[1], float) and isinf(call.args[1]):
+        return name == "ne"
+    return None
 
 
 def resize(call: Call, targets: list[torch.Tensor]) -> None:

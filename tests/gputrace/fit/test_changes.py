@@ -130,9 +130,26 @@ def test_what_a_script_counts_after_each_step_it_may_count_after_half_of_one(tri
 
 
 @pytest.mark.slow
+def test_a_script_that_evaluates_first_is_checkpointed_when_it_trains(tried):
+    first = SCRIPT.replace("for number, batch", "model.eval()\nmodel(torch.ones(8, 64).cuda())\nmodel.train()\nfor number, batch")
+    change = "checkpointing of each block"
+    outside, written = tried(first.format(**PLAIN), change), tried(first.format(**PLAIN | WRITTEN[change]))
+    assert (outside.failed, outside.changed, outside.allocated) == ("", True, written.allocated)
+
+
+@pytest.mark.slow
 def test_a_script_that_has_autocast_keeps_its_own(tried):
-    outcome = tried(SCRIPT.format(**PLAIN | WRITTEN["autocast to bfloat16"]), "autocast to bfloat16")
-    assert (outcome.failed, outcome.changed) == ("", False)
+    """Around the call of its model, or around the model's own forward."""
+    change = "autocast to bfloat16"
+    inside = SCRIPT.format(**PLAIN).replace(
+        "model = Net()", 'Net.forward = torch.autocast("cuda", torch.bfloat16)(Net.forward)\nmodel = Net()'
+    )
+    for source in (SCRIPT.format(**PLAIN | WRITTEN[change]), inside):
+        outcome = tried(source, change)
+        assert (outcome.failed, outcome.changed) == ("", False)
+        assert change not in tried(source).changes
+    off = inside.replace("torch.bfloat16)(", "torch.bfloat16, enabled=False)(")
+    assert change in tried(off).changes
 
 
 @pytest.mark.slow

@@ -122,6 +122,17 @@ def test_a_scaler_takes_gradients_to_be_finite(no_values, blank):
     assert (optimizer.state[model.weight]["step"].item(), scaler.get_scale()) == (3, 65536)
 
 
+def test_numbers_that_nothing_computed_are_taken_to_be_finite(no_values):
+    """A trainer that looks whether its loss is a number before each step takes the step."""
+    before = torch.cuda.memory_allocated()
+    loss = torch.randn(8, device="cuda").sum()
+    assert not (torch.isnan(loss) or torch.isinf(loss)) and torch.isfinite(loss).all()
+    found = loss.isnan(), loss.isfinite()
+    assert torch.cuda.memory_allocated() - before == 3 * 512 and found[0].shape == ()
+    with pytest.raises(RuntimeError, match=NOT_KEPT):
+        (loss > 0).item()
+
+
 def test_a_storage_is_resized(no_values):
     """As FSDP2 does: what is gathered goes, and comes back, in the same storage."""
     x = torch.randn(1000, device="cuda")
