@@ -187,8 +187,8 @@ def refusal_behind(error: BaseException | None) -> str | None:
     if error is None:
         return None
     said = next((line for line in str(error).splitlines() if _NOT_SERVED in line), None)
-    if said is not None:
-        return said.removeprefix("NotImplementedError: ")
+    if said is not None or asks_for_values(error):
+        return str(error) if said is None else said.removeprefix("NotImplementedError: ")
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     led_to_it = (*(error.exceptions if isinstance(error, BaseExceptionGroup) else ()), before)
     return next((found for each in led_to_it if (found := refusal_behind(each)) is not None), None)

@@ -50,17 +50,20 @@ def test_a_model_that_there_is_not_is_a_usage_error(suite):
     result.stderr.fnmatch_lines(["ERROR: *T5*"])
 
 
-def test_what_a_virtual_gpu_cannot_do_is_a_skip_that_says_so(suite):
+def test_what_a_virtual_gpu_cannot_do_is_a_skip_that_says_so(suite, monkeypatch):
     text = """
         import torch
         def test_interface():
             torch.ones(2, device="cuda").__cuda_array_interface__
+        def test_values_that_the_host_has_no_memory_for():
+            torch.ones(1 << 20, device="cuda").sum().item()
         def test_of_the_programs_own():
             raise NotImplementedError("not yet")
     """
+    monkeypatch.setenv("LABKIT_HOST_BUDGET", "1000000")
     result = suite(text, "--gpus", "1", "-rs")
-    result.assert_outcomes(skipped=1, failed=1)
-    result.stdout.fnmatch_lines(["SKIPPED * __cuda_array_interface__ * is not served by the virtual GPU*"])
+    result.assert_outcomes(skipped=2, failed=1)
+    result.stdout.fnmatch_lines(["SKIPPED * __cuda_array_interface__ * is not served by the virtual GPU*", "SKIPPED * were not kept*"])
 
 
 def test_an_error_that_a_refusal_led_to_is_a_skip_too(suite):
