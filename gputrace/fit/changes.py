@@ -139,8 +139,13 @@ def _checkpoint_parts(module: nn.Module, alter: bool) -> list[nn.Module]:
             return [part for part, _ in switched]
     blocks = repeated(module)
     for block in blocks if alter else ():
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        block.forward = functools.partial(_checkpointed, block.forward)
     return blocks
+
+
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A list is kept as it is now: a densely connected network goes on to append to the one that it gives its layers."""
+    return checkpoint(forward, *(list(x) if type(x) is list else x for x in args), use_reentrant=False, **kwargs)
 
 
 def _switches(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -92,7 +93,7 @@ def _shard(model: nn.Module) -> dict[torch.Tensor, torch.Tensor]:
     shards = dict(model.named_parameters())
     if shards.keys() != whole.keys():
         raise RuntimeError(f"blocks of {name_of_model} share parameters with others, which FSDP2 would shard apart")
-    _put_into_lists({id(parameter): shards[name] for name, parameter in whole.items()}, list(whole.values()))
+    _put_in_place({id(parameter): shards[name] for name, parameter in whole.items()}, list(whole.values()))
     return {parameter: shards[name] for name, parameter in whole.items()}
 
 
@@ -116,11 +117,14 @@ def _sharded_copy(unsharded: nn.Module, memo: dict[int, Any]) -> nn.Module:
     return made
 
 
-def _put_into_lists(shards: dict[int, torch.Tensor], whole: list[torch.Tensor]) -> None:
-    """The script may have made lists of parameters, to clip their gradients for example."""
+def _put_in_place(shards: dict[int, torch.Tensor], whole: list[torch.Tensor]) -> None:
+    """The script may have lists of parameters, to clip their gradients for example, and a variable that a loop over them left behind."""
+    variables = vars(sys.modules["__main__"])
     for holder in gc.get_referrers(*whole):
         if type(holder) is list and holder is not whole:
             holder[:] = [shards.get(id(x), x) for x in holder]
+        elif holder is variables:
+            variables.update({name: shards[id(x)] for name, x in variables.items() if id(x) in shards})
 
 
 def _is_shard(parameter: torch.Tensor) -> bool:

@@ -138,6 +138,19 @@ def test_a_script_that_evaluates_first_is_checkpointed_when_it_trains(tried):
 
 
 @pytest.mark.slow
+def test_a_list_that_a_block_is_given_may_grow_afterwards(tried):
+    """As in a densely connected network."""
+    dense = SCRIPT.format(**PLAIN | {"block": "block(kept)"}).replace(
+        "        for block in self", "        kept = []\n        for block in self"
+    )
+    dense = dense.replace("            x = block", "            kept.append(x)\n            x = block")
+    joined = "def forward(self, kept):\n        x = torch.cat(kept, 1).square()[:, :64]\n        return"
+    dense = dense.replace("def forward(self, x):\n        return", joined)
+    outcome = tried(dense, "checkpointing of each block")
+    assert (outcome.failed, outcome.changed) == ("", True)
+
+
+@pytest.mark.slow
 def test_a_script_that_has_autocast_keeps_its_own(tried):
     """Around the call of its model, or around the model's own forward."""
     change = "autocast to bfloat16"

@@ -97,6 +97,12 @@ def test_however_an_optimizer_gets_the_parameters_it_has_the_shards(sharded):
 
 
 @pytest.mark.slow
+def test_a_variable_that_a_loop_over_the_parameters_left_behind_is_no_hindrance(sharded):
+    frozen = sharded(2, SCRIPT, before="for p in model.blocks[0].parameters():\n    p.requires_grad = False")
+    assert (frozen.failed, frozen.changed) == ("", True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
