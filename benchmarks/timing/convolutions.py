@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 DEPTHWISE = ((64, 96, 112), (64, 192, 56), (64, 384, 28), (64, 768, 14), (64, 1024, 7), (128, 240, 28), (16, 192, 56))
+DEPTHWISE_LAST = ((64, 96, 112), (64, 96, 56), (64, 192, 56), (64, 192, 28), (64, 384, 14), (64, 768, 14), (64, 768, 7), (16, 192, 56))
 GROUPED = ((64, 192, 56, 1), (64, 384, 28, 1), (64, 384, 28, 2), (64, 768, 14, 1), (64, 1536, 7, 1), (128, 192, 28, 1))
 # batch, channels, size, kernel, stride, output channels
 PLAIN = (
@@ -41,8 +42,9 @@ def milliseconds(work: Callable[[], object]) -> float:
     return round(statistics.median(found), 4)
 
 
-def measured(dtype: torch.dtype, batch: int, channels: int, size: int, kernel: int, stride: int, groups: int, out: int) -> dict:
-    x = torch.randn(batch, channels, size, size, device="cuda", dtype=dtype, requires_grad=True)
+def measured(dtype: torch.dtype, batch: int, channels: int, size: int, kernel: int, stride: int, groups: int, out: int, last=False) -> dict:
+    x = torch.randn(batch, channels, size, size, device="cuda", dtype=dtype)
+    x = x.to(memory_format=torch.channels_last if last else torch.contiguous_format).requires_grad_()
     weight = torch.randn(out, channels // groups, kernel, kernel, device="cuda", dtype=dtype, requires_grad=True)
 
     def forward() -> torch.Tensor:
@@ -50,7 +52,15 @@ def measured(dtype: torch.dtype, batch: int, channels: int, size: int, kernel: i
 
     y = forward()
     grad = torch.randn_like(y)
-    found = {"dtype": str(dtype)[6:], "shape": list(x.shape), "out": out, "kernel": kernel, "stride": stride, "groups": groups}
+    found = {
+        "dtype": str(dtype)[6:],
+        "shape": list(x.shape),
+        "out": out,
+        "kernel": kernel,
+        "stride": stride,
+        "groups": groups,
+        "last": last,
+    }
     return found | {
         "forward": milliseconds(forward),
         "input": milliseconds(lambda: torch.autograd.grad(y, x, grad, retain_graph=True)),
@@ -62,6 +72,9 @@ def rows(dtype: torch.dtype) -> Iterator[dict]:
     for kernel, stride in ((3, 1), (3, 2), (5, 1), (5, 2), (7, 1)):
         for batch, channels, size in DEPTHWISE:
             yield measured(dtype, batch, channels, size, kernel, stride, channels, channels)
+    for kernel, stride in ((3, 1), (3, 2), (5, 1), (7, 1)):
+        for batch, channels, size in DEPTHWISE_LAST:
+            yield measured(dtype, batch, channels, size, kernel, stride, channels, channels, last=True)
     for width in (4, 8, 16, 24, 32, 64):
         for batch, channels, size, stride in GROUPED:
             yield measured(dtype, batch, channels, size, 3, stride, channels // width, channels)

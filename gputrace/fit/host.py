@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 
 import torch
@@ -12,12 +12,12 @@ from torch import nn
 
 from virtualgpu import profiles
 
-ROUNDS = 7
+ROUNDS = 5
 STEPS, OPERATORS = 5, 1000  # in a round
 RECORDED = profiles.load("H200")
 MODELLED = """
 import virtualgpu, gputrace.fit.host as host
-host.ROUNDS = 1  # each takes as long
+host.ROUNDS = host.STEPS = 1  # each takes as long
 virtualgpu.use(1, like="H200", values=False)
 print(host.step_seconds(virtualgpu.host_time))
 """
@@ -41,10 +41,17 @@ def modelled_step_seconds() -> float:
 
 
 def step_seconds(clock: Callable[[], float]) -> float:
-    """Host seconds of a step of a network so small that the GPU waits for its host."""
-    convolutions = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(4)]
-    encoders = [nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(2)]
-    network = nn.Sequential(*convolutions, nn.Flatten(2), *encoders, nn.Linear(64, 10)).cuda()
+    """Host seconds of a step of a network with so small tensors that the GPU waits for its host.
+
+    It has as many layers as networks have that wait: of a shorter step, what a real host does once a step would be too large a share.
+    """
+
+    def convolved() -> Iterator[nn.Module]:
+        for _ in range(48):
+            yield from (nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+
+    encoders = [nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(12)]
+    network = nn.Sequential(*convolved(), nn.Flatten(2), *encoders, nn.Linear(64, 10)).cuda()
     optimizer = torch.optim.AdamW(network.parameters())
     pictures, classes = torch.randn(2, 16, 8, 8, device="cuda"), torch.zeros(2, 10, dtype=torch.int64, device="cuda")
 

@@ -9,6 +9,7 @@ from gputrace.fit import host
 @pytest.mark.parametrize("times", [1.0, 2.5])
 def test_a_virtual_gpus_training_step_gives_the_host_that_it_was_given(times, monkeypatch):
     monkeypatch.setattr(host, "ROUNDS", 1)
+    monkeypatch.setattr(host, "STEPS", 1)
     with virtualgpu.use(1, like="T4", values=False, host=times):
         assert host.measure_host(virtualgpu.host_time) == pytest.approx(times, rel=0.01)
 

@@ -33,6 +33,7 @@ CHANNEL_TILE, CHANNEL_VECTOR = 128, 8  # output channels are computed so many at
 OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 FEW = 8  # channels on either side, up to which the table has no entries
 FEW_PIXELS = 75  # an image of so many takes a depthwise weight's gradient twice as long a pixel as a large one
+WIDE = 7  # a window
 VECTOR = 4  # channels, from which on cuDNN copies so few into whole vectors
 
 
@@ -290,8 +291,8 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
     if bias is not None:
         around, clocks = around + 2 * bytes_of(out), UNVECTORIZED * out.numel()
     cudnn = _calls(x, weight, transposed, groups)
-    if has_own_kernels(x, weight, transposed, groups):
-        return _beside_memory(x, moved, clocks + _depthwise_clocks(weight)[OUTPUT] * out.numel())
+    if is_depthwise(x, weight, transposed, groups):
+        return _beside_memory(x, moved, clocks + _depthwise_clocks(x, weight)[OUTPUT] * out.numel(), cudnn=cudnn)
     return Work(moved, flops * wasted, cudnn_format(x.dtype), round(out.numel() * wasted), clocks, around=around, cudnn=cudnn)
 
 
@@ -302,15 +303,15 @@ def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> 
     if not x.numel():
         return Work(moved)
     gradients = mask[0] + mask[1]
-    if has_own_kernels(x, weight, transposed, groups):
-        _, an_input, a_tap = _depthwise_clocks(weight)
-        pixels = prod(grad.shape[2:])
-        taps = grad.numel() * prod(weight.shape[2:]) * (1 + FEW_PIXELS / pixels)
-        return _beside_memory(x, moved, mask[0] * an_input * x.numel() + mask[1] * a_tap * taps, around=mask[2] * bytes_of(grad))
+    cudnn = gradients * _calls(x, weight, transposed, groups)
+    if is_depthwise(x, weight, transposed, groups):
+        _, an_input, a_tap = _depthwise_clocks(x, weight)
+        taps = grad.numel() * prod(weight.shape[2:]) * (1 + FEW_PIXELS / prod(grad.shape[2:]))
+        clocks = mask[0] * an_input * x.numel() + mask[1] * a_tap * taps
+        return _beside_memory(x, moved, clocks, around=mask[2] * bytes_of(grad), cudnn=cudnn)
     flops = _flops(x, weight, transposed, grad.shape[2:]) * gradients / CONVOLUTION_BACKWARD
     wasted = _wasted(x, weight, transposed, groups)
     around = gradients * _reordered(x, weight, grad) + mask[2] * bytes_of(grad)
-    cudnn = gradients * _calls(x, weight, transposed, groups)
     return Work(moved, flops * wasted, cudnn_format(x.dtype), round(grad.numel() * wasted), around=around, cudnn=cudnn)
 
 
@@ -324,21 +325,25 @@ def has_own_kernels(x: Tensor, weight: Tensor, transposed: bool, groups: int) ->
     return is_depthwise(x, weight, transposed, groups) and not lies_channels_last(x, max(weight.dim() - 2, 2))
 
 
-def _depthwise_clocks(weight: Tensor) -> tuple[float, float, float]:
+def _depthwise_clocks(x: Tensor, weight: Tensor) -> tuple[float, float, float]:
     """Clocks of a multiprocessor for an output, for an input's gradient, and for a product of the weight's gradient.
 
-    PyTorch's kernels (ATen/native/cuda/DepthwiseConv2d.cu) have no tensor cores, and are unrolled for squares of 1, 3 and 5. Read off
-    benchmarks/timing/convolutions.json: the dtype and the channels make no difference, the stride little.
+    No tensor cores: PyTorch's kernels (ATen/native/cuda/DepthwiseConv2d.cu) are unrolled for squares of 1, 3 and 5, and any dtype takes as
+    long. With channels last cuDNN's do it, whose kernel for the weight's gradient of wide windows in float32 is slow. Read off
+    benchmarks/timing/convolutions.json, where the channels make no difference and the stride makes little.
     """
-    taps = prod(weight.shape[2:])
-    if weight.dim() == 4 and weight.shape[2] == weight.shape[3] in (1, 3, 5):
+    taps, sides = prod(weight.shape[2:]), set(weight.shape[2:])
+    if lies_channels_last(x, max(weight.dim() - 2, 2)):
+        return (0.05 if x.itemsize == 2 else 0.09) * taps, 0.1 * taps, 1.25 if max(sides) >= WIDE and x.itemsize == 4 else 0.065
+    if weight.dim() == 4 and sides in ({1}, {3}, {5}):
         return 1.5 + 0.107 * taps, 4.3 + 0.02 * taps, 0.39
     return 0.175 * taps, 0.227 * taps, 0.39
 
 
-def _beside_memory(x: Tensor, moved: int, clocks: float, around: int = 0) -> Work:
+def _beside_memory(x: Tensor, moved: int, clocks: float, around: int = 0, cudnn: int = 0) -> Work:
     """The work of a kernel that computes for so long while it reads and writes."""
-    return Work(moved, clocks=max(0.0, clocks - clocks_meanwhile(x._gpu.profile, moved)), around=around)  # type: ignore[attr-defined]
+    more = max(0.0, clocks - clocks_meanwhile(x._gpu.profile, moved))  # type: ignore[attr-defined]
+    return Work(moved, clocks=more, around=around, cudnn=cudnn)
 
 
 def _in_tensor_cores(x: Tensor) -> bool:
