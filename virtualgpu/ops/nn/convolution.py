@@ -2,7 +2,8 @@
 
 cuDNN chooses its algorithm by itself, and no rule for its workspaces is known: these are estimates. The table among the profiles holds
 what it asked for on an H200 for 111,000 convolutions (benchmarks/fidelity/cudnn.py measures them): for each layer and size of image,
-straight lines over the batch. Another size takes the nearest one of the same layer, another layer the nearest one of the same kind.
+straight lines over the batch. Another size takes the nearest one of the same layer, at the batch with as many positions; another layer
+the nearest one of the same kind. With a size left out of the table, 81% of 12,120 workspaces are found within 2% that way.
 Most workspaces are copies in the order that the kernels want (input, output, and weight with channels last) and a little more,
 so what is found is carried over by the size of these copies; it is also what a layer of an unknown kind gets.
 Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convolution.cpp.
@@ -111,8 +112,9 @@ def workspaces(key: str, extent: tuple[int, ...], x: int, y: int, w: int, last: 
     other, found = min(similar, key=lambda entry: layer.distance(entry[0]))
     size, ratio = min(((size, prod(map(int, size.split(","))) / pixels) for size in lines[found]), key=lambda entry: abs(log(entry[1])))
     into, out = other.into / layer.into, other.out / layer.out
-    its_copies = round(x * ratio * into + y * ratio * out + w * into * out)
-    return tuple(carried_over(on_line(line, batch), x + y + w, its_copies) for line in lines[found][size])
+    its_batch = max(1, round(batch / ratio))  # that has as many positions, by which cuDNN chooses
+    its_copies = round((x * into + y * out) * ratio * its_batch / batch + w * into * out)
+    return tuple(carried_over(on_line(line, its_batch), x + y + w, its_copies) for line in lines[found][size])
 
 
 def _layer(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int) -> tuple[str, bool]:
