@@ -3,9 +3,10 @@
     python benchmarks/fit_measured.py record FOLDER FILE     on the GPU; needs torchvision and transformers
     python benchmarks/fit_measured.py compare FOLDER FILE    on any machine with the same
 
-FOLDER has pytorch/examples, minGPT and nanoGPT, with files of random content for data sets. A step's time on the GPU is the median of those
-from the end of one step's work to that of the next, by CUDA events. The first batches of a loader are given out again and again, for
-loading data counts nothing in `fit` either. Peaks are those of the first four steps.
+FOLDER has pytorch/examples, minGPT and nanoGPT, with files of random content for data sets; the networks train in timing/train_network.py.
+A step's time on the GPU is the median of those from the end of one step's work to that of the next, by CUDA events. The first batches of a
+loader are given out again and again, for loading data counts nothing in `fit` either. Peaks are those of the first four steps. The host's
+speed is measured after each script's steps, as `--host here` does: it changes within minutes.
 """
 
 import json
@@ -13,6 +14,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -210,7 +212,7 @@ def compare(folder: Path, file: Path) -> None:
         hosts = {name: recorded["scripts"][name]["host step"] / recorded["modelled step"] for name in names}
         wishes = [Wish(CASES[n].script, CASES[n].arguments.split(), False, like, STEPS, hosts[n]) for n in names]
         found = list(pool.map(by_fit, wishes, [str(folder / CASES[n].folder) for n in names]))
-    errors: dict[str, list[float]] = {"allocated": [], "reserved": [], "busy": [], "waiting": []}
+    errors: dict[str, list[float]] = defaultdict(list)
     for name, fit in zip(names, found, strict=True):
         real = recorded["scripts"][name]
         if real.get("failed") or fit["failed"] or not real["milliseconds"] or not fit["step"]:
@@ -220,14 +222,14 @@ def compare(folder: Path, file: Path) -> None:
         shares = [fit["allocated"] / real["allocated"] - 1, fit["reserved"] / real["reserved"] - 1, fit["step"] / took - 1]
         errors["allocated"].append(abs(shares[0]))
         errors["reserved"].append(abs(shares[1]))
-        errors["busy" if fit["idle"] <= BUSY else "waiting"].append(abs(shares[2]))
+        whose, how = "networks" if CASES[name].script == str(OURS) else "public scripts", "waits" if fit["idle"] > BUSY else "is busy"
+        errors[f"steps of {whose} in which the GPU {how}"].append(abs(shares[2]))
         print(
             f"{name:34}{real['allocated']:>13}{shares[0]:>+9.2%}{real['reserved']:>14}{shares[1]:>+9.2%}"
             f"{1e3 * took:>9.2f} ms{shares[2]:>+9.1%}{hosts[name]:>6.2f}{fit['idle']:>14.0%}"
         )
-    for what, shares in errors.items():
-        if shares:
-            print(f"{what}: {len(shares)}, median {median(shares):.2%}, worst {max(shares):.2%}")
+    for what in sorted(errors):
+        print(f"{what}: {len(errors[what])}, median error {median(errors[what]):.2%}, worst {max(errors[what]):.1%}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ NOTES = """How to read it
 needs: the most that is taken of the GPU's memory: CUDA's context and all that PyTorch's allocator reserves, as nvidia-smi shows it.
 ±: nine of ten training steps of networks that were recorded on an H200 and an H100 were off by less, half of them by 7% and 10%.
    Of other GPUs single operators and 33 networks were compared: they have the H200's bar at least.
-a step takes: without loading data, and what else is the script's own Python.
+a step takes: without loading data, and what else is the script's own Python. One of a few milliseconds may take 1 ms more.
 waits for the host: the share of a step in which the GPU has nothing to do. The host is taken to need {longer} for an operator as that of
    the recorded H200s; --host gives its speed, or measures it.
 sharding: over as few GPUs of one machine as it fits, up to 8. One of them ran, and the others are taken to do the same when it does.
