@@ -33,8 +33,11 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
 
     @functools.wraps(real_sleep)  # found by this name, it can be sent to another process
     def sleep(seconds: float) -> None:
-        real_sleep(seconds)
-        if is_users(sys._getframe(1).f_code.co_filename) and not machine.selected.untimed:
+        if not is_users(sys._getframe(1).f_code.co_filename) or machine.selected.untimed:
+            with machine.scheduler.blocked():  # a progress bar's thread, say: the others need not wait for it
+                real_sleep(seconds)
+        else:
+            real_sleep(seconds)
             machine.scheduler.sleep(float(seconds), machine.clock)
 
     yield time, {"sleep": sleep}

@@ -2,9 +2,11 @@
 
 import pickle
 import subprocess
+import sysconfig
 import threading
 import time
 import timeit
+from typing import Any
 
 import pytest
 import torch
@@ -109,3 +111,20 @@ def test_who_sleeps_between_questions_to_an_event_waits_for_it():
         assert pickle.loads(pickle.dumps(time.sleep)) is time.sleep  # a function that names it can go to another process
     assert 4 <= asked <= 7
     assert isinstance(time.sleep, type(len))
+
+
+def test_a_librarys_thread_that_sleeps_holds_nobody_up():
+    """A progress bar's, which asks for no turn of the machine."""
+    source = "def pause(stop, times):\n    while not stop.is_set():\n        time.sleep(0.2)\n        times.append(1)"
+    library: dict[str, Any] = {"time": time}
+    exec(compile(source, f"{sysconfig.get_path('purelib')}/bar.py", "exec"), library)
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        x, stop, times = torch.ones(1, device="cuda"), threading.Event(), []
+        thread = threading.Thread(target=library["pause"], args=(stop, times))
+        thread.start()
+        for _ in range(30):
+            x.add_(1)
+        slept = len(times)
+        stop.set()
+        thread.join()
+    assert slept < 30  # before it released its turn, each operator waited for a pause
