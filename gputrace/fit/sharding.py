@@ -18,6 +18,8 @@ from gputrace.fit.blocks import repeated
 from gputrace.holders.tensors import all_objects, of_kind
 from virtualgpu.collectives import simulated
 
+STEP = "training_step"  # what Lightning calls instead of its module
+
 
 def sharding(ranks: int) -> list[str]:
     """Models are sharded among so many ranks, of which this process is the first, before an optimizer has their parameters."""
@@ -80,7 +82,7 @@ def _start(ranks: int) -> None:
 
 def _shard(model: nn.Module) -> dict[torch.Tensor, torch.Tensor]:
     """Shard its blocks and the rest; the shards by the parameters that were whole, whose memory is free afterwards."""
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     whole, name_of_model = dict(model.named_parameters()), type(model).__name__  # which FSDP2 changes
     with suppress(Exception):  # what cannot be copied no script copies
@@ -90,6 +92,8 @@ def _shard(model: nn.Module) -> dict[torch.Tensor, torch.Tensor]:
         fully_shard(part)
         for parameter in before:  # as if the optimizer and the script's lists did not hold it
             parameter.data = parameter.data.new_empty(0)
+    if hasattr(model, STEP):
+        register_fsdp_forward_method(model, STEP)
     shards = dict(model.named_parameters())
     if shards.keys() != whole.keys():
         raise RuntimeError(f"blocks of {name_of_model} share parameters with others, which FSDP2 would shard apart")

@@ -97,6 +97,21 @@ def test_however_an_optimizer_gets_the_parameters_it_has_the_shards(sharded):
 
 
 @pytest.mark.slow
+def test_a_module_whose_training_step_is_called_as_lightning_does_is_sharded_too(sharded):
+    whole = """class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+    def training_step(self, x):
+        return self.net(x)
+
+model = Whole().cuda()"""
+    called = SCRIPT.replace("model = Net().cuda()", whole).replace("loss = model(", "loss = model.training_step(")
+    inside, plain = sharded(4, called), sharded(4, SCRIPT)
+    assert (inside.failed, inside.allocated, inside.reserved) == ("", plain.allocated, plain.reserved)
+
+
+@pytest.mark.slow
 def test_a_variable_that_a_loop_over_the_parameters_left_behind_is_no_hindrance(sharded):
     frozen = sharded(2, SCRIPT, before="for p in model.blocks[0].parameters():\n    p.requires_grad = False")
     assert (frozen.failed, frozen.changed) == ("", True)
