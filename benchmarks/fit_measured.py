@@ -9,6 +9,7 @@ loader are given out again and again, for loading data counts nothing in `fit` e
 speed is measured after each script's steps, as `--host here` does: it changes within minutes.
 """
 
+import datetime
 import json
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from gputrace.fit import Wish
+from gputrace.fit.attempt import Outcome
 from gputrace.fit.host import modelled_step_seconds, step_seconds
 from gputrace.fit.processes import run
 from virtualgpu.script import run_script
@@ -165,6 +167,8 @@ def record(folder: Path, file: Path) -> None:
     os.chdir(folder)
     fork = multiprocessing.get_context("fork")
     found: dict[str, Any] = {}
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__, "transformers": transformers.__version__}
+    whole: dict[str, Any] = versions | {"date": datetime.date.today().isoformat(), "scripts": found}
     for name, case in CASES.items():
         queue = fork.Queue()
         process = fork.Process(target=on_gpu, args=(case, queue))
@@ -177,29 +181,17 @@ def record(folder: Path, file: Path) -> None:
         process.join()
         times = found[name].get("milliseconds")
         print(name, found[name].get("failed", ""), f"{median(times):.2f} ms" if times else "", flush=True)
-        file.write_text(
-            json.dumps({"torch": torch.__version__, "torchvision": torchvision.__version__, "scripts": found}), encoding="utf-8"
-        )
-    whole = json.loads(file.read_text(encoding="utf-8")) | {
-        "gpu": torch.cuda.get_device_name(),
-        "driver": os.popen("nvidia-smi --query-gpu=driver_version --format=csv,noheader").read().split()[0],
-        "transformers": transformers.__version__,
-        "modelled step": modelled_step_seconds(),
-    }
+        file.write_text(json.dumps(whole), encoding="utf-8")  # what is there stays, if it is broken off
+    whole["gpu"] = torch.cuda.get_device_name()
+    whole["driver"] = os.popen("nvidia-smi --query-gpu=driver_version --format=csv,noheader").read().split()[0]
+    whole["modelled step"] = modelled_step_seconds()
     file.write_text(json.dumps(whole, indent=1), encoding="utf-8")
     print("host", [round(script["host step"] / whole["modelled step"], 2) for script in found.values() if "host step" in script])
 
 
-def by_fit(wish: Wish, folder: str) -> dict[str, Any]:
+def by_fit(wish: Wish, folder: str) -> Outcome:
     os.chdir(folder)
-    outcome = run(wish)
-    return {
-        "failed": outcome.failed,
-        "allocated": outcome.allocated,
-        "reserved": outcome.reserved,
-        "step": outcome.step,
-        "idle": outcome.idle,
-    }
+    return run(wish)
 
 
 def compare(folder: Path, file: Path) -> None:
@@ -215,18 +207,18 @@ def compare(folder: Path, file: Path) -> None:
     errors: dict[str, list[float]] = defaultdict(list)
     for name, fit in zip(names, found, strict=True):
         real = recorded["scripts"][name]
-        if real.get("failed") or fit["failed"] or not real["milliseconds"] or not fit["step"]:
-            print(f"{name:34} on the GPU: {real.get('failed') or 'ran'}; by fit: {fit['failed'] or 'ran'}")
+        if real.get("failed") or fit.failed or not real["milliseconds"] or not fit.step:
+            print(f"{name:34} on the GPU: {real.get('failed') or 'ran'}; by fit: {fit.failed or 'ran'}")
             continue
         took = median(real["milliseconds"]) / 1e3
-        shares = [fit["allocated"] / real["allocated"] - 1, fit["reserved"] / real["reserved"] - 1, fit["step"] / took - 1]
+        shares = [fit.allocated / real["allocated"] - 1, fit.reserved / real["reserved"] - 1, fit.step / took - 1]
         errors["allocated"].append(abs(shares[0]))
         errors["reserved"].append(abs(shares[1]))
-        whose, how = "networks" if CASES[name].script == str(OURS) else "public scripts", "waits" if fit["idle"] > BUSY else "is busy"
+        whose, how = "networks" if CASES[name].script == str(OURS) else "public scripts", "waits" if fit.idle > BUSY else "is busy"
         errors[f"steps of {whose} in which the GPU {how}"].append(abs(shares[2]))
         print(
             f"{name:34}{real['allocated']:>13}{shares[0]:>+9.2%}{real['reserved']:>14}{shares[1]:>+9.2%}"
-            f"{1e3 * took:>9.2f} ms{shares[2]:>+9.1%}{hosts[name]:>6.2f}{fit['idle']:>14.0%}"
+            f"{1e3 * took:>9.2f} ms{shares[2]:>+9.1%}{hosts[name]:>6.2f}{fit.idle:>14.0%}"
         )
     for what in sorted(errors):
         print(f"{what}: {len(errors[what])}, median error {median(errors[what]):.2%}, worst {max(errors[what]):.1%}")

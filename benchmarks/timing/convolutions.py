@@ -2,8 +2,8 @@
 
 usage: python benchmarks/timing/convolutions.py OUT.json      on a CUDA GPU, or under `labkit run --virtual-time --no-values`
 
-Milliseconds between two CUDA events, medians of 7, forward and for each gradient; convolutions.json is what it wrote on one H200 with
-torch 2.11 and driver 580.159.04. The GPU sleeps first, so that launches do not show.
+Milliseconds between two CUDA events, medians of 7, forward and for each gradient; convolutions.json has what H200s took with torch 2.11 and
+driver 580.159.04, the rows with channels last from a second run of that day. The GPU sleeps first, so that launches do not show.
 """
 
 import datetime

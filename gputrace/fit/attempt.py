@@ -63,6 +63,7 @@ class Outcome:
     made, `changes` are those of CHANGES that would have. `asked` is the line that wanted a value which nothing computed, after the first
     whole step: the script ended there. `made_up` is the first line that got 0 for such an integer and went on. `by_hand` says that no
     optimizer was made, so that each backward was taken for a step, and `tries_algorithms` that cuDNN would try them at each new shape.
+    `resident` is the most of this computer's memory that the attempt, or a process of its, took.
     """
 
     total: int = 0
@@ -167,7 +168,6 @@ class _Steps:
         self.times: list[float] = []  # of the machine's clock, at which each was counted
         self.by_hand = False
         self.ran = ClockSource(_NoStacks(), MAX_EVENTS)
-        self._listens = False
         self._enough = enough
         self._first: Any = None
         self._optimizers = False  # was any made?
@@ -179,12 +179,7 @@ class _Steps:
     def before_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         if torch.cuda.max_memory_allocated() == 0:
             raise _Enough  # a script that has put nothing on the GPU by now need not go on computing on the CPU
-        self._listen()
-
-    def _listen(self) -> None:
-        if not self._listens:
-            self._listens = True
-            self.ran.start()
+        self.ran.start()
 
     def after_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         self._first = self._first or optimizer
@@ -192,7 +187,7 @@ class _Steps:
             self._count()
 
     def before_backward(self, name: str, frame: FrameType | None) -> Callable[[], None]:
-        self._listen()
+        self.ran.start()
         if name == "backward" and not self._optimizers:
             if self.by_hand:
                 self._count()

@@ -14,9 +14,8 @@ def repeated(model: nn.Module) -> list[nn.Module]:
     for blocks in _lists(model):
         by_class.setdefault(type(blocks[0]), []).extend(blocks)
     least = LEAST * _size([model])
-    return list(
-        dict.fromkeys(block for blocks in by_class.values() if _size(blocks) >= least for block in blocks)
-    )  # one may be there twice
+    found = (block for blocks in by_class.values() if _size(blocks) >= least for block in blocks)
+    return list(dict.fromkeys(found))  # one may be there twice
 
 
 def _lists(module: nn.Module) -> Iterator[list[nn.Module]]:

@@ -29,6 +29,9 @@ class ClockSource:
         self._listener: Callable[[Any], None] | None = None
 
     def start(self) -> None:
+        """Listen, unless it does already."""
+        if self._listener is not None:
+            return
         streams = [stream for gpu in self._machine.gpus for stream in gpu.streams.values()]
         self._earlier = [(stream, stream.ready) for stream in streams]
         records, number, count = self._records, self._table.of_frame, self._counted

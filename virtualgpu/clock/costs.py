@@ -75,9 +75,9 @@ def further_seconds(profile: Profile, clocks: float, serial: float, around: floa
     return instructions + _memory_seconds(profile, around)
 
 
-def clocks_meanwhile(profile: Profile, bytes_moved: float) -> float:
-    """Clocks of a multiprocessor, of all of them together, that pass while so many bytes move."""
-    return _memory_seconds(profile, bytes_moved) * 1e3 * profile.sm_clock_khz * profile.multiprocessors
+def clocks_beyond_memory(profile: Profile, clocks: float, bytes_moved: float) -> float:
+    """Clocks of a multiprocessor, of all of them together, that a kernel of so many takes longer than to move so many bytes meanwhile."""
+    return max(0.0, clocks - _memory_seconds(profile, bytes_moved) * 1e3 * profile.sm_clock_khz * profile.multiprocessors)
 
 
 def _memory_seconds(profile: Profile, bytes_moved: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from virtualgpu.clock.costs import clocks_meanwhile
+from virtualgpu.clock.costs import clocks_beyond_memory
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import (
     Call,
@@ -227,7 +227,7 @@ def softmax_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     x, dim = call.args[:2]
     if not x.dim() or x.shape[dim] <= LONG_ROW:
         return Work(moved)
-    return Work(moved, clocks=max(0.0, LONG_ROW_ELEMENT * x.numel() - clocks_meanwhile(call.gpu.profile, moved)))
+    return Work(moved, clocks=clocks_beyond_memory(call.gpu.profile, LONG_ROW_ELEMENT * x.numel(), moved))
 
 
 @device_time("_softmax_backward_data")

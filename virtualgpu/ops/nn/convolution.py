@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._prims_common import suggest_memory_format
 
-from virtualgpu.clock.costs import clocks_meanwhile
+from virtualgpu.clock.costs import clocks_beyond_memory
 from virtualgpu.errors import argument_differs, scalar_name, tensor_type
 from virtualgpu.ops import operators, reductions
 from virtualgpu.ops.blas import cudnn_format
@@ -287,14 +287,14 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
     out = results[0]
     if not x.numel() or x.dim() != weight.dim():  # nothing to do, or one sample without a batch
         return Work(moved)
+    cudnn = _calls(x, weight, transposed, groups)
+    clocks = 0.0 if bias is None else UNVECTORIZED * out.numel()
+    if is_depthwise(x, weight, transposed, groups):
+        clocks += _depthwise_clocks(x, weight, cudnn)[OUTPUT] * out.numel()
+        return Work(moved, clocks=clocks_beyond_memory(call.gpu.profile, clocks, moved), cudnn=cudnn)
     flops = _flops(x, weight, transposed, out.shape[2:]) / CONVOLUTION
     wasted = _wasted(x, weight, transposed, groups)
-    around, clocks = _reordered(x, weight, out), 0.0
-    if bias is not None:
-        around, clocks = around + 2 * bytes_of(out), UNVECTORIZED * out.numel()
-    cudnn = _calls(x, weight, transposed, groups)
-    if is_depthwise(x, weight, transposed, groups):
-        return _beside_memory(x, moved, clocks + _depthwise_clocks(x, weight)[OUTPUT] * out.numel(), cudnn=cudnn)
+    around = _reordered(x, weight, out) + (0 if bias is None else 2 * bytes_of(out))
     return Work(moved, flops * wasted, cudnn_format(x.dtype), round(out.numel() * wasted), clocks, around=around, cudnn=cudnn)
 
 
@@ -305,12 +305,14 @@ def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> 
     if not x.numel():
         return Work(moved)
     gradients = mask[0] + mask[1]
-    cudnn = gradients * _calls(x, weight, transposed, groups)
+    calls = _calls(x, weight, transposed, groups)
+    cudnn = gradients * calls
     if is_depthwise(x, weight, transposed, groups):
-        _, an_input, a_tap = _depthwise_clocks(x, weight)
+        _, an_input, a_tap = _depthwise_clocks(x, weight, calls)
         taps = grad.numel() * prod(weight.shape[2:]) * (1 + FEW_PIXELS / prod(grad.shape[2:]))
         clocks = mask[0] * an_input * x.numel() + mask[1] * a_tap * taps
-        return _beside_memory(x, moved, clocks, around=mask[2] * bytes_of(grad), cudnn=cudnn)
+        clocks = clocks_beyond_memory(call.gpu.profile, clocks, moved)
+        return Work(moved, clocks=clocks, around=mask[2] * bytes_of(grad), cudnn=cudnn)
     flops = _flops(x, weight, transposed, grad.shape[2:]) * gradients / CONVOLUTION_BACKWARD
     wasted = _wasted(x, weight, transposed, groups)
     around = gradients * _reordered(x, weight, grad) + mask[2] * bytes_of(grad)
@@ -319,15 +321,11 @@ def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> 
 
 def _calls(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> int:
     """Calls of cuDNN for each result: none where PyTorch's own kernels convolve."""
-    return int(torch.backends.cudnn.enabled and not has_own_kernels(x, weight, transposed, groups))
+    own = is_depthwise(x, weight, transposed, groups) and not lies_channels_last(x, max(weight.dim() - 2, 2))
+    return int(torch.backends.cudnn.enabled and not own)
 
 
-def has_own_kernels(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> bool:
-    """Is it a depthwise convolution that PyTorch's own kernels compute?"""
-    return is_depthwise(x, weight, transposed, groups) and not lies_channels_last(x, max(weight.dim() - 2, 2))
-
-
-def _depthwise_clocks(x: Tensor, weight: Tensor) -> tuple[float, float, float]:
+def _depthwise_clocks(x: Tensor, weight: Tensor, cudnn: int) -> tuple[float, float, float]:
     """Clocks of a multiprocessor for an output, for an input's gradient, and for a product of the weight's gradient.
 
     No tensor cores: PyTorch's kernels (ATen/native/cuda/DepthwiseConv2d.cu) are unrolled for squares of 1, 3 and 5, and any dtype takes as
@@ -335,17 +333,11 @@ def _depthwise_clocks(x: Tensor, weight: Tensor) -> tuple[float, float, float]:
     benchmarks/timing/convolutions.json, where the channels make no difference and the stride makes little.
     """
     taps, sides = prod(weight.shape[2:]), set(weight.shape[2:])
-    if lies_channels_last(x, max(weight.dim() - 2, 2)):
+    if cudnn:
         return (0.05 if x.itemsize == 2 else 0.09) * taps, 0.1 * taps, 1.25 if max(sides) >= WIDE and x.itemsize == 4 else 0.065
     if weight.dim() == 4 and sides in ({1}, {3}, {5}):
         return 1.5 + 0.107 * taps, 4.3 + 0.02 * taps, 0.39
     return 0.175 * taps, 0.227 * taps, 0.39
-
-
-def _beside_memory(x: Tensor, moved: int, clocks: float, around: int = 0, cudnn: int = 0) -> Work:
-    """The work of a kernel that computes for so long while it reads and writes."""
-    more = max(0.0, clocks - clocks_meanwhile(x._gpu.profile, moved))  # type: ignore[attr-defined]
-    return Work(moved, clocks=more, around=around, cudnn=cudnn)
 
 
 def _in_tensor_cores(x: Tensor) -> bool:
