@@ -5,12 +5,10 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,40 +23,39 @@ from labkit.processes.supervision import processes_of
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No deadlines: a busy machine is no failure.
-settings.register_profile("whole", deadline=None, max_examples=200)
-settings.register_profile("sample", deadline=None, max_examples=15)
+# No deadlines: a busy machine is no failure. Derandomized: a run finds today what it found yesterday.
+settings.register_profile("whole", deadline=None, max_examples=200, derandomize=True)
+settings.register_profile("sample", deadline=None, max_examples=15, derandomize=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--everything", action="store_true", help="slow tests too, and large sets whole instead of a sample of them")
+    size = parser.getgroup("general").addoption
+    size("--everything", action="store_true", help="run slow tests too, and large sets whole")
+    size(
+        "--rest",
+        action="store_true",
+        help="run what a run without options leaves out: slow tests, and the rest of large sets",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
 def pytest_configure(config: pytest.Config) -> None:
-    """Searches at random take the same examples in each run of a commit: with --everything many, and the same for all commits, without it
-    few, and others with each commit."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `make test &` leaves it, to all processes that tests start, too
+    """Choose how many examples property tests try: many with --everything or --rest, else few."""
+    if config.getoption("everything") and config.getoption("rest"):
+        raise pytest.UsageError("--everything includes --rest: give one of them")
+    # A shell's `make test &` leaves SIGINT ignored, also in all processes that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    everything = config.getoption("everything")
-    settings.load_profile("whole" if everything else "sample")
-    config.option.hypothesis_seed = config.option.hypothesis_seed or ("everything" if everything else commit())
+    many = config.getoption("everything") or config.getoption("rest")
+    settings.load_profile("whole" if many else "sample")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     if config.getoption("everything"):
         return "everything: slow tests, and large sets whole"
-    return f"fast tests, and a sample of large sets drawn from commit {commit()}; --everything runs the rest"
-
-
-@cache
-def commit() -> str:
-    """The one that is checked out; where there is no repository, the kit's version. Workers of one run are told the same."""
-    told = os.environ.get("LABKIT_TESTED_COMMIT")
-    if told is None:
-        asked = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-        told = os.environ["LABKIT_TESTED_COMMIT"] = asked.stdout.strip() or "no-repository"
-    return told
+    if config.getoption("rest"):
+        return "the rest: slow tests, and the cases of large sets outside the fixed samples"
+    return "fast tests, and a fixed sample of each large set; --rest runs the others, --everything all"
 
 
 @pytest.fixture(autouse=True)
@@ -122,24 +119,30 @@ def gpus_needed(count: int = 1) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only --everything runs, and skip what is marked `gpu` where there are too few real GPUs, and say so."""
+    """Keep the tests that this run asks for. Skip tests that need more real GPUs than there are."""
     if not config.getoption("everything"):
-        left_out = {id(item) for item in items if item.get_closest_marker("slow")} | not_in_sample(items)
+        slow = {id(item) for item in items if item.get_closest_marker("slow")}
+        beyond_fast = slow | not_in_sample(items)
+        if config.getoption("rest"):
+            left_out = {id(item) for item in items} - beyond_fast
+        else:
+            left_out = beyond_fast
         config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
         items[:] = [item for item in items if id(item) not in left_out]
     skip_without_gpus(items)
 
 
 def not_in_sample(items: list[pytest.Item]) -> set[int]:
-    """The identities of the cases of a test marked `sample(n)` that are left out: all but n, which the commit chooses."""
+    """Return the identities of the cases that the fixed sample of a `sample(n)` test leaves out."""
     cases: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sample"):
-            cases.setdefault((str(item.path), getattr(item, "originalname", item.name)), []).append(item)
+            name = getattr(item, "originalname", item.name)
+            cases.setdefault((str(item.path), name), []).append(item)
     found = set()
     for (_, name), those in cases.items():
         [size] = those[0].get_closest_marker("sample").args
-        chosen = random.Random(f"{commit()} {name}").sample(range(len(those)), min(size, len(those)))
+        chosen = random.Random(name).sample(range(len(those)), min(size, len(those)))
         found |= {id(item) for index, item in enumerate(those) if index not in chosen}
     return found
 
