@@ -256,6 +256,9 @@ class Machine:
         self.values = values
         self.alive = True
         self.initialised = False  # what torch.cuda.init() does has been done
+        # Numbers of the GPUs that CUDA has seen since its driver was initialised.
+        self._seen: list[int] | None = None
+        self._settings_are_read = False
         self.forked = False  # this is a child process that was forked after that
         self.heeds_environment = heeds_environment
         self.clock = Clock()
@@ -269,6 +272,7 @@ class Machine:
         self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
         # Called when the host asks for an integer or a truth value that nothing computed, and gets 0; without it the host gets an error.
         self.makes_up: Callable[[], object] | None = None
+        self._count = count
         self.gpus = [Gpu(self, index) for index in range(count)]
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place
         self.races: Any = None  # the RaceDetector of virtualgpu.streams, which `host_operators` brings
@@ -297,14 +301,39 @@ class Machine:
         return self.gpus[self.selected.device]
 
     def visible(self) -> list[int]:
-        """The GPUs that a program sees, by their numbers: until CUDA is initialised, CUDA_VISIBLE_DEVICES may still hide some.
+        """Return the numbers of the GPUs that CUDA sees, fixed once its driver is initialised."""
+        if self._seen is None:
+            return self.named_visible()
+        return self._seen
 
-        A lesson's machine does not heed it, for there it speaks of the computer's real GPUs.
+    def named_visible(self) -> list[int]:
+        """Return the numbers of the GPUs that CUDA_VISIBLE_DEVICES names at this moment.
+
+        A lesson's machine does not read the variable, which there means the computer's real GPUs.
         """
-        if self.initialised or not self.heeds_environment or "CUDA_VISIBLE_DEVICES" not in os.environ:
-            return [gpu.number for gpu in self.gpus]
+        if not self.heeds_environment or "CUDA_VISIBLE_DEVICES" not in os.environ:
+            return list(range(self._count))
         # As CUDA does: what follows the first invalid entry is ignored.
-        return list(takewhile(range(len(self.gpus)).__contains__, torch.cuda._parse_visible_devices()))  # type: ignore[arg-type]  # or UUIDs
+        named: Any = torch.cuda._parse_visible_devices()  # numbers, or UUIDs
+        return list(takewhile(range(self._count).__contains__, named))
+
+    def start_driver(self) -> None:
+        """Do what `cuInit` does: read CUDA_VISIBLE_DEVICES, once. Forked children cannot use CUDA."""
+        if self._seen is None:
+            self._seen = self.named_visible()
+
+    def read_settings(self) -> None:
+        """Give the allocators the settings of the environment, at the first use of CUDA."""
+        if self._settings_are_read:
+            return
+        try:
+            settings = Settings.from_environment(os.environ)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
+        self._settings_are_read = True
+        for gpu in self.gpus:
+            gpu.allocator.configure(settings)
+            gpu.allocator.set_memory_fraction(settings.per_process_memory_fraction)
 
     def nvml_index(self, device: "torch.device | int | str | None") -> int:
         """NVML's number of what the program calls so: NVML counts all GPUs of the computer. Raises RuntimeError for one not visible."""
@@ -314,10 +343,12 @@ class Machine:
         return numbers[index]
 
     def initialise(self) -> None:
-        """What `cuInit` does. Raises RuntimeError if no GPU is visible."""
+        """Do what `torch.cuda.init` does. Raises RuntimeError if no GPU is visible."""
+        self.start_driver()
         numbers = self.visible()
         if not numbers:
             raise RuntimeError("No CUDA GPUs are available")
+        self.read_settings()
         del self.gpus[len(numbers) :]
         for gpu, number in zip(self.gpus, numbers, strict=True):
             gpu.number = number
@@ -376,7 +407,7 @@ def _mark_forked() -> None:
     if _in_place is not None:
         _in_place.scheduler.after_fork()
         _in_place.usage.after_fork()
-        _in_place.forked |= _in_place.initialised
+        _in_place.forked |= _in_place.initialised or _in_place._seen is not None
 
 
 os.register_at_fork(after_in_child=_mark_forked)

@@ -4,7 +4,9 @@ Nothing here waits or reads a real clock. When a piece of work will end is known
 same times everywhere.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from threading import Lock
@@ -15,6 +17,12 @@ from virtualgpu.clock.occupancy import Occupancy
 # A vector clock: by stream, the number of its pieces of work that are done before something else.
 Known = dict["StreamTime", int]
 
+# Launches of one stream that may be unfinished. Another launch holds the host until the oldest of
+# them has ended. Measured on an H100 (driver 580.159, CUDA 13.0) by benchmarks/timing/launch_queue.py:
+# kernels, memsets, asynchronous copies, timed events and graphs count one each. Other events and
+# waits count nothing. Each stream has a queue of its own.
+QUEUE_LENGTH = 1022
+
 
 class StreamTime:
     """The queue of one stream, as far as time is concerned: work queued now starts at `ready` or later.
@@ -23,12 +31,23 @@ class StreamTime:
     created non-blocking, so even the legacy default stream (stream 0) neither waits for them nor makes them wait.
     """
 
-    __slots__ = ("capture", "count", "device_index", "known", "learned", "ready", "stream_id")
+    __slots__ = (
+        "capture",
+        "count",
+        "device_index",
+        "ends",
+        "known",
+        "learned",
+        "ready",
+        "stream_id",
+    )
 
     def __init__(self, device_index: int, stream_id: int = 0) -> None:
         self.device_index = device_index
         self.stream_id = stream_id
         self.ready = 0.0
+        # The times at which the last launches end, the oldest first.
+        self.ends: deque[float] = deque(maxlen=QUEUE_LENGTH)
         self.count = 0  # pieces of work queued so far
         self.known: Known = {}  # of other streams: how many of their pieces are done before what is queued here next
         self.learned = 0  # the version of the host's `known` that is included in this stream's; -1 while it is captured
@@ -197,12 +216,17 @@ class Clock:
         if not 0.0 < share <= 1.0:
             raise ValueError(f"a kernel fills a share of the GPU above 0 and at most 1, not {share!r}")
         device = stream.device_index
+        full: Wait | None = None
         with self._lock:
             self.host = launched = start = self.host + overhead
             if stream.learned != self._version or not stream.count:
                 if stream.capture is not None:
                     return stream.capture.launch(stream, seconds, name, share)
                 self._note_known(stream)
+            ends = stream.ends
+            if len(ends) == QUEUE_LENGTH and ends[0] > launched:
+                full = self._wait_for_place(stream)
+                launched = start = self.host
             stream.count += 1
             if stream.ready > start:
                 start = stream.ready
@@ -211,10 +235,13 @@ class Clock:
                 occupancy = self._occupancies[device] = Occupancy()
             start, end = occupancy.take(launched, start, seconds, share)
             stream.ready = end
+            ends.append(end)
             if end > self._devices.get(device, 0.0):
                 self._devices[device] = end
         span = Span(device, stream.stream_id, "kernel", name, start, seconds if end == start + seconds else end - start, launched, overhead)
         for listener in self._listeners:
+            if full is not None:
+                listener(full)
             listener(span)
         return span
 
@@ -231,9 +258,12 @@ class Clock:
         with self._lock:
             self._note_known(stream)
             stream.count += 1
-            self.host = launched = self.host + overhead
+            self.host += overhead
+            full = self._wait_for_place(stream)
+            launched = self.host
             start = max(self.host, stream.ready, self._engines.get((device, engine), 0.0))
             stream.ready = self._engines[device, engine] = end = start + seconds
+            stream.ends.append(end)
             self._devices[device] = max(end, self._devices.get(device, 0.0))
             if blocking:
                 self.host = end
@@ -241,6 +271,8 @@ class Clock:
             self._learn({**stream.known, stream: stream.count})
         span = Span(device, stream.stream_id, engine, name, start, seconds, launched, overhead)
         if self._listeners:
+            if full is not None:
+                self._notify(full)
             self._notify(span)
             if blocking:
                 self._notify(Wait(device, stream.stream_id, end, None, name, launched, end))
@@ -259,21 +291,47 @@ class Clock:
             stream.count += 1
             end = start + seconds
             stream.ready = max(stream.ready, end)
+            stream.ends.append(end)
             self._devices[device] = max(end, self._devices.get(device, 0.0))
             event = EventTime(stream, end, {**stream.known, stream: stream.count})
         self._notify(Span(device, stream.stream_id, "kernel", name, start, seconds, launched))
         return event
 
-    def record(self, stream: StreamTime, overhead: float = 0.0) -> EventTime:
-        """An event at the end of what is queued on the stream now; on an idle stream, now."""
+    @contextmanager
+    def one_launch(self, stream: StreamTime) -> Iterator[None]:
+        """Count everything that the block queues on the stream as one launch, as for a graph."""
+        with self._lock:
+            full = self._wait_for_place(stream)
+        if full is not None:
+            self._notify(full)
+        ends = stream.ends
+        stream.ends = deque(maxlen=1)
+        try:
+            yield
+        finally:
+            stream.ends = ends
+            ends.append(stream.ready)
+
+    def record(self, stream: StreamTime, overhead: float = 0.0, timed: bool = False) -> EventTime:
+        """Return an event at the end of what is queued on the stream; now, if the stream is idle.
+
+        A `timed` event takes a place in the stream's queue of launches.
+        """
         _check(overhead)
         if stream.capture is not None:
             self.advance_host(overhead)
             return stream.capture.record(stream)
+        full: Wait | None = None
         with self._lock:
             self._note_known(stream)
+            if timed:
+                full = self._wait_for_place(stream)
             event = EventTime(stream, max(self.host, stream.ready), {**stream.known, stream: stream.count})
+            if timed:
+                stream.ends.append(event.time)
             self.host += overhead
+        if full is not None:
+            self._notify(full)
         return event
 
     def wait(self, stream: StreamTime, event: EventTime) -> None:
@@ -329,6 +387,18 @@ class Clock:
         if stream.learned != self._version and stream.capture is None:
             stream.learned = self._version
             _add(stream.known, self.known)
+
+    def _wait_for_place(self, stream: StreamTime) -> Wait | None:
+        """Hold the host while the stream's queue of launches is full. Return the wait, if any.
+
+        The caller holds the clock's lock.
+        """
+        ends = stream.ends
+        if len(ends) < QUEUE_LENGTH or ends[0] <= self.host:
+            return None
+        asked, self.host = self.host, ends[0]
+        device, number = stream.device_index, stream.stream_id
+        return Wait(device, number, ends[0], None, "full queue", asked, self.host)
 
     def _check_captures(self, awaited: StreamTime | EventTime | int, asks: bool = False) -> None:
         for capture in self.captures:

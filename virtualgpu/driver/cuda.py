@@ -62,7 +62,7 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "_initialized": False,
             "_queued_calls": list(torch.cuda._queued_calls),
             "_cached_device_count": None,
-            "_device_count_nvml": lambda: -1,
+            "_device_count_nvml": lambda: len(machine.named_visible()),
             "_cudart": runtime(machine),
             "_exchange_device": answered["_cuda_exchangeDevice"],
             "_maybe_exchange_device": answered["_cuda_maybeExchangeDevice"],
@@ -157,6 +157,10 @@ def device_answers(machine: Machine) -> dict[str, Any]:
         if machine.initialised:
             machine.current.open_context()
 
+    def device_count() -> int:
+        machine.start_driver()  # so that `torch.cuda.is_available()` fixes which GPUs CUDA sees
+        return len(machine.visible())
+
     def exchange(index: int) -> int:
         before = selected.device
         if index >= 0:
@@ -180,7 +184,7 @@ def device_answers(machine: Machine) -> dict[str, Any]:
 
     return {
         "_cuda_init": machine.initialise,
-        "_cuda_getDeviceCount": lambda: len(machine.visible()),
+        "_cuda_getDeviceCount": device_count,
         "_cuda_getDevice": lambda: selected.device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
@@ -263,6 +267,7 @@ def memory_answers(machine: Machine) -> dict[str, Any]:
             settings = Settings.parse(text)
         except ValueError as error:
             raise RuntimeError(str(error)) from None
+        gpus[0].machine.read_settings()
         if "expandable_segments" not in text:
             settings = replace(settings, expandable_segments=gpus[0].allocator.settings.expandable_segments)
         for gpu in gpus:

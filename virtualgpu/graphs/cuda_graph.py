@@ -143,6 +143,11 @@ class CUDAGraph:
         """Queue what the graph does on its streams, of which `stream` stands for the first: one launch of the host's."""
         clock = capture.gpu.machine.clock
         clock.advance_host(capture.gpu.profile.launch_seconds)
+        with clock.one_launch(stream):
+            self._queue_work(capture, stream)
+
+    def _queue_work(self, capture: Capture, stream: StreamTime) -> None:
+        clock = capture.gpu.machine.clock
         branches = self._branches
         branches[capture.origin] = stream
         events: dict[EventTime, EventTime] = {}

@@ -125,7 +125,7 @@ class Event:
         self._gpu = self._created(stream._gpu)
         self._gpu.machine.take_turn()
         self._gpu.notice()
-        event = self._gpu.machine.clock.record(stream._time, self._gpu.profile.event_seconds)
+        event = self._gpu.machine.clock.record(stream._time, self._gpu.profile.event_seconds, timed=self.enable_timing)
         if self.external and event.capture is not None:
             event.capture.happens(event, self)
         else:

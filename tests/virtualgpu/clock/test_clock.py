@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtualgpu.clock.machine_clock import Clock, Span, StreamTime, Wait
+from virtualgpu.clock.machine_clock import QUEUE_LENGTH, Clock, Span, StreamTime, Wait
 
 # Multiples of a power of two, so that sums are exact and the tests can compare with ==.
 seconds = st.integers(0, 1000).map(lambda n: n / 1024)
@@ -331,3 +331,69 @@ def test_another_device_is_not_waited_for():
     clock.launch(a, 1.0, 0.0)
     clock.synchronize_device(1, 0.0)
     assert not is_before(clock, a, 1, b)
+
+
+# A full queue of launches, as benchmarks/timing/launch_queue.py found it on an H100.
+
+
+def fill(clock: Clock, stream: StreamTime, launches: int = QUEUE_LENGTH) -> None:
+    """Queue launches of one second each, without host time."""
+    for _ in range(launches):
+        clock.launch(stream, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda clock, stream: clock.launch(stream, 1.0, 0.0),
+        lambda clock, stream: clock.copy(stream, "h2d", 1.0, 0.0, blocking=False),
+        lambda clock, stream: clock.record(stream, timed=True),
+    ],
+    ids=["kernel", "copy", "timed event"],
+)
+def test_a_full_queue_holds_the_host_until_its_oldest_launch_ends(work):
+    clock, stream = Clock(), StreamTime(0)
+    heard = []
+    clock.listen(heard.append)
+    fill(clock, stream)
+    assert clock.host == 0.0
+    work(clock, stream)
+    assert clock.host == 1.0
+    work(clock, stream)
+    assert clock.host == 2.0
+    waits = [what for what in heard if isinstance(what, Wait)]
+    found = [(wait.name, wait.waiter, wait.asked, wait.until) for wait in waits]
+    assert found == [("full queue", None, 0.0, 1.0), ("full queue", None, 1.0, 2.0)]
+
+
+def test_events_without_times_and_waits_take_no_place_in_the_queue():
+    clock, stream, other = Clock(), StreamTime(0), StreamTime(0, 7)
+    fill(clock, stream)
+    event = clock.record(other)
+    for _ in range(5):
+        clock.record(stream)
+        clock.wait(stream, event)
+    assert clock.host == 0.0
+
+
+def test_each_stream_has_a_queue_of_its_own():
+    clock = Clock()
+    for number in (0, 7, 14):
+        fill(clock, StreamTime(0, number))
+    assert clock.host == 0.0
+
+
+def test_work_counts_as_one_launch_within_the_block():
+    clock, stream = Clock(), StreamTime(0)
+    fill(clock, stream, QUEUE_LENGTH - 1)
+    with clock.one_launch(stream):
+        fill(clock, stream, 3)
+    assert clock.host == 0.0
+    clock.launch(stream, 1.0, 0.0)
+    assert clock.host == 1.0
+
+
+def test_the_host_does_not_learn_from_a_full_queue_what_is_done():
+    clock, stream = Clock(), StreamTime(0)
+    fill(clock, stream, QUEUE_LENGTH + 1)
+    assert clock.known == {}
