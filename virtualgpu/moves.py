@@ -17,7 +17,7 @@ from virtualgpu import errors, hardware
 from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.copies import move
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, allocate_on, attributes_of, empty_without_values, new_storage
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, attributes_of, empty_without_values, new_storage, send_to
 
 _to = torch.Tensor.to
 _copy: Any = torch.Tensor.copy_
@@ -386,7 +386,7 @@ def restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
     torch.serialization._validate_device(location, "cuda")
     gpu = hardware.machine().gpu(location)
     assert gpu is not None
-    allocate_on(gpu, storage)
+    send_to(gpu, storage)
     return storage
 
 

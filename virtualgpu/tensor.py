@@ -99,7 +99,7 @@ def new_storage(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
     if args[:1] and isinstance(args[0], int):
         return _storage_of(empty(gpu, (args[0],), (1,), torch.uint8))
     storage = make(torch.UntypedStorage, *args, **kwargs)
-    allocate_on(gpu, storage)
+    send_to(gpu, storage)
     return storage
 
 
@@ -277,6 +277,13 @@ def allocate_on(gpu: Gpu, storage: torch.UntypedStorage, kept: bool = True, allo
     memory = Memory(gpu, gpu.allocate(nbytes) if allocated else None, nbytes if kept else None)
     hang(memory, storage)
     return memory
+
+
+def send_to(gpu: Gpu, storage: torch.UntypedStorage) -> None:
+    """Give a storage of the host memory on the GPU. The host waits until its bytes are there."""
+    allocate_on(gpu, storage)
+    if storage.nbytes():
+        gpu.send(storage.nbytes())
 
 
 def hang(memory: Memory, storage: torch.UntypedStorage) -> None:
