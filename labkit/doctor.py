@@ -22,6 +22,7 @@ LESSONS_NEED = {
     "matplotlib": "",
     "nvidia-ml-py": "",
     "GPUtil": "",
+    "filelock": "",
     "psutil": "",
     "cloudpickle": "",
     "jinja2": "",

@@ -23,6 +23,7 @@ PACKAGES = {
     "matplotlib": "3.11.2",
     "nvidia-ml-py": "13.615.71",
     "GPUtil": "1.4.0",
+    "filelock": "4.2.11",
     "psutil": "7.2.2",
     "cloudpickle": "3.1.2",
     "jinja2": "3.1.6",
