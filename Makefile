@@ -51,7 +51,7 @@ NBVAL := --nbval-current-env --nbval-cell-timeout=240 --nbval-sanitize-with=test
 # to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed-lab
 	@$(BIN)/python -m labkit lessons --to work
-	@$(BIN)/python tools/running_lab.py work || $(BIN)/python -m jupyterlab --ServerApp.root_dir=work --LabApp.default_url=/lab/tree/$(FIRST) \
+	@$(BIN)/python tools/running_lab.py work $(FIRST) || $(BIN)/python -m jupyterlab --ServerApp.root_dir=work --LabApp.default_url=/lab/tree/$(FIRST) \
 		--KernelManager.transport_encryption=auto $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 # $(call in_turn,PARTS): make one part after the other, say which one runs, and at the end how long each took. A part that fails is the last.
