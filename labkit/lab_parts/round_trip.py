@@ -2,7 +2,10 @@
 
 The front end sends a click or the Enter key at once. It holds back a widget's new value while the kernel has not yet
 confirmed the one before. A click can therefore overtake the last characters of a number. The kernel sends its question
-after the confirmations, and messages keep their order. The held-back values therefore arrive before the answer.
+after the confirmations, and the page sends the held-back values before it answers.
+
+JupyterLab divides its messages between the kernel's main thread and another one (a subshell), which keep no order
+between them. The kernel therefore asks a second time: the messages before the first answer are read by then.
 
 ipywidgets 7.7 and 8 hold values back in the same way. `jslink` would answer without any script, but front ends that
 create only the widgets they show, such as Colab's, do not run it.
@@ -41,7 +44,7 @@ class RoundTrip:
 
     def __init__(self, run_later: Callable[[Callable[[], None]], None]) -> None:
         self._question = widgets.HTML(_question(0), layout=widgets.Layout(display="none"))
-        self._answer = widgets.Text(layout=widgets.Layout(display="none"))
+        self._answer = widgets.Text(description="Answer of the page:", layout=widgets.Layout(display="none"))
         self._answer.add_class(_ANSWER)
         self._answer.observe(lambda change: run_later(lambda: self._take_answer(change["new"])), "value")
         self.widgets = (self._question, self._answer)
@@ -51,9 +54,13 @@ class RoundTrip:
 
     def then(self, action: Callable[[], None]) -> None:
         """Run the action when all values that the page has sent or holds back are here."""
-        if not self._page_answers:
+        if self._page_answers:
+            self._ask(lambda: self._ask(action))
+        else:
             action()
-            return
+
+    def _ask(self, action: Callable[[], None]) -> None:
+        """Ask the page, and run the action when the answer is here."""
         self._asked += 1
         self._waiting.append((self._asked, action))
         self._question.value = _question(self._asked)
