@@ -52,7 +52,7 @@ NBVAL := --nbval-current-env --nbval-cell-timeout=240 --nbval-sanitize-with=test
 # to run as root, which is who you are in most containers, unless told.
 lab: $(VENV)/installed-lab
 	@$(BIN)/python -m labkit lessons --to work
-	@$(BIN)/python tools/running_lab.py work || $(BIN)/python -m jupyterlab --ServerApp.root_dir=work --LabApp.default_url=/lab/tree/$(FIRST) \
+	@$(BIN)/python tools/running_lab.py work $(FIRST) || $(BIN)/python -m jupyterlab --ServerApp.root_dir=work --LabApp.default_url=/lab/tree/$(FIRST) \
 		--KernelManager.transport_encryption=auto $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 # $(call in_turn,PARTS): make one part after the other, say which one runs, and at the end how long each took. A part that fails is the last.
@@ -102,7 +102,7 @@ test-nbgrader: $(VENV)/installed $(NBGRADER)/installed
 # Colab has no labkit: the first cell of a lesson installs it there. The widgets' tests find it in this folder. The site has no widgets.
 test-classic: $(CLASSIC)/installed
 	$(CLASSIC)/bin/python -m pytest --timeout 600 -m platform tests/platforms
-	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest --timeout 300 --everything tests/lab_parts/test_panel.py $$(grep -lE '(Lab|Panel)\(' tests/labs/*.py)
+	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest --timeout 300 --everything tests/lab_parts/test_panel.py tests/lab_parts/test_round_trip.py $$(grep -lE '(Lab|Panel)\(' tests/labs/*.py)
 	PYTHONPATH="$(CURDIR)" $(CLASSIC)/bin/python -m pytest --timeout 300 -m browser tests/browser --ignore=tests/browser/test_site.py
 
 test-binder: $(VENV)/installed-browser $(BINDER)/installed

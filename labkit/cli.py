@@ -278,7 +278,9 @@ def _lessons(options: argparse.Namespace) -> int:
     try:
         if options.reset is not None:
             fresh, kept = lesson_copies.reset(options.reset, folder)
-            print(f"{fresh} is as it was at first." + f" What you wrote is kept in {kept}." * (kept is not None))
+            print(f"{fresh} is as it was at first.")
+            if kept is not None:
+                print(f"What you wrote is kept in {kept}.")
             return 0
         for line in lesson_copies.copy(folder):
             print(line)

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from labkit import progress_file
+from labkit import glossary, progress_file
 
 INDEX = "index.ipynb"
 TEXT = """# The lessons
@@ -19,7 +19,7 @@ Begin with [0 Start here]({first}), or choose a lesson. What you have done so fa
 is never sent anywhere. The table is as of the last start: run its cell (click into it and press Shift + Enter) to bring it up to date.
 
 To watch the GPUs in use, real or virtual, and their memory while your cells run, put `labkit.labs.MemoryPanel()` into a cell of a lesson;
-[lesson 0]({first}) shows how."""
+[lesson 0]({first}) shows how. The [glossary]({glossary}) explains the words."""
 CODE = "import labkit\n\nlabkit.lessons()"
 HEADINGS = ("lesson", "exercises right", "second look", "predictions made")
 
@@ -81,7 +81,7 @@ class Lessons:
 def index(table: Lessons) -> dict[str, Any]:
     """The notebook with the table, which a reader sees before anything runs."""
     output = {"text/html": table._repr_html_(), "text/plain": repr(table)}
-    text = TEXT.format(first=table.lessons[0].file, kept=progress_file.NAME)
+    text = TEXT.format(first=table.lessons[0].file, kept=progress_file.NAME, glossary=glossary.NAME)
     shown = {"output_type": "execute_result", "execution_count": None, "metadata": {}, "data": output}
     return {
         "cells": [

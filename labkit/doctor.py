@@ -22,6 +22,7 @@ LESSONS_NEED = {
     "matplotlib": "",
     "nvidia-ml-py": "",
     "GPUtil": "",
+    "filelock": "",
     "psutil": "",
     "cloudpickle": "",
     "jinja2": "",
@@ -58,6 +59,7 @@ class Facts:
     pins: dict[str, str] = field(default_factory=dict)
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
     virtual: bool = False  # LABKIT_VIRTUAL
+    clone: bool = True  # the kit runs from its repository, whose Makefile installs packages
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def gather() -> Facts:
         pins=pinned_versions(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         virtual=os.environ.get("LABKIT_VIRTUAL", "") not in ("", "0"),
+        clone=(Path(__file__).parents[1] / "Makefile").is_file(),
     )
 
 
@@ -160,33 +163,49 @@ def advise(facts: Facts) -> list[Advice]:
     return [*_about_python(facts), *_about_packages(facts), *_about_gpus(facts), *_about_memory(facts)]
 
 
+REINSTALL_TORCH = "`pip install --force-reinstall torch`"
+ANEW = "`make clean`, then `make lab`"  # install everything again, in a clone of the repository
+
+
 def _about_python(facts: Facts) -> list[Advice]:
     if facts.python >= PYTHON:
         return []
-    return [Advice("Python 3.11 or newer is needed: install one and run `make clean`, then `make lab`.", blocking=True)]
+    then = f"run {ANEW}" if facts.clone else "install the kit there"
+    return [Advice(f"Python 3.11 or newer is needed: install one and {then}.", blocking=True)]
 
 
 def _about_packages(facts: Facts) -> list[Advice]:
     advice = []
     for name, least in LESSONS_NEED.items():
         version = facts.packages.get(name)
-        if name == "jupyterlab" and version is None and any(facts.packages.get(other) for other in OTHER_FRONT_ENDS):
-            continue
-        if name == "jupyterlab" and version is None and facts.packages.get("ipykernel"):
-            advice.append(Advice("jupyterlab is missing: `make lab` installs it. An editor that opens notebooks itself does without."))
-            continue
         if version is None:
-            advice.append(
-                Advice(f"{name} is missing: `make lab` installs it (elsewhere: pip install '{name}{least and '>=' + least}').", True)
-            )
+            advice += _about_missing(facts, name, least)
         elif older(version, least):
-            advice.append(Advice(f"{name} {version} is too old: {least} or newer is needed. `make clean`, then `make lab`.", True))
+            how = ANEW if facts.clone else _pip(name, least)
+            advice.append(Advice(f"{name} {version} is too old: {least} or newer is needed. {how}.", True))
     missing = [name for name in TESTS_NEED if not facts.packages.get(name)]
-    if missing:
+    if missing and facts.clone:
         advice.append(Advice(f"To run `make test` you also need {', '.join(missing)}; `make test` installs them. Lessons run without."))
     if facts.torch is None and facts.packages.get("torch"):
-        advice.append(Advice("PyTorch is installed but cannot be imported: `make clean`, then `make lab`.", True))
+        how = ANEW if facts.clone else REINSTALL_TORCH
+        advice.append(Advice(f"PyTorch is installed but cannot be imported: {how}.", True))
     return advice
+
+
+def _about_missing(facts: Facts, name: str, least: str) -> list[Advice]:
+    how = f"`make lab` installs it (elsewhere: {_pip(name, least)})" if facts.clone else _pip(name, least)
+    if name != "jupyterlab":
+        return [Advice(f"{name} is missing: {how}.", True)]
+    if any(facts.packages.get(other) for other in OTHER_FRONT_ENDS):
+        return []
+    if facts.packages.get("ipykernel"):
+        return [Advice(f"{name} is missing: {how}. An editor that opens notebooks itself does without.")]
+    return [Advice(f"{name} is missing: {how}.", True)]
+
+
+def _pip(name: str, least: str) -> str:
+    """The command that installs a package, or a newer version of it."""
+    return f"`pip install --upgrade '{name}>={least}'`" if least else f"`pip install {name}`"
 
 
 def older(version: str, least: str) -> bool:
@@ -213,9 +232,8 @@ def _about_gpus(facts: Facts) -> list[Advice]:
     if not nvml.gpus or torch.gpus:
         return advice
     if not torch.cuda:
-        advice.append(
-            Advice("There is an NVIDIA GPU, but this PyTorch is built without CUDA: `make clean`, then `make lab` without TORCH_INDEX.")
-        )
+        how = f"{ANEW} without TORCH_INDEX" if facts.clone else REINSTALL_TORCH
+        advice.append(Advice(f"There is an NVIDIA GPU, but this PyTorch is built without CUDA: {how}."))
     elif facts.visible is not None:
         advice.append(Advice(f"There is an NVIDIA GPU, but CUDA_VISIBLE_DEVICES={facts.visible!r} hides it: unset it to use the GPU."))
     else:

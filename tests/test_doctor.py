@@ -23,6 +23,7 @@ PACKAGES = {
     "matplotlib": "3.11.2",
     "nvidia-ml-py": "13.615.71",
     "GPUtil": "1.4.0",
+    "filelock": "4.2.11",
     "psutil": "7.2.2",
     "cloudpickle": "3.1.2",
     "jinja2": "3.1.6",
@@ -108,6 +109,20 @@ OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)"
 def test_the_one_thing_to_do(changes, blocking, text):
     advice = only_advice(facts(**changes))
     assert advice.blocking is blocking and text in advice.text
+
+
+def test_advice_names_make_only_where_there_is_a_makefile():
+    wrong = {
+        "python": (3, 10, 4),
+        "torch": None,
+        "packages": PACKAGES | {"numpy": None, "ipywidgets": "7.6.5", "jupyterlab": None, "nbval": None},
+    }
+    for changes in (wrong, wrong | {"torch": Torch("2.13.0+cpu", ""), "answers": ONE_GPU}):
+        installed, cloned = ("\n".join(item.text for item in doctor.advise(facts(clone=clone, **changes))) for clone in (False, True))
+        assert "make" not in installed and "`make lab`" in cloned and "`make test`" in cloned
+        assert "numpy is missing: `pip install numpy`." in installed
+        assert "ipywidgets 7.6.5 is too old: 7.7.1 or newer is needed. `pip install --upgrade 'ipywidgets>=7.7.1'`." in installed
+    assert doctor.gather().clone
 
 
 def test_another_front_end_is_as_good():

@@ -5,17 +5,21 @@ import re
 
 import nbformat
 import pytest
+from followed_links import dead_links, links
 
 from labkit import cli, lesson_copies
+from labkit.glossary import Glossary
 
 FIRST = "00_start_here.ipynb"
+WORD = '<a id="process-group"></a>Process group'
 
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
-    """Two small lessons in the place of the kit's."""
-    folder = tmp_path / "shipped"
-    folder.mkdir()
+    """Two small lessons in the place of the kit's, and a glossary of one word."""
+    folder = tmp_path / "kit" / "notebooks"
+    folder.mkdir(parents=True)
+    write_glossary(tmp_path / "kit", f"| {WORD} | several ranks | [0](../notebooks/{FIRST}) |")
     for name in (FIRST, "01_device_basics.ipynb"):
         write(folder / name, "print(1)")
     monkeypatch.setattr(lesson_copies, "shipped", lambda: folder)
@@ -29,6 +33,12 @@ def write(path, source):
         {"cell_type": "code", "source": [source], "metadata": {"tags": ["a"]}, "outputs": [output], "execution_count": 3},
     ]
     path.write_text(json.dumps({"cells": cells, "metadata": {"kernelspec": {}}, "nbformat": 4, "nbformat_minor": 5}))
+
+
+def write_glossary(kit, *rows):
+    (kit / "docs").mkdir(exist_ok=True)
+    table = ["| word | what it means | lesson |", "| --- | --- | --- |", *rows]
+    (kit / "docs" / "glossary.md").write_text("\n".join(["# Glossary", "", "All words.", "", *table, ""]))
 
 
 def code(path):
@@ -132,7 +142,7 @@ def test_every_lesson_but_the_first_has_exercises_and_a_lab_that_takes_a_predict
 
 def test_every_lesson_begins_and_ends_with_links_to_its_neighbours(tmp_path):
     lesson_copies.copy(tmp_path)
-    lessons = sorted(path for path in tmp_path.glob("*.ipynb") if path.name != "index.ipynb")
+    lessons = sorted(path for path in tmp_path.glob("*.ipynb") if path.name not in ("index.ipynb", "glossary.ipynb"))
     assert len(lessons) == len(lesson_copies.lesson_files())
     for place, path in enumerate(lessons):
         cells = nbformat.read(path, as_version=4).cells
@@ -154,6 +164,83 @@ def test_reset_keeps_each_old_copy_beside_the_new_one(shipped, tmp_path, capsys)
     assert [code(work / f"00_start_here.before-{n}.ipynb")["source"] for n in (1, 2)] == ["first try", "second try"]
     assert code(work / FIRST)["source"] == ["print(1)"]
     assert "What you wrote is kept in" in capsys.readouterr().out
+
+
+def test_reset_of_a_lesson_that_was_not_changed_keeps_no_copy(shipped, tmp_path, capsys):
+    work = tmp_path / "work"
+    cli.main(["lessons", "--to", str(work)])
+    capsys.readouterr()
+    assert cli.main(["lessons", "--to", str(work), "--reset", "00"]) == 0
+    assert capsys.readouterr().out == f"{work / FIRST} is as it was at first.\n"
+    assert not list(work.glob("*.before-*"))
+
+
+def test_reset_keeps_what_is_no_copy_of_the_kit(shipped, tmp_path):
+    for content in ("notes", "[]", '{"metadata": {"labkit": {"version": "x"}}}'):
+        (tmp_path / FIRST).write_text(content)
+        _, kept = lesson_copies.reset("00", tmp_path)
+        assert kept.read_text() == content and code(tmp_path / FIRST)["source"] == ["print(1)"]
+
+
+def test_a_full_disk_leaves_the_learners_copy(shipped, tmp_path, monkeypatch):
+    lesson_copies.copy(tmp_path)
+    change(tmp_path / FIRST, "mine")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("labkit.whole_files.os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        lesson_copies.reset("00", tmp_path)
+    assert code(tmp_path / FIRST)["source"] == "mine" and not list(tmp_path.glob("*.new"))
+
+
+def test_links_to_the_glossary_lead_to_the_one_beside_the_copies(shipped, tmp_path):
+    notebook = json.loads((shipped / FIRST).read_text())
+    notebook["cells"][0]["source"] = ["# Zero\n", "[*group*](../docs/glossary.md#process-group), [all](../docs/glossary.md)\n", "two"]
+    (shipped / FIRST).write_text(json.dumps(notebook))
+    work = tmp_path / "work"
+    lesson_copies.copy(work)
+    assert [link for link in links(work / FIRST) if "glossary" in link] == ["glossary.ipynb#Process-group", "glossary.ipynb"]
+    [cell] = nbformat.read(work / "glossary.ipynb", 4).cells
+    assert cell.source == f"# Glossary\n\nAll words.\n\n#### Process group\n\nseveral ranks (lesson [0]({FIRST}))"
+    assert dead_links(work) == []
+    cell.source = "my words"
+    nbformat.write(nbformat.from_dict({**nbformat.read(work / "glossary.ipynb", 4), "cells": [cell]}), work / "glossary.ipynb")
+    lesson_copies.copy(work)
+    assert "my words" in (work / "glossary.ipynb").read_text()
+
+
+def test_a_link_to_a_word_that_the_glossary_lacks_and_a_row_that_is_no_word_are_named(tmp_path):
+    write_glossary(tmp_path, f"| {WORD} | several ranks | [0](../notebooks/{FIRST}) |")
+    file = tmp_path / "docs" / "glossary.md"
+    with pytest.raises(ValueError, match="does not explain 'rank'"):
+        Glossary(file).relink("[r](../docs/glossary.md#rank)")
+    write_glossary(tmp_path, "| rank | no anchor | [0](x) |")
+    with pytest.raises(ValueError, match="expected a row with an anchor, .* got '. rank"):
+        Glossary(file)
+
+
+def test_every_link_of_every_copy_arrives(tmp_path):
+    lesson_copies.copy(tmp_path)
+    assert dead_links(tmp_path) == []
+    found = {link for file in tmp_path.glob("*.ipynb") for link in links(file)}
+    assert {"glossary.ipynb#rank", "glossary.ipynb#Checkpointing"} <= found and len(found) > 20
+
+
+def test_every_link_of_every_lesson_arrives_in_the_repository():
+    kit = lesson_copies.shipped().parent
+    assert dead_links(kit, "notebooks/*.ipynb") + dead_links(kit, "docs/glossary.md") == []
+
+
+@pytest.mark.parametrize(
+    "text", ["[x](missing.ipynb)", '<a href="missing.ipynb">x</a>', "[x](glossary.ipynb#no-word)", "[x](../out.md)", "[x]: gone"]
+)
+def test_a_dead_link_is_found(tmp_path, text):
+    lesson_copies.copy(tmp_path / "work")
+    (tmp_path / "out.md").write_text("outside")
+    (tmp_path / "work" / "own.md").write_text(text)
+    assert len(dead_links(tmp_path / "work", "*.md")) == 1
 
 
 def test_a_lesson_that_there_is_not_is_refused_by_name(shipped, tmp_path, capsys):

@@ -14,6 +14,8 @@ sys.path.insert(0, str(TOOL.parent))
 import running_lab  # noqa: E402  (tools, not a package)
 import torch_index  # noqa: E402
 
+TABLE = "http://localhost:8889/lab/tree/index.ipynb?token=b"
+
 
 @pytest.fixture
 def machine(monkeypatch):
@@ -73,8 +75,8 @@ def test_a_server_of_the_same_folder_is_found_and_no_other(tmp_path):
         {"root_dir": str(tmp_path / "other"), "url": "http://localhost:8888/", "token": "a"},
         {"root_dir": str(tmp_path / "work"), "url": "http://localhost:8889/", "token": "b"},
     ]
-    assert running_lab.address(str(tmp_path / "work" / ".." / "work"), servers) == "http://localhost:8889/lab?token=b"
-    assert running_lab.address(str(tmp_path), servers) is None
+    assert running_lab.address(str(tmp_path / "work" / ".." / "work"), servers, "index.ipynb") == TABLE
+    assert running_lab.address(str(tmp_path), servers, "index.ipynb") is None
 
 
 def test_kernels_are_encrypted_so_that_none_warns_in_the_terminal():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from followed_links import dead_links
 
 import labkit
 from labkit import doctor
@@ -89,10 +90,14 @@ def in_wheel(wheel: Path) -> set[str]:
 
 
 def sources() -> set[str]:
-    """All files of the packages, by their paths from the root, and the lessons and pins, which lie in one of them once installed."""
+    """All files of the packages, by their paths from the root; also the lessons, the glossary and the pins, installed within labkit."""
     files = (path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file())
     lessons = {f"labkit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "notebooks").glob("*.ipynb")}
-    return lessons | {"labkit/constraints.txt"} | {path.as_posix() for path in files if "__pycache__" not in path.parts}
+    return (
+        lessons
+        | {"labkit/constraints.txt", "labkit/docs/glossary.md"}
+        | {path.as_posix() for path in files if "__pycache__" not in path.parts}
+    )
 
 
 @pytest.mark.slow
@@ -133,6 +138,14 @@ def test_installed_package_finds_its_data(elsewhere, installed):
 
 
 @pytest.mark.slow
+def test_every_link_of_a_lesson_arrives_in_the_wheel_and_in_copies_that_are_made_from_it(elsewhere, installed):
+    assert dead_links(installed / "labkit", "notebooks/*.ipynb") + dead_links(installed / "labkit", "docs/glossary.md") == []
+    python("-m", "labkit", "lessons", "--to", "work")
+    assert len(list(Path("work").glob("*.ipynb"))) > 14
+    assert dead_links(elsewhere / "work") == []
+
+
+@pytest.mark.slow
 def test_installed_commands_work_in_another_folder(elsewhere):
     said = python("-m", "labkit", "doctor")
     assert "virtual GPU" in said
@@ -149,7 +162,7 @@ def test_installed_commands_work_in_another_folder(elsewhere):
 def test_installed_package_brings_its_lessons(elsewhere):
     python("-m", "labkit", "lessons", "--to", "mine")
     lessons = [path.name for path in (ROOT / "notebooks").glob("*.ipynb")]
-    assert sorted(path.name for path in (elsewhere / "mine").iterdir()) == sorted([*lessons, "index.ipynb"])
+    assert sorted(path.name for path in (elsewhere / "mine").iterdir()) == sorted([*lessons, "index.ipynb", "glossary.ipynb"])
 
 
 def test_citation_is_a_valid_one_of_this_version():

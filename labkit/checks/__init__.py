@@ -35,7 +35,7 @@ def _tried(known: Check, answer: Any) -> Verdict:
     try:
         if known.children and not checking.is_stub(answer, known.script):
             processes.start_server()
-        with limits.in_time(number, answer), limits.a_screenful(), limits.no_questions():
+        with limits.in_time(number, answer), limits.a_screenful(), limits.no_questions(), limits.no_exit():
             seen = checking.observe(known, answer, inputs)
     except limits.TookTooLongError as error:
         told = f"your answer took longer than {limits.LIMIT:g} s{_at(error, answer)}."

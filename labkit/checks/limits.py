@@ -80,6 +80,25 @@ def no_questions() -> Iterator[None]:
 
 
 @contextmanager
+def no_exit() -> Iterator[None]:
+    """Let `exit()` and `quit()` raise SystemExit. In a notebook they would return, and end the kernel after the cell."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None:
+        yield
+        return
+
+    def refused() -> None:
+        raise SystemExit("exit() and quit() end the kernel: leave them out")
+
+    shell.ask_exit = refused
+    try:
+        yield
+    finally:
+        del shell.ask_exit  # the class has its own
+
+
+@contextmanager
 def in_time(number: str, answer: Any) -> Iterator[None]:
     """Say after a while what runs and how to stop it, and raise TookTooLongError in the block at its time's end.
 

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from html import escape
 from inspect import signature
 from typing import Any, ClassVar, Self
@@ -19,6 +20,7 @@ from gputrace.figures.figure import BLUE, IN_THE_DARK, Figure
 from labkit import progress_file
 from labkit.lab_parts.experiment import Result, Run, collect
 from labkit.lab_parts.predictions import parse_prediction
+from labkit.lab_parts.round_trip import PANEL, RoundTrip, picture_that_runs
 
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each box makes one of its own of it
 
@@ -27,8 +29,7 @@ WRAP = {"flex_flow": "row wrap", "align_items": "center"}  # not a Layout: each 
 # changes from grey to light blue. JupyterLab takes the arrows and letters that are typed in a list for its own shortcuts, which go to
 # another cell or delete this one (https://github.com/jupyter-widgets/ipywidgets/issues/3912), unless the list's element says otherwise. No
 # widget can set an element's attribute from Python: an empty picture does when the browser has read it.
-PANEL = "labkit-panel"  # the class of the panel's element
-PROGRAM = "labkit-program"  # and that of a list whose lines are code
+PROGRAM = "labkit-program"  # class of a list whose lines are code
 _ARROW = "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E%3Cpath d='M5 7l4 4 4-4' fill='none' stroke='white'/%3E%3C/svg%3E"
 _STYLE = (
     """<style>
@@ -49,8 +50,7 @@ _KEYS = (
     f"this.closest('.{PANEL}')?.addEventListener('focusin', event => {{"
     " if (event.target.matches('select')) event.target.dataset.lmSuppressShortcuts = 'true' })"
 )
-_EMPTY = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
-_HIDDEN = f'{_STYLE}<img alt="" src="{_EMPTY}" onload="{_KEYS}">'
+_HIDDEN = _STYLE + picture_that_runs(_KEYS)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -102,7 +102,10 @@ class Panel(widgets.VBox):
 
     def __init__(self, children: list[widgets.Widget]) -> None:
         self._loop = running_loop()
-        super().__init__(children=[*children, widgets.HTML(_HIDDEN, layout=widgets.Layout(display="none"))])
+        self._round_trip = RoundTrip(self._call_on_main_thread)
+        self._assignments: dict[tuple[widgets.Widget, str], object] = {}
+        hidden = widgets.HTML(_HIDDEN, layout=widgets.Layout(display="none"))
+        super().__init__(children=[*children, hidden, *self._round_trip.widgets])
         self.add_class(PANEL)
 
     def __repr__(self) -> str:
@@ -129,21 +132,40 @@ class Panel(widgets.VBox):
             else:
                 setattr(self, name, its)
 
-    def _when_clicked(self, button: widgets.Button, action: Callable[[], None]) -> None:
-        button.on_click(lambda _: self._on_main_thread(action))
+    def _when_clicked(self, button: widgets.Button, action: Callable[[], None], at_once: bool = False) -> None:
+        """Let a click run the action, after all values on the page have arrived.
+
+        `at_once` is for an action that reads no value and must not wait.
+        """
+        button.on_click(lambda _: self._on_main_thread(action if at_once else partial(self._round_trip.then, action)))
 
     def _when_entered(self, field: widgets.Text, action: Callable[[], None]) -> None:
         """The Enter key does the same as the button beside the field."""
 
         def heard(_: widgets.Widget, content: Any, buffers: Any) -> None:
             if isinstance(content, dict) and content.get("event") == "submit":
-                self._on_main_thread(action)
+                self._on_main_thread(partial(self._round_trip.then, action))
 
         field.on_msg(heard)
 
+    def _assign(self, widget: widgets.Widget, trait: str, value: Any) -> None:
+        """Set a trait that the learner can set too. The new value also replaces one that is on its way from the page."""
+        self._assignments[widget, trait] = assignment = object()
+        setattr(widget, trait, value)
+
+        def assign_again() -> None:
+            if self._assignments[widget, trait] is assignment:
+                setattr(widget, trait, value)
+
+        self._round_trip.then(assign_again)
+
     def _on_main_thread(self, action: Callable[[], None]) -> None:
-        """Outside a notebook, where no loop runs, the action is done at once."""
+        """Count the panel as used, and run the action on the kernel's event loop."""
         self._last_used[self._made_with] = self
+        self._call_on_main_thread(action)
+
+    def _call_on_main_thread(self, action: Callable[[], None]) -> None:
+        """Run the action on the kernel's event loop; at once outside a notebook, where no loop runs."""
         if self._loop is None or not self._loop.is_running():
             action()
         else:
@@ -193,7 +215,7 @@ class Lab(Panel):
         self.prediction: float | None = None
         self.result: Result | None = None
         self.task: asyncio.Task | None = None
-        self._stopping = self._interrupted = False
+        self._stopping = self._interrupted = self._chosen_meanwhile = False
         self.answer = widgets.Text(
             description="Your prediction:",
             placeholder="a number",
@@ -208,7 +230,7 @@ class Lab(Panel):
         self.picture = widgets.HTML()
         self._when_clicked(self.predict_button, self._predict)
         self._when_clicked(self.run_button, self._start)
-        self._when_clicked(self.stop_button, self._stop)
+        self._when_clicked(self.stop_button, self._stop, at_once=True)
         self._when_entered(self.answer, self._predict)
         super().__init__(
             [
@@ -257,30 +279,36 @@ class Lab(Panel):
         self._set_buttons(running=False)
 
     def _chosen(self) -> None:
-        """Another choice needs another prediction."""
-        if not self.running:
+        """Ask for another prediction: a different choice needs one. While an experiment runs, ask after it."""
+        if self.running:
+            self._chosen_meanwhile = True
+        else:
             self._ask()
 
     def _predict(self) -> None:
-        if self.running:
-            return
+        if not self.running and self._read_prediction():
+            self._say(f"You predict: {self.prediction:g} {self.unit}. Now press Run.")
+
+    def _read_prediction(self) -> bool:
+        """Take the number in the box as the prediction. Return False, and say why, if the text is not a prediction."""
         try:
             self.prediction = self.predicted(self.answer.value)
         except ValueError as error:
             self.prediction = None
             self._say(str(error), alert=True)
-        else:
-            self._say(f"You predict: {self.prediction:g} {self.unit}. Now press Run.")
         self._set_buttons(running=False)
+        return self.prediction is not None
 
     def _start(self) -> None:
-        if self.running or self.prediction is None:
+        """Begin the experiment. The prediction is the number that is in the box now."""
+        if self.running or self.prediction is None or not self._read_prediction():
             return
         if Lab._begun is not None and Lab._begun.running:  # on the same GPUs each would count what the other does
             self._say(f"A {type(Lab._begun).__name__} runs: wait for its end, or stop it, and press Run again.", alert=True)
             return
         Lab._begun = self
-        self._stopping = self._interrupted = False
+        self._stopping = self._interrupted = self._chosen_meanwhile = False
+        self._assign(self.answer, "value", self.answer.value)
         try:
             run = self.experiment()
         except Exception as error:  # whatever it is, the learner must see it
@@ -329,6 +357,8 @@ class Lab(Panel):
             else:
                 self._fail(error)
         finally:
+            if self._chosen_meanwhile:  # before the page heard that the choices are disabled
+                self.prediction = None
             self._set_buttons(running=False)
 
     def _show(self, run: Run) -> None:

@@ -361,7 +361,7 @@ class AllocatorLab(Panel):
         if list(self.block.options) != options:
             chosen = self.block.value
             self.block.options = options
-            self.block.value = chosen if chosen in alive else next(iter(alive), None)
+            self._assign(self.block, "value", chosen if chosen in alive else next(iter(alive), None))
 
 
 def _mebibytes(text: str, what: str, least: float) -> int:

@@ -200,8 +200,8 @@ class MemoryPanel(Panel):
         self.stop_button = widgets.Button(description="Stop", icon="stop", tooltip="Stop watching; the figure stays")
         self.message = widgets.HTML()
         self.picture = widgets.HTML()
-        self._when_clicked(self.start_button, self.start)
-        self._when_clicked(self.stop_button, self._stop_clicked)
+        self._when_clicked(self.start_button, self.start, at_once=True)
+        self._when_clicked(self.stop_button, self._stop_clicked, at_once=True)
         super().__init__([widgets.HBox([self.start_button, self.stop_button]), self.message, self.picture])
         self.start()
 

@@ -67,7 +67,7 @@ def plot_copy_speed(result: Result, recorded: Result | None = None, prediction: 
     """
     if direction not in ("h2d", "d2h"):
         raise ValueError(f'direction={direction!r}: choose "h2d", host to device, or "d2h", device to host')
-    canvas, axes = new_canvas(_finding(pinned_gain(result, direction)))
+    canvas, axes = new_canvas(_finding(pinned_gain(result, direction), max(result.parameters.get("sizes", ()), default=0)))
     labels = []
     for source, dashes in sources(result, recorded):
         for memory, colour in (("pinned", BLUE), ("pageable", VERMILLION)):
@@ -83,8 +83,11 @@ def plot_copy_speed(result: Result, recorded: Result | None = None, prediction: 
     return finished(canvas, result, recorded, partial(_proof, direction=direction), sentence)
 
 
-def _finding(gain: dict[int, float]) -> str:
-    """The size from which pinned memory is ahead, and by how much at least."""
+def _finding(gain: dict[int, float], largest: int) -> str:
+    """The size from which pinned memory is ahead, and by how much at least.
+
+    `largest` is the largest size that was to be measured. A run that was stopped did not reach it.
+    """
     if not gain:
         return "Not measured yet: pageable and pinned at one size"
     sizes = sorted(gain)
@@ -101,7 +104,8 @@ def _finding(gain: dict[int, float]) -> str:
     least = min(gain[size] for size in sizes if size >= start)
     if start == sizes[-1]:
         return f"Pinned memory copies {last:.1f} times faster at {units.byte_text(start)}"
-    return f"Pinned memory copies at least {_floor(least)} times faster from {units.byte_text(start)} up"
+    end = "up" if sizes[-1] >= largest else f"to {units.byte_text(sizes[-1])}"
+    return f"Pinned memory copies at least {_floor(least)} times faster from {units.byte_text(start)} {end}"
 
 
 def _floor(factor: float) -> str:

@@ -261,8 +261,8 @@ class StreamsLab(Panel):
         """Show the program with one line selected, and ask for a prediction anew."""
         lines = code_of(self.steps).splitlines()
         self.program.options = [f"{number:2}  {line}" for number, line in enumerate(lines, 1)]
-        self.program.index = selected
-        self.answer.value = ""
+        self._assign(self.program, "index", selected)
+        self._assign(self.answer, "value", "")
 
     # A run
 

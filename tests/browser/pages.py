@@ -84,8 +84,10 @@ def examine(page: object, name: str) -> list[str]:
 
 
 @contextmanager
-def opened(server: str, browser: object) -> Iterator[Callable[[str], object]]:
+def opened(server: str, browser: object, script: str | None = None) -> Iterator[Callable[[str], object]]:
     """A function that opens a notebook, runs all its cells and returns the page.
+
+    `script` is JavaScript that runs in each page before the page's own scripts.
 
     At the end every page whose cells have run is examined; none may have had an error in its console.
     """
@@ -93,6 +95,8 @@ def opened(server: str, browser: object) -> Iterator[Callable[[str], object]]:
 
     def open_and_run(name: str) -> object:
         page = browser.new_page()
+        if script is not None:
+            page.add_init_script(script)
         pages.append(page)
         names.append(name)
         page.on("pageerror", lambda error: wrong.append(f"{name}: {error}"))

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -111,6 +112,18 @@ def shows(figure, colour: str) -> bool:
 
 def test_the_title_is_what_the_numbers_say():
     assert plot_copy_speed(USUAL).title == "Pinned memory copies at least 2.4 times faster from 1 MiB up"
+
+
+def test_the_title_of_a_run_that_was_stopped_claims_nothing_about_larger_copies(t4):
+    run = copy_speed(sizes=(*SIZES, 1 << 26), repeats=1)
+    for _ in zip(range(12), run, strict=False):
+        pass
+    assert re.fullmatch(
+        r"Pinned memory copies at least \d\.\d times faster from (4 KiB|1 MiB) to 16 MiB", plot_copy_speed(run.result()).title
+    )
+    for _ in run:
+        pass
+    assert plot_copy_speed(run.result()).title.endswith(" up")
 
 
 @pytest.mark.parametrize(
