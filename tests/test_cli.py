@@ -65,7 +65,7 @@ def test_arguments_path_and_main(script):
         print(type(pickle.loads(pickle.dumps(Point()))).__module__, sys.modules["__main__"].word, inspect.getsource(here))
         sys.stderr.write("to stderr")
     """)
-    same(path, "--gpus", "7", "-x", "--", "--help", "")
+    same(path, "--", "--m", "--gpus", "7", "-x", "--", "--help", "")
 
 
 @pytest.mark.slow

@@ -92,7 +92,11 @@ def sources() -> set[str]:
     """All files of the packages, by their paths from the root, and the lessons and pins, which lie in one of them once installed."""
     files = (path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file())
     lessons = {f"labkit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "notebooks").glob("*.ipynb")}
-    return lessons | {"labkit/constraints.txt"} | {path.as_posix() for path in files if "__pycache__" not in path.parts}
+    return (
+        lessons
+        | {"labkit/constraints.txt", "pytest_virtual_gpus.py"}
+        | {path.as_posix() for path in files if "__pycache__" not in path.parts}
+    )
 
 
 @pytest.mark.slow
