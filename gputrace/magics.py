@@ -8,6 +8,7 @@ import keyword
 import shlex
 import token
 import tokenize
+import traceback
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -52,6 +53,12 @@ class MagicParser(CommandParser):
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise _HelpShown
+
+
+def unreadable(magic: str, error: SyntaxError) -> UsageError:
+    """Return an error that shows the mistake in the cell, without the calls of the magic."""
+    text = "".join(traceback.format_exception_only(error)).rstrip()
+    return UsageError(f"{magic}: the cell cannot be read\n{text}")
 
 
 def documented(parser: CommandParser) -> Callable[[Callable], Callable]:
@@ -119,7 +126,10 @@ class GpuMagics(Magics):
             check_max_events(options.max_events)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        body, last = self._compiled(magic, cell)
+        try:
+            body, last = self._compiled(magic, cell)
+        except SyntaxError as error:
+            raise unreadable(magic, error) from None
         trace = None
         try:
             with record(options.max_events, timeline=timeline) as trace:

@@ -16,7 +16,7 @@ import psutil
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
-from gputrace.magics import MagicParser, documented
+from gputrace.magics import MagicParser, documented, unreadable
 from labkit.ranks import cell_request, torchrun_cell
 from labkit.torchrun_options import CELL_TIMEOUT, LIVE, OUTPUT, add_job
 
@@ -108,7 +108,10 @@ class TorchrunMagic(Magics):
         except (ValueError, TypeError) as error:
             _PARSER.error(str(error))
         source = f"\n{cell}"  # the magic's own line is the first that the reader counts
-        ranks = torchrun_cell(source, request, options["timeout"], live)
+        try:
+            ranks = torchrun_cell(source, request, options["timeout"], live)
+        except SyntaxError as error:
+            raise unreadable(_PARSER.prog, error) from None
         if name is not None:
             self.shell.user_ns[name] = ranks
 

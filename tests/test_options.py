@@ -10,6 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
+import virtualgpu
 from labkit import cli
 from virtualgpu import commands
 
@@ -154,6 +155,15 @@ def test_a_magic_without_a_cell_says_so(shell, magic):
     with capture_output() as captured:
         shell.run_cell(f"%{magic}")
     assert captured.stderr == f"UsageError: %%{magic}: write two percent signs, %%{magic}, above the lines that it runs\n"
+
+
+@pytest.mark.parametrize("magic", MAGICS)
+def test_a_cell_that_cannot_be_read_shows_its_line_and_no_call_of_the_kit(shell, magic):
+    with virtualgpu.use(), capture_output() as captured:
+        shell.run_cell(f"%%{magic}\nx = 1\nif x")
+    said = captured.stderr.splitlines()
+    assert said[0] == f"UsageError: %%{magic}: the cell cannot be read" and "line 3" in said[1]
+    assert said[2:] == ["    if x", "        ^", "SyntaxError: expected ':'"] and captured.stdout == ""
 
 
 @pytest.mark.parametrize(
