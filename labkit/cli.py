@@ -15,6 +15,11 @@ from virtualgpu.commands import REFUSED, RUN, add_machine, add_run, checked_gpus
 from virtualgpu.options import CommandParser
 from virtualgpu.script import check_script, run_script
 
+RANKS_NEEDED = (
+    "fit runs one process that is no rank. For a script of several ranks, "
+    "`labkit torchrun --simulate 8 SCRIPT` runs one of 8 and says what memory it needs."
+)
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
@@ -68,12 +73,13 @@ def _parser() -> CommandParser:
     )
     fit.add_script()
     torchrun = command(
-        "torchrun", _torchrun, "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour."
+        "torchrun",
+        lambda options: _torchrun(options, torchrun.get_default),
+        "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour.",
     )
     torchrun_options.add_job(torchrun, timeout=None)
     torchrun.add(*torchrun_options.SIMULATION, torchrun_options.IN_ORDER)
     torchrun.add_script()
-    torchrun.set_defaults(command=lambda options: _torchrun(options, torchrun.get_default))
     lessons = command("lessons", _lessons, "Copy the lessons into a folder to work in. What is there already stays as it is.")
     lessons.add_argument("--to", default="work", metavar="DIR", help="where the copies go (default: work, here)")
     lessons.add_argument("--reset", metavar="NN", help="bring one lesson back as it was, such as 03; what you wrote is kept beside it")
@@ -159,6 +165,10 @@ def _tell_whether_it_fits(options: argparse.Namespace) -> int:
     except ValueError as error:
         return _refuse(str(error), "fit")
     except fit.ScriptFailedError as error:
+        from labkit.ranks import large_worlds
+
+        if large_worlds.names_rank_variable(str(error)):
+            error.add_note(RANKS_NEEDED)
         _tell(error, "fit")
         return 1
     return 0
