@@ -16,8 +16,8 @@ from virtualgpu.options import CommandParser
 from virtualgpu.script import check_script, run_script
 
 RANKS_NEEDED = (
-    "fit runs one process that is no rank. For a script of several ranks, "
-    "`labkit torchrun --simulate 8 SCRIPT` runs one of 8 and says what memory it needs."
+    "fit runs the script in one process, without torchrun. For a script of several ranks, "
+    "`labkit torchrun --simulate 8 SCRIPT` runs one rank of 8 and says what memory it needs."
 )
 
 
