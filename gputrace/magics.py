@@ -5,22 +5,90 @@ import ast
 import inspect
 import io
 import keyword
+import shlex
 import token
 import tokenize
+import traceback
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from gputrace.recording import MAX_EVENTS, record
+from gputrace.options import MAX_EVENTS_OPTION, check_max_events
+from gputrace.recording import record
 from gputrace.trace import Trace
+from virtualgpu.options import CommandParser, option
 
 _AWAITS = "cannot run a cell that awaits at its top level: put `with labkit.record() as trace:` around that code instead"
+
+
+class _HelpShown(Exception):  # noqa: N818
+    """The line asked for the help, which is printed."""
+
+
+class MagicParser(CommandParser):
+    """Parser of a cell magic's line. `--help` prints the help; a mistake is a UsageError."""
+
+    def read(self, line: str, cell: str | None) -> Namespace | None:
+        """Parse the line. Returns None if the line asked for help.
+
+        Raises UsageError for a mistake, and for a magic without a cell.
+        """
+        try:
+            options = self.parse_args(shlex.split(line))
+        except _HelpShown:
+            return None
+        except ValueError as error:
+            self.error(f"{error}")
+        if cell is None:
+            self.error(f"write two percent signs, {self.prog}, above the lines that it runs")
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise _HelpShown
+
+
+def unreadable(magic: str, error: SyntaxError) -> UsageError:
+    """Return an error that shows the mistake in the cell, without the calls of the magic."""
+    text = "".join(traceback.format_exception_only(error)).rstrip()
+    return UsageError(f"{magic}: the cell cannot be read\n{text}")
+
+
+def documented(parser: CommandParser) -> Callable[[Callable], Callable]:
+    """Decorate a magic: its docstring is the parser's help."""
+
+    def add(magic: Callable) -> Callable:
+        magic.__doc__ = parser.format_help()
+        return magic
+
+    return add
+
+
+_NAME = option("name", nargs="?", help="a variable for the trace")
+_MEMORY = MagicParser(
+    prog="%%gpu_memory",
+    description="Run the cell, then show the memory of its GPUs over time and the allocations of "
+    "each line. If memory ran out, the reason is shown too.",
+)
+_MEMORY.add(_NAME, MAX_EVENTS_OPTION)
+_TIMELINE = MagicParser(
+    prog="%%gpu_timeline",
+    description="Run the cell, then show what ran when on the host, the streams and the copy "
+    "engines. If memory ran out, the reason is shown too.",
+)
+_TIMELINE.add(_NAME, MAX_EVENTS_OPTION)
+_TIMELINE.add_argument(
+    "--memory",
+    action="store_true",
+    help="also draw the memory of a GPU, above the timeline and on the same axis of time",
+)
 
 
 @magics_class
@@ -29,36 +97,39 @@ class GpuMagics(Magics):
 
     shell: Any  # IPython's
 
-    @magic_arguments("%gpu_memory")
-    @argument("name", nargs="?", help="a variable for the trace, as in `%%%%gpu_memory trace`")
-    @argument("--max-events", type=int, default=MAX_EVENTS, metavar="N", help="how many events are kept (default: %(default)s)")
     @no_var_expand
-    @cell_magic
-    def gpu_memory(self, line: str, cell: str) -> Any:
-        """Run the cell, then show the memory of its GPUs over time and what each line did; and why, if the memory ran out."""
+    @line_cell_magic
+    @documented(_MEMORY)
+    def gpu_memory(self, line: str, cell: str | None = None) -> Any:
         __tracebackhide__ = "__ipython_bottom__"  # as IPython's own run_code: a traceback begins at the cell's line
-        options = parse_argstring(self.gpu_memory, line)
-        return self._run("%%gpu_memory", options, cell, show, timeline=False)
+        options = _MEMORY.read(line, cell)
+        if options is None:
+            return None
+        return self._run(_MEMORY.prog, options, cell or "", show, timeline=False)
 
-    @magic_arguments("%gpu_timeline")
-    @argument("name", nargs="?", help="a variable for the trace, as in `%%%%gpu_timeline trace`")
-    @argument("--max-events", type=int, default=MAX_EVENTS, metavar="N", help="how many events are kept (default: %(default)s)")
-    @argument("--memory", action="store_true", help="draw the memory of a GPU above, on the same axis of time")
     @no_var_expand
-    @cell_magic
-    def gpu_timeline(self, line: str, cell: str) -> Any:
-        """Run the cell, then show what ran when on the host, the streams and the copy engines; and why, if the memory ran out."""
+    @line_cell_magic
+    @documented(_TIMELINE)
+    def gpu_timeline(self, line: str, cell: str | None = None) -> Any:
         __tracebackhide__ = "__ipython_bottom__"
-        options = parse_argstring(self.gpu_timeline, line)
-        return self._run("%%gpu_timeline", options, cell, partial(show_timeline, memory=options.memory), timeline=True)
+        options = _TIMELINE.read(line, cell)
+        if options is None:
+            return None
+        shown = partial(show_timeline, memory=options.memory)
+        return self._run(_TIMELINE.prog, options, cell or "", shown, timeline=True)
 
     def _run(self, magic: str, options: Namespace, cell: str, shown: Callable[[Trace], None], timeline: bool) -> Any:
         """Run a cell under a recording and show it, also when an error ends the cell; gives the value of its last expression."""
         __tracebackhide__ = "__ipython_bottom__"
         name = _variable(options.name)
-        if options.max_events < 1:
-            raise UsageError(f"--max-events {options.max_events}: give a whole number, 1 or more")
-        body, last = self._compiled(magic, cell)
+        try:
+            check_max_events(options.max_events)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        try:
+            body, last = self._compiled(magic, cell)
+        except SyntaxError as error:
+            raise unreadable(magic, error) from None
         trace = None
         try:
             with record(options.max_events, timeline=timeline) as trace:

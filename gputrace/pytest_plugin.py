@@ -1,116 +1,83 @@
-"""A plugin of pytest: `pytest --gpus 2 --like T4` runs a suite's CUDA tests on virtual GPUs.
+"""Tests on virtual GPUs: what pytest's plugin does once `--virtual-gpus` or `--virtual-like` is given.
 
-Without these options it changes nothing. With them the GPUs are in place before the first conftest.py is imported, in each worker of
-pytest-xdist too. A test or a module that needs what a virtual GPU cannot do is skipped, and the reason says what that is.
-
-The marker `gpu_budget(memory="1GiB", seconds=0.01)` fails a test that takes more memory on a GPU, or more modelled time; a limit given at
-the test itself comes before that of its class or module. The fixtures
-`no_gpu_leak`, `no_gpu_race` and `no_gpu_synchronization` fail one that leaves tensors behind, whose streams race, or that makes the host
-wait for a GPU without asking for it.
+`pytest_virtual_gpus` declares the options, the marker and the fixtures, and registers this plugin.
 """
 
 import warnings
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
-MARKER = "gpu_budget"
-_NO_GPUS = "it asserts something of virtual GPUs: give --gpus 1"
+from pytest_virtual_gpus import MARKER
+from virtualgpu.machines import use
+
 Check = Callable[[], AbstractContextManager[None]]
-_CHECKS = pytest.StashKey[list[Check]]()  # of a test, what is asserted of it
-_USED = pytest.StashKey[Any]()  # the virtual GPUs that the options asked for
+_CHECKS = pytest.StashKey[list[Check]]()  # what is asserted about a test
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("virtual GPUs")
-    group.addoption("--gpus", type=_count, metavar="N", help="run CUDA tests on N virtual GPUs (1 where --like is given alone)")
-    group.addoption("--like", metavar="MODEL", help="the GPU they are modelled on, such as T4 or H200 (default: T4)")
+class VirtualGPUPlugin:
+    """Puts virtual GPUs in place until pytest ends, and checks tests on them.
 
+    Raises UsageError for a model that has no profile.
+    """
 
-def _count(text: str) -> int:
-    from virtualgpu.machines import MAXIMUM
+    def __init__(self, gpus: int, like: str | None) -> None:
+        try:
+            self._gpus = use(gpus, like)
+        except (ValueError, RuntimeError) as error:
+            raise pytest.UsageError(str(error)) from None
 
-    if not text.isdecimal() or not 1 <= int(text) <= MAXIMUM:
-        raise ArgumentTypeError(f"choose a whole number from 1 to {MAXIMUM}, not {text}")
-    return int(text)
+    def pytest_unconfigure(self) -> None:
+        self._gpus.take_away()
 
+    def pytest_report_header(self) -> str:
+        return f"virtual GPUs: {self._gpus!r}"
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Modules ask at their import whether there are GPUs, conftest.py among them."""
-    options = early_config.known_args_namespace
-    if options.gpus is None and options.like is None:
-        return
-    from virtualgpu.machines import use
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Skip a test if a virtual GPU refused something in it."""
+        report = yield
+        _skip_if_refused(report, call, item.location[0], item.location[1] or 0)
+        return report
 
-    try:
-        early_config.stash[_USED] = use(1 if options.gpus is None else options.gpus, options.like)
-    except (ValueError, RuntimeError) as error:
-        raise pytest.UsageError(str(error)) from None
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Skip a module if a virtual GPU refused something while the module was imported."""
+        report = yield
+        _skip_if_refused(report, getattr(report, "call", None), collector.nodeid, 0)
+        return report
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Check the test itself: what its fixtures hold exists before and after it."""
+        checks = [*item.stash.get(_CHECKS, [])]
+        if item.get_closest_marker(MARKER) is not None:
+            checks.append(_of_markers(item))
+        with ExitStack() as stack:
+            for check in checks:
+                stack.enter_context(check())
+            return (yield)
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", f"{MARKER}(memory=None, seconds=None): what the test may take at most, of each virtual GPU's memory and of modelled time"
-    )
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if _USED in config.stash:
-        config.stash[_USED].take_away()
-
-
-def pytest_report_header(config: pytest.Config) -> str | None:
-    return f"virtual GPUs: {config.stash[_USED]!r}" if _USED in config.stash else None
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without virtual GPUs there is no budget to keep."""
-    if _USED not in config.stash:
-        for item in items:
-            if item.get_closest_marker(MARKER) is not None:
-                item.add_marker(pytest.mark.skip(reason=_NO_GPUS))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a virtual GPU refuses is a skip."""
-    report = yield
-    _skip_if_refused(item.config, report, call, item.location[0], item.location[1] or 0)
-    return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """So is what it refuses while a module is imported."""
-    report = yield
-    _skip_if_refused(collector.config, report, getattr(report, "call", None), collector.nodeid, 0)
-    return report
+    def add_check(self, item: pytest.Item, what: str) -> None:
+        """Check this test for "no leak", "no race" or "no synchronization"."""
+        item.stash.setdefault(_CHECKS, []).append(_NAMED[what])
 
 
 def _skip_if_refused(
-    config: pytest.Config, report: pytest.TestReport | pytest.CollectReport, call: pytest.CallInfo[Any] | None, path: str, line: int
+    report: pytest.TestReport | pytest.CollectReport,
+    call: pytest.CallInfo[Any] | None,
+    path: str,
+    line: int,
 ) -> None:
-    if report.failed and call is not None and call.excinfo is not None and _USED in config.stash:
+    if report.failed and call is not None and call.excinfo is not None:
         from virtualgpu import instruments
 
         if (refused := instruments.refusal_behind(call.excinfo.value)) is not None:
             report.outcome, report.longrepr = "skipped", (path, line + 1, f"Skipped: {refused}")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Around the test itself: what its fixtures hold is there before and after."""
-    checks = [*item.stash.get(_CHECKS, [])]
-    if item.get_closest_marker(MARKER) is not None:
-        checks.append(_of_markers(item))
-    with ExitStack() as stack:
-        for check in checks:
-            stack.enter_context(check())
-        return (yield)
 
 
 def _of_markers(item: pytest.Item) -> Check:
@@ -136,30 +103,6 @@ def _seconds(seconds: Any) -> float | None:
     if seconds is not None and (not isinstance(seconds, int | float) or not seconds > 0):
         pytest.fail(f"{MARKER}: seconds={seconds!r}: give a positive number", pytrace=False)
     return seconds
-
-
-def _asserted(request: pytest.FixtureRequest, check: Check) -> None:
-    if _USED not in request.config.stash:
-        pytest.skip(_NO_GPUS)
-    request.node.stash.setdefault(_CHECKS, []).append(check)
-
-
-@pytest.fixture
-def no_gpu_leak(request: pytest.FixtureRequest) -> None:
-    """The test fails if tensors that it made on a GPU outlive it."""
-    _asserted(request, _no_leak)
-
-
-@pytest.fixture
-def no_gpu_race(request: pytest.FixtureRequest) -> None:
-    """The test fails if two streams touch the same memory in it with no order between them."""
-    _asserted(request, _no_race)
-
-
-@pytest.fixture
-def no_gpu_synchronization(request: pytest.FixtureRequest) -> None:
-    """The test fails at the line that makes the host wait for a GPU by reading a value, or by a copy (`set_sync_debug_mode`)."""
-    _asserted(request, _no_synchronization)
 
 
 @contextmanager
@@ -227,3 +170,10 @@ def _no_synchronization() -> Generator[None, None, None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(mode)
+
+
+_NAMED: dict[str, Check] = {
+    "no leak": _no_leak,
+    "no race": _no_race,
+    "no synchronization": _no_synchronization,
+}

@@ -14,6 +14,7 @@ from gputrace.attribution import with_allocators_streams, with_lines, with_phase
 from gputrace.categories import categorised, held, workspace_sizes
 from gputrace.events import StackTable
 from gputrace.holders.tensors import Census, alive, relevant_objects
+from gputrace.options import MAX_EVENTS
 from gputrace.phases import NotedPhase, noted
 from gputrace.replay import complete, complete_without_start
 from gputrace.sources.clock import ClockSource
@@ -24,7 +25,6 @@ from gputrace.trace import Trace
 from virtualgpu import front_end
 from virtualgpu.machines import with_maker
 
-MAX_EVENTS = 200_000  # on a real GPU some 2 KB of host memory each
 _NO_TIMELINE = Execution.none("it was asked for memory alone; labkit.record(timeline=True) and %%gpu_timeline record both")
 
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from labcourse.assignment import Course
     from labcourse.collect import Problem
+    from virtualgpu.options import CommandParser
 
 COURSE_FILE = "course.toml"
 BAR = 24  # characters
 
 
-def add_to(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_to(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     """The command `course` of `python -m labkit`, which finds it by this function's name: three commands and their options."""
     text = "Hand out, collect and grade the lessons' exercises in a course."
     parser = subparsers.add_parser("course", help=text, description=text)

@@ -8,9 +8,17 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gputrace.options import MAX_EVENTS, MAX_EVENTS_OPTION, check_max_events
+from labkit import torchrun_options
 from labkit.version import __version__
-from virtualgpu.commands import REFUSED, RUN, add_machine, add_run, add_script, checked_gpus, run_command, tell_machine
+from virtualgpu.commands import REFUSED, RUN, add_machine, add_run, checked_gpus, run_command, tell_machine
+from virtualgpu.options import CommandParser
 from virtualgpu.script import check_script, run_script
+
+RANKS_NEEDED = (
+    "fit runs the script in one process, without torchrun. For a script of several ranks, "
+    "`labkit torchrun --simulate 8 SCRIPT` runs one rank of 8 and says what memory it needs."
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,12 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     return run_command(_parser(), arguments)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m labkit", description="The GPU teaching kit's commands.")
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="python -m labkit", description="The GPU teaching kit's commands.")
     parser.add_argument("--version", action="version", version=f"labkit {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def command(name: str, does: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def command(name: str, does: Callable[[argparse.Namespace], int], text: str) -> CommandParser:
         parser = commands.add_parser(name, help=text, description=text)
         parser.set_defaults(command=does)
         return parser
@@ -39,13 +47,17 @@ def _parser() -> argparse.ArgumentParser:
         "processes that it starts, and not one that is killed or leaves by os._exit."
     )
     add_machine(trace)
-    add_script(trace)
     trace.add_argument("--output", metavar="FILE", help="the page; one of that name is written over (default: SCRIPT-memory.html, here)")
     trace.add_argument("--chrome", metavar="FILE", help="also write what ran when for https://ui.perfetto.dev, such as trace.json")
     trace.add_argument("--snapshot", metavar="FILE", help="also write the memory for https://pytorch.org/memory_viz, such as memory.pickle")
-    trace.add_argument("--max-events", type=int, metavar="N", help="keep more or fewer events than labkit.record() does; the newest stay")
+    trace.add(MAX_EVENTS_OPTION)
     trace.add_argument("--no-timeline", action="store_true", help="leave out what ran when: on real GPUs PyTorch's profiler stays off")
-    trace.add_argument("--ranks", type=int, metavar="N", help="run it in so many processes, each with a virtual GPU: one page about all")
+    trace.add(
+        torchrun_options.RANKS_OPTION,
+        default=None,
+        help="run the script in N processes, each with a virtual GPU, and write one page about all",
+    )
+    trace.add_script()
     fit = command("fit", _fit, "Say whether a training script fits GPUs of several models, what takes the memory, and what would help.")
     fit.epilog = (
         "The script runs unmodified for a few steps of its optimizer on each virtual GPU, without values: losses are NaN, and nothing "
@@ -59,42 +71,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="X",
         help="how many times as long your CPU takes for an operator as the recorded H200s', such as 0.5; 'here' measures this computer",
     )
-    add_script(fit)
+    fit.add_script()
     torchrun = command(
-        "torchrun", _torchrun, "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour."
+        "torchrun",
+        lambda options: _torchrun(options, torchrun.get_default),
+        "Run a PyTorch script in several processes with PyTorch's own torchrun, each rank's output in its colour.",
     )
-    _add_ranks(torchrun)
-    add_script(torchrun)
+    torchrun_options.add_job(torchrun, timeout=None)
+    torchrun.add(*torchrun_options.SIMULATION, torchrun_options.IN_ORDER)
+    torchrun.add_script()
     lessons = command("lessons", _lessons, "Copy the lessons into a folder to work in. What is there already stays as it is.")
     lessons.add_argument("--to", default="work", metavar="DIR", help="where the copies go (default: work, here)")
     lessons.add_argument("--reset", metavar="NN", help="bring one lesson back as it was, such as 03; what you wrote is kept beside it")
     if importlib.util.find_spec("labcourse") is not None:  # by name, for it stands on this package, and may be left out
         importlib.import_module("labcourse.commands").add_to(commands)
     return parser
-
-
-def _add_ranks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="how many in all (default: 2)")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines among which they are divided (default: 1)")
-    parser.add_argument(
-        "--endpoint", metavar="HOST:PORT", help="of one of the machines: give the same command on each (default: all nodes are on this one)"
-    )
-    parser.add_argument("--timeout", type=float, metavar="S", help="seconds that the ranks may run (default: no limit)")
-    parser.add_argument("--join-timeout", type=float, default=300, metavar="S", help="seconds to wait for the other nodes (default: 300)")
-    parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start all ranks again when one fails (default: 0 times)")
-    parser.add_argument("--devices", metavar="KIND", help="cuda or cpu (default: cuda if this machine has a GPU for each rank)")
-    parser.add_argument("--like", metavar="GPU", help="give each rank a virtual GPU of this model, such as H200")
-    parser.add_argument("--memory", metavar="SIZE", help="of each virtual GPU, such as 16GiB (default: the model's)")
-    parser.add_argument("--no-values", dest="values", action="store_false", help="keep memory and time of virtual GPUs, compute nothing")
-    parser.add_argument(
-        "--virtual-time", action="store_true", help="let Python's `time` tell the model's times: the same on every computer"
-    )
-    parser.add_argument(
-        "--network", metavar="RATE", default="400Gb/s", help="what a virtual GPU's adapter carries to other nodes (default: %(default)s)"
-    )
-    parser.add_argument("--simulate", type=int, metavar="N", help="run one rank of so many, alone, without values")
-    parser.add_argument("--rank", type=int, default=0, metavar="R", help="the rank that is simulated (default: 0)")
-    parser.add_argument("--in-order", action="store_true", help="show the ranks' output one rank after the other")
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -112,8 +103,7 @@ def _trace(options: argparse.Namespace) -> int:
 
     try:
         check_script(options.script, options.module)
-        if options.max_events is not None and options.max_events < 1:
-            raise ValueError(f"--max-events {options.max_events}: give a whole number, 1 or more")
+        check_max_events(options.max_events)
         if options.chrome is not None and options.no_timeline:
             raise ValueError("--chrome and --no-timeline: a Chrome trace is what ran when")
         wanted = {
@@ -124,13 +114,14 @@ def _trace(options: argparse.Namespace) -> int:
         files = {option: report.checked(path, option) for option, path in wanted.items() if path is not None}
         if options.ranks is not None:
             return _trace_ranks(options, files)
-        wishes = (options.gpus, options.like, options.memory, options.no_values or None)
+        wishes = (options.gpus, options.like, options.memory)
+        wants_virtual = any(wish is not None for wish in wishes) or not options.values
         used = machine.use(
             checked_gpus(options),
             like=options.like,
             memory=options.memory,
-            virtual=None if wishes == (None,) * 4 else True,
-            values=not options.no_values,
+            virtual=True if wants_virtual else None,
+            values=options.values,
             quiet=True,
             heeds_environment=True,
         )
@@ -174,6 +165,10 @@ def _tell_whether_it_fits(options: argparse.Namespace) -> int:
     except ValueError as error:
         return _refuse(str(error), "fit")
     except fit.ScriptFailedError as error:
+        from labkit.ranks import large_worlds
+
+        if large_worlds.names_rank_variable(str(error)):
+            error.add_note(RANKS_NEEDED)
         _tell(error, "fit")
         return 1
     return 0
@@ -200,10 +195,11 @@ def _trace_ranks(options: argparse.Namespace, files: dict[str, Any]) -> int:
     from labkit import ranks
     from virtualgpu.machines import DEFAULT_MODEL
 
-    given = {"--gpus": options.gpus, "--max-events": options.max_events, "--no-timeline": options.no_timeline}
+    fewer = options.max_events != MAX_EVENTS
+    given = {"--gpus": options.gpus, "--max-events": fewer, "--no-timeline": options.no_timeline}
     if unfit := [option for option, value in given.items() if value]:
         raise ValueError(f"--ranks {options.ranks}: leave out {', '.join(unfit)}; each rank has one virtual GPU, and its timeline")
-    chosen = {"like": options.like or DEFAULT_MODEL, "memory": options.memory, "values": not options.no_values, "timeout": None}
+    chosen = {"like": options.like or DEFAULT_MODEL, "memory": options.memory, "values": options.values, "timeout": None}
     chosen |= {"ranks": options.ranks, "module": options.module}
     failed = None
     try:
@@ -228,13 +224,16 @@ def _refuse(message: str, command: str) -> int:
     return REFUSED
 
 
-def _torchrun(options: argparse.Namespace) -> int:
+def _torchrun(options: argparse.Namespace, default: Callable[[str], Any]) -> int:
+    changed = {name for name, value in vars(options).items() if value != default(name)}
     if options.simulate is not None:
-        return _simulate(options)
+        return _simulate(options, changed)
+    if options.rank is not None:
+        return _refuse(f"--rank {options.rank} is for --simulate; without it all ranks run", "torchrun")
     from labkit import ranks
 
-    chosen = {name: getattr(options, name) for name in ("ranks", "nodes", "endpoint", "timeout", "join_timeout", "max_restarts", "devices")}
-    chosen |= {name: getattr(options, name) for name in ("like", "memory", "values", "virtual_time", "network", "module")}
+    other = {"command", "script", "arguments", "simulate", "rank", "in_order"}
+    chosen = {name: value for name, value in vars(options).items() if name not in other}
     try:
         ranks.torchrun(options.script, *options.arguments, **chosen, live=not options.in_order)
     except ValueError as error:
@@ -251,18 +250,17 @@ def _torchrun(options: argparse.Namespace) -> int:
     return 0
 
 
-def _simulate(options: argparse.Namespace) -> int:
+def _simulate(options: argparse.Namespace, changed: set[str]) -> int:
     from labkit.ranks import large_worlds
 
-    unfit = [
-        f"--{name.replace('_', '-')}" for name in ("endpoint", "timeout", "devices", "max_restarts", "in_order") if getattr(options, name)
-    ]
+    alone = ("ranks", "endpoint", "timeout", "join_timeout", "max_restarts", "devices", "in_order")
+    unfit = [f"--{name.replace('_', '-')}" for name in alone if name in changed]
     try:
         if unfit:
             raise ValueError(f"--simulate starts no other rank: leave out {', '.join(unfit)}")
         check_script(options.script, options.module)
-        chosen = {name: getattr(options, name) for name in ("nodes", "rank", "network", "like", "memory")}
-        gpus = large_worlds.set_up(options.simulate, **chosen)
+        chosen = {name: getattr(options, name) for name in ("nodes", "network", "like", "memory")}
+        gpus = large_worlds.set_up(options.simulate, rank=options.rank or 0, **chosen)
     except ValueError as error:
         return _refuse(str(error), "torchrun")
     large_worlds.run(gpus, options.script, options.arguments, options.module)

@@ -14,10 +14,11 @@ from typing import Any
 
 import psutil
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
-from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
-from labkit.ranks import torchrun_cell
+from gputrace.magics import MagicParser, documented, unreadable
+from labkit.ranks import cell_request, torchrun_cell
+from labkit.torchrun_options import CELL_TIMEOUT, LIVE, OUTPUT, add_job
 
 _SPAWNED, _FORKSERVER = "from multiprocessing.spawn import", "from multiprocessing.forkserver import"  # in their command lines
 ENDING = 10.0  # seconds until the system has ended what was killed
@@ -75,33 +76,44 @@ def _of_multiprocessing(known: set[int | None]) -> list[psutil.Process]:
     return found
 
 
+_PARSER = MagicParser(
+    prog="%%torchrun",
+    description="Run the cell as a script in several processes, the ranks. They share nothing with "
+    "the notebook but its folder and its environment.",
+)
+_PARSER.add(OUTPUT)
+add_job(_PARSER, timeout=CELL_TIMEOUT)
+_PARSER.add(LIVE)
+
+
 @magics_class
 class TorchrunMagic(Magics):
     """`%%torchrun`: run a notebook's cell in several processes."""
 
     shell: Any  # IPython's
 
-    @magic_arguments("%torchrun")
-    @argument("-o", "--output", metavar="NAME", help="a variable for what `labkit.torchrun` returns")
-    @argument("--ranks", type=int, default=2, help="how many in all (default: %(default)s)")
-    @argument("--nodes", type=int, default=1, help="agents of torchrun among which they are divided (default: %(default)s)")
-    @argument("--timeout", type=float, default=60, help="seconds that the ranks may run (default: %(default)s)")
-    @argument("--max-restarts", type=int, default=0, help="start all ranks again when one fails (default: %(default)s times)")
-    @argument("--devices", help="cuda or cpu (default: cuda if this computer has a GPU for each rank)")
-    @argument("--like", metavar="GPU", help="give each rank a virtual GPU of this model, such as H200")
-    @argument("--network", metavar="RATE", default="400Gb/s", help="what its adapter carries to other nodes (default: %(default)s)")
-    @argument("--live", action="store_true", help="print lines as they come, not in the order of the ranks")
     @no_var_expand
-    @cell_magic
-    def torchrun(self, line: str, cell: str) -> None:
-        """Run the cell as a script in several processes: it shares nothing with the notebook but its folder and its environment."""
-        options: dict[str, Any] = vars(parse_argstring(self.torchrun, line))
-        name = options.pop("output")
+    @line_cell_magic
+    @documented(_PARSER)
+    def torchrun(self, line: str, cell: str | None = None) -> None:
+        found = _PARSER.read(line, cell)
+        if found is None:
+            return
+        options: dict[str, Any] = vars(found)
+        name, live = options.pop("output"), options.pop("live")
         if name is not None and not name.isidentifier():
             raise UsageError(f"{name!r} is no name of a variable: give one such as ranks")
-        found = torchrun_cell("\n" + cell, **options)  # the magic's own line is the first that the reader counts
+        try:
+            request = cell_request(options)
+        except (ValueError, TypeError) as error:
+            _PARSER.error(str(error))
+        source = f"\n{cell}"  # the magic's own line is the first that the reader counts
+        try:
+            ranks = torchrun_cell(source, request, options["timeout"], live)
+        except SyntaxError as error:
+            raise unreadable(_PARSER.prog, error) from None
         if name is not None:
-            self.shell.user_ns[name] = found
+            self.shell.user_ns[name] = ranks
 
 
 def load(shell: Any) -> None:

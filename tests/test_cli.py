@@ -65,7 +65,7 @@ def test_arguments_path_and_main(script):
         print(type(pickle.loads(pickle.dumps(Point()))).__module__, sys.modules["__main__"].word, inspect.getsource(here))
         sys.stderr.write("to stderr")
     """)
-    same(path, "--gpus", "7", "-x", "--", "--help", "")
+    same(path, "--", "--m", "--gpus", "7", "-x", "--", "--help", "")
 
 
 @pytest.mark.slow
@@ -360,3 +360,19 @@ def test_fit_tells_its_progress_beside_the_page(script, capsys, monkeypatch):
     page, progress = capsys.readouterr()
     assert page.count("half the batch") == 1 and progress.count("labkit fit: T4, half the batch: needs 1 GiB") == 1
     assert len(progress.splitlines()) == 4  # the script runs, on the T4, with that change, on two GPUs
+
+
+@pytest.mark.parametrize(
+    ("failed", "hinted"),
+    [
+        ("ValueError: Error initializing torch.distributed: environment variable RANK expected, but not set", True),
+        ("train.py:3 rank = int(os.environ['LOCAL_RANK']): KeyError: 'LOCAL_RANK'", True),
+        ("train.py:3 model(x): ValueError: no such rank", False),
+    ],
+)
+def test_fit_points_a_script_of_ranks_to_the_command_for_it(script, capsys, monkeypatch, failed, hinted):
+    outcome = Outcome(16 << 30, failed=failed)
+    monkeypatch.setattr("gputrace.fit.processes.Runner.run_all", lambda runner, wishes: [(wish, outcome) for wish in wishes])
+    assert cli.main(["fit", "--like", "T4", str(script("pass"))]) == 1
+    said = capsys.readouterr().err
+    assert failed in said and ("`labkit torchrun --simulate 8 SCRIPT`" in said) == hinted

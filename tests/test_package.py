@@ -95,7 +95,7 @@ def sources() -> set[str]:
     lessons = {f"labkit/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "notebooks").glob("*.ipynb")}
     return (
         lessons
-        | {"labkit/constraints.txt", "labkit/docs/glossary.md"}
+        | {"labkit/constraints.txt", "labkit/docs/glossary.md", "pytest_virtual_gpus.py"}
         | {path.as_posix() for path in files if "__pycache__" not in path.parts}
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from virtualgpu import front_end, machines
 from virtualgpu.in_children import sitecustomize
+from virtualgpu.options import GPUS, LIKE, MEMORY, NO_VALUES, VIRTUAL_TIME, CommandParser
 from virtualgpu.script import check_script, run_script
 
 if TYPE_CHECKING:
@@ -22,14 +23,18 @@ REFUSED = 2  # the exit status, as argparse has it for an argument that it refus
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m virtualgpu", description="torch.cuda on a computer without a GPU.")
+    about = "torch.cuda on a computer without a GPU."
+    parser = CommandParser(prog="python -m virtualgpu", description=about)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_run(commands.add_parser("run", help=RUN, description=RUN), "virtualgpu run")
     return run_command(parser, arguments)
 
 
-def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None) -> int:
-    """Run the command that the arguments name, and return its exit status; without one print the help."""
+def run_command(parser: CommandParser, arguments: list[str] | None) -> int:
+    """Run the command that the arguments name, and return its exit status.
+
+    Without a command, print the help.
+    """
     options = parser.parse_args(arguments)
     if "command" in options:
         return options.command(options)
@@ -37,30 +42,19 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None) ->
     return 0
 
 
-def add_run(parser: argparse.ArgumentParser, name: str) -> None:
-    """The options of `run`, and what it does; `name` is what its messages begin with."""
-    parser.add_argument(
-        "--virtual-time", action="store_true", help="let Python's `time` tell the model's times: the same on every computer"
-    )
+def add_run(parser: CommandParser, name: str) -> None:
+    """Add the options of `run`, and what it does. Its messages begin with `name`."""
+    parser.add(VIRTUAL_TIME)
     add_machine(parser)
-    add_script(parser)
+    parser.add_script()
     parser.set_defaults(command=lambda options: _run(options, name))
 
 
-def add_machine(parser: argparse.ArgumentParser) -> None:
-    """The options that say which virtual GPUs."""
-    parser.add_argument("--gpus", type=int, metavar="N", help="how many virtual GPUs (default: 1)")
-    parser.add_argument("--like", metavar="MODEL", help="the GPU they are modelled on, such as T4 or H200 (default: T4)")
-    parser.add_argument("--memory", metavar="SIZE", help="memory of each, such as 16GiB (default: the model's)")
-    parser.add_argument("--no-values", action="store_true", help="keep shapes, memory, order and time, and compute nothing")
-
-
-def add_script(parser: argparse.ArgumentParser) -> None:
-    """A script or a module, and its own arguments."""
-    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module or package, as after python -m")
-    parser.add_argument("script", help="the Python script")
-    own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
-    own.required = False  # argparse would ask for them where the script is missing
+def add_machine(parser: CommandParser) -> None:
+    """Add the options that choose virtual GPUs for one process."""
+    parser.add(GPUS)
+    parser.add(LIKE, help=f"{LIKE.settings['help']} (default: {machines.DEFAULT_MODEL})")
+    parser.add(MEMORY, NO_VALUES)
 
 
 def checked_gpus(options: argparse.Namespace) -> int:
@@ -74,7 +68,7 @@ def _run(options: argparse.Namespace, name: str) -> int:
     """The machine stays in place until the process ends: the script's threads and atexit functions may outlive its last line."""
     try:
         check_script(options.script, options.module)
-        gpus = machines.use(checked_gpus(options), options.like, options.memory, values=not options.no_values, heeds_environment=True)
+        gpus = machines.use(checked_gpus(options), options.like, options.memory, values=options.values, heeds_environment=True)
     except (ValueError, TypeError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return REFUSED

@@ -65,11 +65,17 @@ def _is_users(filename: str, tools: tuple[str, ...]) -> bool:
     return not path.startswith(tuple(roots))
 
 
-def caller_line() -> str:
-    """Where the user's own code is that calls this, such as "train.py:12"; "" where there is none."""
+def caller() -> SourceLine | None:
+    """Return the user's line that calls this, without its text; None if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename):
-            return SourceLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name).location
+            return SourceLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    return None
+
+
+def caller_line() -> str:
+    """Return the location of the user's line that calls this, such as "train.py:12"; "" if there is none."""
+    line = caller()
+    return "" if line is None else line.location

@@ -20,7 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import virtualgpu
 from gputrace.events import StackTable
 from gputrace.fit.changes import ALL, CHANGES
+from gputrace.fit.growth import StepMemory, growth_of, where_it_grows
 from gputrace.holders.tensors import all_objects, of_kind
+from gputrace.leaks import Leak
 from gputrace.phases import noted
 from gputrace.recording import record
 from gputrace.sources.clock import ClockSource
@@ -33,6 +35,7 @@ from virtualgpu.source_lines import is_users
 
 NO_GPU = "it put nothing on the GPU: perhaps an option of its own asks for that, such as --device cuda"
 MAX_EVENTS = 2_000_000  # some steps of a large model
+MORE = 4  # steps that follow if the peak still changes, to tell growth from variation
 MOST_MADE_UP = 10_000  # values, after which a script is taken to wait for another than 0 in vain
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, in which the system counts a process's memory
 SEEN = 2  # steps, in which all that a script does has come by, its other optimizers too: what a change has not met by then is not there
@@ -63,7 +66,9 @@ class Outcome:
     made, `changes` are those of CHANGES that would have. `asked` is the line that wanted a value which nothing computed, after the first
     whole step: the script ended there. `made_up` is the first line that got 0 for such an integer and went on. `by_hand` says that no
     optimizer was made, so that each backward was taken for a step, and `tries_algorithms` that cuDNN would try them at each new shape.
-    `resident` is the most of this computer's memory that the attempt, or a process of its, took.
+    `resident` is the most of this computer's memory that the attempt, or a process of its, took. `peaks`
+    are the bytes allocated at the peak of each step, and `left` those that each step left behind, both
+    in the order of the steps. `grows` says where memory grows.
     """
 
     total: int = 0
@@ -85,6 +90,9 @@ class Outcome:
     changes: list[str] = field(default_factory=list)
     resident: int = 0
     tries_algorithms: bool = False
+    peaks: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    grows: str = ""
 
 
 class _Enough(BaseException):
@@ -104,9 +112,13 @@ def attempt(wish: Wish) -> Outcome:
 
     def enough(done: int) -> bool:
         gpus.machine.makes_up = made_up  # not before: what the first step needs, no made-up value may stand for
-        return done >= wish.steps or (wish.change is not None and done >= SEEN and not met)
+        if wish.change is not None:
+            return done >= wish.steps or (done >= SEEN and not met)
+        if done < wish.steps:
+            return False
+        return done >= wish.steps + MORE or steps.memory.is_settled()
 
-    steps = _Steps(enough)
+    steps = _Steps(enough, StepMemory(gpus.machine.gpus[0].allocator))
     origin = gpus.machine.clock.host
     try:
         # The memory of the whole run, and what ran when from the first backward on: an evaluation before it may be long.
@@ -132,6 +144,10 @@ def attempt(wish: Wish) -> Outcome:
         outcome.asked = made_up.line
     outcome.made_up = "" if outcome.asked else made_up.line
     outcome.steps, outcome.by_hand, outcome.changed = steps.done, steps.by_hand, bool(met)
+    outcome.peaks, outcome.left = steps.memory.peaks, steps.left
+    if growth_of(outcome.peaks, outcome.left) is not None:
+        ends = [time - origin for time in steps.times]
+        outcome.grows = where_it_grows(steps.leaks, trace, ends)
     outcome.tries_algorithms = torch.backends.cudnn.benchmark
     outcome.changes = [name for name, found in would_meet.items() if found]
     if outcome.fits and not outcome.failed and not (trace.timeline(0).allocated > 0).any():
@@ -164,7 +180,10 @@ class _Steps:
     the backward after it begins.
     """
 
-    def __init__(self, enough: Callable[[int], bool]) -> None:
+    def __init__(self, enough: Callable[[int], bool], memory: StepMemory) -> None:
+        self.memory = memory
+        self.left: list[int] = []  # bytes that each step left behind
+        self.leaks: list[Leak] = []  # if memory grows
         self.times: list[float] = []  # of the machine's clock, at which each was counted
         self.by_hand = False
         self.ran = ClockSource(_NoStacks(), MAX_EVENTS)
@@ -197,8 +216,16 @@ class _Steps:
 
     def _count(self) -> None:
         self.times.append(instruments.machine().clock.host)
+        self.memory.end_step()
         if self._enough(self.done):
+            self._look_for_growth()
             raise _Enough
+
+    def _look_for_growth(self) -> None:
+        """Find who holds what steps left behind, while the script's variables exist."""
+        self.left = self.memory.left_behind()
+        if growth_of(self.memory.peaks, self.left) is not None:
+            self.leaks = self.memory.leaks()
 
 
 class _MadeUp:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from gputrace.fit.attempt import Outcome, Wish
 from gputrace.fit.changes import ALL, CHANGES, SHARDINGS
+from gputrace.fit.growth import FOREVER, growth_of, varies
 from gputrace.fit.processes import Runner, Start, afresh
 from gputrace.tables import Table
 from gputrace.units import byte_text, time_text
@@ -66,8 +67,11 @@ def answer(wish: Wish, models: Iterable[str], tell: Tell = lambda line: None, st
     needed = {name: tried[name] for name in names} | _each(runner, without, ", if it had the memory", tell)
     yield _table(tried, needed, wish.script)
     tightest = max(names, key=lambda name: needed[name].used / tried[name].total)
+    if remarks := _on_steps(tightest, needed[tightest]):
+        yield remarks
     yield _parts(tightest, needed[tightest])
-    wish = replace(wish, like=tightest, memory=ROOM)
+    steps = max(wish.steps, needed[tightest].steps)  # as many as without a change, if memory grows
+    wish = replace(wish, like=tightest, memory=ROOM, steps=steps)
     yield _changes(runner, wish, needed[tightest], tried[tightest].total, tell)
     yield NOTES.format(longer="as long" if wish.host == 1 else f"{wish.host:g} times as long")
 
@@ -87,7 +91,10 @@ def _in_short(outcome: Outcome) -> str:
     if outcome.failed or not outcome.fits:
         return "the script failed" if outcome.failed else "memory runs out"
     stopped = f" until {outcome.asked} asks for a value" * bool(outcome.asked)
-    return f"needs {byte_text(outcome.used)}" + ("" if outcome.step is None else f", a step takes {time_text(outcome.step)}") + stopped
+    grows = growth_of(outcome.peaks, outcome.left)
+    so_far = "" if grows is None else f" after {outcome.steps} steps, {byte_text(grows.bytes)} more per step"
+    takes = "" if outcome.step is None else f", a step takes {time_text(outcome.step)}"
+    return f"needs {byte_text(outcome.used)}{so_far}{takes}{stopped}"
 
 
 def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], script: str) -> Table:
@@ -97,7 +104,7 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], script: str) -
             name,
             byte_text(tried[name].total),
             _need(most),
-            _fits(most, tried[name].fits),
+            _fits_text(most, tried[name]),
             _step_text(name, most) + ", if it had the memory" * (most.step is not None and not tried[name].fits),
             "" if most.idle is None else f"{most.idle:.0%} of it",
         )
@@ -116,12 +123,57 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], script: str) -
     return Table(header, tuple(rows), f"{script}: {ran}.")
 
 
+def _on_steps(name: str, outcome: Outcome) -> str:
+    """Say how the peak changes from step to step; "" if it stays the same."""
+    said = []
+    later = outcome.peaks[1:]
+    measured = f"steps 2 to {len(outcome.peaks)} on the {name}"
+    grows = growth_of(outcome.peaks, outcome.left)
+    if varies(outcome.peaks):
+        said.append(
+            f"The peak varies from step to step: {byte_text(min(later))} to {byte_text(max(later))} in {measured}.\n"
+            '"needs" is the highest of them. A step with a larger batch needs more.'
+        )
+    if grows is not None:
+        how = f"Memory grows by {byte_text(grows.bytes)} per step ({measured})."
+        if grows.ratio != 1:
+            how = (
+                f"Memory grows faster and faster: by {byte_text(grows.bytes)} in the last step, "
+                f"{grows.ratio:.1f} times as much as in the step before ({measured})."
+            )
+        said.append(f'{how}\n{outcome.grows}.\n"fits" says when a GPU is full if the growth goes on.')
+    return "\n".join(said)
+
+
 def _need(outcome: Outcome) -> str:
-    return "at least " * _broken_off(outcome) + byte_text(outcome.used)
+    at_least = _broken_off(outcome) or growth_of(outcome.peaks, outcome.left) is not None
+    return "at least " * at_least + byte_text(outcome.used)
 
 
-def _fits(outcome: Outcome, fits: bool) -> str:
-    return (SO_FAR if _broken_off(outcome) else FITS) if fits else NOT
+def _fits_text(outcome: Outcome, tried: Outcome) -> str:
+    """Say whether it fits. `outcome` is that of enough memory, `tried` that of the GPU's own."""
+    if not tried.fits and growth_of(outcome.peaks, outcome.left) is not None:
+        return f"{NOT}, full in step {tried.steps + 1}"
+    return _fits(outcome, tried.fits, tried.total)
+
+
+def _fits(outcome: Outcome, fits: bool, total: int) -> str:
+    if not fits:
+        return NOT
+    if _broken_off(outcome):
+        return SO_FAR
+    grows = growth_of(outcome.peaks, outcome.left)
+    if grows is None:
+        return FITS
+    more = grows.steps_until(total - outcome.used)
+    if more == FOREVER:
+        return f"{FITS}, for over a million steps"
+    return f"for about {_rounded(outcome.steps + more):,} steps"
+
+
+def _rounded(number: int) -> int:
+    """Return the number with two significant digits."""
+    return round(number, min(0, 2 - len(str(number))))
 
 
 def _broken_off(outcome: Outcome) -> bool:
@@ -159,7 +211,7 @@ def _changes(runner: Runner, wish: Wish, before: Outcome, total: int, tell: Tell
         share = ALL[change].share
         slower = None if after.step is None or before.step is None else after.step / before.step / share
         told = "" if slower is None else f"{slower:.2f} times as long"
-        rows.append((not fits, change in SHARDINGS, slower or 0.0, (change, _need(after), told, _fits(after, fits))))
+        rows.append((not fits, change in SHARDINGS, slower or 0.0, (change, _need(after), told, _fits(after, fits, total))))
     ordered = tuple(row for *_, row in sorted(rows, key=lambda row: row[:3]))
     return Table(
         ("change", "needs", "as many samples take", "fits"),

@@ -1,5 +1,6 @@
 """Ranks from a notebook: PyTorch's own torchrun starts them, `labkit.torchrun` prints what they print and leaves nothing behind."""
 
+import inspect
 import json
 import os
 import re
@@ -12,13 +13,16 @@ from typing import Any
 from labkit.ranks.job import TorchrunJob
 from labkit.ranks.printing import RankPrinter
 from labkit.ranks.result import Ranks, TorchrunError, result
+from labkit.torchrun_options import CELL_TIMEOUT, JOIN_TIMEOUT, MAX_RESTARTS, NODES, RANKS
 from virtualgpu import profiles
-from virtualgpu.cluster import parse_rate
+from virtualgpu.cluster import NETWORK, parse_rate
 from virtualgpu.machines import MAXIMUM, check_memory, parse_bytes
 from virtualgpu.script import check_script, module_file
 
 __all__ = ["Ranks", "TorchrunError", "torchrun"]
 
+_OF_THE_JOB = "ranks", "nodes", "endpoint", "timeout", "join_timeout", "max_restarts", "devices"
+_OF_VIRTUAL_GPUS = "like", "memory", "values", "virtual_time", "network"
 _LONGEST = 90  # bytes of a folder's name that leave enough for a socket's: 104 on macOS, 108 on Linux
 
 
@@ -26,18 +30,18 @@ def torchrun(
     script: str | os.PathLike,
     *arguments: object,
     module: bool = False,
-    ranks: int = 2,
-    nodes: int = 1,
+    ranks: int = RANKS,
+    nodes: int = NODES,
     endpoint: str | None = None,
-    timeout: float | None = 60,
-    join_timeout: float = 60,
-    max_restarts: int = 0,
+    timeout: float | None = CELL_TIMEOUT,
+    join_timeout: float = JOIN_TIMEOUT,
+    max_restarts: int = MAX_RESTARTS,
     devices: str | None = None,
     like: str | None = None,
     memory: str | int | None = None,
     values: bool = True,
     virtual_time: bool = False,
-    network: str = "400Gb/s",
+    network: str = NETWORK,
     trace: bool = False,
     live: bool = False,
     quiet: bool = False,
@@ -86,15 +90,22 @@ def torchrun(
     return _run(path.read_bytes(), request, timeout, live, quiet)
 
 
-def torchrun_cell(source: str, **options: Any) -> Ranks:
-    """Run the text of a notebook's cell as a script: what `%%torchrun` does. Options and errors as of `torchrun`."""
-    chosen = {"ranks": 2, "nodes": 1, "endpoint": None, "timeout": 60, "join_timeout": 60, "max_restarts": 0, "devices": None} | options
-    live = chosen.pop("live", False)
-    defaults = {"like": None, "memory": None, "values": True, "virtual_time": False, "network": "400Gb/s"}
-    virtual = {name: chosen.pop(name, default) for name, default in defaults.items()}
-    request = _request((), **chosen) | {"script": None, "name": "cell.py", "module": None, "trace": False}
-    request["virtual"] = _virtual(request, **virtual)
-    return _run(source.encode(), request, chosen["timeout"], live, quiet=False)
+def cell_request(options: dict[str, Any]) -> dict[str, Any]:
+    """Check options of `torchrun` for a notebook's cell, and fill in the defaults.
+
+    Raises ValueError or TypeError for an argument that is not one of the choices.
+    """
+    parameters = inspect.signature(torchrun).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    chosen = defaults | options
+    request = _request((), **{name: chosen[name] for name in _OF_THE_JOB})
+    request["virtual"] = _virtual(request, **{name: chosen[name] for name in _OF_VIRTUAL_GPUS})
+    return request | {"script": None, "name": "cell.py", "module": None, "trace": False}
+
+
+def torchrun_cell(source: str, request: dict[str, Any], timeout: float | None, live: bool) -> Ranks:
+    """Run the text of a notebook's cell as a script, as `cell_request` describes. Errors as of `torchrun`."""
+    return _run(source.encode(), request, timeout, live, quiet=False)
 
 
 def _run(source: bytes, request: dict[str, Any], timeout: float | None, live: bool, quiet: bool) -> Ranks:

@@ -181,9 +181,7 @@ def _torchrun_arguments(request: dict[str, Any], folder: str, endpoint: str, add
         f"--local-addr={address}",
         f"--log-dir={folder}",  # it makes a folder there, wherever the output goes
         _RANK,
-        folder,
-        request["script"],
-        *request["arguments"],
+        folder,  # of the request, which has the script's arguments: torchrun would parse them
     ]
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -113,6 +114,12 @@ def _environment(world: int, rank: int, per_node: int) -> dict[str, str]:
         "MASTER_PORT": 29400,
     }
     return {name: str(value) for name, value in told.items()}
+
+
+def names_rank_variable(text: str) -> bool:
+    """Whether an error's text names a variable that torchrun gives each rank."""
+    names = set(_environment(1, 0, 1))
+    return not names.isdisjoint(re.findall(r"\w+", text))
 
 
 def _collective(work: Any) -> list[str]:

@@ -32,9 +32,12 @@ HEARD = 10.0  # seconds for the process that waits to read of an error
 HIGH = 512  # a number of a file above those of connections
 
 
-def main(folder: str, script: str, *arguments: str) -> None:
-    """Run `script`, or the module that the request names. All that it prints goes to `folder`'s socket, and how it ended, with the plain
-    data in its variable `result`."""
+def main(folder: str) -> None:
+    """Run the script or module that the request in `folder` names.
+
+    Its output goes to the folder's socket. So does a report of how it ended, with the plain data in
+    its variable `result`.
+    """
     _end_with_torchrun()
     reports, output = _connect(folder, "reports"), _connect(folder, "output")
     for stream in (1, 2):
@@ -44,7 +47,7 @@ def main(folder: str, script: str, *arguments: str) -> None:
     stacks = open(os.path.join(folder, f"stacks-{os.getpid()}"), "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, stacks)  # it stays open for the signal
     request = json.loads(Path(folder, "request.json").read_text())
-    virtual = request["virtual"]
+    script, module, virtual = request["script"], request["module"], request["virtual"]
     if virtual is not None:
         before, tempfile.tempdir = tempfile.tempdir, folder  # its nvidia-smi goes with the job, even if this process is killed
         gpus = use(virtual["gpus"], virtual["like"], virtual["memory"], virtual["values"])
@@ -53,7 +56,7 @@ def main(folder: str, script: str, *arguments: str) -> None:
         gpus.machine.cluster = Cluster(virtual["gpus"], virtual["network"])
     try:
         with _traced(folder, request["trace"]):
-            run_script(request["module"] or script, list(arguments), request["module"] is not None)
+            run_script(module or script, request["arguments"], module is not None)
     except SystemExit as error:
         if error.code not in (None, 0):
             messages.send(reports, ended="exit", text=str(error.code))

@@ -12,6 +12,7 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
 from labkit.processes.supervision import end_before_others, leave
 from labkit.ranks import large_worlds
+from virtualgpu.cluster import NETWORK
 from virtualgpu.script import run_script
 
 sys.path.pop(0)
@@ -22,7 +23,7 @@ def main(folder: str, script: str, number: str) -> None:
     end_before_others()
     world = json.loads(Path(folder, f"{number}.json").read_text())
     arguments = [str(argument) for argument in world.pop("arguments")]
-    chosen: dict[str, Any] = {"nodes": 1, "rank": 0, "network": "400Gb/s", "like": None, "memory": None} | world
+    chosen: dict[str, Any] = {"nodes": 1, "rank": 0, "network": NETWORK, "like": None, "memory": None} | world
     told: tuple[str, Any]
     try:
         tempfile.tempdir = folder  # its nvidia-smi goes with the folder, even if this process is killed

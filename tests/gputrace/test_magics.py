@@ -7,6 +7,7 @@ import traceback
 
 import pytest
 import torch
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from traitlets.config import Config
@@ -136,7 +137,7 @@ def test_a_cell_that_awaits_is_refused_by_name(shell, magic, cell):
 
 def test_a_mistake_in_the_syntax(shell):
     result, shown, printed = run(shell, "%%gpu_memory\nx = 1\ny = = 2")
-    assert type(result.error_in_exec) is SyntaxError and "y = = 2" in printed and shown == []
+    assert type(result.error_in_exec) is UsageError and "y = = 2" in printed and shown == []
 
 
 def test_without_a_gpu(shell):

@@ -31,7 +31,7 @@ AT_IMPORT = """
 
 def test_modules_and_conftests_see_the_gpus_when_they_are_imported(suite, pytester):
     pytester.makeconftest("import torch\nassert torch.cuda.device_count() == 2")
-    result = suite(AT_IMPORT, "--gpus", "2", "--like", "T4")
+    result = suite(AT_IMPORT, "--virtual-gpus", "2", "--virtual-like", "T4")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["virtual GPUs: <2 virtual GPUs, modelled on NVIDIA Tesla T4, *"])
 
@@ -44,8 +44,46 @@ def test_without_its_options_it_changes_nothing(suite):
     suite(AT_IMPORT).assert_outcomes(skipped=1)
 
 
+OPTIONS_OF_A_SUITE = """
+    def pytest_addoption(parser):
+        for name in ("gpus", "like", "memory", "gpu", "device", "no-values", "values", "virtual-time", "seconds"):
+            parser.addoption(f"--{name}", help="the suite's own")
+        parser.addini("gpus", "the suite's own")
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--virtual-gpus", "1")])
+def test_a_suite_may_have_options_of_any_other_name(suite, pytester, options):
+    pytester.makeconftest(OPTIONS_OF_A_SUITE)
+    text = """
+        def test_own(pytestconfig):
+            assert pytestconfig.getoption("gpus") == "3" and pytestconfig.getoption("--like") == "mine"
+    """
+    suite(text, "--gpus", "3", "--like", "mine", *options).assert_outcomes(passed=1)
+
+
+def test_without_its_options_it_imports_neither_torch_nor_the_kit(suite, pytester):
+    text = """
+        import sys
+        import pytest
+        def test_modules(pytestconfig):
+            assert pytestconfig.pluginmanager.has_plugin("virtual_gpus")
+            kit = {"torch", "virtualgpu", "gputrace", "labkit", "labcourse"}
+            assert kit & {name.split(".")[0] for name in sys.modules} == set()
+        @pytest.mark.gpu_budget(memory="1GiB")
+        def test_budget(): pass
+        def test_leak(no_gpu_leak): pass
+    """
+    result = suite(text, "--strict-markers")
+    result.assert_outcomes(passed=1, skipped=2)
+    result = pytester.runpytest_subprocess("--markers")
+    result.stdout.fnmatch_lines(["@pytest.mark.gpu_budget(memory=None, seconds=None): limits of the test on virtual GPUs*"])
+    result = pytester.runpytest_subprocess("--help")
+    result.stdout.fnmatch_lines(["*--virtual-gpus=N*", "*--virtual-like=MODEL*"])
+
+
 def test_a_model_that_there_is_not_is_a_usage_error(suite):
-    result = suite("", "--like", "T5")
+    result = suite("", "--virtual-like", "T5")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: *T5*"])
 
@@ -61,7 +99,7 @@ def test_what_a_virtual_gpu_cannot_do_is_a_skip_that_says_so(suite, monkeypatch)
             raise NotImplementedError("not yet")
     """
     monkeypatch.setenv("LABKIT_HOST_BUDGET", "1000000")
-    result = suite(text, "--gpus", "1", "-rs")
+    result = suite(text, "--virtual-gpus", "1", "-rs")
     result.assert_outcomes(skipped=2, failed=1)
     result.stdout.fnmatch_lines(["SKIPPED * __cuda_array_interface__ * is not served by the virtual GPU*", "SKIPPED * were not kept*"])
 
@@ -91,13 +129,13 @@ def test_an_error_that_a_refusal_led_to_is_a_skip_too(suite):
             except NotImplementedError:
                 raise ValueError("no such kernel") from None
     """
-    result = suite(text, "--gpus", "1", "-rs")
+    result = suite(text, "--virtual-gpus", "1", "-rs")
     result.assert_outcomes(skipped=4, failed=1)
     assert all("is not served by the virtual GPU" in line for line in result.outlines if line.startswith("SKIPPED"))
 
 
 def test_a_module_that_a_refusal_keeps_from_being_imported_is_skipped(suite):
-    result = suite("import torch\ntorch.ones(2, device='cuda').__cuda_array_interface__", "--gpus", "1", "-rs")
+    result = suite("import torch\ntorch.ones(2, device='cuda').__cuda_array_interface__", "--virtual-gpus", "1", "-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED * is not served by the virtual GPU*"])
 
@@ -115,7 +153,7 @@ def test_budgets_of_memory_and_time(suite):
         def test_time():
             torch.ones(1 << 18, device="cuda")
     """
-    result = suite(text, "--gpus", "1", "--strict-markers")
+    result = suite(text, "--virtual-gpus", "1", "--strict-markers")
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["it takes 1 MiB of cuda:0, more than 1 KiB", "it takes * of modelled time, more than 1*µs"])
 
@@ -130,7 +168,7 @@ def test_a_budget_of_the_test_itself_comes_before_that_of_its_class(suite):
             @pytest.mark.gpu_budget(seconds=1e-6)
             def test_memory(self): torch.ones(1 << 18, device="cuda", dtype=torch.int8).sum()
     """
-    suite(text, "--gpus", "1").assert_outcomes(passed=1, failed=1)
+    suite(text, "--virtual-gpus", "1").assert_outcomes(passed=1, failed=1)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +183,7 @@ def test_a_budget_of_the_test_itself_comes_before_that_of_its_class(suite):
     ],
 )
 def test_a_budget_that_is_none_says_so(suite, limits, said):
-    result = suite(f"import pytest\n@pytest.mark.gpu_budget({limits})\ndef test_nothing(): pass", "--gpus", "1")
+    result = suite(f"import pytest\n@pytest.mark.gpu_budget({limits})\ndef test_nothing(): pass", "--virtual-gpus", "1")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"gpu_budget: {said}"])
     result.stdout.no_fnmatch_line("*pytest_plugin.py*")
@@ -153,9 +191,9 @@ def test_a_budget_that_is_none_says_so(suite, limits, said):
 
 @pytest.mark.parametrize("count", ["0", "17", "two"])
 def test_a_number_of_gpus_that_there_is_not_is_a_usage_error(suite, count):
-    result = suite("", "--gpus", count)
+    result = suite("", "--virtual-gpus", count)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*argument --gpus: choose a whole number from 1 to 16, not {count}"])
+    result.stderr.fnmatch_lines([f"*argument --virtual-gpus: choose a whole number from 1 to 16, not {count}"])
 
 
 def test_leaks_races_and_hidden_synchronizations(suite):
@@ -174,7 +212,7 @@ def test_leaks_races_and_hidden_synchronizations(suite):
         def test_synchronization(no_gpu_synchronization): work()[0].item()
         def test_synchronization_elsewhere(): work()[0].item()
     """
-    result = suite(text, "--gpus", "1", "-W", "ignore")
+    result = suite(text, "--virtual-gpus", "1", "-W", "ignore")
     result.assert_outcomes(passed=2, failed=3)
     result.stdout.fnmatch_lines(["it leaves 1 MiB behind:", "1 MiB on cuda:0*kept*", "*called a synchronizing CUDA operation"])
 
@@ -193,21 +231,21 @@ def test_a_race_fails_each_test_that_it_is_in_and_no_other(suite):
         def test_race(no_gpu_race, number): race()
         def test_clean(no_gpu_race): torch.zeros(1 << 24, device="cuda")
     """
-    suite(text, "--gpus", "1", "-W", "ignore").assert_outcomes(passed=2, failed=2)
+    suite(text, "--virtual-gpus", "1", "-W", "ignore").assert_outcomes(passed=2, failed=2)
 
 
 def test_assertions_are_skipped_where_there_are_no_virtual_gpus(suite):
     text = """
         import pytest
-        def test_clean(no_gpu_leak): pass
+        def test_clean(no_gpu_leak, no_gpu_race, no_gpu_synchronization): pass
         @pytest.mark.gpu_budget(seconds=1)
         def test_budget(): pass
     """
     result = suite(text, "-rs")
     result.assert_outcomes(skipped=2)
-    result.stdout.fnmatch_lines([f"SKIPPED * test_assertions*.py:{line}: * give --gpus 1" for line in (2, 3)])
+    result.stdout.fnmatch_lines([f"SKIPPED * test_assertions*.py:{line}: * run pytest with --virtual-gpus 1" for line in (2, 3)])
 
 
 def test_each_worker_of_xdist_has_its_gpus(suite):
-    result = suite(AT_IMPORT, "--gpus", "2", "-n", "1", "-p", "xdist")
+    result = suite(AT_IMPORT, "--virtual-gpus", "2", "-n", "1", "-p", "xdist")
     result.assert_outcomes(passed=1)

@@ -1,5 +1,6 @@
 """What an operator does where values are not kept: its outputs get their shapes from PyTorch's meta kernels."""
 
+from collections.abc import Callable
 from math import isinf
 from typing import Any
 
@@ -13,6 +14,8 @@ from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, te
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
 FINITE = "_amp_foreach_non_finite_check_and_unscale_"  # with `values=False` it finds no infinity: GradScaler would skip every step
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
+
+LARGEST_WRITTEN = 1 << 26  # elements, which the host has memory for
 
 
 def loses_values(call: Call) -> bool:
@@ -73,21 +76,53 @@ def _has_strides(x: torch.Tensor) -> bool:
 
 
 def _on_meta(call: Call) -> Any:
-    def shape_of(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            if not _has_strides(x):
-                raise NotImplementedError
-            with _DisableTorchDispatch():
-                return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
-        if isinstance(x, (list, tuple)):
-            return type(x)(shape_of(y) for y in x)
-        return None if isinstance(x, torch.Generator) else x
+    def shape_of(x: torch.Tensor) -> torch.Tensor:
+        if not _has_strides(x):
+            raise NotImplementedError
+        return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
 
+    kernel = SHAPES.get(call.op.name, call.func)
     try:
-        kernel = SHAPES.get(call.op.name, call.func)
-        return kernel(*shape_of(call.args), **{key: shape_of(value) for key, value in call.kwargs.items()})
+        return kernel(*_mapped(shape_of, call.args), **_mapped(shape_of, call.kwargs))
     except NotImplementedError:
         return None
+    except (IndexError, RuntimeError) as error:
+        raise _kernels_own(call, error) from None
+
+
+def _mapped(change: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
+    """Return these arguments with each tensor changed, and without generators."""
+    if isinstance(x, torch.Tensor):
+        with _DisableTorchDispatch():
+            return change(x)
+    if isinstance(x, (list, tuple)):
+        return type(x)(_mapped(change, y) for y in x)
+    if isinstance(x, dict):
+        return {key: _mapped(change, value) for key, value in x.items()}
+    return None if isinstance(x, torch.Generator) else x
+
+
+def _kernels_own(call: Call, error: Exception) -> Exception:
+    """Return the error of the kernel that computes, because meta kernels word theirs differently.
+
+    The kernel gets tensors of the same shapes. Those that it only reads take no memory.
+    """
+    written = call.written()
+    if sum(x.numel() for x in written) > LARGEST_WRITTEN:
+        return error
+
+    def stand_in(x: torch.Tensor) -> torch.Tensor:
+        if any(x is target for target in written):
+            return torch.empty(x.size(), dtype=x.dtype, device="cpu")
+        return torch.zeros((), dtype=x.dtype, device="cpu").expand(x.size())
+
+    try:
+        call.func(*_mapped(stand_in, call.args), **_mapped(stand_in, call.kwargs))
+    except NotImplementedError:
+        return error
+    except (IndexError, RuntimeError) as own:
+        return own
+    return error
 
 
 def infer(call: Call) -> Any:

@@ -1,6 +1,7 @@
 """The page: which GPUs a script fits, what the peak consists of, and which change helps. What an attempt finds is made up here."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -181,3 +182,70 @@ def test_what_cudnn_takes_to_try_its_algorithms_is_said_not_to_be_counted(monkey
     run_by(monkeypatch, lambda wish: Outcome(1 << 30, steps=4, used=1, step=1.0, idle=0.0, tries_algorithms=True))
     gpus, *_ = answer(WISH, ["T4"])
     assert "It sets torch.backends.cudnn.benchmark" in gpus.caption and "not counted" in gpus.caption
+
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def page(monkeypatch):
+    """A function that answers for a script with these peaks, in MiB, on a T4 and an H200."""
+
+    def of(needs: list[int], **others: object) -> tuple[list, list[str], list[Wish]]:
+        asked: list[Wish] = []
+
+        def run(wish: Wish) -> Outcome:
+            asked.append(wish)
+            total = wish.memory or {"T4": 15 << 30, "H200": 140 << 30}[wish.like]
+            fits = max(needs) * MIB <= total
+            nbytes = [need * MIB for need in needs]
+            outcome = Outcome(total, fits, steps=len(needs) if fits else 5, used=max(nbytes), changed=True, changes=["half the batch"])
+            outcome.peaks, outcome.grows = nbytes, "Most come from train.py:3 x"
+            return replace(outcome, **others)
+
+        run_by(monkeypatch, run)
+        lines: list[str] = []
+        return list(answer(WISH, ["T4", "H200"], lines.append)), lines, asked
+
+    return of
+
+
+def test_a_script_whose_memory_grows_is_told_when_each_gpu_is_full(page):
+    (gpus, remarks, _, changes, _), lines, asked = page([100, *range(1024, 8 * 1024, 1024)])
+    assert [row[2:4] for row in gpus.rows] == [("at least 7 GiB", "for about 16 steps"), ("at least 7 GiB", "for about 140 steps")]
+    assert remarks.splitlines() == [
+        "Memory grows by 1 GiB per step (steps 2 to 8 on the T4).",
+        "Most come from train.py:3 x.",
+        '"fits" says when a GPU is full if the growth goes on.',
+    ]
+    assert changes.rows[0][3] == "for about 16 steps"
+    assert "T4: needs 7 GiB after 8 steps, 1 GiB more per step" in lines
+    assert {wish.steps for wish in asked if wish.change} == {8}
+
+
+def test_growth_that_is_faster_and_faster_and_a_gpu_that_was_full_already(page):
+    (gpus, remarks, *_), _, _ = page([1, *(1024 * (1 << step) for step in range(5))])
+    assert [row[2:4] for row in gpus.rows] == [("at least 16 GiB", "no, full in step 6"), ("at least 16 GiB", "for about 9 steps")]
+    assert remarks.startswith(
+        "Memory grows faster and faster: by 8 GiB in the last step, 2.0 times as much as in the step before (steps 2 to 6 on the T4).\n"
+    )
+
+
+def test_growth_that_fills_no_gpu_in_a_million_steps(page):
+    (gpus, remarks, *_), _, _ = page([1, 2, 3, 4], peaks=[512, 1024, 1536, 2048, 2560])
+    assert [row[3] for row in gpus.rows] == ["yes, for over a million steps"] * 2
+    assert remarks.startswith("Memory grows by 512 B per step")
+
+
+def test_peaks_that_vary_are_said_to(page):
+    (gpus, remarks, *_), _, _ = page([100, 3072, 1024, 2048])
+    assert [row[2:4] for row in gpus.rows] == [("3 GiB", "yes")] * 2
+    assert remarks.splitlines() == [
+        "The peak varies from step to step: 1 GiB to 3 GiB in steps 2 to 4 on the T4.",
+        '"needs" is the highest of them. A step with a larger batch needs more.',
+    ]
+
+
+def test_peaks_that_stay_the_same_need_no_remark(page):
+    (gpus, parts, changes, notes), _, _ = page([100, 3072, 3072, 3072])
+    assert [row[3] for row in gpus.rows] == ["yes"] * 2 and parts.caption and changes.rows and notes

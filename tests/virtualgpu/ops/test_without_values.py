@@ -390,3 +390,40 @@ def test_a_sparse_gradient_is_refused_by_name():
         bags = bag(torch.arange(2000, device="cuda"), torch.arange(1000, device="cuda"))
         with pytest.raises(NotImplementedError, match="a sparse result of tensors whose values were not kept is not served"):
             bags.sum().backward()
+
+
+def on_cuda(*size: int) -> torch.Tensor:
+    return torch.ones(*size, device="cuda")
+
+
+MISTAKES: dict[str, Callable[[], object]] = {
+    "mm": lambda: on_cuda(2, 3) @ on_cuda(4, 5),
+    "mm of a vector": lambda: torch.mm(on_cuda(2), on_cuda(3, 4)),
+    "mv": lambda: on_cuda(2, 3) @ on_cuda(4),
+    "dot": lambda: on_cuda(3) @ on_cuda(4),
+    "bmm": lambda: torch.bmm(on_cuda(1, 2, 3), on_cuda(1, 4, 5)),
+    "linear": lambda: F.linear(on_cuda(7, 2, 3), on_cuda(5, 4), on_cuda(5)),
+    "convolution": lambda: F.conv2d(on_cuda(1, 3, 8, 8), on_cuda(4, 2, 3, 3)),
+    "cat": lambda: torch.cat([on_cuda(2, 3), on_cuda(3, 4)]),
+    "addition": lambda: on_cuda(2, 3) + on_cuda(4, 5),
+    "addition in place": lambda: on_cuda(2, 3).add_(on_cuda(4, 5)),
+    "view": lambda: on_cuda(2, 3).view(7),
+    "gather": lambda: torch.gather(on_cuda(2, 3), 5, torch.zeros(2, 3, dtype=torch.long, device="cuda")),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_has_the_same_words_with_and_without_values(name):
+    said = []
+    for values in (True, False):
+        with virtualgpu.use(like="H200", values=values), pytest.raises((RuntimeError, IndexError)) as raised:
+            MISTAKES[name]()
+        said.append((type(raised.value), str(raised.value)))
+    assert said[0] == said[1]
+
+
+def test_the_words_of_a_mistake_take_no_memory():
+    with virtualgpu.use(like="H200", values=False):
+        x, y = on_cuda(1 << 20, 1 << 10), on_cuda(1 << 11, 1 << 22)
+        with pytest.raises(RuntimeError, match=r"^mat1 and mat2 shapes cannot be multiplied \(1048576x1024 and 2048x4194304\)$"):
+            x @ y

@@ -1,0 +1,95 @@
+"""Options of `labkit torchrun` and `%%torchrun`, and the defaults that `labkit.torchrun` shares."""
+
+from virtualgpu.cluster import NETWORK
+from virtualgpu.options import LIKE, MEMORY, NO_VALUES, VIRTUAL_TIME, CommandParser, option
+
+RANKS = 2
+NODES = 1
+CELL_TIMEOUT = 60  # seconds; a command has no limit
+JOIN_TIMEOUT = 300  # seconds, in which somebody starts the other machines by hand
+MAX_RESTARTS = 0
+
+DEFAULT = "(default: %(default)s)"
+RANKS_OPTION = option(
+    "--ranks",
+    type=int,
+    metavar="N",
+    default=RANKS,
+    help=f"number of ranks on all nodes together {DEFAULT}",
+)
+OF_THE_JOB = (
+    RANKS_OPTION,
+    option(
+        "--nodes",
+        type=int,
+        metavar="N",
+        default=NODES,
+        help=f"machines among which the ranks are divided {DEFAULT}",
+    ),
+    option(
+        "--endpoint",
+        metavar="HOST:PORT",
+        help="address of one of the machines, where the nodes meet. Give the same command on each "
+        "machine (default: all nodes are on this machine)",
+    ),
+    option("--timeout", type=float, metavar="S", help="seconds that the ranks may run"),
+    option(
+        "--join-timeout",
+        type=float,
+        metavar="S",
+        default=JOIN_TIMEOUT,
+        help=f"seconds to wait for the other nodes {DEFAULT}",
+    ),
+    option(
+        "--max-restarts",
+        type=int,
+        metavar="N",
+        default=MAX_RESTARTS,
+        help=f"number of times that all ranks start again after one has failed {DEFAULT}",
+    ),
+    option(
+        "--devices",
+        metavar="KIND",
+        help="cuda or cpu (default: cuda if this machine has a GPU for each rank)",
+    ),
+    option(
+        "--network",
+        metavar="RATE",
+        default=NETWORK,
+        help=f"rate of a virtual GPU's adapter to other nodes {DEFAULT}",
+    ),
+)
+VIRTUAL = (MEMORY, NO_VALUES, VIRTUAL_TIME)
+SIMULATION = (
+    option(
+        "--simulate",
+        type=int,
+        metavar="N",
+        help="run one rank of a world of N ranks in this process, without values",
+    ),
+    option("--rank", type=int, metavar="R", help="the rank that --simulate runs (default: 0)"),
+)
+IN_ORDER = option(
+    "--in-order",
+    action="store_true",
+    help="show the ranks' output one rank after the other (default: lines as they come)",
+)
+LIVE = option(
+    "--live",
+    action="store_true",
+    help="show lines as they come (default: one rank after the other)",
+)
+OUTPUT = option(
+    "-o",
+    "--output",
+    metavar="NAME",
+    help="variable for the result, which is what `labkit.torchrun` returns",
+)
+
+
+def add_job(parser: CommandParser, timeout: float | None) -> None:
+    """Add the options that a command and a notebook's cell share."""
+    parser.add(*OF_THE_JOB)
+    parser.add(LIKE, help=f"{LIKE.settings['help']} (default: ranks have no virtual GPU)")
+    parser.add(*VIRTUAL)
+    parser.set_defaults(timeout=timeout)

@@ -1,0 +1,107 @@
+"""Options of commands that run a script on virtual GPUs, and the parser that reads them.
+
+The parser reads only what comes before the script's name. Everything after it belongs to the script.
+Packages that build on this one declare their own options in the same way.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from virtualgpu import profiles
+
+
+class Option(NamedTuple):
+    """Declaration of one option: its names, and the keywords of `add_argument`."""
+
+    names: tuple[str, ...]
+    settings: dict[str, Any]
+
+
+def option(*names: str, **settings: Any) -> Option:
+    """Declare an option, with the arguments of `add_argument`."""
+    return Option(names, settings)
+
+
+LIKE = option(
+    "--like",
+    metavar="MODEL",
+    help=f"GPU model of the virtual GPUs, one of {', '.join(profiles.names())}",
+)
+GPUS = option("--gpus", type=int, metavar="N", help="number of virtual GPUs (default: 1)")
+MEMORY = option(
+    "--memory",
+    metavar="SIZE",
+    help="memory of each virtual GPU, such as 16GiB (default: the model's)",
+)
+NO_VALUES = option(
+    "--no-values",
+    dest="values",
+    action="store_false",
+    help="keep the shapes, memory, order and time of virtual GPUs, and compute nothing",
+)
+VIRTUAL_TIME = option(
+    "--virtual-time",
+    action="store_true",
+    help="let Python's `time` show the model's times, which are the same on every computer",
+)
+MODULE = option(
+    "-m",
+    "--module",
+    action="store_true",
+    help="SCRIPT is the name of a module or package, as after python -m",
+)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of a command's options. It accepts no abbreviations.
+
+    After `add_script` it reads the options before the script's name, and nothing behind it.
+    A `--` in front of the name ends the options, as it does for `python` and `torchrun`.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self._runs_script = False
+        super().__init__(*args, **{"allow_abbrev": False, **settings})
+
+    def add(self, *options: Option, **changes: Any) -> None:
+        """Add declared options. `changes` replace keywords of all of them, such as the default."""
+        for names, settings in options:
+            self.add_argument(*names, **{**settings, **changes})
+
+    def add_script(self) -> None:
+        """Add a script or module, and the script's own arguments."""
+        self.add(MODULE)
+        self.add_argument("script", help="the Python script")
+        own = self.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+        own.required = False  # argparse would name them where the script is missing
+        self._runs_script = True
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse the options. The arguments of a script are kept away from argparse."""
+        given = sys.argv[1:] if args is None else list(args)
+        if not self._runs_script:
+            return super().parse_known_args(given, namespace)
+        end = self._end_of_options(given)
+        options, rest = given[:end], given[end:]
+        if rest[:1] == ["--"]:
+            rest = rest[1:]
+        script = ["--", rest[0]] if rest else []
+        found, unknown = super().parse_known_args([*options, *script], namespace)
+        found.arguments = rest[1:]
+        return found, unknown
+
+    def _end_of_options(self, given: list[str]) -> int:
+        """Return the index of the first argument that is neither an option nor an option's value."""
+        index = 0
+        while index < len(given):
+            argument = given[index]
+            if argument in ("-", "--") or not argument.startswith("-"):
+                break
+            declared = self._option_string_actions.get(argument)
+            takes_value = declared is not None and declared.nargs != 0
+            index += 2 if takes_value else 1
+        return index
