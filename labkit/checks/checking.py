@@ -242,6 +242,18 @@ def describe(value: Any) -> Plain:
     return {"type": "Tensor", "device": str(value.device), "dtype": str(value.dtype), "shape": list(value.shape), "values": flat}
 
 
+def plural(count: int, noun: str) -> str:
+    """Return the count and the noun, such as "1 row" or "3 rows"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def one_number(value: Any) -> int | float | None:
+    """Return what `number` does, and also the number in a tensor without dimensions."""
+    if not isinstance(value, torch.Tensor) or type(value).__module__ == "__main__":
+        return number(value)
+    return number(value.item()) if value.dim() == 0 else None
+
+
 def number(value: Any) -> int | float | None:
     """`value` as a plain number, NumPy's and decimals too; None for what is no number: a bool, text, a tensor."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
