@@ -240,7 +240,7 @@ def judge_models(observations: Plain, models: Plain) -> Verdict:
             return not_yet(f"the model is on {', '.join(sorted(expected))}; your dict has {', '.join(sorted(counted)) or 'nothing'}.")
         if observed["keys"] != ["str"]:
             return not_yet(
-                f'the keys of your dict are of type {" and ".join(observed["keys"])}. '
+                f"the keys of your dict are of type {' and '.join(observed['keys'])}. "
                 'Expected strings such as "cuda:0". What does str(device) give?'
             )
         wrong = [device for device in sorted(expected) if counted[device] != expected[device]]
@@ -249,10 +249,7 @@ def judge_models(observations: Plain, models: Plain) -> Verdict:
             hint = "Are parameters all that a layer keeps?"
             if yours is not None and yours > due:
                 hint = "Did you count a shared weight twice?"
-            return not_yet(
-                f"on {wrong[0]} the model has {due} bytes, you counted {yours}. "
-                f"Do all dtypes have the same size? {hint}"
-            )
+            return not_yet(f"on {wrong[0]} the model has {due} bytes, you counted {yours}. Do all dtypes have the same size? {hint}")
     return right()
 
 
@@ -383,10 +380,7 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         for attempt in observed["tries"]:
             if attempt["calls"] != 1:
-                return not_yet(
-                    f"expected work to run once before your function returns; "
-                    f"it ran {plural(attempt['calls'], 'time')}."
-                )
+                return not_yet(f"expected work to run once before your function returns; it ran {plural(attempt['calls'], 'time')}.")
             if "same" not in attempt:
                 return not_yet(f"your function returned {attempt['type']}, not the copy.")
             if attempt["device"] != case["device"]:

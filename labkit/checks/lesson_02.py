@@ -144,9 +144,7 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
         if result["type"] != "Tensor":
             return not_yet(f"your function returned {result['type']}. A tensor on the GPU can be returned before its value is known.")
         if not result["device"].startswith("cuda") or result["shape"] not in ([], [1]):
-            return not_yet(
-                f"expected one number on the GPU. Yours is on {result['device']}, of shape {result['shape']}."
-            )
+            return not_yet(f"expected one number on the GPU. Yours is on {result['device']}, of shape {result['shape']}.")
         if not abs(result["values"][0] - due) <= 1e-3 * due:
             return not_yet(f"the mean of {len(case)} losses is {due:.5g}; yours is {result['values'][0]:.5g}.")
         if observed["modes"] != [observed["training"]]:
@@ -217,8 +215,7 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
         if observed["seen"] != [True]:
             where = f"ran {plural(len(observed['seen']), 'time')}" if len(observed["seen"]) != 1 else "was called on another stream"
             return not_yet(
-                f"expected work to run once, on `stream`; it {where}. "
-                "`with torch.cuda.stream(stream):` makes it the current stream."
+                f"expected work to run once, on `stream`; it {where}. `with torch.cuda.stream(stream):` makes it the current stream."
             )
         if observed["sum"] is None:
             return not_yet(f"your function returned {observed['type']}, not work's result.")
@@ -290,9 +287,7 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
         if observed["waited"]:
             return not_yet("when fetch returned, all that was launched before it was done: fetch itself waited. Which copies let it go on?")
         if "values" not in observed:
-            return not_yet(
-                f"expected fetch to return a function that returns the tensor. It returned {observed['type']}."
-            )
+            return not_yet(f"expected fetch to return a function that returns the tensor. It returned {observed['type']}.")
         if (own := [observed[name] for name in ("device", "dtype", "shape")]) != (due := ["cpu", case["dtype"], [len(case["rows"]), SIZE]]):
             return not_yet("the values belong on {}, of {} and shape {}; yours are on {}, of {} and shape {}.".format(*due, *own))
         if -1 in observed["values"]:

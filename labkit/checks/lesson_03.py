@@ -115,7 +115,7 @@ def _above(before: list[int]) -> list[int]:
 def judge_batches(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         devices, values, result = observed["devices"], observed["values"], observed["result"]
-        given = f"with {len(values)} rows and device_ids={devices}"
+        given = f"with {plural(len(values), 'row')} and device_ids={devices}"
         if result["type"] != "Tensor":
             return not_yet(f"your function returned {result['type']}, not one tensor. What puts the outputs together?")
         if result["device"] != f"cuda:{devices[0]}":
@@ -388,10 +388,7 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
     targets, shift = [target % 7 for target in inputs["targets"]], inputs["shift"]
     sizes = chunks(len(targets), 2)
     if observed["where"] != ["cuda:0", "cuda:1"]:
-        return not_yet(
-            "each GPU should compute the loss of its own rows; "
-            f"the criterion ran on {', '.join(observed['where']) or 'none'}."
-        )
+        return not_yet(f"each GPU should compute the loss of its own rows; the criterion ran on {', '.join(observed['where']) or 'none'}.")
     parts = [targets[: sizes[0]], targets[sizes[0] :]]
     if observed["rows"] != sizes:
         return not_yet(f"the two GPUs have {sizes} rows; your module says {observed['rows']}.")

@@ -115,9 +115,7 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
         if observed["lie"] != due:
             return not_yet(f"{given} the layers belong on {', '.join(due)}; your module has layers on {', '.join(observed['lie'])}.")
         if observed["ran"] != ran:
-            saw = "; ".join(
-                f"layer {index} on {lies} saw {plural(rows, 'row')} on {at}" for index, lies, at, rows in observed["ran"]
-            )
+            saw = "; ".join(f"layer {index} on {lies} saw {plural(rows, 'row')} on {at}" for index, lies, at, rows in observed["ran"])
             return not_yet(
                 f"{given} each layer should see the whole batch once, on its own GPU, in this order: "
                 f"{', '.join(due)}. But {saw or 'no layer ran'}."
@@ -308,10 +306,7 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
     count = -(-len(values) // -(-len(values) // splits))
     if observed["seen"] != [[f"cuda:{index}"] * count for index in range(2)]:
         ran = " and ".join(str(len(seen)) for seen in observed["seen"])
-        return not_yet(
-            f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches on its GPU; "
-            f"they saw {ran}."
-        )
+        return not_yet(f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches on its GPU; they saw {ran}.")
     if not _close(loss, due):
         return not_yet(f"the loss of the batch {values} is {due:g}; yours is {loss:g}. The micro-batches are not equal.")
     for found, gradient in zip(observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True):
@@ -371,15 +366,11 @@ def judge_orders(observations: Plain, cases: Plain) -> Verdict:
                 return not_yet(f"your function returned {actions}, not a list.")
             if sorted(actions) != every:
                 return not_yet(
-                    f"{of}: expected F1 to F{count} and B1 to B{count}, each once. "
-                    f"Your list has {', '.join(actions) or 'nothing'}."
+                    f"{of}: expected F1 to F{count} and B1 to B{count}, each once. Your list has {', '.join(actions) or 'nothing'}."
                 )
             kept, most = _most_kept(actions), stages - stage
             if kept > most:
-                return not_yet(
-                    f"{of}: {kept} micro-batches wait for their backward at once. "
-                    f"The stage should keep at most {most}."
-                )
+                return not_yet(f"{of}: {kept} micro-batches wait for their backward at once. The stage should keep at most {most}.")
         orders = [[(WORK[action[0]], int(action[1:])) for action in actions] for actions in lists]
         try:
             took = finish(orders)

@@ -1,9 +1,16 @@
 """The judges of lesson 01 on observations written by hand: they see what the notebook's wrong answers leave unsaid."""
 
 import random
+import re
+from collections import namedtuple
+from pathlib import Path
 
+import nbformat
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
+import labkit
 from labkit.checks import lesson_01
 from labkit.checks.lesson_01 import expected_bytes, judge_copies, judge_masks, judge_models, judge_work
 
@@ -42,6 +49,22 @@ def test_each_batch_has_at_each_level_a_tensor_to_move_and_one_to_leave():
     for seed in range(10):
         for case in lesson_01.draw_batch(random.Random(seed)):
             devices(case["batch"])
+
+
+def test_the_solution_moves_a_namedtuple_as_a_data_loader_makes_it():
+    """A DataLoader collates namedtuples, whose class takes the values one by one."""
+    notebook = Path(__file__).parents[2] / "notebooks" / "01_device_basics.ipynb"
+    cells = nbformat.read(notebook, as_version=4).cells
+    [solution] = [cell.source for cell in cells if "Solution of 01.2" in cell.source]
+    names = {"torch": torch}
+    exec(re.search(r"```python\n(.*?)```", solution, re.DOTALL)[1], names)
+    pair = namedtuple("Pair", ["x", "label"])
+    batch = next(iter(DataLoader([pair(torch.ones(2), 1), pair(torch.ones(2), 0)], batch_size=2)))
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        moved = names["move"]({"pairs": [batch]}, "cuda:0")["pairs"][0]
+        assert type(moved) is pair
+        assert [moved.x.device.type, moved.label.device.type] == ["cuda", "cuda"]
+        del moved
 
 
 def test_bytes_are_counted_by_hand():
