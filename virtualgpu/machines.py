@@ -94,7 +94,7 @@ class VirtualGPUs:
 
     @contextmanager
     def new_workspaces_freed(self) -> Iterator[None]:
-        """Free the workspaces that CUDA's libraries take in the block, and keep those that were there."""
+        """Free the workspaces that CUDA's libraries take in the block, and no others."""
         from virtualgpu import workspaces
 
         with workspaces.freed_afterwards(self.machine.gpus):

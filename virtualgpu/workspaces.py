@@ -25,7 +25,7 @@ __all__ = [
 
 @contextmanager
 def freed_afterwards(gpus: Sequence[Gpu]) -> Iterator[None]:
-    """Free the workspaces that cuBLAS and cuDNN take in the block, and keep those that were there."""
+    """Free the workspaces that cuBLAS and cuDNN take in the block, and no others."""
     before = [(gpu, held_by_cublas(gpu), has_dropout_state(gpu)) for gpu in gpus]
     try:
         yield

@@ -40,7 +40,7 @@ def draw_durations(generator: random.Random) -> Plain:
 
 
 def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
-    """Return what the answer says of each work and what two events say, in seconds, and how often the answer ran it."""
+    """Return for each work the answer's seconds, those of two events, and how often the answer ran it."""
     rate, observations = cycles_in(1.0), []
     seconds_of(lambda: torch.cuda._sleep(1))
     for case in cases:
@@ -114,7 +114,10 @@ class Double(torch.nn.Module):
 
 
 def observe_losses(answer: Any, cases: Plain) -> Plain:
-    """Return for each list of values the result and what else happened. The model is in training mode, then in evaluation mode."""
+    """Return for each list of values the result and what else happened.
+
+    The model is in training mode for the first list and in evaluation mode for the second.
+    """
     observations, sleep, model = list[Plain](), cycles_in(LONG), Double()
     for training, case in zip((True, False), cases, strict=True):
         model.train(training).modes.clear()

@@ -35,7 +35,10 @@ class Shared(list):
 
 
 class Rows(nn.Module):
-    """One weighted sum for each row. `seen` notes the device and the rows of each call, in all replicas and copies."""
+    """One weighted sum for each row.
+
+    `seen` notes the device and the rows of each call, also of replicas and deep copies.
+    """
 
     def __init__(self, weight: float, device: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Leave the learner's process as it was before a check: random state, GPU memory, device, streams."""
+"""Leave random state, GPU memory, current device and streams as they were before a check."""
 
 import gc
 import random
