@@ -79,3 +79,15 @@ def test_copies_slow_the_small_model_down_on_a_t4_and_not_on_an_h200():
     found = re.findall(pattern, cell.outputs[0].text)
     share = {like: float(copies) / float(step) for like, copies, step in found}
     assert share["T4"] > 0.8 and share["H200"] < 0.1
+
+
+def test_adding_gradients_is_most_of_what_64_micro_batches_lose_as_lesson_4_says():
+    assert "This is most of what 64 micro-batches lose against 8." in text("04_model_parallelism.ipynb")
+    cells = nbformat.read(FOLDER / "04_model_parallelism.ipynb", as_version=4).cells
+    [cell] = [cell for cell in cells if "to add gradients" in cell.source]
+    few, many = map(float, re.findall(r"([\d.]+) s per GPU", cell.outputs[0].text))
+    [cell] = [cell for cell in cells if "pipeline_splits(splits=" in cell.source]
+    [alt] = [output.metadata["image/png"]["alt"] for output in cell.outputs if output.metadata]
+    found = re.search(r"compute first takes .*?([\d.]+) s with 8, ([\d.]+) s with 64", alt)
+    lost = float(found[2]) - float(found[1])
+    assert 0.5 * lost < many - few < 1.1 * lost
