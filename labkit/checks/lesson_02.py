@@ -387,12 +387,12 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
 
 
 def _seconds_before_the_first(prefetched: Any, hosts: Sequence[torch.Tensor]) -> float:
-    """Return when work on the first batch can begin, if it is small and all the others are not."""
+    """Return how long after the start work on the first batch can begin."""
     begin, begun = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     turn_streams()
     begin.record()
-    loader = iter(prefetched(iter([hosts[0][:1], *hosts[1:]])))
+    loader = iter(prefetched(iter(hosts)))
     next(loader, None)
     begun.record()
     for _ in islice(loader, len(hosts)):
@@ -432,7 +432,7 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
             f"copies take {copies * 1e3:.3g} ms, the work {works * 1e3:.3g} ms, both with your loader {both * 1e3:.3g} ms: "
             f"{max(0.0, share):.0%} of the copying is hidden, and {REACHED:.0%} is asked for."
         )
-    if not observed["seconds"]["first"] <= copies / BATCHES / 2:
+    if not observed["seconds"]["first"] <= 1.5 * copies / BATCHES:
         return not_yet(
             "the work on the first batch began only after the second batch had been copied. "
             "Let it wait for the copy of its own batch, and for no later copy."

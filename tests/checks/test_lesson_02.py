@@ -133,7 +133,7 @@ LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "h
         ({"seconds": SECONDS | {"both": 0.025}}, "50% of the copying is hidden"),
         ({"seconds": SECONDS | {"held": 0.001}}, "it waits there"),
         ({"waited": True}, "the host waited in your loader"),
-        ({"seconds": SECONDS | {"first": 0.00125}}, "after the second batch had been copied"),
+        ({"seconds": SECONDS | {"first": 0.0025}}, "after the second batch had been copied"),
     ],
 )
 def test_a_loader_is_judged_by_values_reach_and_overlap(change, hint):
