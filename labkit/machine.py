@@ -44,6 +44,7 @@ class MachineInUse:
         """`virtual` are the GPUs, where they are in place already."""
         self.request = request
         self._entered = False
+        self._kept = False  # while an answer is checked
         self._too_few = 0  # the real GPUs that there are, where virtual ones take their place
         self._fractions: list[float] = []
         self._told_in = 0  # the number of the notebook's cell in which the banner was printed last
@@ -117,9 +118,44 @@ class MachineInUse:
         with self._virtual.without_values():
             yield
 
+    @contextmanager
+    def new_workspaces_freed(self) -> Iterator[None]:
+        """Free the workspaces that CUDA's libraries take in the block, such as those of cuBLAS.
+
+        PyTorch can only free all of cuBLAS's workspaces at once. On real GPUs this happens if the
+        block leaves more memory allocated. The next matrix product then takes its workspace again.
+        """
+        if self._virtual is not None:
+            with self._virtual.new_workspaces_freed():
+                yield
+            return
+        import torch
+
+        before = [torch.cuda.memory_allocated(index) for index in range(self.count)]
+        try:
+            yield
+        finally:
+            now = [torch.cuda.memory_allocated(index) for index in range(self.count)]
+            if any(bytes_now > held for bytes_now, held in zip(now, before, strict=True)):
+                torch._C._cuda_clearCublasWorkspaces()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Refuse `use(None)`, and `use` for other GPUs, in the block."""
+        before, self._kept = self._kept, True
+        try:
+            yield
+        finally:
+            self._kept = before
+
     def take_away(self) -> None:
-        """What `use(None)` does: no virtual GPUs any more, or no limit on the memory of real ones. Doing it again changes nothing."""
+        """What `use(None)` does: no virtual GPUs any more, or no limit on the memory of real ones. Doing it again changes nothing.
+
+        Raises RuntimeError while an answer is checked.
+        """
         global _current
+        if self._kept:
+            raise RuntimeError(_KEPT)
         if self._virtual is not None:
             self._virtual.take_away()
         for index, fraction in enumerate(self._fractions):
@@ -151,6 +187,9 @@ class MachineInUse:
 
 
 _IN_USE = "a machine is already in use ({}). Take it away first with labkit.use(None), or leave its `with` block."
+_KEPT = (
+    "labkit.use cannot change the GPUs while labkit.check runs your answer. Remove the call: the lesson's first cell has chosen the GPUs."
+)
 
 
 @overload
@@ -210,6 +249,8 @@ def use(
         used = _current = MachineInUse(request)
         if request.virtual and virtual is None and not _virtual_is_asked_for(like, values):
             used._too_few = real_gpus()
+    elif used._kept and used.request != request:
+        raise RuntimeError(_KEPT)
     elif used.request != request or used._entered:
         raise RuntimeError(_IN_USE.format(used.banner))
     shell = _shell()

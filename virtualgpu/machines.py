@@ -92,6 +92,14 @@ class VirtualGPUs:
         finally:
             machine.values, machine.blanks_host = before
 
+    @contextmanager
+    def new_workspaces_freed(self) -> Iterator[None]:
+        """Free the workspaces that CUDA's libraries take in the block, and no others."""
+        from virtualgpu import workspaces
+
+        with workspaces.freed_afterwards(self.machine.gpus):
+            yield
+
     def take_away(self) -> None:
         """What `use(None)` does: PyTorch is as it was. Doing it again changes nothing."""
         global _current

@@ -9,6 +9,7 @@ from labkit import cells, processes
 from labkit.checks import attempts, checking, limits
 from labkit.checks.attempts import Progress
 from labkit.checks.checking import Check, Verdict
+from labkit.checks.undisturbed import random_state_kept
 
 __all__ = ["Check", "Progress", "Verdict", "check", "exercises", "find", "progress"]
 
@@ -17,7 +18,8 @@ def check(number: str, answer: Any) -> Verdict:
     """Try `answer`, the learner's answer to the exercise `number` (such as "01.2"), on fresh inputs and say what happened.
 
     What the answer prints is cut after a screenful, and it may run as long as in grading, 30 s. An answer that its cell no longer shows,
-    because the cell has an error or defines something else, is not judged.
+    because the cell has an error or defines something else, is not judged. The check leaves the
+    random state, the memory of the GPUs, the current device and the current streams unchanged.
 
     Raises:
         ValueError: there is no such exercise; the message names those that there are.
@@ -26,7 +28,9 @@ def check(number: str, answer: Any) -> Verdict:
     known = find(number)
     if why := cells.not_on_screen(number):
         return Verdict(False, f"not checked: {why}", exercise=number)
-    verdict, same = _tried(known, answer), cells.judged_before(number)
+    with random_state_kept():
+        verdict = _tried(known, answer)
+    same = cells.judged_before(number)
     return replace(verdict, message=f"{verdict.message}\n{same}") if same and verdict.message != "not attempted" else verdict
 
 

@@ -5,7 +5,6 @@ somewhere else, in a process that the learner's code never reaches.
 """
 
 import dis
-import gc
 import inspect
 import numbers
 import random
@@ -24,6 +23,7 @@ import torch
 from labkit import machine
 from labkit.checks.defaults import defaults
 from labkit.checks.left_behind import Followed
+from labkit.checks.undisturbed import undisturbed
 
 LONGEST_MESSAGE = 400  # characters of an exception's message that are quoted
 
@@ -129,7 +129,7 @@ def observe(check: Check, answer: Any, inputs: Plain) -> Plain:
     if inspect.iscoroutinefunction(answer):
         return {"raised": "nothing and ran nothing: a function of `async def` returns a coroutine, and nobody awaits it. Write `def`."}
     try:
-        with undisturbed(), defaults():
+        with machine.in_use().kept(), undisturbed(), defaults():
             try:
                 followed = Followed(answer, check.alters) if callable(answer) else answer
                 observed = check.observe(followed, inputs)
@@ -233,30 +233,6 @@ def own_line(error: BaseException, answer: Any) -> list[str]:
     return [f"line {frames[-1].lineno}: {frames[-1].line}".removesuffix(": ")] if frames else []
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Put the current device and streams back and give back what the block made the GPUs hold."""
-    current = torch.cuda.current_device()
-    streams = [torch.cuda.current_stream(index) for index in range(torch.cuda.device_count())]
-    allocated, reserved = _memory()
-    try:
-        yield
-    finally:
-        for stream in streams:
-            torch.cuda.set_stream(stream)
-        torch.cuda.set_device(current)
-        if _memory()[0] > allocated:
-            gc.collect()  # an exception and its frames hold each other, and the tensors in them
-        if _memory()[1] > reserved:
-            torch.cuda.empty_cache()
-
-
-def _memory() -> tuple[int, int]:
-    """Bytes allocated and reserved on all GPUs."""
-    indices = range(torch.cuda.device_count())
-    return sum(map(torch.cuda.memory_allocated, indices)), sum(map(torch.cuda.memory_reserved, indices))
-
-
 def describe(value: Any) -> Plain:
     """A tensor as plain data: device, dtype, shape and values in one list. Of anything else, the name of its type."""
     name = type(value).__name__
@@ -264,6 +240,18 @@ def describe(value: Any) -> Plain:
         return {"type": f"a {name} of its own" if name == "Tensor" else name}
     flat = value.detach().cpu().flatten().tolist()
     return {"type": "Tensor", "device": str(value.device), "dtype": str(value.dtype), "shape": list(value.shape), "values": flat}
+
+
+def plural(count: int, noun: str) -> str:
+    """Return the count and the noun, such as "1 row" or "3 rows"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def one_number(value: Any) -> int | float | None:
+    """Return what `number` does, and also the number in a tensor without dimensions."""
+    if not isinstance(value, torch.Tensor) or type(value).__module__ == "__main__":
+        return number(value)
+    return number(value.item()) if value.dim() == 0 else None
 
 
 def number(value: Any) -> int | float | None:

@@ -25,7 +25,7 @@ def judge(tensor: Plain, numbers: Plain) -> Verdict:
     if tensor["dtype"] != "torch.float32":
         return not_yet(f"your tensor holds {tensor['dtype']}; PyTorch makes torch.float32 of Python's floats by itself.")
     if tensor["shape"] != [len(numbers)]:
-        return not_yet(f"for {len(numbers)} numbers a tensor of shape {[len(numbers)]} was due; yours has shape {tensor['shape']}.")
+        return not_yet(f"for {len(numbers)} numbers, expected a tensor of shape {[len(numbers)]}. Yours has shape {tensor['shape']}.")
     if tensor["values"] != numbers:
         return not_yet(f"for {numbers} your tensor holds {tensor['values']}.")
     return right()

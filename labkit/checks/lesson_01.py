@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, quote, right
 
 DEVICES = ("cpu", "cuda:0", "cuda:1")
 
@@ -51,7 +51,10 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
         if mask["device"] != device:
             return not_yet(f"the lengths were on {device}, your mask is on {mask['device']}. What does lengths.device tell you?")
         if mask["dtype"] != "torch.bool" or mask["shape"] != [len(lengths), size]:
-            return not_yet(f"a mask of torch.bool and shape [{len(lengths)}, {size}] was due; yours is {mask['dtype']}, {mask['shape']}.")
+            return not_yet(
+                f"expected a mask of dtype torch.bool and shape [{len(lengths)}, {size}]. "
+                f"Yours has dtype {mask['dtype']} and shape {mask['shape']}."
+            )
         if mask["values"] != [position < length for length in lengths for position in range(size)]:
             return not_yet(f"for lengths {lengths} and size {size} some values are wrong. Row i has lengths[i] times True, then False.")
         if mask["lengths"] != lengths:
@@ -140,7 +143,7 @@ def _difference(was: Plain, now: Plain, device: str) -> str | None:
     if now is None:
         return "is missing."
     if was[0] != now[0]:
-        return f"was a {was[0]} and became a {now[0]}."
+        return f"was of type {was[0]} and is now of type {now[0]}."
     if was[0] == "tensor" and now[2] != device:
         return f"is on {now[2]}, not on {device}."
     if was[1] != now[1]:
@@ -192,8 +195,11 @@ def observe_models(bytes_per_device: Any, models: Plain) -> Plain:
         for layer in layers:
             model = nn.Sequential(*_modules(layer), model)
         answer = bytes_per_device(model)
-        told = {str(device): number(count) for device, count in answer.items()} if isinstance(answer, dict) else None
-        observations.append({"type": type(answer).__name__, "bytes": told})
+        told, keys = None, []
+        if isinstance(answer, dict):
+            told = {str(device): one_number(count) for device, count in answer.items()}
+            keys = sorted({type(device).__name__ for device in answer})
+        observations.append({"type": type(answer).__name__, "bytes": told, "keys": keys})
     return observations
 
 
@@ -232,9 +238,18 @@ def judge_models(observations: Plain, models: Plain) -> Verdict:
             return not_yet(f"your function returned {observed['type']}, not a dict from device to bytes.")
         if counted.keys() != expected.keys():
             return not_yet(f"the model is on {', '.join(sorted(expected))}; your dict has {', '.join(sorted(counted)) or 'nothing'}.")
-        if wrong := [device for device in sorted(expected) if counted[device] != expected[device]]:
-            hint = "Do all dtypes have the same size? Are parameters all that a layer keeps? Did you count a shared weight twice?"
-            return not_yet(f"on {wrong[0]} the model has {expected[wrong[0]]} bytes, you counted {counted[wrong[0]]}. {hint}")
+        if observed["keys"] != ["str"]:
+            return not_yet(
+                f"the keys of your dict are of type {' and '.join(observed['keys'])}. "
+                'Expected strings such as "cuda:0". What does str(device) give?'
+            )
+        wrong = [device for device in sorted(expected) if counted[device] != expected[device]]
+        if wrong:
+            due, yours = expected[wrong[0]], counted[wrong[0]]
+            hint = "Are parameters all that a layer keeps?"
+            if yours is not None and yours > due:
+                hint = "Did you count a shared weight twice?"
+            return not_yet(f"on {wrong[0]} the model has {due} bytes, you counted {yours}. Do all dtypes have the same size? {hint}")
     return right()
 
 
@@ -290,7 +305,7 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
             ran = f"saw device {observed['seen'][0]}" if observed["seen"] else "did not run"
             ran = "ran on another stream" if observed["seen"] == [-1] else ran
             ran = "ran more than once" if len(observed["seen"]) > 1 else ran
-            return not_yet(f"work was to run once on device {on}; it {ran}.")
+            return not_yet(f"expected work to run once on device {on}; it {ran}.")
         if case["raises"] and observed["raised"] is None:
             return not_yet("work raised an exception, and your function kept it to itself. Let it go up to the caller.")
         if observed["after"] != before:
@@ -365,7 +380,7 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         for attempt in observed["tries"]:
             if attempt["calls"] != 1:
-                return not_yet(f"work was to run once before your function returns; it ran {attempt['calls']} times.")
+                return not_yet(f"expected work to run once before your function returns; it ran {plural(attempt['calls'], 'time')}.")
             if "same" not in attempt:
                 return not_yet(f"your function returned {attempt['type']}, not the copy.")
             if attempt["device"] != case["device"]:

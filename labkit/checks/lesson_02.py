@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, quote, right
 from labkit.checks.gpu_seconds import cycles_in, gpu_seconds, told_by_values, turn_streams
 
 LONG = 0.1  # seconds: longer than the host needs for anything that a check asks
@@ -40,25 +40,30 @@ def draw_durations(generator: random.Random) -> Plain:
 
 
 def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
-    """What the answer says of each work, and what two events say, both in seconds."""
+    """Return for each work the answer's seconds, those of two events, and how often the answer ran it."""
     rate, observations = cycles_in(1.0), []
     seconds_of(lambda: torch.cuda._sleep(1))
     for case in cases:
         cycles = [round(rate * milliseconds / 1e3) for milliseconds in case["pieces"]]
 
-        def work(cycles: list[int] = cycles) -> None:
+        calls: list[int] = []
+
+        def work(cycles: list[int] = cycles, calls: list[int] = calls) -> None:
+            calls.append(1)
             for count in cycles:
                 torch.cuda._sleep(count)
 
         with told_by_values(torch.cuda.Stream() if case["aside"] else None), during(f"work of {sum(case['pieces']):.1f} ms"):
             torch.cuda._sleep(round(rate * case["queued"] / 1e3) + 1)
             said = seconds_of(work)
-        observations.append([type(said).__name__ if number(said) is None else number(said), gpu_seconds(work)])
+        ran, seconds = len(calls), one_number(said)
+        told = type(said).__name__ if seconds is None else seconds
+        observations.append([told, gpu_seconds(work), ran])
     return observations
 
 
 def judge_durations(observations: Plain, cases: Plain) -> Verdict:
-    for (said, due), case in zip(observations, cases, strict=True):
+    for (said, due, ran), case in zip(observations, cases, strict=True):
         if isinstance(said, str):
             return not_yet(f"your function returned {said}, not a number of seconds.")
         if not abs(said - due) <= CLOSE * due + OVERHEAD:  # so that nan fails, here and below
@@ -66,9 +71,14 @@ def judge_durations(observations: Plain, cases: Plain) -> Verdict:
             asked = "Is what was queued before part of it?" if case["queued"] and said > due else asked
             asked = "Seconds are asked for." if abs(said / 1e3 - due) <= CLOSE * due + OVERHEAD else asked
             return not_yet(f"for work of {due * 1e3:.1f} ms you measured {said * 1e3:.4g} ms. {asked}")
-    if all(abs(said * 1e3 - round(said * 1e3)) < 1e-6 for said, _ in observations):
+        if ran != 1:
+            return not_yet(
+                f"your function called work {plural(ran, 'time')}. Call it once: "
+                "a training step, say, would change the model a second time."
+            )
+    if all(abs(said * 1e3 - round(said * 1e3)) < 1e-6 for said, *_ in observations):
         return not_yet("all your figures are whole milliseconds. The GPU's clock is finer than that.")
-    return right("The clock was read while the GPU had nothing else to do.")
+    return right("You measured this work, all of it, and nothing that was queued before it.")
 
 
 # 02.2: a loop that does not wait
@@ -91,18 +101,26 @@ def draw_losses(generator: random.Random) -> Plain:
 
 
 class Double(torch.nn.Module):
+    """Double the batch. `modes` notes for each call whether the model was in training mode."""
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.tensor(2.0, device="cuda"))
+        self.modes: list[bool] = []
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.modes.append(self.training)
         return self.weight * batch
 
 
 def observe_losses(answer: Any, cases: Plain) -> Plain:
-    """For each list of values the result, whether it has a graph, whether the host waited, and whether there is a gradient."""
+    """Return for each list of values the result and what else happened.
+
+    The model is in training mode for the first list and in evaluation mode for the second.
+    """
     observations, sleep, model = list[Plain](), cycles_in(LONG), Double()
-    for case in cases:
+    for training, case in zip((True, False), cases, strict=True):
+        model.train(training).modes.clear()
         batches = [torch.tensor([[value, value, -value, value]] * rows, dtype=torch.float32, device="cuda") for value, rows in case]
         with during(f"{len(case)} batches"):
             answer(model, batches)
@@ -112,6 +130,7 @@ def observe_losses(answer: Any, cases: Plain) -> Plain:
             earlier = torch.cuda.current_stream().record_event()
             result = answer(model, batches)
         told = {"waited": earlier.query(), "graph": getattr(result, "requires_grad", False), "backward": model.weight.grad is not None}
+        told |= {"training": training, "modes": sorted(set(model.modes))}
         observations.append(told | {"result": describe(result)})
         torch.cuda.synchronize()
     return observations
@@ -128,9 +147,15 @@ def judge_losses(observations: Plain, cases: Plain) -> Verdict:
         if result["type"] != "Tensor":
             return not_yet(f"your function returned {result['type']}. A tensor on the GPU can be returned before its value is known.")
         if not result["device"].startswith("cuda") or result["shape"] not in ([], [1]):
-            return not_yet(f"one number on the GPU was due; yours is on {result['device']}, of shape {result['shape']}.")
+            return not_yet(f"expected one number on the GPU. Yours is on {result['device']}, of shape {result['shape']}.")
         if not abs(result["values"][0] - due) <= 1e-3 * due:
             return not_yet(f"the mean of {len(case)} losses is {due:.5g}; yours is {result['values'][0]:.5g}.")
+        if observed["modes"] != [observed["training"]]:
+            mode = "training" if observed["training"] else "evaluation"
+            return not_yet(
+                f"the model was in {mode} mode, and your function ran it in another mode. "
+                "Leave the mode alone: dropout, for example, would give another loss."
+            )
         if observed["graph"]:
             return not_yet("your result requires a gradient: its graph keeps what every batch left for the backward pass.")
         if observed["backward"]:
@@ -191,8 +216,10 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         due = case["value"] * case["factor"] * SIZE
         if observed["seen"] != [True]:
-            where = f"ran {len(observed['seen'])} times" if len(observed["seen"]) != 1 else "was called on another stream"
-            return not_yet(f"work was to run once, on `stream`; it {where}. `with torch.cuda.stream(stream):` makes it the current one.")
+            where = f"ran {plural(len(observed['seen']), 'time')}" if len(observed["seen"]) != 1 else "was called on another stream"
+            return not_yet(
+                f"expected work to run once, on `stream`; it {where}. `with torch.cuda.stream(stream):` makes it the current stream."
+            )
         if observed["sum"] is None:
             return not_yet(f"your function returned {observed['type']}, not work's result.")
         if observed["left"]:
@@ -220,6 +247,9 @@ def draw_values(generator: random.Random) -> Plain:
     return [{"rows": rows[aside], "aside": aside, "dtype": f"torch.{('float32', 'int32')[aside]}"} for aside in (False, True)]
 
 
+STALE = -2  # in the tensor before its values; no row has it
+
+
 def observe_values(fetch: Any, cases: Plain) -> Plain:
     """Whether `fetch` waited for earlier work, and the function that it returned for later work, and what that gave."""
     observations = []
@@ -232,6 +262,8 @@ def observe_values(fetch: Any, cases: Plain) -> Plain:
             for cycles in (1, nap):
                 x.zero_()
                 before = fetch(x)
+                torch.cuda.synchronize()
+                x.fill_(STALE)  # what a copy reads that does not wait for the caller's stream
                 torch.cuda.synchronize()
                 torch.cuda._sleep(cycles)
                 x.copy_(target.expand_as(x))
@@ -258,11 +290,16 @@ def judge_values(observations: Plain, cases: Plain) -> Verdict:
         if observed["waited"]:
             return not_yet("when fetch returned, all that was launched before it was done: fetch itself waited. Which copies let it go on?")
         if "values" not in observed:
-            return not_yet(f"fetch was to return a function that returns the tensor; you gave {observed['type']}.")
+            return not_yet(f"expected fetch to return a function that returns the tensor. It returned {observed['type']}.")
         if (own := [observed[name] for name in ("device", "dtype", "shape")]) != (due := ["cpu", case["dtype"], [len(case["rows"]), SIZE]]):
             return not_yet("the values belong on {}, of {} and shape {}; yours are on {}, of {} and shape {}.".format(*due, *own))
         if -1 in observed["values"]:
             return not_yet("your copy read what the caller wrote to its tensor after fetch had returned. Who waits for the copy?")
+        if STALE in observed["values"]:
+            return not_yet(
+                "your copy read the tensor before the caller's stream had written its values. "
+                "Which stream made the copy, and does it wait for the caller's stream?"
+            )
         if observed["values"] != [float(value) for value in case["rows"]]:
             return not_yet(f"the rows are {case['rows']}; the host read {observed['values']}. Had the copy arrived?")
         if observed["too long"]:
@@ -321,6 +358,8 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
                 if batch is None:
                     break
                 ahead = max(ahead, BATCHES - length_hint(source) - len(means) - 1)
+                if not isinstance(batch, torch.Tensor):
+                    return {"type": type(batch).__name__}
                 devices.append(str(batch.device))
                 means.append(work(batch))
                 used.append(weakref.ref(batch))
@@ -337,12 +376,29 @@ def observe_batches(prefetched: Any, inputs: Plain) -> Plain:
             read = [sign * mean.item() for mean in means]
             if sign and _wrong(read, inputs["values"]):
                 break  # or a later try might hide it
+        tries = 1 if machine.in_use().virtual else 5
+        first = min(_seconds_before_the_first(prefetched, hosts) for _ in range(tries))
     try:
         seen["none"] = len(list(islice(prefetched(iter([])), 1)))
     except Exception as error:
         seen["none"] = quote(error, prefetched)
-    seconds = {"copies": copying, "work": working} | dict(zip(("both", "held"), min(took[1:]), strict=True))
+    seconds = {"copies": copying, "work": working, "first": first} | dict(zip(("both", "held"), min(took[1:]), strict=True))
     return {"means": read, "devices": devices, "seconds": seconds, "ahead": ahead, "kept": kept, **seen}
+
+
+def _seconds_before_the_first(prefetched: Any, hosts: Sequence[torch.Tensor]) -> float:
+    """Return how long after the start work on the first batch can begin."""
+    begin, begun = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    turn_streams()
+    begin.record()
+    loader = iter(prefetched(iter(hosts)))
+    next(loader, None)
+    begun.record()
+    for _ in islice(loader, len(hosts)):
+        pass
+    torch.cuda.synchronize()
+    return begin.elapsed_time(begun) / 1e3
 
 
 def _wrong(means: Sequence[float], values: Sequence[float]) -> list[int]:
@@ -351,6 +407,8 @@ def _wrong(means: Sequence[float], values: Sequence[float]) -> list[int]:
 
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
+    if "type" in observed:
+        return not_yet(f"your loader yielded {observed['type']}. Expected a tensor.")
     due = [float(value) for value in inputs["values"]]
     if (count := len(observed["means"])) != len(due):
         given = f"{count} or more. Does it end" if count > len(due) else f"{count}. Does the last one come"
@@ -373,6 +431,11 @@ def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(
             f"copies take {copies * 1e3:.3g} ms, the work {works * 1e3:.3g} ms, both with your loader {both * 1e3:.3g} ms: "
             f"{max(0.0, share):.0%} of the copying is hidden, and {REACHED:.0%} is asked for."
+        )
+    if not observed["seconds"]["first"] <= 1.5 * copies / BATCHES:
+        return not_yet(
+            "the work on the first batch began only after the second batch had been copied. "
+            "Let it wait for the copy of its own batch, and for no later copy."
         )
     if observed["waited"]:
         return not_yet("when your loader had ended, the work that was launched before it was done: the host waited in your loader.")

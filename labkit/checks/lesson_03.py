@@ -2,7 +2,6 @@
 
 import gc
 import random
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right
 
 WIDTH = 1 << 16  # features of a row: 256 KiB, so that what lies where shows in the memory
 ROW_BYTES = 4 * WIDTH
@@ -28,13 +27,23 @@ def chunks(rows: int, gpus: int) -> list[int]:
 # Row i of the batch is full of the number values[i], all weights are `weight`: the output of a row is value × weight × WIDTH.
 
 
+class Shared(list):
+    """A list that a deep copy of its owner shares."""
+
+    def __deepcopy__(self, memo: Any) -> "Shared":
+        return self
+
+
 class Rows(nn.Module):
-    """One weighted sum for each row. `seen` notes the device and the rows of each call, in all replicas."""
+    """One weighted sum for each row.
+
+    `seen` notes the device and the rows of each call, also of replicas and deep copies.
+    """
 
     def __init__(self, weight: float, device: str) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((WIDTH,), weight, device=device))
-        self.seen: list[Plain] = []
+        self.seen: list[Plain] = Shared()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen.append([str(x.device), len(x)])
@@ -109,7 +118,7 @@ def _above(before: list[int]) -> list[int]:
 def judge_batches(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         devices, values, result = observed["devices"], observed["values"], observed["result"]
-        given = f"with {len(values)} rows and device_ids={devices}"
+        given = f"with {plural(len(values), 'row')} and device_ids={devices}"
         if result["type"] != "Tensor":
             return not_yet(f"your function returned {result['type']}, not one tensor. What puts the outputs together?")
         if result["device"] != f"cuda:{devices[0]}":
@@ -118,9 +127,9 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"{given} the result is not what the module itself gives for the batch.")
         sizes = dict(zip(devices, chunks(len(values), len(devices)), strict=False))
         if observed["seen"] != sorted([f"cuda:{device}", rows] for device, rows in sizes.items()):
-            ran = ", ".join(f"{rows} rows on {device}" for device, rows in observed["seen"]) or "nothing"
-            asked = ", ".join(f"{rows} rows on cuda:{device}" for device, rows in sorted(sizes.items()))
-            return not_yet(f"{given} the module was to see {asked}; it saw {ran}.")
+            ran = ", ".join(f"{plural(rows, 'row')} on {device}" for device, rows in observed["seen"])
+            asked = ", ".join(f"{plural(rows, 'row')} on cuda:{device}" for device, rows in sorted(sizes.items()))
+            return not_yet(f"{given} the module should see {asked}; it saw {ran or 'nothing'}.")
         if observed["gradient"] != sum(values):
             return not_yet(
                 f"{given} the gradient of the module's weight is {observed['gradient']}, not {sum(values)}. "
@@ -168,7 +177,7 @@ def observe_peaks(peaks: Any, inputs: Plain) -> Plain:
     with torch.cuda.device(inputs["current"]):
         said = peaks(step, list(inputs["devices"]))
         now = torch.cuda.current_device()
-    told = [number(value) for value in said] if isinstance(said, list | tuple) else type(said).__name__
+    told = [one_number(value) for value in said] if isinstance(said, list | tuple) else type(said).__name__
     return {"said": told, "calls": len(kept) // len(held), "current": now}
 
 
@@ -180,7 +189,7 @@ def judge_peaks(observed: Plain, inputs: Plain) -> Verdict:
     if not isinstance(observed["said"], list):
         return not_yet(f"your function returned {observed['said']}, not a list of bytes.")
     if observed["calls"] != 1:
-        return not_yet(f"step was to run once; it ran {observed['calls']} times.")
+        return not_yet(f"expected step to run once; it ran {plural(observed['calls'], 'time')}.")
     due, said = [max(inputs["gpus"][device]["brief"]) * UNIT for device in inputs["devices"]], observed["said"]
     if len(said) != len(due) or not all(told is not None and abs(told - most) <= CLOSE for told, most in zip(said, due, strict=True)):
         return not_yet(
@@ -228,7 +237,7 @@ def judge_weights(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         devices = [f"cuda:{device}" for device in case["devices"]]
         if observed["copies"] is None:
-            return not_yet(f"for device_ids={case['devices']} a list of {len(devices)} tensors was due.")
+            return not_yet(f"for device_ids={case['devices']}, expected a list of {len(devices)} tensors.")
         found = [copy.get("device", copy["type"]) for copy in observed["copies"]]
         if found != devices:
             return not_yet(f"the copies belong on {', '.join(devices)}; yours: {', '.join(found)}.")
@@ -291,15 +300,22 @@ def judge_parts(observations: Plain, cases: Plain) -> Verdict:
             start += count
         if observed["parts"] != due:
             found, asked = (", ".join(f"{shape[0]} on {device}" for device, shape, *_ in told) for told in (observed["parts"], due))
-            other = "; yours hold other values, in another order or of another dtype" if found == asked else f"; yours are {found}"
-            return not_yet(f"{given} the parts are due with these rows: {asked}{other}.")
+            other = f". Yours are {found or 'none'}"
+            if found == asked:
+                other = ". Yours have other values, another order or another dtype"
+            return not_yet(f"{given} expected parts with these rows: {asked}{other}.")
         if observed["gradient"] != [float(index + 1) for index, count in enumerate(rows) for _ in range(count)]:
             return not_yet(f"{given} the gradients of the parts do not come back to it.")
         for device, put in enumerate(observed["peak"]):
-            own = sum(count for other, count in zip(devices, rows, strict=True) if other == device)
-            need = 0 if case["source"] == f"cuda:{device}" else own * ROW_BYTES
-            if put > need + SLACK:
-                return not_yet(f"{given} cuda:{device} has to take {need >> 10} KiB; you put {put >> 10} KiB there. What does a view keep?")
+            own = ROW_BYTES * sum(count for other, count in zip(devices, rows, strict=True) if other == device)
+            if put > own + SLACK:
+                hint = "Copy only the rows that belong on a GPU, and straight to that GPU."
+                if put >= sum(rows) * ROW_BYTES:
+                    hint = "Was the whole batch there? What does a view keep?"
+                return not_yet(
+                    f"{given} cuda:{device} needs at most {own >> 10} KiB, for its own rows. "
+                    f"Your function took {put >> 10} KiB there. {hint}"
+                )
     return right("Each GPU holds its own rows, and no others.")
 
 
@@ -343,15 +359,16 @@ def observe_losses(with_loss: Any, inputs: Plain) -> Plain:
     with during("a batch on cuda:1, without DataParallel around your module"):
         alone = module(x, targets)
     shapes = [_shape(value) for value in alone] if isinstance(alone, list | tuple) else [_shape(alone)]
-    if len(shapes) != 2 or any(shape not in ([], [1]) for shape in shapes):
+    if shapes != [[1], [1]]:
         return {"type": "other", "shapes": shapes}
     if elsewhere := [str(value.device) for value in alone if value.device != x.device]:
         return {"type": "elsewhere", "on": elsewhere[0], "due": str(x.device)}
     where.clear()
-    with warnings.catch_warnings(), during("a batch, with DataParallel around your module"):
-        warnings.simplefilter("ignore", UserWarning)  # tensors without a dimension are gathered, with a warning
+    with during("a batch, with DataParallel around your module"):
         losses, rows = nn.DataParallel(module, device_ids=devices)(x, targets)
-    (losses.sum() / rows.sum()).backward()
+    loss = losses.sum() / rows.sum()
+    if loss.requires_grad:
+        loss.backward()
     gradient = None if model.weight.grad is None else model.weight.grad.sum().item()
     return {"type": "losses", "losses": losses.tolist(), "rows": rows.tolist(), "gradient": gradient, "where": sorted(set(where))}
 
@@ -367,11 +384,14 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
         return not_yet(f"your function returned {observed['type']}, not an nn.Module.")
     if observed["type"] == "other":
         got = ", ".join(f"a tensor of shape {shape}" if isinstance(shape, list) else shape for shape in observed["shapes"])
-        return not_yet(f"forward is to return two tensors of one element each, the sum of the losses and the rows; it returned {got}.")
+        return not_yet(
+            "expected forward to return two tensors of one element each, both of shape [1]: the sum of the "
+            f"losses and the number of rows. It returned {got}. (gather joins along dimension 0.)"
+        )
     targets, shift = [target % 7 for target in inputs["targets"]], inputs["shift"]
     sizes = chunks(len(targets), 2)
     if observed["where"] != ["cuda:0", "cuda:1"]:
-        return not_yet(f"each GPU was to compute the loss of its own rows; the criterion ran on {', '.join(observed['where']) or 'none'}.")
+        return not_yet(f"each GPU should compute the loss of its own rows; the criterion ran on {', '.join(observed['where']) or 'none'}.")
     parts = [targets[: sizes[0]], targets[sizes[0] :]]
     if observed["rows"] != sizes:
         return not_yet(f"the two GPUs have {sizes} rows; your module says {observed['rows']}.")
@@ -379,7 +399,12 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
     if not _close(observed["losses"], due):
         return not_yet(f"the sums of the rows' losses are {due}; yours are {observed['losses']}. The criterion gives their mean.")
     slope = sum(2 * (shift - target) for target in targets) / len(targets)
-    if observed["gradient"] is None or not _close([observed["gradient"]], [slope]):
+    if observed["gradient"] is None:
+        return not_yet(
+            "the model's weights get no gradient from the losses that your module returns. "
+            "Does a line leave the graph, as detach() and item() do, or copy the model?"
+        )
+    if not _close([observed["gradient"]], [slope]):
         return not_yet(
             f"the weights' gradient adds up to {observed['gradient']}, not to {slope:.4g}. Does it come back through your module?"
         )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right
 from labkit.labs.micro_batches import compute_first
 from labkit.labs.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 
@@ -115,11 +115,16 @@ def judge_cuts(observations: Plain, cases: Plain) -> Verdict:
         if observed["lie"] != due:
             return not_yet(f"{given} the layers belong on {', '.join(due)}; your module has layers on {', '.join(observed['lie'])}.")
         if observed["ran"] != ran:
-            saw = "; ".join(f"layer {index} on {lies} saw {rows} rows on {at}" for index, lies, at, rows in observed["ran"])
-            return not_yet(f"{given} each layer was to see the whole batch once, on its own GPU, in order: {', '.join(due)}. But {saw}.")
+            saw = "; ".join(f"layer {index} on {lies} saw {plural(rows, 'row')} on {at}" for index, lies, at, rows in observed["ran"])
+            return not_yet(
+                f"{given} each layer should see the whole batch once, on its own GPU, in this order: "
+                f"{', '.join(due)}. But {saw or 'no layer ran'}."
+            )
         result, factor = observed["result"], prod(weights)
         if result.get("device") != "cuda:1":
-            return not_yet(f"{given} the result is on {result.get('device', result['type'])}; it was to stay on cuda:1.")
+            if result["type"] != "Tensor":
+                return not_yet(f"{given} your module returned {result['type']}, not a tensor.")
+            return not_yet(f"{given} the result is on {result['device']}. Expected it to stay on cuda:1.")
         if result["values"] != [factor * value for value in values]:
             return not_yet(f"{given} the result is not what the model itself gives.")
         if observed["gradients"] != [*(sum(values) * factor / weight for weight in weights), factor]:
@@ -146,7 +151,8 @@ def observe_seconds(forward_seconds: Any, cases: Plain) -> Plain:
     for stages, count in cases:
         with during(f"stages of {stages} seconds and {count} micro-batches"):
             answer = forward_seconds([float(seconds) for seconds in stages], count)
-        answers.append(type(answer).__name__ if number(answer) is None else number(answer))
+        seconds = one_number(answer)
+        answers.append(type(answer).__name__ if seconds is None else seconds)
     return answers
 
 
@@ -223,7 +229,7 @@ def observe_best_cuts(best_cut: Any, cases: Plain) -> Plain:
             layers(x)  # once before, as kernels are loaded at their first use
             torch.cuda.synchronize()
             with during(f"{len(case)} layers"):
-                answer = number(given := best_cut(layers, x))
+                answer = one_number(given := best_cut(layers, x))
             answers.append(answer if isinstance(answer, int) else type(given).__name__)
             torch.cuda.synchronize()
     return answers
@@ -263,10 +269,8 @@ def observe_steps(step: Any, inputs: Plain) -> Plain:
     x = torch.tensor([float(value) for value in inputs["values"]], device="cuda:0")[:, None].repeat(1, WIDTH)
     with during(f"{len(x)} rows, splits={splits}"):
         loss = step(first, second, x, splits)
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            loss = loss.item()
         told = {
-            "loss": type(loss).__name__ if number(loss) is None else number(loss),
+            "loss": loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else type(loss).__name__,
             "gradients": log.gradients(2),
             "seen": [[device for at, _, device, _ in log if at == index] for index in range(2)],
         }
@@ -298,16 +302,21 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
     squares = sum(value * value for value in values) / len(values)
     loss, due = observed["loss"], squares * (a * b) ** 2
     if isinstance(loss, str):
-        return not_yet(f"your function returned {loss}, not the loss.")
+        return not_yet(f"your function returned {loss}. Expected the loss as a tensor of one element.")
     count = -(-len(values) // -(-len(values) // splits))
     if observed["seen"] != [[f"cuda:{index}"] * count for index in range(2)]:
         ran = " and ".join(str(len(seen)) for seen in observed["seen"])
-        return not_yet(f"{len(values)} rows, splits={splits}: each half was to see {count} micro-batches on its GPU; they saw {ran}.")
+        return not_yet(f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches on its GPU; they saw {ran}.")
     if not _close(loss, due):
         return not_yet(f"the loss of the batch {values} is {due:g}; yours is {loss:g}. The micro-batches are not equal.")
     for found, gradient in zip(observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True):
-        if found is None or not _close(found, gradient):
-            return not_yet(f"a gradient is {found}; for the whole batch it is {gradient:g}. Count each row once.")
+        if found is None:
+            return not_yet(
+                f"a gradient is None; for the whole batch it is {gradient:g}. Does a backward pass run, "
+                "and is the copy between the halves part of the graph?"
+            )
+        if not _close(found, gradient):
+            return not_yet(f"a gradient is {found:g}; for the whole batch it is {gradient:g}. Count each row once.")
     answer, known = observed["seconds"]
     if not answer <= ALLOWED * known:
         return not_yet(
@@ -356,9 +365,12 @@ def judge_orders(observations: Plain, cases: Plain) -> Verdict:
             if isinstance(actions, str):
                 return not_yet(f"your function returned {actions}, not a list.")
             if sorted(actions) != every:
-                return not_yet(f"{of}: F1 to F{count} and B1 to B{count} were due, each once; you say {', '.join(actions)}.")
-            if (kept := _most_kept(actions)) > stages - stage:
-                return not_yet(f"{of}: {kept} micro-batches wait for their backward at once; {stages - stage} are enough.")
+                return not_yet(
+                    f"{of}: expected F1 to F{count} and B1 to B{count}, each once. Your list has {', '.join(actions) or 'nothing'}."
+                )
+            kept, most = _most_kept(actions), stages - stage
+            if kept > most:
+                return not_yet(f"{of}: {kept} micro-batches wait for their backward at once. The stage should keep at most {most}.")
         orders = [[(WORK[action[0]], int(action[1:])) for action in actions] for actions in lists]
         try:
             took = finish(orders)
@@ -366,7 +378,10 @@ def judge_orders(observations: Plain, cases: Plain) -> Verdict:
             return not_yet(f"{stages} stages, {count} micro-batches: {error}.")
         due = finish([order(ONE_F_ONE_B, stage, stages, count) for stage in range(stages)])
         if took > due:
-            return not_yet(f"{stages} stages, {count} micro-batches: if a backward takes two forwards, yours take {took}, not {due}.")
+            return not_yet(
+                f"{stages} stages, {count} micro-batches: if a backward takes two forwards, your order ends "
+                f"after the time of {plural(took, 'forward')}. Expected {due}."
+            )
     return right("The time of GPipe, and at most as many micro-batches kept as there are stages to come.")
 
 

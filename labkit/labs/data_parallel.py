@@ -158,15 +158,13 @@ def plot_data_parallel_work(result: Result, recorded: Result | None = None) -> F
         axes.barh(list(shares), list(shares.values()), color=colour, height=0.6)
         if recorded is not None:
             there = computing_shares(recorded, model)
-            axes.plot(list(there.values()), list(there), "D", markerfacecolor="white", markeredgecolor="black", label="recorded")
+            axes.plot(list(there.values()), list(there), "D", markerfacecolor="white", markeredgecolor="black")
         axes.set(xlim=(0, 1), yticks=range(result.parameters["gpus"]))
         axes.set_yticklabels([f"GPU {gpu}" for gpu in range(result.parameters["gpus"])])
         axes.invert_yaxis()
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.text(1.02, 0.5, f"{model} model", transform=axes.transAxes, va="center", color=darker(colour))
     panels[-1].set_xlabel("share of the step for which it computes")
-    if recorded is not None:
-        panels[0].legend(frameon=False, loc="center right")
     shown = None if recorded is None else f"{result.badge}  ·  diamonds: {recorded.badge}"
     return finished(canvas, result, recorded, _work_proof, shown=shown)
 

@@ -1,9 +1,16 @@
 """The judges of lesson 01 on observations written by hand: they see what the notebook's wrong answers leave unsaid."""
 
 import random
+import re
+from collections import namedtuple
+from pathlib import Path
 
+import nbformat
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
+import labkit
 from labkit.checks import lesson_01
 from labkit.checks.lesson_01 import expected_bytes, judge_copies, judge_masks, judge_models, judge_work
 
@@ -44,6 +51,22 @@ def test_each_batch_has_at_each_level_a_tensor_to_move_and_one_to_leave():
             devices(case["batch"])
 
 
+def test_the_solution_moves_a_namedtuple_as_a_data_loader_makes_it():
+    """A DataLoader collates namedtuples, whose class takes the values one by one."""
+    notebook = Path(__file__).parents[2] / "notebooks" / "01_device_basics.ipynb"
+    cells = nbformat.read(notebook, as_version=4).cells
+    [solution] = [cell.source for cell in cells if "Solution of 01.2" in cell.source]
+    names = {"torch": torch}
+    exec(re.search(r"```python\n(.*?)```", solution, re.DOTALL)[1], names)
+    pair = namedtuple("Pair", ["x", "label"])
+    batch = next(iter(DataLoader([pair(torch.ones(2), 1), pair(torch.ones(2), 0)], batch_size=2)))
+    with labkit.use(gpus=1, virtual=True, quiet=True):
+        moved = names["move"]({"pairs": [batch]}, "cuda:0")["pairs"][0]
+        assert type(moved) is pair
+        assert [moved.x.device.type, moved.label.device.type] == ["cuda", "cuda"]
+        del moved
+
+
 def test_bytes_are_counted_by_hand():
     layers = [
         {"kind": "linear", "device": "cpu", "dtype": "float16", "in": 3, "out": 2},  # (6 + 2) × 2
@@ -53,11 +76,15 @@ def test_bytes_are_counted_by_hand():
     assert expected_bytes(layers) == {"cpu": 16, "cuda:0": 112}
 
     def judged(counted):
-        return judge_models([{"type": "dict", "bytes": counted}], [layers])
+        return judge_models([{"type": "dict", "bytes": counted, "keys": ["str"]}], [layers])
 
     assert judged({"cpu": 16, "cuda:0": 112}).passed
     assert "has 112 bytes, you counted 100" in judged({"cpu": 16, "cuda:0": 100}).message
+    assert "counted a shared" not in judged({"cpu": 16, "cuda:0": 100}).message
+    assert "Did you count a shared weight twice?" in judged({"cpu": 16, "cuda:0": 128}).message
     assert "your dict has nothing" in judged({}).message
+    devices = {"type": "dict", "bytes": {"cpu": 16, "cuda:0": 112}, "keys": ["device"]}
+    assert "keys of your dict are of type device" in judge_models([devices], [layers]).message
 
 
 def test_one_of_the_models_is_not_on_every_device():

@@ -20,9 +20,14 @@ from labkit.checks.lesson_02 import BATCHES, SIZE, judge_batches, judge_duration
     ],
 )
 def test_a_measured_time_is_judged_beside_that_of_events(said, hint):
-    verdict = judge_durations([[said, 0.010]], [{"pieces": [10.0], "queued": 20.0}])
+    verdict = judge_durations([[said, 0.010, 1]], [{"pieces": [10.0], "queued": 20.0}])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
+
+
+def test_work_that_is_called_twice_is_told():
+    verdict = judge_durations([[0.0101, 0.010, 2]], [{"pieces": [10.0], "queued": 0.0}])
+    assert not verdict.passed and "called work 2 times" in verdict.message
 
 
 def test_some_work_is_asked_for_with_a_full_queue_and_some_with_an_empty_one():
@@ -40,15 +45,20 @@ LOSS = {"type": "Tensor", "device": "cuda:0", "shape": [], "values": [20.0]}
         ({}, None),
         ({"waited": True}, "somewhere it waited"),
         ({"result": {"type": "float"}}, "returned float"),
-        ({"result": LOSS | {"device": "cpu"}}, "yours is on cpu"),
+        ({"result": LOSS | {"device": "cpu"}}, "Yours is on cpu"),
         ({"result": LOSS | {"values": [21.0]}}, "is 20; yours is 21"),
         ({"graph": True}, "requires a gradient"),
         ({"backward": True}, "has a gradient"),
+        ({"modes": [False]}, "ran it in another mode"),
+        ({"modes": [False, True]}, "ran it in another mode"),
+        ({"training": False}, "the model was in evaluation mode"),
     ],
 )
 def test_a_loss_is_judged_by_its_value_its_place_and_who_waited(change, hint):
     """Values 1 and 3 are doubled: losses 4 and 36."""
-    verdict = judge_losses([{"result": LOSS, "waited": False, "graph": False, "backward": False} | change], [[[1, 5], [3, 2]]])
+    observed = {"result": LOSS, "waited": False, "graph": False, "backward": False}
+    observed |= {"training": True, "modes": [True]}
+    verdict = judge_losses([observed | change], [[[1, 5], [3, 2]]])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message
 
@@ -85,6 +95,7 @@ FETCHED |= {"dtype": "torch.float32", "shape": [2, SIZE], "values": [3.0, 4.0]}
         ({"waited": True}, "fetch itself waited"),
         ({"too long": True}, "launched after the copy"),
         ({"values": [0.0, 4.0]}, "Had the copy arrived"),
+        ({"values": [-2.0, 4.0]}, "does it wait for the caller's stream"),
         ({"device": "cuda:0"}, "yours are on cuda:0"),
         ({"dtype": "torch.int32"}, "of torch.int32"),
         ({"before": True}, "each needs memory of its own"),
@@ -97,13 +108,13 @@ def test_a_fetched_tensor_is_judged_by_values_and_waits(change, hint):
 
 
 def test_what_is_no_tensor_is_named():
-    assert "you gave dict" in judge_values([{"waited": False, "type": "dict"}], [{"rows": [3, 4]}]).message
+    assert "It returned dict" in judge_values([{"waited": False, "type": "dict"}], [{"rows": [3, 4]}]).message
 
 
 VALUES = list(range(1, BATCHES + 1))
 LOADED = {"means": [float(value) for value in VALUES], "devices": ["cuda:0"] * BATCHES, "ahead": 1, "kept": 1, "waited": False}
 LOADED |= {"alone": 1, "none": 0, "reused": []}
-LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "held": 0.0001}
+LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "held": 0.0001, "first": 0.0001}
 
 
 @pytest.mark.parametrize(
@@ -122,6 +133,7 @@ LOADED["seconds"] = SECONDS = {"copies": 0.010, "work": 0.020, "both": 0.021, "h
         ({"seconds": SECONDS | {"both": 0.025}}, "50% of the copying is hidden"),
         ({"seconds": SECONDS | {"held": 0.001}}, "it waits there"),
         ({"waited": True}, "the host waited in your loader"),
+        ({"seconds": SECONDS | {"first": 0.0025}}, "after the second batch had been copied"),
     ],
 )
 def test_a_loader_is_judged_by_values_reach_and_overlap(change, hint):

@@ -39,7 +39,7 @@ def the_module_alone_for_few_rows(module, x, device_ids):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"), [(two_gpus_alone, "the module was to see"), (the_module_alone_for_few_rows, "the module was to see|not equal to")]
+    ("answer", "said"), [(two_gpus_alone, "the module should see"), (the_module_alone_for_few_rows, "the module should see|not equal to")]
 )
 def test_an_answer_is_tried_on_as_many_gpus_as_there_are(answer, said):
     with labkit.use(gpus=4, virtual=True, quiet=True):
@@ -101,9 +101,12 @@ def test_parts_are_judged_by_rows_gradient_and_memory():
     parts = [["cuda:1", [1, WIDTH], "torch.float32", [0.0]], ["cuda:0", [2, WIDTH], "torch.float32", [1.0, 2.0]]]
     good = {"type": "list", "parts": parts, "gradient": [1.0, 2.0, 2.0], "peak": [2 * ROW_BYTES, 0]}
     assert judge_parts([good], [case]).passed
-    assert "1 on cuda:1, 2 on cuda:0; yours are 2 on cuda:0" in judge_parts([good | {"parts": parts[1:]}], [case]).message
+    assert "1 on cuda:1, 2 on cuda:0. Yours are 2 on cuda:0" in judge_parts([good | {"parts": parts[1:]}], [case]).message
     assert "do not come back" in judge_parts([good | {"gradient": None}], [case]).message
-    assert "cuda:0 has to take 512 KiB; you put 768" in judge_parts([good | {"peak": [3 * ROW_BYTES, 0]}], [case]).message
+    assert "cuda:0 needs at most 512 KiB" in judge_parts([good | {"peak": [3 * ROW_BYTES, 0]}], [case]).message
+    assert judge_parts([good | {"peak": [2 * ROW_BYTES, ROW_BYTES]}], [case]).passed
+    other = judge_parts([good | {"peak": [2 * ROW_BYTES, 2 * ROW_BYTES]}], [case]).message
+    assert "cuda:1 needs at most 256 KiB" in other and "view" not in other
 
 
 def test_tensors_that_are_elsewhere_are_told():
@@ -118,7 +121,7 @@ def test_tensors_that_are_elsewhere_are_told():
         ({"losses": [2.5, 9.0]}, "criterion gives their mean"),
         ({"rows": [3, 0]}, "two GPUs have [2, 1] rows"),
         ({"where": ["cuda:0"]}, "ran on cuda:0."),
-        ({"gradient": None}, "adds up to None"),
+        ({"gradient": None}, "get no gradient"),
         ({"gradient": 1.0}, "not to 4."),
     ],
 )

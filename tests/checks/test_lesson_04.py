@@ -34,9 +34,9 @@ GOOD_CUT = {
         ({"type": "function"}, "returned function"),
         ({"lie": ["cuda:0", "cuda:0", "cuda:1"]}, "belong on cuda:0, cuda:1, cuda:1; your module has layers on cuda:0, cuda:0, cuda:1"),
         ({"ran": [RAN[0], *RAN]}, "see the whole batch once"),
-        ({"ran": [[0, "cuda:0", "cuda:0", 1], *RAN[1:]]}, "layer 0 on cuda:0 saw 1 rows on cuda:0"),
+        ({"ran": [[0, "cuda:0", "cuda:0", 1], *RAN[1:]]}, "layer 0 on cuda:0 saw 1 row on cuda:0"),
         ({"lie": []}, "0 parameters, the model 3"),
-        ({"result": {"type": "tuple"}}, "the result is on tuple"),
+        ({"result": {"type": "tuple"}}, "your module returned tuple"),
         ({"result": RESULT | {"device": "cpu"}}, "the result is on cpu"),
         ({"result": RESULT | {"values": [30.0, 30.0]}}, "not what the model itself gives"),
         ({"gradients": [75.0, 50.0, 30.0, None]}, "autograd's graph"),
@@ -90,7 +90,7 @@ GOOD_STEP = {
     ("change", "hint"),
     [
         ({}, None),
-        ({"loss": "NoneType"}, "returned NoneType, not the loss"),
+        ({"loss": "NoneType"}, "returned NoneType. Expected the loss"),
         ({"seen": [["cuda:0"], ["cuda:1"]]}, "they saw 1 and 1"),
         ({"loss": 180.0}, "The micro-batches are not equal"),
         ({"gradients": [None, 112.0]}, "a gradient is None; for the whole batch it is 168"),
@@ -125,10 +125,10 @@ GOOD_ORDERS = [["F1", "F2", "B1", "B2"], ["F1", "B1", "F2", "B2"]]
     [
         (GOOD_ORDERS[0], None),
         ("dict", "returned dict"),
-        (["F1", "B1"], "F1 to F2 and B1 to B2 were due"),
+        (["F1", "B1"], "expected F1 to F2 and B1 to B2"),
         (["F1", "F1", "B1", "B2"], "each once"),
         (["F2", "F1", "B1", "B2"], "if a backward takes two forwards"),
-        (["F1", "B1", "F2", "B2"], "if a backward takes two forwards, yours take 12, not 9"),
+        (["F1", "B1", "F2", "B2"], "the time of 12 forwards. Expected 9"),
         (["B1", "F1", "F2", "B2"], "wait for each other"),
     ],
 )
@@ -141,6 +141,6 @@ def test_orders_are_judged_by_what_they_keep_and_when_they_end(first, hint):
 def test_an_order_that_keeps_too_many_is_told():
     lists = [["F1", "F2", "F3", "B1", "B2", "B3"], ["F1", "B1", "F2", "B2", "F3", "B3"]]
     assert (
-        "stage 0 of 2, 3 micro-batches: 3 micro-batches wait for their backward at once; 2 are enough"
+        "stage 0 of 2, 3 micro-batches: 3 micro-batches wait for their backward at once. The stage should keep at most 2"
         in judge_orders([lists], [[2, 3]]).message
     )

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import nbformat
 
-from labkit.labs import GPT, recorded_result
+import labkit
+from labkit.labs import GPT, collect, copy_speed, recorded_result, two_streams
+from labkit.labs.overlap import stream_gain
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 MIB = 1 << 20
@@ -47,3 +49,45 @@ def test_the_gpt_of_lesson_9_has_406_million_parameters():
     quoted = re.search(r"this one has two, and (\d+) million", text("09_fitting_in_memory.ipynb"))
     model = GPT(width=1024, layers=24, heads=16).build(device="meta")
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6) == int(quoted[1])
+
+
+def test_the_model_of_two_streams_gets_the_shape_right_as_lesson_2_says():
+    """Both H200s gain something in between, and little with the smallest and the largest matrices."""
+    assert "The model gets this shape right, but not the recorded numbers." in text("02_streams.ipynb")
+    with labkit.use(gpus=1, like="H200", virtual=True, quiet=True):
+        virtual = stream_gain(collect(two_streams()))
+    recorded = stream_gain(recorded_result("two_streams"))
+    for gain in (virtual, recorded):
+        assert max(gain[min(gain)], gain[max(gain)]) < 1.05 < max(gain.values())
+    assert max(virtual, key=virtual.get) != max(recorded, key=recorded.get)
+
+
+def test_4_kib_take_a_thirtieth_of_the_time_of_4_mib_as_lesson_1_says():
+    assert "4 KiB take a thirtieth of the time of 4 MiB" in text("01_device_basics.ipynb")
+    with labkit.use(gpus=2, virtual=True, quiet=True):
+        speed = collect(copy_speed(sizes=[4 << 10, 4 << 20], repeats=1))
+    small, large = speed.column("seconds", memory="pinned", direction="h2d")
+    assert 28 < large / small < 34
+
+
+def test_copies_slow_the_small_model_down_on_a_t4_and_not_on_an_h200():
+    """Lesson 3 prints the share of a step that copies take."""
+    assert "On a T4, copies do. On an H200 they hardly matter" in text("03_data_parallel.ipynb")
+    cells = nbformat.read(FOLDER / "03_data_parallel.ipynb", as_version=4).cells
+    [cell] = [cell for cell in cells if "copies take" in cell.source and cell.cell_type == "code"]
+    pattern = r"(\w+): copies take ([\d.]+) of ([\d.]+) ms"
+    found = re.findall(pattern, cell.outputs[0].text)
+    share = {like: float(copies) / float(step) for like, copies, step in found}
+    assert share["T4"] > 0.8 and share["H200"] < 0.1
+
+
+def test_adding_gradients_is_most_of_what_64_micro_batches_lose_as_lesson_4_says():
+    assert "This is most of what 64 micro-batches lose against 8." in text("04_model_parallelism.ipynb")
+    cells = nbformat.read(FOLDER / "04_model_parallelism.ipynb", as_version=4).cells
+    [cell] = [cell for cell in cells if "to add gradients" in cell.source]
+    few, many = map(float, re.findall(r"([\d.]+) s per GPU", cell.outputs[0].text))
+    [cell] = [cell for cell in cells if "pipeline_splits(splits=" in cell.source]
+    [alt] = [output.metadata["image/png"]["alt"] for output in cell.outputs if output.metadata]
+    found = re.search(r"compute first takes .*?([\d.]+) s with 8, ([\d.]+) s with 64", alt)
+    lost = float(found[2]) - float(found[1])
+    assert 0.5 * lost < many - few < 1.1 * lost

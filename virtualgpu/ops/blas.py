@@ -11,7 +11,7 @@ import re
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -76,6 +76,7 @@ class Held:
         self._free = handles.free
         self.number = handles.free.pop() if handles.free else handles.new()
         self.ready: set[int] = set()  # streams whose workspaces are there: twice the stream, and one more for cuBLASLt's
+        handles.held.add(self)
 
     def __del__(self) -> None:
         self._free.append(self.number)
@@ -89,6 +90,7 @@ class Handles:
 
     def __init__(self, gpu: Gpu) -> None:
         self.free: list[int] = []  # given back by threads that ended: the last one is taken first
+        self.held: weakref.WeakSet[Held] = weakref.WeakSet()  # by threads, at present
         self._gpu = gpu
         self._count = 0
         self._workspaces: dict[tuple[int, int], Block | None] = {}
@@ -116,10 +118,20 @@ class Handles:
                 self._workspaces[key] = self._gpu.allocate(self._bytes[library])
             held.ready.add(key[1])
 
-    def give_back(self) -> None:
-        for block in self._workspaces.values():
+    @property
+    def workspaces(self) -> set[tuple[int, int]]:
+        """The handle and the stream of each workspace that is allocated."""
+        return set(self._workspaces)
+
+    def give_back(self, kept: Collection[tuple[int, int]] = ()) -> None:
+        """Free the workspaces, except those that are `kept`."""
+        for key in self.workspaces.difference(kept):
+            block = self._workspaces.pop(key)
             if block is not None:
                 self._gpu.allocator.free(block)
+            for held in self.held:
+                if held.number == key[0]:
+                    held.ready.discard(key[1])
 
     def _take(self) -> Held:
         held = self._threads.held = Held(self)
@@ -132,6 +144,19 @@ def handles(gpu: Gpu) -> Handles:
     if found is None:
         found = gpu.libraries["cublas"] = Handles(gpu)
     return found
+
+
+def held_workspaces(gpu: Gpu) -> set[tuple[int, int]]:
+    """The handle and the stream of each of cuBLAS's workspaces that is allocated on this GPU."""
+    found = gpu.libraries.get("cublas")
+    return set() if found is None else found.workspaces
+
+
+def free_workspaces(gpu: Gpu, kept: Collection[tuple[int, int]]) -> None:
+    """Free cuBLAS's workspaces on this GPU, except those that are `kept`."""
+    found = gpu.libraries.get("cublas")
+    if found is not None:
+        found.give_back(kept)
 
 
 def clear_workspaces(gpu: Gpu) -> None:

@@ -295,6 +295,18 @@ def _dropout_state(gpu: Gpu) -> None:
         gpu.libraries["cudnn dropout"] = gpu.allocate(DROPOUT_STATE * gpu.profile.multiprocessors)
 
 
+def has_dropout_state(gpu: Gpu) -> bool:
+    """Return whether cuDNN has made the state of its dropout on this GPU."""
+    return "cudnn dropout" in gpu.libraries
+
+
+def free_dropout_state(gpu: Gpu) -> None:
+    """Free the state of cuDNN's dropout, if there is one. The next dropout makes it again."""
+    block = gpu.libraries.pop("cudnn dropout", None)
+    if block is not None:
+        gpu.allocator.free(block)
+
+
 @contextmanager
 def _without_onednn() -> Iterator[None]:
     """oneDNN's LSTM, which PyTorch takes on some processors, gives states of another shape than the caller's."""
