@@ -9,6 +9,7 @@ import torch
 
 from gputrace.units import byte_text
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right
+from labkit.checks.comparing import first_difference, sizes_alike
 from labkit.labs.allocator_by_hand import unused_stream
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -75,8 +76,9 @@ def judge_requests(observed: Plain, sizes: Plain) -> Verdict:
         if asked:
             return not_yet("your function allocated memory on the GPU and looked. Compute what PyTorch will do.")
         if answer != measured:
-            said = byte_text(answer) if answer >= 0 and float(answer).is_integer() else f"{answer} bytes"
-            return not_yet(f"for {size} bytes ({byte_text(size)}) PyTorch reserved {byte_text(measured)}; you said {said}.")
+            reserved, said = sizes_alike(measured, answer)
+            request = f"for a request of {size:,} bytes"
+            return not_yet(f"{request} PyTorch reserved {reserved}; you said {said}.")
     return right(f"{len(sizes)} requests were tried.")
 
 
@@ -110,8 +112,9 @@ def observe_batches(first_rows: Any, inputs: Plain) -> Plain:
     held = _requested() - before
     if not isinstance(kept, list | tuple):
         return {"type": type(kept).__name__}
-    same = len(kept) == len(due) and all(_equal(part, batch[:count]) for part, batch in zip(kept, due, strict=True))
-    return {"type": "list", "held": held, "same": same, "devices": [part.device.type for part in kept if isinstance(part, torch.Tensor)]}
+    devices = [part.device.type for part in kept if isinstance(part, torch.Tensor)]
+    difference = first_difference(kept, [batch[:count] for batch in due])
+    return {"type": "list", "held": held, "difference": difference, "devices": devices}
 
 
 def _requested() -> int:
@@ -119,18 +122,14 @@ def _requested() -> int:
     return torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
 
 
-def _equal(part: Any, due: torch.Tensor) -> bool:
-    return isinstance(part, torch.Tensor) and part.dtype == due.dtype and torch.equal(part.cpu(), due)
-
-
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     if observed["type"] != "list":
         return not_yet(f"your function returned {observed['type']}, not a list of tensors.")
     count = inputs["count"]
-    if not observed["same"]:
+    if observed["difference"]:
         return not_yet(
-            f"the first {count} rows of each of {len(inputs['rows'])} batches were due, with all their columns and in their dtype; "
-            "yours are others."
+            f"expected the first {count} rows of each of the {len(inputs['rows'])} batches, "
+            f"with all columns and the same dtype; {observed['difference']}."
         )
     if "cpu" in observed["devices"]:
         return not_yet("the rows were to stay on the GPU; yours are on the CPU.")
@@ -208,10 +207,12 @@ def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
             continue
         if not due:
             return not_yet(f"the current stream had no free block, so 0 was due; you said {byte_text(answer)}. Whose blocks are yours?")
-        largest = f"the largest free block of the current stream has {byte_text(due)}"
+        largest_size, said = sizes_alike(due, answer)
+        largest = f"the largest free block of the current stream has {largest_size}"
         if answer == sum(free):
-            return not_yet(f"{largest}; {byte_text(answer)} are all its free blocks together, and no request gets them as one.")
-        return not_yet(f"{largest}; you found {answer} bytes. Which blocks are free, and of which stream?")
+            together = f"{said} are all its free blocks together"
+            return not_yet(f"{largest}; {together}, and no request gets them as one.")
+        return not_yet(f"{largest}; you found {said}. Which blocks are free, and of which stream?")
     return right(f"{len(free)} blocks are free, {byte_text(sum(free))} in all, and the largest has {byte_text(max(free))}.")
 
 
@@ -303,18 +304,31 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
             continue
         if raised is not None:
             return not_yet(f"pieces of {case['fits']} rows fit, and your function raised {raised}.")
+        if wrong := _wrong_result(observed["result"], rows):
+            return not_yet(f"the pieces' results must be joined row by row, in order. {wrong}")
         result = observed["result"]
-        if result.get("shape") != [rows, COLUMNS] or result["values"] != [2.0 * entry for entry in range(COLUMNS * rows)]:
-            got = f"shape {result['shape']}" if "shape" in result else result["type"]
-            return not_yet(
-                f"the results of the pieces were to be joined row by row, in order: {rows} rows of {COLUMNS}. You returned {got}."
-            )
         if result["device"] == "cpu":
             return not_yet("the results of the pieces were on the GPU; what you returned is on the CPU.")
         fitting = [size for size in sizes if size <= case["fits"]]
         if len(fitting) > 2 * (-(-rows // case["fits"])):
             return not_yet(f"{rows} rows, of which {case['fits']} fit at once, took {len(fitting)} pieces: halve, and no more.")
     return right("Each piece was as large as repeated halving allows.")
+
+
+def _wrong_result(result: Plain, rows: int) -> str:
+    """Say how the joined result differs from the expected rows. Empty if it does not."""
+    if "shape" not in result:
+        return f"You returned {result['type']}, not a tensor."
+    if result["shape"] != [rows, COLUMNS]:
+        return f"Expected a tensor of shape [{rows}, {COLUMNS}]; yours has shape {result['shape']}."
+    starts = range(0, COLUMNS * rows, COLUMNS)
+    found = [result["values"][start : start + COLUMNS] for start in starts]
+    expected = [[2.0 * entry for entry in range(start, start + COLUMNS)] for start in starts]
+    if found == expected:
+        return ""
+    if sorted(found) == expected:
+        return "Your result has the right rows in another order."
+    return "Your result has the right shape, but other values."
 
 
 # 05.5: a few tensors that keep many segments
@@ -332,7 +346,10 @@ def draw_scattered(generator: random.Random) -> Plain:
 def observe_scattered(compact: Any, inputs: Plain) -> Plain:
     """The worst of three lists: as allocated, the other way round, and shuffled. With one, moving one at a time is enough by luck."""
     found = [_scattered(compact, inputs["sizes"], inputs["values"], order) for order in inputs["orders"]]
-    return max(found, key=lambda each: (not each["same"], "cpu" in each["devices"], each["after"]))
+    return max(
+        found,
+        key=lambda each: (bool(each["difference"]), "cpu" in each["devices"], each["after"]),
+    )
 
 
 def _scattered(compact: Any, sizes: list[int], values: list[int], order: list[int]) -> dict[str, Plain]:
@@ -353,15 +370,17 @@ def _scattered(compact: Any, sizes: list[int], values: list[int], order: list[in
         after = torch.cuda.memory_reserved() - base
         torch.cuda.empty_cache()
         least = torch.cuda.memory_reserved() - base
-        same = len(kept) == len(due) and all(_equal(tensor, block) for tensor, block in zip(kept, due, strict=True))
+        difference = first_difference(kept, due)
         devices = [tensor.device.type for tensor in kept if isinstance(tensor, torch.Tensor)]
         kept.clear()
-    return {"before": before, "after": after, "least": least, "same": same, "devices": devices}
+    sizes_reserved = {"before": before, "after": after, "least": least}
+    return {**sizes_reserved, "difference": difference, "devices": devices}
 
 
 def judge_scattered(observed: Plain, inputs: Plain) -> Verdict:
-    if not observed["same"]:
-        return not_yet("afterwards the list was to hold tensors of the same values, in the same order.")
+    if observed["difference"]:
+        difference = observed["difference"]
+        return not_yet(f"the list must hold the same tensors in the same order; {difference}.")
     if "cpu" in observed["devices"]:
         return not_yet("the tensors were to be on the GPU again; some are on the CPU.")
     if observed["after"] > SEGMENT:

@@ -6,6 +6,7 @@ may leave anything on the GPU.
 
 import gc
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -69,6 +70,8 @@ def _run(train: Any, inputs: Plain) -> Plain:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / inputs["width"] ** 0.5)
     model.cuda()
+    calls: list[None] = []
+    own_hook = model[1].register_forward_hook(lambda *_: calls.append(None))  # must stay
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     model(torch.ones(inputs["rows"], inputs["width"], device="cuda")).mean().backward()  # gradients are there, and workspaces
     held: list[int] = []
@@ -80,6 +83,9 @@ def _run(train: Any, inputs: Plain) -> Plain:
         "returned": _plain(returned),
         "graphs": steps.graphs,
         "retained": steps.retained,
+        "backwards": steps.backwards,
+        "hooks": steps.hooks,
+        "own hook": own_hook.id in model[1]._forward_hooks,
         "model": [describe(parameter)["values"] for parameter in model.parameters()],
         "held": held,
         "left": torch.cuda.memory_allocated() - before,
@@ -109,11 +115,21 @@ class Saved:
 
 
 class Steps:
-    """How many of a model's graphs live when a batch is asked for, and how many tensors a backward pass has used and not let go."""
+    """Follow a training from batch to batch.
+
+    Attributes:
+        graphs: number of the model's graphs that are alive, each time a batch is requested.
+        hooks: number of the model's hooks, each time a batch is requested.
+        retained: the most tensors that a backward pass had used and not freed when a batch was
+            requested.
+        backwards: number of backward passes that reached the model's last parameter.
+    """
 
     def __init__(self) -> None:
         self.graphs: list[int] = []
+        self.hooks: list[int] = []
         self.retained = 0
+        self.backwards = 0
         self._graphs = Graphs()
         self._saved: WeakSet[Saved] = WeakSet()
 
@@ -130,22 +146,37 @@ class Steps:
             self._saved.add(saved)
             return saved
 
+        def count(parameter: torch.Tensor) -> None:
+            self.backwards += 1
+
         handle = register_module_forward_hook(mark)
+        counter = list(model.parameters())[-1].register_post_accumulate_grad_hook(count)
+        self._model = weakref.ref(model)
         try:
             with torch.autograd.graph.saved_tensors_hooks(save, Saved.use):
                 yield
         finally:
             handle.remove()
+            counter.remove()
 
     def looked_at(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
             self.graphs.append(self._graphs.alive)
+            self.hooks.append(_hooks(self._model()))
             self.retained = max(self.retained, sum(saved.used for saved in self._saved))
             batch = next(batches, None)
             if batch is None:
                 return
             yield batch
             del batch
+
+
+def _hooks(model: nn.Module | None) -> int:
+    """Count the forward and backward hooks of a model and its layers."""
+    if model is None:
+        return 0
+    attributes = [item for module in model.modules() for item in vars(module).items()]
+    return sum(len(hooks) for name, hooks in attributes if name.endswith("_hooks"))
 
 
 def _batches(inputs: Plain, generator: torch.Generator, held: list[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -198,6 +229,18 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
         return not_yet("a backward pass did not let go of what it had used when the next batch came. Which argument asks for that?")
     if _grown(answer["graphs"]) > 0 or _rise(answer["graphs"]) or min(answer["graphs"][EARLY]) > answer["graphs"][1]:
         return not_yet(f"the graphs of earlier steps were still there, in the computer's memory. {hint}")
+    if answer["backwards"] > expected["backwards"]:
+        return not_yet(
+            f"your function ran {answer['backwards']} backward passes, "
+            f"the script {expected['backwards']}. "
+            "A backward pass only to free a graph costs time and changes the gradients."
+        )
+    if not answer["own hook"]:
+        return not_yet("your function removed a hook that was there before. Remove only your own hooks.")
+    if _grown(answer["hooks"]) > 0 or _rise(answer["hooks"]):
+        more = max(answer["hooks"]) - answer["hooks"][1]
+        compared = f"the model had {more} more hooks than after the first"
+        return not_yet(f"after the last step, {compared}. {hint}")
     if answer["left"] > 0:
         return not_yet(f"{units.byte_text(answer['left'])} were still held when your function had returned. {hint}")
     return right(f"The script kept {units.byte_text(_grown(expected['held']))} in the steps compared, yours nothing.")

@@ -62,13 +62,25 @@ def judge_bits(answers: Plain, cases: Plain) -> Verdict:
         parts = f"{bits[0]} {bits[1 : 1 + exponent_bits]} {bits[1 + exponent_bits :]}"
         if isinstance(answer, str):
             return not_yet(f"your function returned {answer} for {parts}, not a number.")
-        if answer != expected and not (math.isnan(answer) and math.isnan(expected)):
-            return not_yet(f"{parts} stands for {expected:.9g}; you said {answer:.9g}. {_kind(parts)}")
+        if not _same_number(answer, expected):
+            question = _question(parts, answer, expected)
+            return not_yet(f"{parts} stands for {expected:.9g}; you said {answer:.9g}. {question}")
     return right("One rule reads every format.")
 
 
-def _kind(parts: str) -> str:
+def _same_number(answer: float, expected: float) -> bool:
+    """Compare two floats. NaN equals NaN, and 0 and -0 differ."""
+    if math.isnan(expected):
+        return math.isnan(answer)
+    return answer == expected and math.copysign(1, answer) == math.copysign(1, expected)
+
+
+def _question(parts: str, answer: float, expected: float) -> str:
+    """Ask about the part of the format that the answer misread."""
     _, exponent, fraction = parts.split()
+    if answer == -expected:
+        zero = " Zero has a sign, too." if expected == 0 else ""
+        return f"What does the first bit say?{zero}"
     if "1" not in exponent:
         return "What does an exponent of zeros mean?" if "1" in fraction else "All zeros are 0."
     if "0" not in exponent:
@@ -267,12 +279,18 @@ def judge_gradients(answers: Plain, cases: Plain) -> Verdict:
         if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):
             return not_yet(f"{scale:.9g} is no power of two.")
         largest = max(abs(value) for values in case for value in _flat(values))
+        known = f"the largest gradient is {largest:.9g} in size"
         if largest * scale >= OVERFLOW:
             return not_yet(
-                f"the largest gradient is {largest:.4g} in size; times {scale:g} it is infinite in float16. Look at all tensors and signs."
+                f"{known}; times {scale:g} it is {largest * scale:.9g}, which is infinite in float16, "
+                f"as is everything from {OVERFLOW} on. Look at all tensors and signs."
             )
         if largest * scale * 2 < OVERFLOW:
-            return not_yet(f"the largest gradient is {largest:.4g} in size; {scale:g} is not the largest scale, {2 * scale:g} works too.")
+            return not_yet(
+                f"{known}; {scale:g} is not the largest scale. "
+                f"With {2 * scale:g} it is {2 * largest * scale:.9g}, "
+                f"and float16 rounds what is below {OVERFLOW} to 65504 at most."
+            )
     return right("This is what GradScaler searches for by trial and error.")
 
 

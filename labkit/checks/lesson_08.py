@@ -126,14 +126,25 @@ def judge_update(found: Plain, inputs: Plain) -> Verdict:
     for told, tensor in zip(found, inputs["tensors"], strict=True):
         gradient = tensor["gradient"] or [0.0] * len(tensor["values"])
         expected = [value - inputs["rate"] * slope for value, slope in zip(tensor["values"], gradient, strict=True)]
-        text = f"parameter {tensor['values']}, gradient {tensor['gradient']}, rate {inputs['rate']}"
+        values, slopes = _numbers(tensor["values"]), _numbers(tensor["gradient"])
+        known = f"parameter {values}, gradient {slopes}, rate {inputs['rate']:g}"
         if told["own"] == expected != told["shared"]:
-            return not_yet(f"{text}: this process sees the new values, the others the old ones. Write into the memory that is there.")
+            seen = "this process sees the new values, the others the old ones"
+            return not_yet(f"{known}: {seen}. Write into the memory that is there.")
         if told["shared"] != expected:
-            return not_yet(f"{text}: the new values are {expected}, and the others see {told['shared']}.")
+            due, seen = _numbers(expected), _numbers(told["shared"])
+            if due == seen:  # rounded by float16, for example
+                due, seen = str(expected), str(told["shared"])
+            return not_yet(f"{known}: the new values are {due}, and the others see {seen}.")
         if told["gradient"] != tensor["gradient"]:
-            return not_yet(f"{text}: afterwards the gradient is {told['gradient']}. It should stay as it is.")
+            after = _numbers(told["gradient"])
+            return not_yet(f"{known}: afterwards the gradient is {after}. It should stay as it is.")
     return right("Written in place: every process sees the step.")
+
+
+def _numbers(values: list[float] | None) -> str:
+    """Format a list of numbers with six digits each."""
+    return "None" if values is None else f"[{', '.join(f'{value:.6g}' for value in values)}]"
 
 
 # 08.3: what is in use outside this process's cache
@@ -189,9 +200,11 @@ def judge_held(found: Plain, inputs: Plain) -> Verdict:
         if isinstance(answer, str):
             return not_yet(f"your function returned {answer}, not a number of bytes.")
         if not abs(answer - truth) <= MIB:  # so that nan fails
-            known = f"{units.byte_text(told['used'])} of the GPU are in use, of which this process has reserved "
-            known += f"{units.byte_text(told['reserved'])} and allocated {units.byte_text(told['allocated'])}"
-            return not_yet(f"{known}; you said {answer / MIB:.0f} MiB. Whose is the cache?")
+            names = ("used", "reserved", "allocated")
+            sizes = {name: f"{told[name] / MIB:,.0f} MiB" for name in names}
+            known = f"{sizes['used']} of the GPU are in use, of which this process has reserved "
+            known += f"{sizes['reserved']} and allocated {sizes['allocated']}"
+            return not_yet(f"{known}; you said {answer / MIB:,.0f} MiB. Whose is the cache?")
         if told["emptied"]:
             return not_yet("your function emptied this process's cache. It should only look.")
     return right("The contexts, this process's own among them, and all that other processes hold.")

@@ -336,6 +336,7 @@ def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
 # 09.5: the largest batch
 
 CALLS = 3
+MEMORY = 128 << 30  # bytes of the GPU on which steps are measured: more than any limit
 
 
 def draw_steps(generator: random.Random) -> Plain:
@@ -356,7 +357,12 @@ def observe_largest(most_rows: Any, cases: Plain) -> Plain:
 
         def peak(rows: int, case: Plain = case, asked: list[int] = asked) -> int:
             asked.append(rows)
-            return case["fixed"] + case["row"] * rows
+            nbytes = case["fixed"] + case["row"] * rows
+            if nbytes > MEMORY:
+                needed = f"a step of {rows:,} rows needs {nbytes >> 30:,} GiB"
+                there = f"the GPU has {MEMORY >> 30} GiB"
+                raise torch.OutOfMemoryError(f"CUDA out of memory: {needed}, and {there}")
+            return nbytes
 
         with during(f"a limit of {case['limit']} bytes"):
             answer = most_rows(peak, case["limit"])
@@ -376,9 +382,28 @@ def judge_largest(found: Plain, cases: Plain) -> Verdict:
         if any(rows < 1 for rows in got["asked"]):
             return not_yet("a step with no row at all cannot be measured.")
         if got["answer"] != due:
-            hint = "What does a step take that does not grow with the rows?" if due else "Not even one row fits."
-            return not_yet(f"{line}: {due} {'row fits' if due == 1 else 'rows fit'}, you said {got['answer']}. {hint}")
+            fit = "row fits" if due == 1 else "rows fit"
+            said = f"{got['answer']:.9g}" if isinstance(got["answer"], float) else got["answer"]
+            reason = _why_not(got["answer"], due, case)
+            return not_yet(f"{line}: {due} {fit}, you said {said}. {reason}")
     return right("Two points make a line.")
+
+
+def _why_not(answer: float, due: int, case: Plain) -> str:
+    """Say what is wrong with this number of rows."""
+    if answer != answer or not float(answer).is_integer():
+        return "A batch has a whole number of rows."
+    if due == 0:
+        return "Not even one row fits."
+    fitting = case["fixed"] + case["row"] * due
+    if answer == due + 1:
+        too_large = fitting + case["row"]
+        return f"A step of {due + 1} rows takes {too_large} B, which is above the limit."
+    if answer == due - 1 and fitting == case["limit"]:
+        return f"A step of {due} rows takes exactly the limit, and the limit may be reached."
+    if answer == due - 1:
+        return f"A step of {due} rows takes {fitting} B, which is within the limit."
+    return "What does a step take that does not grow with the rows?"
 
 
 CHECKS = [

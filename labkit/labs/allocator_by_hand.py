@@ -72,6 +72,7 @@ class AllocatorByHand:
         self._streams = [unused_stream() for _ in range(STREAMS)]
         self._requests: dict[str, tuple[int, torch.Tensor]] = {}  # by name: bytes asked for, and the tensor
         self.steps: list[HandStep] = []
+        self._letters = ascii_uppercase  # in the order of their use: one that was used comes last
 
     # Steps
 
@@ -84,13 +85,15 @@ class AllocatorByHand:
             raise ValueError(f"{nbytes!r} bytes cannot be asked for here: choose 1 byte to {LARGEST // MIB} MiB")
         if stream not in range(STREAMS):
             raise ValueError(f"there is no stream {stream!r} here: choose 0 to {STREAMS - 1}")
-        free_names = [letter for letter in ascii_uppercase if letter not in self._requests]
+        free_names = [letter for letter in self._letters if letter not in self._requests]
         if not free_names:
             raise ValueError(f"{MOST_BLOCKS} requests are alive, as many as there are letters: free one first")
         name = free_names[0]
         before = self.reserved, self.allocated
         with torch.cuda.device(self.device), torch.cuda.stream(self._streams[stream]):
             self._requests[name] = nbytes, torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        after = self._letters.index(name) + 1
+        self._letters = self._letters[after:] + self._letters[:after]
         self._note(f"allocate {name}", before)
         return name
 
@@ -113,6 +116,7 @@ class AllocatorByHand:
         self._requests.clear()
         torch.cuda.empty_cache()
         self.steps.clear()
+        self._letters = ascii_uppercase
 
     def _note(self, did: str, before: tuple[int, int]) -> None:
         self.steps.append(HandStep(did, (before[0], self.reserved), (before[1], self.allocated)))

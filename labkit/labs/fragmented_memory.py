@@ -151,7 +151,6 @@ def _configure(settings: str) -> None:
 # Colour, marker and width for each setting: the widest lies under the others, where they are equal.
 LOOKS = ((VERMILLION, "s", 6.0), (BLUE, "o", 3.6), (GREEN, "^", 1.8))
 ENOUGH = 0.95  # a request of this share of what is free counts as served whole
-HELPS = 2.0  # times the largest request of the first setting
 
 
 @in_style
@@ -188,20 +187,21 @@ def _finding(result: Result, settings: list[str]) -> str:
     if worst["largest"] / worst["free"] >= ENOUGH:
         return f"All {units.byte_text(worst['free'])} that are free serve one request"
     if helped := _helped(result, settings):
-        return f"What helps: {', '.join(f'{_short(setting)} from {units.byte_text(block)}' for setting, block in helped.items())}"
+        parts = [f"{setting} from {units.byte_text(block)}" for setting, block in helped.items()]
+        return f"What helps: {', '.join(parts)}"
     block, largest, free = (units.byte_text(worst[name]) for name in ("block", "largest", "free"))
     return f"Between blocks of {block}, a request gets at most {largest} of {free} free"
 
 
 def _helped(result: Result, settings: list[str]) -> dict[str, int]:
-    """The smallest blocks between which a setting serves a much larger request than the first setting."""
+    """Return, for each setting that helps, the smallest block size at which it does.
+
+    A setting helps if it serves a larger request than the first setting.
+    """
     plain = result.by("block", "largest", setting=settings[0])
     rows = sorted(result.rows, key=lambda row: -row["block"])
-    return {row["setting"]: row["block"] for row in rows if row["block"] in plain and row["largest"] > HELPS * plain[row["block"]]}
-
-
-def _short(setting: str) -> str:
-    return setting.partition(":")[0]
+    helping = (row for row in rows if row["largest"] > plain.get(row["block"], row["largest"]))
+    return {row["setting"]: row["block"] for row in helping}
 
 
 def _line(axes: Axes, source: Result, setting: str, look: tuple[str, str, float], dashes: str) -> list[tuple]:
@@ -213,7 +213,7 @@ def _line(axes: Axes, source: Result, setting: str, look: tuple[str, str, float]
         axes.plot(blocks, largest, dashes, color=darker(colour), linewidth=1.2)
         return []
     axes.plot(blocks, largest, dashes, color=colour, marker=marker, linewidth=width, markersize=5 + width / 2)
-    return [(blocks[-1], largest[-1], _short(setting), colour)]
+    return [(blocks[-1], largest[-1], setting, colour)]
 
 
 def _free(axes: Axes, result: Result, setting: str) -> None:

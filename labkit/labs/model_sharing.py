@@ -119,6 +119,9 @@ def plot_shared_model(result: Result, recorded: Result | None = None, prediction
         axes.annotate(f"predicted: {prediction:g} GiB", above, beside[0], **BESIDE, ha=beside[1], color=darker(BLUE))
     highest = [*held_by_way(result).values(), *(held_by_way(recorded).values() if recorded else []), (prediction or 0) * GIB, MIB]
     binary_ticks(axes, 1.02 * max(highest))
+    size, unit = units.byte_unit(max(highest))
+    ticks = axes.get_xticks()
+    axes.set_xticks(ticks, [f"{tick / size:g} {unit}" if tick else "0" for tick in ticks])
     axes.set_yticks(range(len(ways)), [_on_two_lines(way) for way in ways])
     axes.set(ylim=(max(len(ways), 1) - 0.4, -0.6), xlabel="memory of the GPU")
     axes.grid(axis="y", visible=False)
@@ -130,7 +133,8 @@ def plot_shared_model(result: Result, recorded: Result | None = None, prediction
 
 
 def _bar(axes: Axes, result: Result, way: str, row: int) -> None:
-    """The processes one after the other, each with a number where there is room, and the sum at the end."""
+    """The processes one after the other, and the sum at the end, in the unit of the longest bar."""
+    size_of_unit, unit = units.byte_unit(max(held_by_way(result).values()))
     end = 0
     for *sizes, _ in zip(*(result.column(name, way=way) for name in (*HELD, "process")), strict=True):
         start = end
@@ -138,7 +142,7 @@ def _bar(axes: Axes, result: Result, way: str, row: int) -> None:
             axes.barh(row, size, FILLED, left=end, color=COLOURS[kind])
             end += size
         axes.barh(row, end - start, FILLED, left=start, facecolor="none", edgecolor=BLACK, linewidth=1.2)
-    axes.annotate(units.byte_text(end), (end, row), (6, 0), **BESIDE)
+    axes.annotate(f"{end / size_of_unit:.4g} {unit}", (end, row), (6, 0), **BESIDE)
 
 
 def _on_two_lines(way: str) -> str:
@@ -156,7 +160,9 @@ def _finding(result: Result) -> str:
         some = f"{count} process{'es' * (count > 1)}"
         return f"{some}, {way}: {units.byte_text(sums[way])} of the GPU"
     least, most = min(sums, key=lambda way: sums[way]), max(sums, key=lambda way: sums[way])
-    return f"For {processes} processes, {least} takes {units.byte_text(sums[least])}, {most} {units.byte_text(sums[most])}"
+    size, unit = units.byte_unit(sums[most])  # one unit for both
+    lowest, highest = (f"{sums[way] / size:.4g} {unit}" for way in (least, most))
+    return f"For {processes} processes, {least} takes {lowest}, {most} {highest}"
 
 
 def _proof(result: Result) -> str:

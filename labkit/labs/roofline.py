@@ -19,7 +19,9 @@ SIZES = (256, 512, 1024, 2048, 4096, 8192)
 LARGEST = 1 << 14
 # The formats of each operation, and the dtype that carries them: TF32 is float32 in memory, and only products know it.
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-FORMATS = {"product": tuple(DTYPES), "addition": ("float32", "bfloat16", "float16")}
+Formats = dict[str, tuple[str, ...]]
+FORMATS: Formats = {"product": tuple(DTYPES), "addition": ("float32", "bfloat16", "float16")}
+AMPERE = (8, 0)  # the first compute capability with TF32
 COLUMNS = {
     "size": "rows",
     "operation": "",
@@ -35,14 +37,28 @@ def format_speed(sizes: Sequence[int] = SIZES, repeats: int = 5) -> Run:
 
     One row a point: `operation` is "product" (2 size³ operations) or "addition" (size² operations); both read two matrices and write
     one, which is what `bytes_per_second` counts. `seconds` is the median of `repeats` between CUDA events around one call, after two
-    that do not count. Virtual GPUs compute no values meanwhile. A GPU without units for a format does it with those of float32.
+    that do not count. Virtual GPUs compute no values meanwhile. GPUs before Ampere have no TF32,
+    so they get no rows for it.
 
     Raises ValueError for sizes outside 1 to 16384, RuntimeError when no GPU is in use.
     """
     sizes = checked_sizes("sizes", sizes, LARGEST)
     repeats = checked_count("repeats", repeats)
-    total = len(sizes) * sum(map(len, FORMATS.values()))
-    return Run("format_speed", {"sizes": sizes, "repeats": repeats}, COLUMNS, badge(), total, _points(sizes, repeats))
+    name = badge()
+    formats = formats_here()
+    total = len(sizes) * sum(map(len, formats.values()))
+    parameters = {"sizes": sizes, "repeats": repeats}
+    points = _points(sizes, formats, repeats)
+    return Run("format_speed", parameters, COLUMNS, name, total, points)
+
+
+def formats_here() -> Formats:
+    """The formats of each operation on the current GPU."""
+    if torch.cuda.get_device_capability() >= AMPERE:
+        return FORMATS
+    without_tf32 = {operation: list(names) for operation, names in FORMATS.items()}
+    without_tf32["product"].remove("tf32")
+    return {operation: tuple(names) for operation, names in without_tf32.items()}
 
 
 def format_gain(result: Result, operation: str, format: str) -> dict[int, float]:
@@ -51,10 +67,10 @@ def format_gain(result: Result, operation: str, format: str) -> dict[int, float]
     return {size: plain[size] / seconds for size, seconds in other.items() if size in plain}
 
 
-def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
+def _points(sizes: Sequence[int], formats: Formats, repeats: int) -> Iterator[Row]:
     for size in sizes:
-        for operation, formats in FORMATS.items():
-            for name in formats:
+        for operation, names in formats.items():
+            for name in names:
                 with machine.in_use().without_values(), _tf32(name == "tf32"):
                     seconds = _seconds(operation, size, DTYPES[name], repeats)
                 flops = 2 * size**3 if operation == "product" else size**2
@@ -87,6 +103,7 @@ def _seconds(operation: str, size: int, dtype: torch.dtype, repeats: int) -> flo
 # Colour, marker and width of each format's line: the widest lies under the others, for formats that are equally fast.
 LINES = {"float32": (VERMILLION, "s", 5.0), "tf32": (ORANGE, "D", 3.5), "bfloat16": (GREEN, "^", 2.8), "float16": (BLUE, "o", 1.4)}
 ASKED = "float16"
+ALIKE = 0.05  # roofs closer than this are drawn once
 
 
 @in_style
@@ -140,14 +157,32 @@ def _roofs(axes: Axes, result: Result) -> None:
     rate, top, low = max(rates), max(products), 1 / 16
     right = max(axes.get_xlim()[1], top / rate)
     axes.plot([low, top / rate], [low * rate, top], color=GREY, linewidth=4, zorder=0)
+    drawn: list[float] = []
     for name, (colour, _, _) in LINES.items():
-        if speeds := result.column("flops_per_second", operation="product", format=name):
-            axes.plot([max(speeds) / rate, right], [max(speeds)] * 2, color=colour, alpha=0.35, linewidth=4, zorder=0)
+        speeds = result.column("flops_per_second", operation="product", format=name)
+        if not speeds or any(abs(max(speeds) / other - 1) < ALIKE for other in drawn):
+            continue
+        drawn.append(max(speeds))
+        fastest = max(speeds)
+        look: dict[str, Any] = {"color": colour, "alpha": 0.35, "linewidth": 4, "zorder": 0}
+        axes.plot([fastest / rate, right], [fastest, fastest], **look)
     beside: dict[str, Any] = {"textcoords": "offset points", "color": "#444444"}
     axes.annotate(f"memory: {units.rate_text(rate)}", (0.5, 0.5 * rate), (8, -3), va="top", **beside)
     axes.annotate("sums", (1 / 6, min(result.column("flops_per_second", operation="addition"))), (10, 0), va="center", **beside)
     left = min(x for name in LINES for x in _intensities(result, "product", name))
     axes.annotate("products", (left, min(products)), (0, -10), ha="center", va="top", **beside)
+    _name_sizes(axes, result, beside)
+
+
+def _name_sizes(axes: Axes, result: Result, look: dict[str, Any]) -> None:
+    """Write the size beside the smallest and the largest product in float16."""
+    speeds = result.by("size", "flops_per_second", operation="product", format=ASKED)
+    if not speeds:
+        return
+    intensities = dict(zip(speeds, _intensities(result, "product", ASKED), strict=True))
+    for size, aligned, shift in ((min(speeds), "left", 6), (max(speeds), "right", -2)):
+        place = intensities[size], speeds[size]
+        axes.annotate(f"{size}²", place, (shift, -6), va="top", ha=aligned, **look)
 
 
 def _finding(result: Result) -> str:

@@ -1,4 +1,7 @@
-"""Memory bought with time: a training step as it is, with checkpoints, with its activations on the host, and in micro-batches."""
+"""Memory bought with time.
+
+A training step unchanged, with checkpoints, with its activations on the host, and in micro-batches.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
@@ -6,19 +9,20 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 
 from gputrace import units
-from gputrace.figures.figure import BESIDE, BLACK, BLUE, VERMILLION, Figure, byte_ticks, darker, new_canvas
+from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, VERMILLION, Figure, new_canvas
 from labkit import machine
 from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
-from labkit.lab_parts.figures import finished, hollow, in_style, sources
+from labkit.lab_parts.figures import finished, hollow, in_style
 from labkit.lab_parts.networks import MLP
 
 ROWS = 4096
 NETWORK = MLP(width=2048, depth=9)  # wide enough that a GPU computes for longer than it launches
-AS_IT_IS = "as it is"
+BASELINE = "baseline"
 COLUMNS = {"way": "", "peak": "bytes", "seconds": "seconds"}
 
 
@@ -45,7 +49,7 @@ def _offloading(pinned: bool) -> Callable[[nn.Module, nn.Module, torch.Tensor], 
 
 
 WAYS = {
-    AS_IT_IS: _plain,
+    BASELINE: _plain,
     "4 micro-batches": _micro_batches,
     "checkpoints": _checkpoints,
     "offload": _offloading(pinned=True),
@@ -67,9 +71,9 @@ def memory_for_time(ways: Sequence[str] = tuple(WAYS)[:-1], repeats: int = 1) ->
 
 
 def prices(result: Result) -> dict[str, tuple[float, float]]:
-    """Of each way the share of memory and the share of time that it takes, compared with the step as it is."""
+    """Return (memory, time) of each way, as factors of the baseline's memory and time."""
     rows = {row["way"]: row for row in result.rows}
-    plain = rows.get(AS_IT_IS)
+    plain = rows.get(BASELINE)
     if plain is None:
         return {}
     return {way: (row["peak"] / plain["peak"], row["seconds"] / plain["seconds"]) for way, row in rows.items()}
@@ -104,40 +108,54 @@ def _cost(step: Callable[[nn.Module, nn.Module, torch.Tensor], None], repeats: i
 
 @in_style
 def plot_memory_for_time(result: Result, recorded: Result | None = None) -> Figure:
-    """Peak and seconds of each way, and hollow what was recorded; the step as it is stands out."""
+    """Draw memory against time for each way, both as factors of the baseline on the same GPU.
+
+    Recorded points are hollow.
+    """
     canvas, axes = new_canvas(_finding(result))
-    if result.rows:
+    if prices(result):
         _draw(axes, result, recorded)
     shown = result.badge if recorded is None else f"{result.badge}  ·  hollow: {recorded.badge}"
     return finished(canvas, result, recorded, _proof, shown=shown)
 
 
 def _finding(result: Result) -> str:
-    others = {way: price for way, price in prices(result).items() if way != AS_IT_IS}
+    others = {way: price for way, price in prices(result).items() if way != BASELINE}
     if not others:
         return "Not measured yet: memory for time"
-    told: list[str] = [way for way in ("checkpoints", "offload") if way in others] or [min(others, key=lambda way: others[way][0])]
-    return "Slower than the step as it is: " + ", ".join(f"{way} {others[way][1]:.1f} times" for way in told)
+    least = min(others, key=lambda way: others[way][0])
+    memory, time = others[least]
+    return f"Least memory: {least}, with {memory:.0%} of the memory and {time:.1f} times the time"
 
 
 def _proof(result: Result) -> str:
     return "; ".join(f"{row['way']} {units.byte_text(row['peak'])}, {units.time_text(row['seconds'])}" for row in result.rows)
 
 
+NEAR = 0.2  # points closer than this share one name
+
+
 def _draw(axes: Axes, result: Result, recorded: Result | None) -> None:
-    longest = max(row["seconds"] for source, _ in sources(result, recorded) for row in source.rows)
-    period, short = units.time_unit(longest)
-    for row in recorded.rows if recorded else ():
-        plain = row["way"] == AS_IT_IS
-        look = hollow(VERMILLION if plain else BLUE, 9)
-        x, y = row["seconds"] / period, row["peak"]
-        axes.plot(x, y, "s" if plain else "o", clip_on=False, **look)
-        axes.annotate(row["way"], (x, y), **(BESIDE | {"xytext": (9, 0)}), color=BLACK)
-    for row in result.rows:
-        x, y = row["seconds"] / period, row["peak"]
-        plain = row["way"] == AS_IT_IS
-        axes.plot(x, y, "s" if plain else "o", color=VERMILLION if plain else BLUE, markersize=9, clip_on=False)
-        above: dict[str, Any] = {"ha": "center", "va": "bottom", "xytext": (0, 9)}
-        axes.annotate(row["way"], (x, y), **(BESIDE | above), color=darker(VERMILLION) if plain else BLACK)
-    byte_ticks(axes, 1.2 * max(result.column("peak")), 6)
-    axes.set(xlabel=f"{short} for forward and backward", ylabel="added at the peak", xlim=(0, 1.15 * longest / period))
+    known = prices(recorded) if recorded else {}
+    longest = 1.0
+    for way, (memory, time) in prices(result).items():
+        colour, marker = (VERMILLION, "s") if way == BASELINE else (BLUE, "o")
+        highest = memory
+        if way in known:
+            memory_there, time_there = known[way]
+            axes.plot([time, time_there], [memory, memory_there], ":", color=GREY, zorder=1)
+            axes.plot(time_there, memory_there, marker, clip_on=False, **hollow(colour, 9))
+            longest = max(longest, time_there)
+            if abs(time_there - time) < NEAR:
+                highest = max(memory, memory_there)
+        axes.plot(time, memory, marker, color=colour, markersize=9, clip_on=False)
+        above: dict[str, Any] = {"ha": "center", "va": "bottom", "xytext": (0, 8)}
+        axes.annotate(way, (time, highest), **(BESIDE | above), color=BLACK)
+        longest = max(longest, time)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set(
+        xlabel="time of forward and backward, baseline = 1",
+        ylabel="memory added at the peak",
+        xlim=(0.8, 1.1 * longest),
+        ylim=(0, 1.12),
+    )

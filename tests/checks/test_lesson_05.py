@@ -22,15 +22,24 @@ def test_requests_lie_on_both_sides_of_each_limit():
 def test_requests_are_judged_against_what_was_measured():
     assert judge_requests([[2 * MIB, 2 * MIB, 0]], [5]).passed
     assert "Compute what PyTorch will do" in judge_requests([[2 * MIB, 2 * MIB, 1]], [5]).message
-    assert "for 5 bytes (5 B) PyTorch reserved 2 MiB; you said 5 B." in judge_requests([[5, 2 * MIB, 0]], [5]).message
+    told = "for a request of 5 bytes PyTorch reserved "
+    assert told + "2,097,152 bytes; you said 5 bytes." in judge_requests([[5, 2 * MIB, 0]], [5]).message
+    assert told + "2 MiB; you said 20 MiB." in judge_requests([[20 * MIB, 2 * MIB, 0]], [5]).message
     assert "you said -1 bytes" in judge_requests([[-1, 2 * MIB, 0]], [5]).message
+
+
+def test_a_size_a_little_off_is_not_shown_rounded():
+    message = judge_requests([[10 * MIB + 512, 10 * MIB, 0]], [10 * MIB - 295]).message
+    assert "a request of 10,485,465 bytes" in message and "10,486,272" in message
+    found = {"answer": 10 * MIB + 1, "free": [10 * MIB], "emptied": False}
+    assert "has 10,485,760 bytes; you found 10,485,761 bytes" in judge_holes([found], {}).message
 
 
 def test_rows_are_judged_by_values_place_and_what_they_keep():
     inputs = {"dtype": "float64", "rows": [40], "columns": 8192, "count": 2}
-    good = {"type": "list", "held": 2 * 8 * 8192, "same": True, "devices": ["cuda"]}
+    good = {"type": "list", "held": 2 * 8 * 8192, "difference": "", "devices": ["cuda"]}
     assert judge_batches(good, inputs).passed
-    for change in ({"held": 40 * 8 * 8192}, {"same": False}, {"devices": ["cpu"]}, {"type": "Tensor"}):
+    for change in ({"held": 40 * 8 * 8192}, {"difference": "entry 0 has other values"}, {"devices": ["cpu"]}, {"type": "Tensor"}):
         assert not judge_batches(good | change, inputs).passed
 
 
@@ -53,8 +62,9 @@ def test_work_in_pieces():
     changes = {
         "whole batch": {"tries": [[1, 0]] * 4},
         "still allocated": {"tries": [[4, 0], [2, SCRATCH], [2, SCRATCH]]},
-        "row by row, in order: 4 rows of 3. You returned shape [4, 3]": {"result": {"shape": [4, 3], "values": doubled[::-1]}},
-        "You returned shape [2, 6]": {"result": {"shape": [2, 6], "values": doubled}},
+        "the right rows in another order": {"result": {"shape": [4, 3], "values": doubled[6:] + doubled[:6]}},
+        "the right shape, but other values": {"result": {"shape": [4, 3], "values": [1.0] * 12}},
+        "Expected a tensor of shape [4, 3]; yours has shape [2, 6]": {"result": {"shape": [2, 6], "values": doubled}},
         "is on the CPU": {"result": result | {"device": "cpu"}},
         "You returned list": {"result": {"type": "list"}},
         "halve them": {"tries": [[4, 0], *[[1, 0]] * 5]},
@@ -79,9 +89,9 @@ def test_a_row_that_does_not_fit_and_another_error_are_raised():
 
 def test_tensors_moved_together():
     inputs = {"sizes": [4 * MIB, 5 * MIB], "values": [7, 9]}
-    good = {"before": 40 * MIB, "after": 20 * MIB, "least": 20 * MIB, "same": True, "devices": ["cuda", "cuda"]}
+    good = {"before": 40 * MIB, "after": 20 * MIB, "least": 20 * MIB, "difference": "", "devices": ["cuda", "cuda"]}
     assert judge_scattered(good, inputs).passed
-    for change in ({"after": 40 * MIB}, {"same": False}, {"devices": ["cuda", "cpu"]}):
+    for change in ({"after": 40 * MIB}, {"difference": "entry 1 has other values"}, {"devices": ["cuda", "cpu"]}):
         assert not judge_scattered(good | change, inputs).passed
 
 

@@ -22,7 +22,7 @@ def gpu():
 def verdict(answer=(), expected=()) -> str:
     """What is said when the answer did as well as it can, but for `answer`, beside a script that kept 1 KiB a step."""
     script = {"returned": [0.5, "text"], "model": [[1.0]], "held": [1024 * step for step in range(STEPS + 1)], "left": 0}
-    script |= {"graphs": [0] * (STEPS + 1), "retained": 0}
+    script |= {"graphs": [0] * (STEPS + 1), "retained": 0, "backwards": STEPS, "hooks": [1] * (STEPS + 1), "own hook": True}
     good = {**deepcopy(script), "held": [512] * (STEPS + 1)}
     return judge({"raised": True, "answer": {**good, **dict(answer)}, "expected": {**script, **dict(expected)}}, {}, "Who?").message
 
@@ -43,6 +43,9 @@ def test_a_mended_script_keeps_nothing():
         ({"model": [[2.0]]}, "the model has not learned what it learns from the script"),
         ({"left": 2048}, "2 KiB were still held when your function had returned. Who?"),
         ({"retained": 3}, "Which argument asks for that?"),
+        ({"backwards": 2 * STEPS}, "ran 24 backward passes, the script 12"),
+        ({"own hook": False}, "Remove only your own hooks"),
+        ({"hooks": list(range(1, STEPS + 2))}, "11 more hooks than after the first. Who?"),
         ({"graphs": list(range(STEPS + 1))}, "in the computer's memory. Who?"),
         ({"graphs": [0, 1] + [2] * (STEPS - 1)}, "in the computer's memory. Who?"),
         ({"held": [512, 512] + [4608] * (STEPS - 1)}, "still held 4 KiB of the first step during all others. Who?"),

@@ -106,6 +106,12 @@ def test_what_helps_is_the_finding(drawn):
     assert {text.get_text() for text in drawn[0].axes[0].texts} >= {"default", "expandable", "free: 160 MiB"}
 
 
+def test_a_setting_helps_as_soon_as_a_larger_request_succeeds(drawn):
+    figure = plot_fragmentation(fragmented(**{"default": (4, 32), "max_split_size_mb:64": (6, 160), "expandable": (4, 120)}))
+    assert figure.title == "What helps: max_split_size_mb:64 from 4 MiB, expandable from 32 MiB"
+    assert "max_split_size_mb:64" in {text.get_text() for text in drawn[0].axes[0].texts}
+
+
 def test_no_fragmentation_is_a_finding_too():
     assert plot_fragmentation(fragmented("the first half", default=(160, 160))).title == "All 160 MiB that are free serve one request"
 

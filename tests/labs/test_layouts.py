@@ -3,8 +3,10 @@
 import pytest
 from learner import predict_and_run as run
 
+from labkit.lab_parts.programs import rank_program
 from labkit.labs import LayoutsLab, Result, collect, layout_steps, plot_layout_steps
 from labkit.labs.layouts import COLUMNS, GPUS, best
+from labkit.ranks.large_worlds import results
 
 SECONDS = {(2, 2): 4.0, (4, 2): 3.0, (8, 1): 2.5, (1, 1): None}  # by tensor and pipeline degree, on paper
 
@@ -31,6 +33,15 @@ def test_undivided_it_does_not_fit_and_tensor_degrees_beyond_a_node_are_slow():
     one_node_slow, two_nodes_slow = collect(layout_steps([(8, 1), (16, 1)], "100Gb/s")).rows
     lost = [slow["seconds"] - fast["seconds"] for slow, fast in ((one_node_slow, one_node), (two_nodes_slow, two_nodes))]
     assert lost[1] > lost[0] > 0  # it sums each layer's outputs by the network, too, not the gradients alone
+
+
+@pytest.mark.slow
+def test_the_peak_is_that_of_the_measured_step():
+    """The step that warms up has as many micro-batches as there are stages, here 4. The measured one has one."""
+    world = {"world": 4, "nodes": 1, "network": "400Gb/s", "like": "H100"}
+    worlds = [world | {"arguments": [1, 1, 4, 4, 256, 4096, sequences, 1]} for sequences in (1, 4)]
+    one, four = (row["peak"] for row in results(rank_program("layouts"), worlds))
+    assert one < 0.6 * four
 
 
 def test_what_is_no_choice_is_refused_before_a_world_is_simulated():

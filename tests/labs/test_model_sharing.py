@@ -115,7 +115,7 @@ def bars(canvas):
 
 def test_the_thriftiest_and_the_greediest_are_the_finding():
     figure = plot_shared_model(measured(*PARTS))
-    assert figure.title == "For 3 processes, one server takes 676 MiB, a copy each 1.98 GiB"
+    assert figure.title == "For 3 processes, one server takes 0.6602 GiB, a copy each 1.98 GiB"
     assert "A copy each 1.98 GiB (context 300 MiB, weights 1.5 GiB, cache 192 MiB); shared weights 1004 MiB" in figure.alt
     assert figure.alt.endswith("Measured on paper.")
 

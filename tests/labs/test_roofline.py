@@ -19,10 +19,14 @@ def test_tensor_cores_speed_up_large_products_and_memory_halves_additions(like, 
     assert result.recorded() is not None
 
 
-def test_a_chip_without_tf32_is_as_fast_with_it_as_without():
-    with labkit.use(gpus=1, like="T4", quiet=True):
-        result = collect(format_speed([256, 2048], repeats=1))
-    assert format_gain(result, "product", "tf32") == pytest.approx({256: 1.0, 2048: 1.0}, rel=1e-3)
+@pytest.mark.parametrize(("like", "has_tf32"), [("T4", False), ("L4", True), ("A100", True)])
+def test_only_a_chip_with_tf32_shows_it(like, has_tf32):
+    with labkit.use(gpus=1, like=like, quiet=True):
+        run = format_speed([256], repeats=1)
+        result = collect(run)
+    assert len(result.rows) == run.total
+    assert ("tf32" in result.column("format")) == has_tf32
+    assert ("tf32" in plot_format_speed(result).alt) == has_tf32
 
 
 def test_the_model_of_the_h200_is_near_the_recorded_one():
@@ -45,10 +49,11 @@ def test_rates_follow_from_seconds_and_nothing_is_left_behind():
             held.append(torch.cuda.memory_allocated())
         assert held[0] == held[1]  # the workspace of the first product stays
         assert torch.ones(2, device="cuda").tolist() == [1, 1]  # values are computed again
-    assert run.total == 7
-    for row in rows:
+    assert run.total == 6  # a T4 has no TF32
+    assert [row["format"] for row in rows] == ["float32", "bfloat16"]
+    for row, itemsize in zip(rows, (4, 2), strict=True):
         assert row["flops_per_second"] * row["seconds"] == pytest.approx(2 * 128**3)
-        assert row["bytes_per_second"] * row["seconds"] == pytest.approx(3 * 128**2 * 4)
+        assert row["bytes_per_second"] * row["seconds"] == pytest.approx(3 * 128**2 * itemsize)
     assert torch.get_float32_matmul_precision() == before
 
 

@@ -1,7 +1,8 @@
 """A training step of a GPT's blocks on data × tensor × pipeline ranks, as the first rank of a simulated world takes it.
 
 Arguments: the three degrees, the blocks, their width, the tokens of a sequence, the sequences of a batch, and how many of them are a
-micro-batch. `result` has the seconds of the second step and the peak in bytes; None for both if it does not fit.
+micro-batch. `result` has the seconds and the peak in bytes of the second step; None for both if
+the step does not fit.
 
 The stages follow 1F1B. A rank is
 simulated alone and the others are like it, so what it waits for while the pipeline fills and drains takes as long as its own work does: it
@@ -86,6 +87,7 @@ try:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     step(0, stages)  # as many micro-batches as there are at a time, so that the next step finds all its memory
+    torch.cuda.reset_peak_memory_stats()  # building the model and the first step do not count
     start.record()
     step(stages - 1, sequences // (data * micro))
     end.record()

@@ -71,6 +71,23 @@ WRONG = {
             changed(VALIDATE, ("        steps += 1\n", "        steps += 1\n        error = error if steps % 10 else error.detach()\n")),
             "in a row",
         ),
+        "backward only to free the graph": (
+            changed(
+                VALIDATE,
+                (ERROR, "        wrong = nn.functional.l1_loss(model(x), y)\n        wrong.backward()\n        error += wrong.item()\n"),
+                ("(error / steps).item()", "error / steps"),
+            ),
+            "ran 24 backward passes, the script 12",
+        ),
+        "backward only to free the graph, and its gradients cleared": (
+            changed(
+                VALIDATE,
+                (ERROR, "        wrong = nn.functional.l1_loss(model(x), y)\n        wrong.backward()\n        error += wrong.item()\n"),
+                ("(error / steps).item()", "error / steps"),
+                ("        steps += 1\n", "        steps += 1\n        optimizer.zero_grad()\n"),
+            ),
+            "ran 24 backward passes, the script 12",
+        ),
         "a tensor returned": (changed(MENDED_VALIDATE, ("error / steps", "torch.tensor(error / steps)")), "yours returned a tensor"),
     },
     "06.2": {
@@ -131,7 +148,38 @@ WRONG = {
         "outputs detached": (changed(WATCHED, ("seen.append(output)", "seen.append(output.detach())")), KEEPS),
         "a hook each step, of numbers": (
             changed(WATCHED, ("seen.append(output)", "seen.append(output.mean().item())"), ("seen[-1].mean().item()", "seen[-1]")),
-            "left 12 hook",
+            "more hooks than after the first",
+        ),
+        "a hook each step, all cleared at the end": (
+            changed(
+                WATCHED,
+                ("seen.append(output)", "seen.append(output.mean().item())"),
+                ("seen[-1].mean().item()", "seen[-1]"),
+                ("    return means", "    seen.clear()\n    model[1]._forward_hooks.clear()\n    return means"),
+            ),
+            "Remove only your own hooks",
+        ),
+        "a hook each step, all removed at the end": (
+            changed(
+                WATCHED,
+                ("seen, means = [], []", "seen, means, handles = [], [], []"),
+                ("        model[1].register_forward_hook(", "        handles.append(model[1].register_forward_hook("),
+                ("seen.append(output))", "seen.append(output.mean().item())))"),
+                ("seen[-1].mean().item()", "seen[-1]"),
+                ("    return means", "    [handle.remove() for handle in handles]\n    return means"),
+            ),
+            "more hooks than after the first",
+        ),
+        "every hook cleared each step": (
+            changed(
+                WATCHED,
+                ("seen.append(output)", "seen.append(output.mean().item())"),
+                (
+                    "        means.append(seen[-1].mean().item())",
+                    "        model[1]._forward_hooks.clear()\n        means.append(seen.pop())",
+                ),
+            ),
+            "Remove only your own hooks",
         ),
         "the hook stays": (changed(MENDED_WATCHED, ("    handle.remove()\n", "")), "left 1 hook"),
         "means left on the GPU": (
@@ -179,6 +227,7 @@ WRONG = {
 NO_GRAD = "        with torch.no_grad():\n    "
 RIGHT = {
     "06.1": {
+        "gradients cleared after the step": changed(MENDED_VALIDATE, (STEP, STEP + "        optimizer.zero_grad()\n")),
         "a number each time": MENDED_VALIDATE,
         "under no_grad": changed(VALIDATE, (ERROR, NO_GRAD + ERROR)),
         "detached": changed(VALIDATE, ("model(x), y)\n        steps", "model(x), y).detach()\n        steps")),

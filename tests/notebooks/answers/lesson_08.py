@@ -98,6 +98,7 @@ WRONG = {
         ),
         "Adam": ("def sgd_step(parameters, rate): torch.optim.Adam(parameters, lr=rate).step()", "the new values are"),
         "a sign alone": (stepping("p.data.sub_(rate * p.grad.sign())"), "the new values are"),
+        "gradients in half precision": (stepping("p.data.sub_(rate * p.grad.half().float())"), "the new values are"),
         "shared again": (stepping("p.data = (p.data - rate * p.grad).share_memory_()"), "the others the old ones"),
         "the last one": (
             "def sgd_step(parameters, rate):\n    p = [p for p in parameters if p.grad is not None][-1]\n    p.data.sub_(rate * p.grad)\n",

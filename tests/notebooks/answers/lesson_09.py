@@ -243,13 +243,17 @@ def most_rows(peak, limit):
             without(ROWS, "one, two = peak(1), peak(2)", "one, two = peak(0) + peak(1) - peak(0), peak(2)"),
             "no row at all|you measured",
         ),
-        "rounded": (without(ROWS, "(limit - (one - row)) // row", "round((limit - (one - row)) / row)"), "rows? fits?, you said"),
+        "measured where no step fits": (
+            without(ROWS, "peak(1), peak(2)", "peak(1), peak(10**6)").replace("two - one", "(two - one) // 999_999"),
+            "a step of 1,000,000 rows needs .* GiB, and the GPU has 128 GiB",
+        ),
+        "rounded": (without(ROWS, "(limit - (one - row)) // row", "round((limit - (one - row)) / row)"), "above the limit"),
         "two rows or none": (without(ROWS, "    return", "    if limit < two: return 0\n    return"), "1 row fits, you said 0"),
-        "rounded up": (without(ROWS, "// row", "// row + 1"), "rows? fits?, you said"),
-        "less than the limit": (without(ROWS, "(limit - (", "(limit - 1 - ("), "rows? fits?, you said"),
+        "rounded up": (without(ROWS, "// row", "// row + 1"), "above the limit|Not even one row"),
+        "less than the limit": (without(ROWS, "(limit - (", "(limit - 1 - ("), "exactly the limit, and the limit may be reached"),
         "below nothing": (without(ROWS, "max(0, ", "("), "Not even one row fits"),
         "never none": (without(ROWS, "max(0", "max(1"), "Not even one row fits"),
-        "no whole number": (without(ROWS, "// row", "/ row"), "rows? fits?, you said"),
+        "no whole number": (without(ROWS, "// row", "/ row"), "A batch has a whole number of rows"),
         "one measurement for all": (
             without(ROWS, "one, two = peak(1), peak(2)", "one, two = known or known.extend((peak(1), peak(2))) or known").replace(
                 "limit):", "limit, known=[]):"
