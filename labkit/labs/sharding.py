@@ -20,7 +20,7 @@ CUT_BY_WAY = {
     "FSDP": KINDS,
     "tensor parallel": KINDS,
 }
-MEASURED = ("DDP", "DDP, views", "ZeRO-1", "ZeRO-2", "FSDP")
+MEASURED = ("DDP", "DDP, views", "ZeRO-1, views", "FSDP, no reshard", "FSDP")
 FLOAT = 4  # bytes
 PARTS = (*KINDS, "other", "peak")
 COLUMNS = {"way": "", "part": "", "bytes": "bytes"}
@@ -56,9 +56,10 @@ def held_by_ranks(ranks: int = 4, width: int = 1024, layers: int = 16) -> Run:
 
     The model has `layers` linear layers of `width` × `width` float32 weights, and meets so few rows that activations do not count. The
     ways: DistributedDataParallel as it is, and with `gradient_as_bucket_view=True`; the same with ZeroRedundancyOptimizer; `fully_shard`
-    of each layer that keeps parameters whole from forward to backward (what ZeRO-2 keeps during a step), and that does not. "other" is
+    of each layer that keeps parameters whole from forward to backward ("no reshard": as in ZeRO-2 during a step, but between steps their
+    shares alone), and that does not. "other" is
     what the allocator has given out besides parameters, gradients and the optimizer's state; "peak" is the most of all. All ranks hold
-    the same. Under ZeRO-2 the peak depends on PyTorch: 2.15 frees a gathered layer a little earlier. Ranks get virtual GPUs where there are
+    the same. Without resharding the peak depends on PyTorch: 2.15 frees a gathered layer a little earlier. Ranks get virtual GPUs where there are
     too few real ones.
 
     Raises ValueError for what is out of bounds; the width must divide by the ranks. Raises as `labkit.torchrun` does, besides.
@@ -92,13 +93,13 @@ def plot_held_by_ranks(result: Result) -> Figure:
         for kind in COLOURED:
             axes.bar(x, held[kind], WIDE, bottom, color=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white")
             bottom += held[kind]
-        axes.annotate(f"{bottom:.0f}", (x, bottom / 2), ha="center", va="center", fontsize=TITLE_POINTS, bbox=BOX)
-    axes.set_xticks(range(len(ways)), ways)
+        axes.annotate(f"{bottom:.0f}", (x, bottom), (0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=TITLE_POINTS, bbox=BOX)
+    axes.set_xticks(range(len(ways)), [way.replace(", ", ",\n") for way in ways])
     axes.yaxis.set_major_locator(MultipleLocator(4))
     axes.set(ylabel="bytes a parameter, on each rank", xlabel=f"{result.parameters['ranks']} ranks, float32, Adam")
     axes.grid(axis="x", visible=False)
     patches = [
-        Patch(facecolor=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white", label=kind) for kind in COLOURED
+        Patch(facecolor=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white", label=NAMES.get(kind, kind)) for kind in COLOURED
     ]
     patches.append(Patch(fill=False, edgecolor=BLACK, linestyle="--", label="peak of a step"))
     axes.legend(handles=patches[::-1], frameon=False, loc="upper right", fontsize=TEXT_POINTS)
@@ -107,7 +108,8 @@ def plot_held_by_ranks(result: Result) -> Figure:
 
 WIDE = 0.7  # of a bar, its place being 1
 COLOURED = (*KINDS, "other")
-BOX = {"boxstyle": "round", "facecolor": "white", "edgecolor": "none"}
+NAMES = {"other": "DDP's buckets"}  # what the allocator has given out besides: nothing else in these ways
+BOX = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"}
 
 
 def _by_parameter(result: Result, way: str) -> dict[str, float]:
@@ -125,5 +127,5 @@ def _finding(result: Result) -> str:
 
 def _told(result: Result, way: str) -> str:
     held = _by_parameter(result, way)
-    kinds = ", ".join(f"{held[kind]:.0f} of {kind}" for kind in COLOURED if held[kind] >= 0.5)
+    kinds = ", ".join(f"{held[kind]:.0f} of {NAMES.get(kind, kind)}" for kind in COLOURED if held[kind] >= 0.5)
     return f"{way}: bytes a parameter on each rank, {kinds}; at the peak {held['peak']:.0f}."
