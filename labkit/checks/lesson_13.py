@@ -423,7 +423,7 @@ def _close(some: list[float], due: list[float]) -> bool:
 
 CHECKS = [
     Check("13.1", draw_tensors, observe_zeros, judge_zeros, gpus=2, section="Code that nobody ran"),
-    Check("13.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report, section="What held once"),
+    Check("13.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report, section="What is deprecated or outdated"),
     Check(
         "13.3",
         draw_training,
