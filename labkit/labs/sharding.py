@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
-from gputrace.figures.figure import BLACK, CATEGORY_COLOURS, CATEGORY_HATCHES, TEXT_POINTS, TITLE_POINTS, Figure, new_canvas
+from gputrace.figures.figure import BLACK, CATEGORY_COLOURS, CATEGORY_HATCHES, TEXT_POINTS, Figure, new_canvas
 from labkit.lab_parts import programs
 from labkit.lab_parts.experiment import Result, Row, Run, checked_count
 from labkit.lab_parts.figures import badged, in_style
@@ -93,10 +93,13 @@ def plot_held_by_ranks(result: Result) -> Figure:
         for kind in COLOURED:
             axes.bar(x, held[kind], WIDE, bottom, color=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white")
             bottom += held[kind]
-        axes.annotate(f"{bottom:.0f}", (x, bottom), (0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=TITLE_POINTS, bbox=BOX)
+        told = f"{bottom:.0f}\npeak {held['peak']:.0f}"
+        axes.annotate(told, (x, max(bottom, held["peak"])), (0, 3), textcoords="offset points", ha="center", va="bottom")
     axes.set_xticks(range(len(ways)), [way.replace(", ", ",\n") for way in ways])
     axes.yaxis.set_major_locator(MultipleLocator(4))
-    axes.set(ylabel="bytes a parameter, on each rank", xlabel=f"{result.parameters['ranks']} ranks, float32, Adam")
+    axes.margins(y=0.15)
+    axes.set_ylabel("bytes per parameter, on each rank")
+    axes.set_xlabel(f"{result.parameters['ranks']} ranks, float32, Adam", loc="left")
     axes.grid(axis="x", visible=False)
     patches = [
         Patch(facecolor=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white", label=NAMES.get(kind, kind)) for kind in COLOURED
@@ -109,7 +112,6 @@ def plot_held_by_ranks(result: Result) -> Figure:
 WIDE = 0.7  # of a bar, its place being 1
 COLOURED = (*KINDS, "other")
 NAMES = {"other": "DDP's buckets"}  # what the allocator has given out besides: nothing else in these ways
-BOX = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"}
 
 
 def _by_parameter(result: Result, way: str) -> dict[str, float]:
