@@ -9,7 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from gputrace.figures.figure import BLACK, BLUE, GREEN, GREY, ORANGE, SKY_BLUE, TEXT_POINTS, VERMILLION, YELLOW, drawable, text_width
 from gputrace.phases import phase_of
-from gputrace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, seconds_of
+from gputrace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData

@@ -227,9 +227,7 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
     for rank, told in enumerate(second):
         if told["begun"] != list(range(dies, steps)):
             hint = " Did you save before `work(step)`?" if first[0]["files"][0] is not None else ""
-            return not_yet(
-                f"{dies} steps were done when the ranks died; started again, rank {rank} did {told['begun']} of {steps}.{hint}"
-            )
+            return not_yet(f"{dies} steps were done when the ranks died; started again, rank {rank} did {told['begun']} of {steps}.{hint}")
         if not near([told["weight"]], [weight]):
             cause = "momentum" if told["momentum"] is None or not near([told["momentum"]], [momentum]) else "weight"
             return not_yet(

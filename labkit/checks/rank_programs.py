@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 from labkit.checks.checking import Plain, describe
 from labkit.checks.sent_bytes import SentBytes
 
-
 LATE = 0.3  # seconds: long enough for another rank to read a gradient that it did not wait for
 
 

@@ -55,12 +55,11 @@ def held_by_ranks(ranks: int = 4, width: int = 1024, layers: int = 16) -> Run:
     """Bytes that each of so many ranks holds after a training step with Adam, its gradients included, and at the peak of a step.
 
     The model has `layers` linear layers of `width` × `width` float32 weights, and meets so few rows that activations do not count. The
-    ways: DistributedDataParallel as it is, and with `gradient_as_bucket_view=True`; the same with ZeroRedundancyOptimizer; `fully_shard`
-    of each layer that keeps parameters whole from forward to backward ("no reshard": as in ZeRO-2 during a step, but between steps their
-    shares alone), and that does not. "other" is
-    what the allocator has given out besides parameters, gradients and the optimizer's state; "peak" is the most of all. All ranks hold
-    the same. Without resharding the peak depends on PyTorch: 2.15 frees a gathered layer a little earlier. Ranks get virtual GPUs where there are
-    too few real ones.
+    ways: DistributedDataParallel with its defaults, and with `gradient_as_bucket_view=True` ("views"); the latter with
+    ZeroRedundancyOptimizer; `fully_shard` of each layer that keeps parameters whole from forward to backward ("no reshard": as in ZeRO-2
+    during a step, but only their shares between steps), and that does not. "other" is what the allocator has given out besides parameters,
+    gradients and the optimizer's state; "peak" is the most of all. All ranks hold the same. Without resharding the peak depends on PyTorch:
+    2.15 frees a gathered layer a little earlier. Ranks get virtual GPUs where there are too few real ones.
 
     Raises ValueError for what is out of bounds; the width must divide by the ranks. Raises as `labkit.torchrun` does, besides.
     """
@@ -101,9 +100,8 @@ def plot_held_by_ranks(result: Result) -> Figure:
     axes.set_ylabel("bytes per parameter, on each rank")
     axes.set_xlabel(f"{result.parameters['ranks']} ranks, float32, Adam", loc="left")
     axes.grid(axis="x", visible=False)
-    patches = [
-        Patch(facecolor=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white", label=NAMES.get(kind, kind)) for kind in COLOURED
-    ]
+    looks = {kind: {"facecolor": CATEGORY_COLOURS[kind], "hatch": CATEGORY_HATCHES.get(kind)} for kind in COLOURED}
+    patches = [Patch(**look, edgecolor="white", label=NAMES.get(kind, kind)) for kind, look in looks.items()]
     patches.append(Patch(fill=False, edgecolor=BLACK, linestyle="--", label="peak of a step"))
     axes.legend(handles=patches[::-1], frameon=False, loc="upper right", fontsize=TEXT_POINTS)
     return badged(canvas, result.badge, *(_told(result, way) for way in ways))

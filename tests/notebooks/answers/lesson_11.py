@@ -214,8 +214,11 @@ def backward(x, shard, upstream):
         "gathered in parts and joined": (
             changed(
                 FREED,
-                (GATHER, "parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]; dist.all_gather(parts, shard); "
-                    "weight = torch.cat(parts)"),
+                (
+                    GATHER,
+                    "parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]; dist.all_gather(parts, shard); "
+                    "weight = torch.cat(parts)",
+                ),
             ),
             LATER,
         ),
