@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
@@ -336,14 +336,14 @@ def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
 HALVES = ["cuda:0"] * 2 + ["cuda:1"] * 2  # where weight and bias of both halves belong
 
 
-class _CopiesToHost(TorchDispatchMode):
+class _CopiesToHost(TorchFunctionMode):
     """Notice whether a tensor on the CPU is made from one on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = False
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
         from_gpu = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_leaves(args))
         on_host = any(isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" for leaf in tree_leaves(made))
