@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from html import escape
+from typing import Any
 
 import ipywidgets as widgets
 from matplotlib.axes import Axes
@@ -127,8 +128,10 @@ def _bar(axes: Axes, row: int, counts: Counter, first: bool) -> None:
         left += count
     if first:
         entries = [Patch(facecolor=fill, hatch=hatch, edgecolor="white", label=verdict) for verdict, (fill, _, hatch) in LOOKS.items()]
-        look = {"frameon": False, "fontsize": TEXT_POINTS, "handlelength": 1.2, "columnspacing": 1.0, "handletextpad": 0.4}
-        axes.legend(handles=entries, ncols=len(entries), loc="lower right", bbox_to_anchor=(1.02, 1.0), borderaxespad=0, **look)
+        legend: dict[str, Any] = {"frameon": False, "fontsize": TEXT_POINTS, "handlelength": 1.2, "columnspacing": 1.0}
+        axes.legend(
+            handles=entries, ncols=len(entries), loc="lower right", bbox_to_anchor=(1.02, 1.0), borderaxespad=0, handletextpad=0.4, **legend
+        )
 
 
 def _agreement(result: Result) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
@@ -100,7 +101,9 @@ def plot_held_by_ranks(result: Result) -> Figure:
     axes.set_ylabel("bytes per parameter, on each rank")
     axes.set_xlabel(f"{result.parameters['ranks']} ranks, float32, Adam", loc="left")
     axes.grid(axis="x", visible=False)
-    looks = {kind: {"facecolor": CATEGORY_COLOURS[kind], "hatch": CATEGORY_HATCHES.get(kind)} for kind in COLOURED}
+    looks: dict[str, dict[str, Any]] = {
+        kind: {"facecolor": CATEGORY_COLOURS[kind], "hatch": CATEGORY_HATCHES.get(kind)} for kind in COLOURED
+    }
     patches = [Patch(**look, edgecolor="white", label=NAMES.get(kind, kind)) for kind, look in looks.items()]
     patches.append(Patch(fill=False, edgecolor=BLACK, linestyle="--", label="peak of a step"))
     axes.legend(handles=patches[::-1], frameon=False, loc="upper right", fontsize=TEXT_POINTS)
