@@ -127,8 +127,19 @@ def test_what_no_longer_holds_says_what_to_write_or_where_it_stands(claim):
         assert claim.today or claim.source or claim.expect.prints, "no way of today, no source, nothing shown"
     if claim.verdict != "holds" and claim.snippet:
         assert claim.today
-    if claim.verdict == "held once":
+    if claim.verdict in ("deprecated", "outdated"):
         assert claim.changed or claim.untried
+
+
+@each_claim
+def test_a_verdict_fits_what_running_the_claim_shows(claim):
+    """Deprecated code runs. A typo and an invented name raise an error, unless the claim only says that a feature exists."""
+    if claim.verdict == "deprecated":
+        assert not claim.expect.raises and (claim.expect.warns or claim.expect.may_warn)
+    elif claim.verdict == "typo":
+        assert claim.expect.raises in ("SyntaxError", "NameError", "TypeError", "AttributeError") and claim.snippet
+    elif claim.verdict == "invented":
+        assert claim.expect.raises in ("AttributeError", "TypeError") or claim.name == "feature named shared memory"
 
 
 @each_claim
@@ -152,7 +163,7 @@ def test_a_claim_that_runs_expects_something(claim):
 
 def test_claims_are_found_by_name_article_and_verdict():
     assert articles.find("empy_cache").article.title.startswith("PyTorch 101")
-    assert [claim.name for claim in articles.claims("gpu_acceleration", "held once")] == ["max_memory_cached"]
+    assert [claim.name for claim in articles.claims("gpu_acceleration", "deprecated")] == ["max_memory_cached"]
     assert sum(len(articles.claims(verdict=verdict)) for verdict in VERDICTS) == len(CLAIMS)
 
 
@@ -161,5 +172,5 @@ def test_unknown_names_are_refused_with_what_there_is():
         articles.find("empty_cach")
     with pytest.raises(ValueError, match="choose one of 'shared_gpu_memory', "):
         articles.claims("shared memory")
-    with pytest.raises(ValueError, match="choose one of 'holds', 'held once', 'never held'"):
+    with pytest.raises(ValueError, match="choose one of 'holds', 'deprecated', 'outdated', 'typo', 'invented', 'false'"):
         articles.claims(verdict="true")

@@ -1,6 +1,6 @@
 """The lanes of a timeline, and how any number of spans becomes a picture of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from gputrace.figures.figure import BLACK, BLUE, GREEN, GREY, ORANGE, SKY_BLUE, TEXT_POINTS, VERMILLION, YELLOW, drawable, text_width
 from gputrace.phases import phase_of
-from gputrace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT, seconds_of
+from gputrace.spans import COPIES, D2H, H2D, HOST, KERNEL, KINDS, LAUNCH, P2P, WAIT
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
@@ -58,6 +58,10 @@ class Lane:
     def is_host(self) -> bool:
         return self.device == HOST
 
+    def within(self, seen: np.ndarray) -> "Lane":
+        """The same lane of a recording that has only the spans marked in `seen`."""
+        return replace(self, mask=self.mask[seen])
+
 
 def kinds_of(trace: "TraceData") -> np.ndarray:
     """The kind of each span, BACKWARD where a backward pass launched a kernel."""
@@ -85,14 +89,14 @@ def lanes_of(trace: "TraceData", devices: list[int]) -> list[Lane]:
     return lanes
 
 
-def fitting(trace: "TraceData", lanes: list[Lane], most: int) -> list[Lane]:
-    """As many lanes as there is room for: the host, and those that were busy longest, in their order."""
+def fitting(lanes: list[Lane], seconds: list[float], most: int) -> list[Lane]:
+    """Return at most `most` lanes in their order: the host, and the lanes that were busy longest. `seconds` says how long each was."""
     if len(lanes) <= most:
         return lanes
-    hosts = [lane for lane in lanes if lane.is_host]
-    busiest = sorted((lane for lane in lanes if not lane.is_host), key=lambda lane: -seconds_of(trace.spans, lane.mask))
-    kept = {id(lane) for lane in [*hosts, *busiest[: most - len(hosts)]]}
-    return [lane for lane in lanes if id(lane) in kept]
+    hosts = [number for number, lane in enumerate(lanes) if lane.is_host]
+    others = sorted((number for number, lane in enumerate(lanes) if not lane.is_host), key=lambda number: -seconds[number])
+    kept = {*hosts, *others[: most - len(hosts)]}
+    return [lane for number, lane in enumerate(lanes) if number in kept]
 
 
 def draw_lane(axes: Axes, trace: "TraceData", kinds: np.ndarray, lane: Lane, row: int, window: tuple[float, float], pixels: float) -> bool:

@@ -32,7 +32,7 @@ from gputrace.figures.figure import (
 from gputrace.figures.lanes import LOOKS, NAMES, RACE, Lane, draw_lane, fitting, kinds_of, lanes_of, shade
 from gputrace.figures.phases import add_phases
 from gputrace.figures.relations import draw_collectives, draw_races, draw_waits, race_text
-from gputrace.spans import HOST, KIND_GROUPS, Spans, Waits, chosen, is_collective, seconds_of, seconds_of_both
+from gputrace.spans import HOST, KIND_GROUPS, RecordedRace, Spans, Waits, chosen, is_collective, seconds_of, seconds_of_both
 
 if TYPE_CHECKING:
     from gputrace.trace_data import TraceData
@@ -61,23 +61,24 @@ def trace_timeline(
     devices = _devices(trace) if device is None else [device]
     lanes, kinds = lanes_of(trace, devices), kinds_of(trace)
     phases = trace.phases if memory else []  # the host's: a GPU may run a phase's kernels much later
-    races = [race for race in trace.races if {race.first.device, race.second.device} & set(devices)]
-    part = trace if window[0] == 0 and window[1] >= trace.end else _part(trace, window)
+    races = [race for race in trace.races if _is_drawn(race, devices, window)]
+    seen, part = _part(trace, window)
     with matplotlib.rc_context(STYLE):
-        entries = _entries(trace, kinds, lanes, races)
+        entries = _entries(part, kinds[seen], [lane.within(seen) for lane in lanes], races)
         rows = 1 if sum(text_width(entry.get_label()) + 36 for entry in entries) <= WIDTH else 2
         listed = min(len(races), MOST_RACES)
         top = TITLE + (rows * LINE + 0.06 if entries else 0) + listed * LINE  # inches above the lanes, or the memory
         under = 0.94 if phases else 0.72  # inches for the phases, the axis and the badge
         room = SIZE[1] - top - under - (MEMORY + GAP if memory else 0)
-        shown = fitting(trace, lanes, int(room / LOWEST))
+        shown = fitting(lanes, [seconds_of(part.spans, lane.mask[seen]) for lane in lanes], int(room / LOWEST))
         page = _Page(top, MEMORY if memory else 0.0, min(room, HIGHEST * len(shown)), under)
         canvas = Canvas(figsize=(SIZE[0], page.height), facecolor="white")
         add_title(canvas, shortened(_finding(part, devices, races), WIDTH, TITLE_POINTS, bold=True))
         _add_legend(canvas, entries, rows, page)
         _list_races(canvas, races, page, top - listed * LINE)
         axes = canvas.add_axes(page.box(under, page.lanes))
-        crowded = _draw(axes, trace, kinds, shown, races, window, page.lanes / len(shown))
+        crowded = _draw(axes, trace, kinds, shown, races, window)
+        _add_shares(axes, part, [lane.within(seen) for lane in shown], page.lanes / len(shown))
         add_phases(axes, phases, window[1], start=window[0])
         if memory:
             box = page.box(under + page.lanes + GAP, MEMORY)
@@ -118,9 +119,23 @@ def _window(trace: "TraceData", start: float, end: float | None) -> tuple[float,
     return float(start), float(until)
 
 
-def _part(trace: "TraceData", window: tuple[float, float]) -> "TraceData":
-    """A recording of what ran in the window alone: the words tell of what is drawn."""
-    part, spans, (start, end) = copy.copy(trace), trace.spans, window
+def _is_drawn(race: RecordedRace, devices: list[int], window: tuple[float, float]) -> bool:
+    """Whether one side of the race ran on one of these devices, and one side in the window."""
+    sides = (race.first, race.second)
+    on_device = any(side.device in devices for side in sides)
+    return on_device and any(side.start <= window[1] and side.end >= window[0] for side in sides)
+
+
+def _part(trace: "TraceData", window: tuple[float, float]) -> tuple[np.ndarray, "TraceData"]:
+    """The part of the recording that is drawn, from which the title, the words and the shares come.
+
+    Returns which spans of the trace lie in the window, and a recording of these spans alone, cut to the window. If the window covers the
+    whole recording, it is the trace itself.
+    """
+    spans, (start, end) = trace.spans, window
+    if start == 0 and end >= trace.end:
+        return np.ones(len(spans), dtype=bool), trace
+    part = copy.copy(trace)
     seen = (spans.start < end) & (spans.end > start)
     columns = {name: getattr(spans, name)[seen] for name in ("device", "stream", "kind", "name", "stack", "launch")}
     begin, finish = spans.start[seen].clip(start, end), spans.end[seen].clip(start, end)
@@ -128,7 +143,7 @@ def _part(trace: "TraceData", window: tuple[float, float]) -> "TraceData":
     shown = (trace.waits.until >= start) & (trace.waits.until <= end)
     part.waits = Waits(*(getattr(trace.waits, field.name)[shown] for field in fields(Waits)))
     part.seconds = end - start
-    return part
+    return seen, part
 
 
 def _devices(trace: "TraceData") -> list[int]:
@@ -139,10 +154,8 @@ def _devices(trace: "TraceData") -> list[int]:
 # How it is drawn
 
 
-def _draw(
-    axes: Axes, trace: "TraceData", kinds: np.ndarray, lanes: list[Lane], races: list, window: tuple[float, float], inches: float
-) -> bool:
-    """The lanes, each so high, and what stands between them; returns whether some spans were too many to be drawn one by one."""
+def _draw(axes: Axes, trace: "TraceData", kinds: np.ndarray, lanes: list[Lane], races: list, window: tuple[float, float]) -> bool:
+    """Draw the lanes, and what connects them. Return whether some spans were too many to be drawn one by one."""
     axes.set(xlim=window, ylim=(len(lanes), 0))
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
@@ -152,18 +165,18 @@ def _draw(
     crowded, collectives = False, is_collective(trace.spans)
     for row, lane in enumerate(lanes):
         crowded |= draw_lane(axes, trace, kinds, lane, row, window, PIXELS)
-        axes.annotate(
-            _share_text(trace, lane, collectives, inches),
-            (1, row + 0.5),
-            (8, 0),
-            xycoords=axes.get_yaxis_transform(),
-            **BESIDE,
-            fontsize=TEXT_POINTS,
-        )
     draw_waits(axes, trace, lanes, window, PIXELS)
     draw_collectives(axes, trace, collectives, lanes, window)
     draw_races(axes, races, lanes, window)
     return crowded
+
+
+def _add_shares(axes: Axes, part: "TraceData", lanes: list[Lane], inches: float) -> None:
+    """Write next to each lane, `inches` high, its share of the time in the part that is drawn. The lanes' masks are of `part`."""
+    collectives = is_collective(part.spans)
+    for row, lane in enumerate(lanes):
+        text, place = _share_text(part, lane, collectives, inches), axes.get_yaxis_transform()
+        axes.annotate(text, (1, row + 0.5), (8, 0), xycoords=place, **BESIDE, fontsize=TEXT_POINTS)
 
 
 def _share_text(trace: "TraceData", lane: Lane, collectives: np.ndarray, inches: float) -> str:
@@ -184,7 +197,7 @@ def _percent(part: float, whole: float) -> str:
 
 
 def _entries(trace: "TraceData", kinds: np.ndarray, lanes: list[Lane], races: list) -> list:
-    """The legend's entries: the kinds that occur."""
+    """The legend's entries: the kinds that occur in the part that is drawn."""
     there = set(kinds[np.logical_or.reduce([lane.mask for lane in lanes])].tolist())
     look = {"edgecolor": "white", "linewidth": 0.3}
     entries: list = [Patch(**{**look, **LOOKS[kind]}, label=NAMES[kind]) for kind in NAMES if kind in there]

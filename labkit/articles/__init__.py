@@ -11,7 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-VERDICTS = ("holds", "held once", "never held")
+# Each verdict, and the words for one claim with it. What is deprecated still runs. What is outdated was true of an older version.
+VERDICTS = {
+    "holds": "it holds",
+    "deprecated": "it is deprecated",
+    "outdated": "it is outdated",
+    "typo": "it has a typo",
+    "invented": "it uses an invented name",
+    "false": "it is false",
+}
 ORDER = ("shared_gpu_memory", "memory_and_multiple_gpus", "gpu_acceleration", "speed_up_pytorch")  # as a learner meets them
 
 _FOLDER = Path(__file__).parent
@@ -56,7 +64,7 @@ class Claim:
         name: by which `try_claim` finds it.
         article: whose it is, and its `section` there.
         says: the claim, quoted or in a few words.
-        verdict: "holds", "held once" or "never held".
+        verdict: one of VERDICTS.
         why: what happens instead, or why it holds, in a sentence or two.
         snippet: is `code` the article's?
         code: what is run, after `before` and followed by `after`, in one namespace that holds torch and nn.

@@ -8,3 +8,10 @@ def add_one(tensor: torch.Tensor) -> None:
     tensor.add_(1)
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)
+
+
+def note_allocated(tensor: torch.Tensor, allocated: torch.Tensor) -> None:
+    """Write to `allocated` how many bytes this process's allocator has given out while it uses another process's tensor."""
+    tensor.add_(1)
+    torch.cuda.synchronize(tensor.device)
+    allocated.fill_(torch.cuda.memory_allocated(tensor.device))

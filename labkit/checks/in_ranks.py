@@ -88,7 +88,10 @@ def _values(told: dict[int, tuple[str, Any]], ranks: int, like: str | None) -> l
         why = "" if like else ": so does gloo where ranks give one collective different numbers of bytes"
         raise RankError(f"rank {gone[0]} of {ranks} ended its process without a word{why}")
     if [kind for kind, _ in told.values()] != [RETURNED] * ranks:
-        raise RankError("the ranks waited for one another in vain: does every rank call the same collectives, in the same order?")
+        raise RankError(
+            "the ranks waited for one another in vain: does every rank call the same collectives, in the same order, and with tensors of "
+            "the same size?"
+        )
     return [told[rank][1] for rank in range(ranks)]
 
 

@@ -52,9 +52,20 @@ def judge_gradients(observations: Plain, cases: Plain) -> Verdict:
                 if found is None or not near(found, mean):
                     return not_yet(
                         f"{of} had the gradient {everywhere[rank]}; the mean over all ranks is {shown(mean)}, "
-                        f"and it has {shown(found)} now."
+                        f"and it has {shown(found)} now.{_average_hint(found, everywhere[rank], len(case))}"
                     )
     return right("So does DistributedDataParallel, bucket by bucket.")
+
+
+def _average_hint(found: list[float] | None, own: list[float], ranks: int) -> str:
+    """A hint for gradients that no other rank's numbers have reached."""
+    if found is None:
+        return ""
+    if near(found, [value / ranks for value in own]):
+        return " Was its sum there when you divided? With `async_op=True`, `wait()` before you read."
+    if near(found, own):
+        return " No other rank's gradient has arrived. With `async_op=True`, `wait()` before you return."
+    return ""
 
 
 def near(found: Any, due: list[float]) -> bool:
@@ -215,7 +226,8 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
             return not_yet(f"after step {step}, the file {'was not there' if after is None else 'was as before'}. Save after every step.")
     for rank, told in enumerate(second):
         if told["begun"] != list(range(dies, steps)):
-            return not_yet(f"{dies} steps were done when the ranks died; started again, rank {rank} did {told['begun']} of {steps}.")
+            hint = " Did you save before `work(step)`?" if first[0]["files"][0] is not None else ""
+            return not_yet(f"{dies} steps were done when the ranks died; started again, rank {rank} did {told['begun']} of {steps}.{hint}")
         if not near([told["weight"]], [weight]):
             cause = "momentum" if told["momentum"] is None or not near([told["momentum"]], [momentum]) else "weight"
             return not_yet(
@@ -224,8 +236,17 @@ def judge_lives(lives: Plain, inputs: Plain) -> Verdict:
     if any(told["removed"] for told in first + second):
         return not_yet("the file was removed: a rank that dies before another one is there leaves none.")
     if again := third[0]["begun"]:
-        return not_yet(f"all {steps} steps were done; started once more, the ranks did {again}. Save after the last step, too.")
-    if sum(told["placed"] for told in first) < len(set(first[0]["files"]) - {None}):
+        hint = "Save after the last step, too."
+        if first[0]["files"][0] is not None:  # there before the first step
+            hint = "You save before `work(step)`: save when the step is done."
+        return not_yet(f"all {steps} steps were done; started once more, the ranks did {again}. {hint}")
+    if any(told["moved"] for told in first):
+        return not_yet(
+            "the new file was written in another folder, and moved. That folder may be on another file system, where moving means "
+            "copying: a rank that dies meanwhile leaves half of a file. Write it next to the checkpoint."
+        )
+    written = any(told["overwritten"] for told in first)
+    if written or sum(told["placed"] for told in first) < len(set(first[0]["files"]) - {None}):
         return not_yet("the file was written in its place: a rank that dies meanwhile leaves half of it. What puts a whole one there?")
     return right("As if nobody had died.")
 

@@ -11,12 +11,15 @@ from labkit.checks.rank_programs import RIGHT, adam_steps, cut_layers, due_group
 
 # 11.1: two layers cut among the ranks
 
+HIDDEN = 64  # neurons of a rank: its part of either weight has more bytes than a rank may send
+OBJECT = 1024  # bytes: more than a pickled tensor has beside its numbers
+
 
 def draw_layers(generator: random.Random) -> Plain:
     """For two and three ranks: a batch, two layers, and their biases, whose hidden neurons the ranks share."""
     cases = []
     for ranks in (2, 3):
-        width, hidden, out = generator.randint(2, 3), 2 * ranks, generator.randint(2, 3)
+        width, hidden, out = generator.randint(20, 24), HIDDEN * ranks, generator.randint(8, 12)
 
         def matrix(rows: int, columns: int) -> Plain:
             return [[generator.choice((-3, -2, -1, 1, 2, 3)) for _ in range(columns)] for _ in range(rows)]
@@ -55,6 +58,12 @@ def judge_layers(observations: Plain, cases: Plain) -> Verdict:
                 return not_yet(f"{of} has {apart(answer['values'], due, 'the whole layers give')}. What is summed, and how often?")
             if answer["changed"]:
                 return not_yet(f"{of} has changed {', '.join(answer['changed'])}: the next call would compute with other numbers.")
+            output = 4 * len(due)
+            if answer["sent"] > (case["ranks"] - 1) * output + OBJECT:
+                return not_yet(
+                    f"the outputs are right, but {of} sent {units.byte_text(answer['sent'])}, and the whole output has "
+                    f"{units.byte_text(output)}. Leave the weights where they are: what has to be sent?"
+                )
     return right("Two layers, cut among the ranks, give every rank the whole output.")
 
 
@@ -110,16 +119,17 @@ def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
 # 11.3: the backward of a layer under FSDP
 
 LIKE = "T4"
-MOST = 2.3  # whole weights at a time: one, the share that is returned, and another in its making
+HOLDERS = 3  # ranks: with two, a share that is divided takes as much as half of a second whole matrix
+MOST = 1.9  # whole weights at a time: one, the share that is returned, and another in its making
 
 
 def draw_layer(generator: random.Random) -> Plain:
-    outputs, inputs = (64 * generator.randint(4, 6) for _ in range(2))
-    return {"outputs": outputs + 64 * 3, "inputs": inputs, "rows": 4, "seed": generator.randrange(1 << 20)}
+    outputs, inputs = 64 * HOLDERS * generator.randint(3, 4), 64 * generator.randint(4, 6)
+    return {"outputs": outputs, "inputs": inputs, "rows": 4, "seed": generator.randrange(1 << 20)}
 
 
 def observe_backward(backward: Any, case: Plain) -> Plain:
-    return in_ranks(layer_backward, backward, [case] * 2, like=LIKE)
+    return in_ranks(layer_backward, backward, [case] * HOLDERS, like=LIKE)
 
 
 def judge_backward(told: Plain, case: Plain) -> Verdict:

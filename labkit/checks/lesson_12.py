@@ -74,10 +74,10 @@ def judge_sums(told: Plain, case: Plain) -> Verdict:
     for rank, found in enumerate(told):
         share, given = found["bytes"] / case["per_node"], sum(found["between"])
         if not (given <= TWICE * share and all(nbytes <= share for nbytes in found["between"])):
-            gave, whole = units.byte_text(given), units.byte_text(found["bytes"])
+            calls, whole = ", ".join(units.byte_text(nbytes) for nbytes in found["between"]), units.byte_text(found["bytes"])
             return not_yet(
-                f"the sums are right, but rank {rank} gave {gave} of {whole} to groups of several nodes. A node has "
-                f"{case['per_node']} ranks: what is each one's share?"
+                f"the sums are right, but of its {whole} rank {rank} may give each collective between nodes {units.byte_text(int(share))}, "
+                f"because a node has {case['per_node']} ranks. It gave {calls}. Which part is its share, and which group is `far`?"
             )
     return right("Each rank takes its share from node to node.")
 

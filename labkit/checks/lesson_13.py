@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
 from labkit.checks.deprecated import deprecated_calls
@@ -197,16 +199,27 @@ def _to_train(inputs: Plain) -> tuple[nn.Linear, list[tuple[torch.Tensor, torch.
 
 
 def expect_training(inputs: Plain) -> Plain:
-    """The mean loss and the parameters that are due: the same training on the CPU."""
+    """The expected mean loss and parameters, from the same training on the CPU.
+
+    `accumulated` are the parameters if gradients are never cleared.
+    """
+    accumulated, _ = _trained_on_cpu(inputs, clear=False)
+    parameters, losses = _trained_on_cpu(inputs, clear=True)
+    return {"loss": sum(losses) / len(losses), "parameters": parameters, "accumulated": accumulated}
+
+
+def _trained_on_cpu(inputs: Plain, clear: bool) -> tuple[list[float], list[float]]:
+    """The parameters after training, and the loss of each batch."""
     model, batches = _to_train(inputs)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
     for x, y in batches:
         loss = nn.functional.mse_loss(model(x), y)
-        optimizer.zero_grad()
+        if clear:
+            optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return {"loss": sum(losses) / len(losses), "parameters": _numbers(model)}
+    return _numbers(model), losses
 
 
 def observe_training(answer: Any, inputs: Plain) -> Plain:
@@ -243,16 +256,23 @@ def judge_training(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
         return not_yet(f"expected a number; your function returned {observed['loss']}.")
     if "cpu" in observed["forwards"]:
         return not_yet("the model computed on the CPU. It should train on the GPU.")
-    off = max(abs(a - b) for a, b in zip(observed["parameters"], due["parameters"], strict=True))
+    off = _furthest(observed["parameters"], due["parameters"])
     if not off < 1e-3 * SCALE:
         if observed["device"] == "cpu":
             return not_yet("the model that you were given is still on the CPU, and is not trained.")
-        return not_yet(f"the model's parameters are off by up to {off:.3g}. What do gradients do from one step to the next?")
+        hint = "Does every batch make one step of SGD with lr=0.01, and with that batch's gradient only?"
+        if _furthest(observed["parameters"], due["accumulated"]) < 1e-3 * SCALE:
+            hint = "What do gradients do from one step to the next?"
+        return not_yet(f"the model's parameters are off by up to {off:.3g}. {hint}")
     if not abs(observed["loss"] - due["loss"]) < 1e-4 * due["loss"]:
         return not_yet(f"the mean loss is {due['loss']:.5g}; you said {observed['loss']:.5g}.")
     if observed["kept"] > 1:  # that of the step before goes with the next loss
         return not_yet(f"when a forward began, the graphs of {observed['kept']} earlier steps were still there. What keeps them?")
     return right("The model first, then its optimizer; and a number for a loss.")
+
+
+def _furthest(found: list[float], expected: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(found, expected, strict=True))
 
 
 # 13.4: a trial of one's own
@@ -316,6 +336,21 @@ def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
 HALVES = ["cuda:0"] * 2 + ["cuda:1"] * 2  # where weight and bias of both halves belong
 
 
+class _CopiesToHost(TorchFunctionMode):
+    """Notice whether a tensor on the CPU is made from one on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        from_gpu = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_leaves(args))
+        on_host = any(isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" for leaf in tree_leaves(made))
+        self.seen |= from_gpu and on_host
+        return made
+
+
 def draw_halves(generator: random.Random) -> Plain:
     return {"seed": generator.randrange(1 << 30), "sizes": [generator.randint(2, 9) for _ in range(3)], "inputs": list(PLACES)}
 
@@ -346,11 +381,13 @@ def observe_halves(two_halves: Any, inputs: Plain) -> Plain:
         x.grad = None
         computed.clear()
         with torch.cuda.device(1 - index % 2), during(f"an input on {place}"):
-            y = network(x.to(place))
+            given = x.to(place)
+            with _CopiesToHost() as copies:
+                y = network(given)
             if isinstance(y, torch.Tensor) and y.requires_grad:
                 y.square().sum().backward()
         gradients = [None if p is None or p.grad is None else p.grad.cpu().flatten().tolist() for p in [*parameters, x]]
-        runs.append({"output": describe(y), "computed": list(computed), "gradients": gradients})
+        runs.append({"output": describe(y), "computed": list(computed), "gradients": gradients, "by_host": copies.seen})
     return {"type": "Module", "places": places, "runs": runs, "due": due.flatten().tolist(), "due_gradients": due_gradients}
 
 
@@ -370,6 +407,8 @@ def judge_halves(observed: Plain, inputs: Plain) -> Verdict:
         if run["computed"] != [["0", "cuda:0"], ["1", "cuda:1"]]:
             calls = ", ".join(f"the {('first', 'second')[int(half)]} on {device}" for half, device in run["computed"]) or "none"
             return not_yet(f"each half should be called once, on its own GPU; you called {calls}.")
+        if run["by_host"]:
+            return not_yet(f"for an input on {place} the outputs are right, but a tensor went through the CPU. Copy it from GPU to GPU.")
         for gradient, due in zip(run["gradients"], observed["due_gradients"], strict=True):
             if gradient is None or not _close(gradient, due):
                 found = "no" if gradient is None else "another"
@@ -384,7 +423,7 @@ def _close(some: list[float], due: list[float]) -> bool:
 
 CHECKS = [
     Check("13.1", draw_tensors, observe_zeros, judge_zeros, gpus=2, section="Code that nobody ran"),
-    Check("13.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report, section="What held once"),
+    Check("13.2", draw_sizes, observe_report, judge_report, gpus=2, script=memory_report, section="What is deprecated or outdated"),
     Check(
         "13.3",
         draw_training,

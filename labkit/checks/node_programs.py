@@ -1,4 +1,4 @@
-"""What the checks of lesson 12 have each rank do with an answer. Of the lessons, ranks import this file alone."""
+"""What the checks of lesson 12 have each rank do with an answer. Ranks import no other program of the lessons."""
 
 import math
 import os
@@ -9,13 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from labkit.checks.checking import Plain, describe, number
+from labkit.checks.sent_bytes import SentBytes
 
 PATIENCE = 1.0  # seconds in which a rank that does not wait for another is back
-GIVE_NOTHING = ("c10d::barrier", "c10d::recv_", "c10d::recv_any_source_")  # whose tensors are no values of this rank's
 
 
 def node_work(once_per_node: Any, case: Plain) -> Plain:
@@ -42,38 +40,13 @@ def node_work(once_per_node: Any, case: Plain) -> Plain:
     return {"calls": calls, "done": found}
 
 
-class _Sent(TorchDispatchMode):
-    """For each collective the ranks of its group, and the bytes that this rank gives it: of all tensors but those for its outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, list[int], int]] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace == "c10d" and function._schema.name not in GIVE_NOTHING:
-            named = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | (kwargs or {})
-            given = tree_leaves([value for name, value in named.items() if not name.startswith("output")])
-            groups = [group for leaf in given if isinstance(leaf, torch.ScriptObject) and (group := _group(leaf)) is not None]
-            if groups:
-                nbytes = sum(leaf.nbytes for leaf in given if isinstance(leaf, torch.Tensor))
-                self.calls.append((function._schema.name, dist.get_process_group_ranks(groups[0]), nbytes))
-        return function(*args, **(kwargs or {}))
-
-
-def _group(boxed: Any) -> dist.ProcessGroup | None:
-    try:
-        return dist.ProcessGroup.unbox(boxed)
-    except RuntimeError:  # another object of torch's
-        return None
-
-
 def summed_by_nodes(all_reduce_by_nodes: Any, case: Plain) -> Plain:
     """In a rank with a GPU: what the tensor holds afterwards, and the bytes that it gave each collective that leaves the node."""
     per_node, rank, ranks = case["per_node"], dist.get_rank(), dist.get_world_size()
     near = _mine([list(range(first, first + per_node)) for first in range(0, ranks, per_node)])
     far = _mine([list(range(local, ranks, per_node)) for local in range(per_node)])
     x = torch.tensor([float(value) for value in case["rows"][rank]], device="cuda")
-    with _Sent() as sent:
+    with SentBytes() as sent:
         all_reduce_by_nodes(x, near, far)
         torch.cuda.synchronize()
     between = [nbytes for _, members, nbytes in sent.calls if len({member // per_node for member in members}) > 1]
@@ -107,7 +80,7 @@ def checked_sums(checked_all_reduce: Any, cases: Plain) -> Plain:
         mine = case[dist.get_rank()]
         values = torch.tensor(mine["values"], dtype=getattr(torch, mine["dtype"]))
         x = values.repeat(math.prod(mine["shape"]) // len(values)).reshape(mine["shape"])
-        before, raised, sent = x.clone(), "", _Sent()
+        before, raised, sent = x.clone(), "", SentBytes()
         try:
             with sent:
                 checked_all_reduce(x)
@@ -117,8 +90,7 @@ def checked_sums(checked_all_reduce: Any, cases: Plain) -> Plain:
             raised = type(error).__name__
             if "gloo" in str(error).lower() or isinstance(error, dist.DistError):
                 raise
-        given = sum(nbytes for _, _, nbytes in sent.calls)
-        told.append({"raised": raised, "changed": not torch.equal(x, before), "given": given, **describe(x)})
+        told.append({"raised": raised, "changed": not torch.equal(x, before), "given": sent.total, **describe(x)})
         dist.barrier()
     return told
 

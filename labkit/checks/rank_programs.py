@@ -5,6 +5,7 @@ import operator
 import os
 import random
 import sys
+import time
 import weakref
 import zlib
 from pathlib import Path
@@ -19,6 +20,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from labkit.checks.checking import Plain, describe
+from labkit.checks.sent_bytes import SentBytes
+
+LATE = 0.3  # seconds: long enough for another rank to read a gradient that it did not wait for
+
+
+class _LateCollective(TorchDispatchMode):
+    """Delay the first collective of this rank. A rank that does not wait for its own then reads it too early, every time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "c10d":
+            time.sleep(self._seconds)
+            self._seconds = 0.0
+        return function(*args, **(kwargs or {}))
 
 
 def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
@@ -27,7 +45,8 @@ def gradients_after(average_gradients: Any, gradients: Plain) -> Plain:
     for parameter, values in zip(model, gradients, strict=True):
         parameter.grad = None if values is None else torch.tensor([float(value) for value in values])
     model.append(nn.Parameter(torch.ones(2), requires_grad=False))
-    average_gradients(model)
+    with _LateCollective(LATE if dist.get_rank() else 0.0):
+        average_gradients(model)
     found = [None if parameter.grad is None else parameter.grad.tolist() for parameter in model]
     return {"gradients": found, "parameters": [parameter.tolist() for parameter in model]}
 
@@ -126,19 +145,32 @@ def life(train: Any, inputs: Plain) -> Plain:
 
 
 def _watched_files(path: str) -> dict[str, int]:
-    """Counts, for as long as this process lives, what it does to `path` and the files beside it."""
-    done, save, folder = {"saved": 0, "placed": 0, "removed": 0}, torch.save, os.path.dirname(path)
+    """Counts, for as long as this process lives, what it does to `path` and the files beside it.
+
+    `placed` counts files of the same folder that took the checkpoint's place, `moved` those of another folder. `overwritten` counts how
+    often the checkpoint itself was opened for writing.
+    """
+    done = dict.fromkeys(("saved", "placed", "moved", "overwritten", "removed"), 0)
+    save, folder = torch.save, os.path.dirname(path)
+
+    def wrote(file: str) -> None:
+        place = os.path.realpath(file)
+        done["saved"] += os.path.dirname(place) == folder
+        done["overwritten"] += place == path
 
     def watch(event: str, given: tuple) -> None:
-        if event == "open" and isinstance(given[0], str) and os.path.dirname(os.path.realpath(given[0])) == folder:
-            done["saved"] += bool(given[2] & (os.O_WRONLY | os.O_RDWR))
-        elif event in ("os.rename", "os.remove"):
-            place = os.path.realpath(os.fsdecode(given[event == "os.rename"]))
-            done["placed" if event == "os.rename" else "removed"] += place == path
+        if event == "open" and isinstance(given[0], str) and given[2] & (os.O_WRONLY | os.O_RDWR):
+            wrote(given[0])
+        elif event == "os.remove":
+            done["removed"] += os.path.realpath(os.fsdecode(given[0])) == path
+        elif event == "os.rename" and os.path.realpath(os.fsdecode(given[1])) == path:
+            source = os.path.realpath(os.fsdecode(given[0]))
+            done["placed" if source.startswith(os.path.join(folder, "")) else "moved"] += 1
 
     def counted(*arguments: Any, **keywords: Any) -> None:
-        files = [value for value in (*arguments, *keywords.values()) if isinstance(value, str | os.PathLike)]
-        done["saved"] += len(files)  # opened in C++, where no audit hook sees it
+        for value in (*arguments, *keywords.values()):
+            if isinstance(value, str | os.PathLike):
+                wrote(os.fspath(value))  # opened in C++, where no audit hook sees it
         save(*arguments, **keywords)
 
     sys.addaudithook(watch)
@@ -147,14 +179,16 @@ def _watched_files(path: str) -> dict[str, int]:
 
 
 def cut_layers(two_layers: Any, case: Plain) -> Plain:
-    """In a rank: what the answer returns for this rank's rows of the first layer and columns of the second, and what it changed of them."""
+    """Return what the answer gives for this rank's rows of the first layer and columns of the second, what it changed, and what it sent."""
     tensors = {name: torch.tensor(case[name], dtype=torch.float32) for name in ("x", "first", "first_bias", "second", "second_bias")}
-    mine = slice(2 * case["rank"], 2 * case["rank"] + 2)
+    own = len(case["first"]) // case["ranks"]
+    mine = slice(own * case["rank"], own * (case["rank"] + 1))
     tensors |= {"first": tensors["first"][mine], "first_bias": tensors["first_bias"][mine], "second": tensors["second"][:, mine]}
     given = {name: tensor.clone() for name, tensor in tensors.items()}
-    with torch.no_grad():
+    with torch.no_grad(), SentBytes() as sent:
         answer = two_layers(**given)
-    return describe(answer) | {"changed": [name for name, tensor in tensors.items() if not torch.equal(tensor, given[name])]}
+    changed = [name for name, tensor in tensors.items() if not torch.equal(tensor, given[name])]
+    return describe(answer) | {"changed": changed, "sent": sent.total}
 
 
 RIGHT = "right"
@@ -196,9 +230,10 @@ def layer_backward(backward: Any, case: Plain) -> Plain:
         "the sum over the ranks": whole.sum(0).chunk(ranks)[rank],
         "that of this rank's data alone": whole[rank].chunk(ranks)[rank],
         "the mean, divided once more": mean.chunk(ranks)[rank] / ranks,
-        "that of another rank's rows of the weight": mean.chunk(ranks)[1 - rank],
         "that of the whole weight": mean,
     }
+    for other in set(range(ranks)) - {rank}:
+        parts[f"that of rank {other}'s rows of the weight"] = mean.chunk(ranks)[other]
     of_x = {RIGHT: all_x[rank], "the mean over the ranks": all_x.mean(0), "the sum over the ranks": all_x.sum(0)}
     found = {"x": _which(answer[0], of_x), "part": _which(answer[1], parts)}
     return found | {"peak": peak, "all_reduce": any("allreduce" in name for name in messages.names), "changed": names}

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from html import escape
+from typing import Any
 
 import ipywidgets as widgets
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Patch
 
 from gputrace import Table
-from gputrace.figures.figure import BLACK, BLUE, ORANGE, SIZE, TEXT_POINTS, VERMILLION, Figure, add_title, darker
+from gputrace.figures.figure import BLACK, BLUE, GREEN, ORANGE, SIZE, SKY_BLUE, TEXT_POINTS, VERMILLION, YELLOW, Figure, add_title
 from labkit import articles, machine
 from labkit.articles import VERDICTS, Claim
 from labkit.articles.trial import UNTRIED, ClaimOutcome, outcomes, require
@@ -73,7 +75,14 @@ def _row(claim: Claim, outcome: ClaimOutcome, virtual: bool) -> Row:
 # The figure
 
 
-LOOKS = {"holds": (BLUE, "white", ""), "held once": (ORANGE, BLACK, "...."), "never held": (VERMILLION, BLACK, "")}  # fill, digits, hatch
+LOOKS = {  # fill, digits, hatch
+    "holds": (BLUE, "white", ""),
+    "deprecated": (SKY_BLUE, BLACK, "...."),
+    "outdated": (GREEN, BLACK, ""),
+    "typo": (YELLOW, BLACK, ""),
+    "invented": (ORANGE, BLACK, "////"),
+    "false": (VERMILLION, BLACK, ""),
+}
 NAMES = 34  # characters in a line of an article's title
 
 
@@ -102,7 +111,9 @@ def _finding(result: Result) -> str:
     if not result.rows:
         return "Not tried yet: not even one claim"
     found = Counter(result.column("verdict"))
-    return f"Of {len(result.rows)} claims {found['holds']} hold, {found['held once']} held once, {found['never held']} never did"
+    old = found["deprecated"] + found["outdated"]
+    wrong = f"{found['typo']} have typos, {found['invented']} invent names, {found['false']} are false"
+    return f"Of {len(result.rows)} claims {found['holds']} hold, {old} are too old, {wrong}"
 
 
 def _bar(axes: Axes, row: int, counts: Counter, first: bool) -> None:
@@ -116,15 +127,19 @@ def _bar(axes: Axes, row: int, counts: Counter, first: bool) -> None:
             axes.text(left + count / 2, row, str(count), ha="center", va="center", color=ink, fontweight="bold", bbox=look)
         left += count
     if first:
-        for place, verdict in zip((0.0, 0.19, 0.46), VERDICTS, strict=True):
-            colour = darker(LOOKS[verdict][0])
-            axes.text(place, 1.04, f"■ {verdict}", transform=axes.transAxes, color=colour, fontweight="bold", fontsize=TEXT_POINTS + 1)
+        entries = [Patch(facecolor=fill, hatch=hatch, edgecolor="white", label=verdict) for verdict, (fill, _, hatch) in LOOKS.items()]
+        legend: dict[str, Any] = {"frameon": False, "fontsize": TEXT_POINTS, "handlelength": 1.2, "columnspacing": 1.0}
+        axes.legend(
+            handles=entries, ncols=len(entries), loc="lower right", bbox_to_anchor=(1.02, 1.0), borderaxespad=0, handletextpad=0.4, **legend
+        )
 
 
 def _agreement(result: Result) -> str:
     """Where the claims were tried, and how many of them came to what was expected."""
     expected = Counter(result.column("as_expected"))
-    return f"{expected['yes']} as expected, {expected['no']} not: {result.badge}"
+    tried = f"{expected['yes'] + expected['no']} tried"
+    untried = f", {expected[UNTRIED]} {UNTRIED}" if expected[UNTRIED] else ""
+    return f"{tried}, {expected['no']} unlike expected{untried}: {result.badge}"
 
 
 def _spoken(title: str, counts: Counter) -> str:
@@ -157,7 +172,7 @@ class ClaimsPanel(Panel):
         self.verdict = widgets.Dropdown(options=[ANY, *VERDICTS], value=ANY, description="Verdict:", **described)
         self.choice = widgets.Select(description="Claim:", rows=8, layout=widgets.Layout(width="34em", max_width="100%"), **described)
         self.source = widgets.HTML()
-        self.guesses = {verdict: widgets.Button(description=f"It {verdict}", tooltip="Guess, and run it") for verdict in VERDICTS}
+        self.guesses = {verdict: _guess_button(words) for verdict, words in VERDICTS.items()}
         self.message = widgets.HTML()
         self.told = widgets.HTML()
         super().__init__(
@@ -233,9 +248,14 @@ class ClaimsPanel(Panel):
             self._say(f"It could not be tried: {error}", alert=True)
             return
         right = "Right" if verdict == claim.verdict else "No"
-        self._say(f"{right}: it {claim.verdict}. {claim.why}")
+        self._say(f"{right}: {VERDICTS[claim.verdict]}. {claim.why}")
         self.told.value = _told_outcome(claim, self.outcome)
         self._prediction_tested()
+
+
+def _guess_button(words: str) -> widgets.Button:
+    sentence = f"{words[0].upper()}{words[1:]}"
+    return widgets.Button(description=sentence, tooltip="Guess, and run it", layout=widgets.Layout(width="auto"))
 
 
 def _told_claim(claim: Claim) -> str:

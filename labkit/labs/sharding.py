@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
-from gputrace.figures.figure import BLACK, CATEGORY_COLOURS, CATEGORY_HATCHES, TEXT_POINTS, TITLE_POINTS, Figure, new_canvas
+from gputrace.figures.figure import BLACK, CATEGORY_COLOURS, CATEGORY_HATCHES, TEXT_POINTS, Figure, new_canvas
 from labkit.lab_parts import programs
 from labkit.lab_parts.experiment import Result, Row, Run, checked_count
 from labkit.lab_parts.figures import badged, in_style
@@ -20,7 +21,7 @@ CUT_BY_WAY = {
     "FSDP": KINDS,
     "tensor parallel": KINDS,
 }
-MEASURED = ("DDP", "DDP, views", "ZeRO-1", "ZeRO-2", "FSDP")
+MEASURED = ("DDP", "DDP, views", "ZeRO-1, views", "FSDP, no reshard", "FSDP")
 FLOAT = 4  # bytes
 PARTS = (*KINDS, "other", "peak")
 COLUMNS = {"way": "", "part": "", "bytes": "bytes"}
@@ -55,11 +56,11 @@ def held_by_ranks(ranks: int = 4, width: int = 1024, layers: int = 16) -> Run:
     """Bytes that each of so many ranks holds after a training step with Adam, its gradients included, and at the peak of a step.
 
     The model has `layers` linear layers of `width` × `width` float32 weights, and meets so few rows that activations do not count. The
-    ways: DistributedDataParallel as it is, and with `gradient_as_bucket_view=True`; the same with ZeroRedundancyOptimizer; `fully_shard`
-    of each layer that keeps parameters whole from forward to backward (what ZeRO-2 keeps during a step), and that does not. "other" is
-    what the allocator has given out besides parameters, gradients and the optimizer's state; "peak" is the most of all. All ranks hold
-    the same. Under ZeRO-2 the peak depends on PyTorch: 2.15 frees a gathered layer a little earlier. Ranks get virtual GPUs where there are
-    too few real ones.
+    ways: DistributedDataParallel with its defaults, and with `gradient_as_bucket_view=True` ("views"); the latter with
+    ZeroRedundancyOptimizer; `fully_shard` of each layer that keeps parameters whole from forward to backward ("no reshard": as in ZeRO-2
+    during a step, but only their shares between steps), and that does not. "other" is what the allocator has given out besides parameters,
+    gradients and the optimizer's state; "peak" is the most of all. All ranks hold the same. Without resharding the peak depends on PyTorch:
+    2.15 frees a gathered layer a little earlier. Ranks get virtual GPUs where there are too few real ones.
 
     Raises ValueError for what is out of bounds; the width must divide by the ranks. Raises as `labkit.torchrun` does, besides.
     """
@@ -92,14 +93,18 @@ def plot_held_by_ranks(result: Result) -> Figure:
         for kind in COLOURED:
             axes.bar(x, held[kind], WIDE, bottom, color=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white")
             bottom += held[kind]
-        axes.annotate(f"{bottom:.0f}", (x, bottom / 2), ha="center", va="center", fontsize=TITLE_POINTS, bbox=BOX)
-    axes.set_xticks(range(len(ways)), ways)
+        told = f"{bottom:.0f}\npeak {held['peak']:.0f}"
+        axes.annotate(told, (x, max(bottom, held["peak"])), (0, 3), textcoords="offset points", ha="center", va="bottom")
+    axes.set_xticks(range(len(ways)), [way.replace(", ", ",\n") for way in ways])
     axes.yaxis.set_major_locator(MultipleLocator(4))
-    axes.set(ylabel="bytes a parameter, on each rank", xlabel=f"{result.parameters['ranks']} ranks, float32, Adam")
+    axes.margins(y=0.15)
+    axes.set_ylabel("bytes per parameter, on each rank")
+    axes.set_xlabel(f"{result.parameters['ranks']} ranks, float32, Adam", loc="left")
     axes.grid(axis="x", visible=False)
-    patches = [
-        Patch(facecolor=CATEGORY_COLOURS[kind], hatch=CATEGORY_HATCHES.get(kind), edgecolor="white", label=kind) for kind in COLOURED
-    ]
+    looks: dict[str, dict[str, Any]] = {
+        kind: {"facecolor": CATEGORY_COLOURS[kind], "hatch": CATEGORY_HATCHES.get(kind)} for kind in COLOURED
+    }
+    patches = [Patch(**look, edgecolor="white", label=NAMES.get(kind, kind)) for kind, look in looks.items()]
     patches.append(Patch(fill=False, edgecolor=BLACK, linestyle="--", label="peak of a step"))
     axes.legend(handles=patches[::-1], frameon=False, loc="upper right", fontsize=TEXT_POINTS)
     return badged(canvas, result.badge, *(_told(result, way) for way in ways))
@@ -107,7 +112,7 @@ def plot_held_by_ranks(result: Result) -> Figure:
 
 WIDE = 0.7  # of a bar, its place being 1
 COLOURED = (*KINDS, "other")
-BOX = {"boxstyle": "round", "facecolor": "white", "edgecolor": "none"}
+NAMES = {"other": "DDP's buckets"}  # what the allocator has given out besides: nothing else in these ways
 
 
 def _by_parameter(result: Result, way: str) -> dict[str, float]:
@@ -125,5 +130,5 @@ def _finding(result: Result) -> str:
 
 def _told(result: Result, way: str) -> str:
     held = _by_parameter(result, way)
-    kinds = ", ".join(f"{held[kind]:.0f} of {kind}" for kind in COLOURED if held[kind] >= 0.5)
+    kinds = ", ".join(f"{held[kind]:.0f} of {NAMES.get(kind, kind)}" for kind in COLOURED if held[kind] >= 0.5)
     return f"{way}: bytes a parameter on each rank, {kinds}; at the peak {held['peak']:.0f}."

@@ -77,8 +77,8 @@ def test_an_interrupt_stops_a_claim(page, interrupt):
     expect(message(panel)).to_contain_text("The claim waits")
     interrupt()
     expect(message(panel)).to_contain_text("Interrupted: guess again to run it again.")
-    button(panel, "It never held").click()
-    expect(message(panel)).to_contain_text("Right: it never held.")
+    button(panel, "It has a typo").click()
+    expect(message(panel)).to_contain_text("Right: it has a typo.")
 
 
 def test_what_has_nothing_to_stop_works_after_an_interrupt(page, interrupt):

@@ -284,13 +284,13 @@ def test_each_other_panel_brought_up_again_has_what_it_showed():
             elif isinstance(lab, AllocatorLab):
                 lab.answer.value = "20"
             else:
-                lab.verdict.value = "held once"
-            button = lab.guesses["held once"] if isinstance(lab, ClaimsPanel) else lab.run_button
+                lab.verdict.value = "deprecated"
+            button = lab.guesses["deprecated"] if isinstance(lab, ClaimsPanel) else lab.run_button
             button.click()
             again = type(lab)()
             shown = ([getattr(part, "value", None) for part in parts(panel)] for panel in (lab, again))
             assert next(shown) == next(shown)
-            assert "predict" in text(again) or "it held once" in text(again).lower()
+            assert "predict" in text(again) or "it is deprecated" in text(again).lower()
         held = AllocatorLab().hand
         assert held is not None and held.requests == {"A": 5 << 20}
     with labkit.use(virtual=True, quiet=True):

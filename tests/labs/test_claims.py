@@ -138,7 +138,7 @@ def test_a_trial_gives_one_row_a_claim():
     with labkit.use(gpus=1, virtual=True, quiet=True):
         result = collect(articles_on_trial(["empy_cache", "new functions of version 1.0", "areas overflow"]))
     assert result.column("as_expected") == ["yes", "not tried", "yes"]
-    assert result.column("verdict") == ["never held", "never held", "holds"]
+    assert result.column("verdict") == ["typo", "false", "holds"]
     assert result.column("outcome", claim="areas overflow") == ["inf"]
 
 
@@ -151,7 +151,7 @@ def test_claims_that_need_more_gpus_are_left_out_or_refused():
         try_claim("empy_cache")
 
 
-VERDICTS = {"shared_gpu_memory": ["never held"] * 3, "speed_up_pytorch": ["holds", "holds", "held once"]}
+VERDICTS = {"shared_gpu_memory": ["invented", "invented", "false"], "speed_up_pytorch": ["holds", "holds", "outdated"]}
 
 
 @pytest.fixture
@@ -167,21 +167,21 @@ def small_trial() -> Result:
 
 
 def test_the_title_counts_the_verdicts(small_trial):
-    assert plot_articles_on_trial(small_trial).title == "Of 6 claims 2 hold, 1 held once, 3 never did"
+    assert plot_articles_on_trial(small_trial).title == "Of 6 claims 2 hold, 1 are too old, 0 have typos, 2 invent names, 1 are false"
 
 
 def test_the_words_say_the_same_article_by_article_and_where_it_was_tried(small_trial):
     alt = plot_articles_on_trial(small_trial).alt
-    assert "Using Shared GPU Memory with PyTorch: 0 holds, 0 held once, 3 never held." in alt
-    assert "Speed Up your Algorithms Part 1 — PyTorch: 2 holds, 1 held once, 0 never held." in alt
-    assert "4 as expected, 1 not: virtual GPU, modelled on NVIDIA T4." in alt
+    assert "Using Shared GPU Memory with PyTorch: 0 holds, 0 deprecated, 0 outdated, 0 typo, 2 invented, 1 false." in alt
+    assert "Speed Up your Algorithms Part 1 — PyTorch: 2 holds, 0 deprecated, 1 outdated, 0 typo, 0 invented, 0 false." in alt
+    assert "5 tried, 1 unlike expected, 1 not tried: virtual GPU, modelled on NVIDIA T4." in alt
     assert "Overview" not in alt  # no claim of it was tried
 
 
 def test_a_recording_stands_beside_it(small_trial):
     recorded = replace(small_trial, badge="recorded on NVIDIA H200", rows=[row | {"as_expected": "yes"} for row in small_trial.rows])
     assert (
-        "1 not: virtual GPU, modelled on NVIDIA T4. 6 as expected, 0 not: recorded on NVIDIA H200."
+        "1 not tried: virtual GPU, modelled on NVIDIA T4. 6 tried, 0 unlike expected: recorded on NVIDIA H200."
         in plot_articles_on_trial(small_trial, recorded).alt
     )
 
@@ -202,11 +202,11 @@ def test_a_guess_runs_the_claim_and_shows_verdict_outcome_and_todays_way():
     assert "torch.cuda.empy_cache()" in panel.source.value and "The article's code" in panel.source.value
     assert "First guess" in panel.message.value and panel.told.value == ""
     panel.guesses["holds"].click()
-    assert "No: it never held. A letter is missing." in panel.message.value
+    assert "No: it has a typo. A letter is missing." in panel.message.value
     assert "has no attribute &#x27;empy_cache&#x27;" in panel.told.value
     assert "Today you write:" in panel.told.value and "torch.cuda.empty_cache()" in panel.told.value
-    panel.guesses["never held"].click()
-    assert "Right: it never held." in panel.message.value
+    panel.guesses["typo"].click()
+    assert "Right: it has a typo." in panel.message.value
     assert panel.outcome.raised == "AttributeError"
     assert len(progress_file.tries["ClaimsPanel"]) >= 2
 
@@ -223,10 +223,10 @@ def test_what_the_kit_adds_to_an_articles_code_is_shown_apart():
 
 
 @pytest.mark.usefixtures("gpu")
-def test_version_and_source_come_with_a_claim_that_held_once():
+def test_version_and_source_come_with_a_claim_that_is_deprecated():
     panel = ClaimsPanel("memory_cached")
-    panel.guesses["held once"].click()
-    assert "Right: it held once." in panel.message.value
+    panel.guesses["deprecated"].click()
+    assert "Right: it is deprecated." in panel.message.value
     assert "Changed in 1.4." in panel.told.value and '<a href="https://' in panel.told.value
 
 
@@ -235,7 +235,7 @@ def test_the_filters_leave_the_claims_of_an_article_and_a_verdict():
     panel = ClaimsPanel()
     assert len(panel.choice.options) == len(articles.claims())
     panel.article.value = "gpu_acceleration"
-    panel.verdict.value = "held once"
+    panel.verdict.value = "deprecated"
     assert panel.choice.options == ("max_memory_cached",) and panel.claim.name == "max_memory_cached"
     assert "max_memory_cached" in panel.source.value
     panel.verdict.value = "any"
@@ -246,7 +246,7 @@ def test_the_filters_leave_the_claims_of_an_article_and_a_verdict():
 def test_filters_that_leave_nothing_say_so():
     panel = ClaimsPanel()
     panel.article.value = "shared_gpu_memory"
-    panel.verdict.value = "held once"
+    panel.verdict.value = "deprecated"
     assert panel.claim is None and "choose another" in panel.message.value and panel.source.value == ""
     assert all(button.disabled for button in panel.guesses.values())
     panel.guesses["holds"].click()
@@ -258,7 +258,7 @@ def test_filters_that_leave_nothing_say_so():
 @pytest.mark.usefixtures("gpu")
 def test_another_claim_takes_the_last_outcome_away():
     panel = ClaimsPanel("empy_cache")
-    panel.guesses["never held"].click()
+    panel.guesses["typo"].click()
     panel.choice.value = "areas overflow"
     assert panel.told.value == "" and "First guess" in panel.message.value
     assert "Our code for it" in panel.source.value

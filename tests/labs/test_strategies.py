@@ -50,6 +50,15 @@ def test_what_a_rank_holds_and_sends_is_what_the_arithmetic_of_zero_says():
 
 
 @pytest.mark.slow
+def test_the_peak_is_that_of_a_step_and_not_of_building_the_whole_model_first():
+    blocks, width = MODELS["6.4 billion"]
+    whole = 4 * blocks * (12 * width**2 + 13 * width)  # bytes of the parameters, which every rank has before they are divided
+    few, many = collect(strategy_steps([("FSDP", 8), ("FSDP", 32)])).rows
+    assert many["held"] < few["held"] < few["peak"] < whole
+    assert few["peak"] - many["peak"] >= few["held"] - many["held"]  # the shares are smaller, and the rest of the step is no larger
+
+
+@pytest.mark.slow
 def test_a_model_that_ddp_cannot_hold_fits_when_its_parameters_are_divided():
     ddp, fsdp = collect(strategy_steps([("DDP", 8), ("FSDP", 8)], "12.9 billion")).rows
     assert ddp["peak"] is ddp["seconds"] is ddp["held"] is ddp["sent"] is None

@@ -54,7 +54,7 @@ def measured(way: Callable[[nn.Sequential], Training]) -> dict[str, int]:
     for number in range(3):  # in the first, DDP settles its buckets, and Adam makes its state
         torch.cuda.synchronize()
         if number:
-            time.sleep(0.2)  # NCCL's watchdog looks ten times a second which messages are through, and lets go of their buckets
+            time.sleep(0.2)  # ProcessGroupNCCL's watchdog looks ten times a second which messages are through, and frees their buckets
         torch.cuda.reset_peak_memory_stats()
         optimizer.zero_grad()
         parallel(x).square().mean().backward()
@@ -75,8 +75,8 @@ nn.Linear(8, 8, device=device)(torch.ones(8, 8, device=device)).sum().backward()
 WAYS: dict[str, Callable[[nn.Sequential], Training]] = {
     "DDP": partial(ddp, view=False),
     "DDP, views": ddp,
-    "ZeRO-1": zero_1,
-    "ZeRO-2": partial(fsdp, free_after_forward=False),
+    "ZeRO-1, views": zero_1,
+    "FSDP, no reshard": partial(fsdp, free_after_forward=False),
     "FSDP": partial(fsdp, free_after_forward=True),
 }
 base, result = torch.cuda.memory_allocated(), []

@@ -2,8 +2,8 @@
 
 Arguments: the strategy (`DDP`, `ZeRO-1`, `ZeRO-2`, `FSDP`, `tensor`, or `FSDP × tensor`, whose layers are cut among the ranks of a node),
 the blocks, their width, and the tokens of a sequence. A batch has one sequence for each rank. Mixed precision: 16 bytes for each parameter
-with AdamW. `result` has the seconds of the second step, the bytes that this rank holds between two steps, those at the peak, and those that
-it sends in a step if each collective is a ring; None for all four if it does not fit.
+with AdamW. `result` has the seconds of the second step, the bytes that this rank holds between two steps, those at the
+peak of the second step, and those that it sends in a step if each collective is a ring; None for all four if it does not fit.
 """
 
 import os
@@ -116,6 +116,7 @@ try:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     step()
     held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()  # building the model is no part of the step
     start.record()
     with Sent() as counted:
         step()

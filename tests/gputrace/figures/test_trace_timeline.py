@@ -209,6 +209,42 @@ def test_a_part_of_the_recording(timeline, drawn, texts):
     assert "2 kernels and copies" in figure.alt and "idle 2.5 s of 5.5 s" in figure.alt
 
 
+def test_the_shares_beside_the_lanes_are_of_the_part_that_is_drawn(timeline, drawn, texts):
+    """In the second half all of the collective is hidden, in the first half nothing; the host waits in the first half only."""
+    rows = [
+        (0.0, 5.0, HOST, 0, WAIT, "synchronize device", 1, -1),
+        (0.0, 2.0, 0, 0, KERNEL, "mm", 1, -1),
+        (2.0, 3.0, 0, 1, KERNEL, "nccl all_reduce", 1, -1),
+        (5.0, 5.0, 0, 0, KERNEL, "mm", 1, -1),
+        (6.0, 2.0, 0, 1, KERNEL, "nccl all_reduce", 1, -1),
+    ]
+    for part, hidden, shares in (
+        ({"end": 5.0}, "0%", {"waits 100%", "busy 40%", "busy 60%, of which\n0% overlapped"}),
+        ({"start": 5.0}, "100%", {"waits 0%", "busy 100%", "busy 40%, of which\n100% overlapped"}),
+        ({"start": 1.0, "end": 7.0}, "25%", {"waits 67%", "busy 50%", "busy 67%, of which\n25% overlapped"}),
+        ({}, "40%", {"waits 50%", "busy 70%", "busy 50%, of which\n40% overlapped"}),
+    ):
+        figure = timeline(rows).plot_timeline(**part)
+        assert figure.title == f"Of the time in collectives, {hidden} is hidden behind other kernels"
+        assert {text for text in texts(drawn[-1]) if text.startswith(("busy", "waits "))} == shares
+
+
+def test_the_legend_and_the_lanes_that_are_kept_are_of_the_part_that_is_drawn(timeline, drawn, texts):
+    timeline().plot_timeline(start=4.5, end=5.5)
+    assert {"kernel", "host waits"} < set(texts(drawn[-1])) and not any("copy" in text for text in texts(drawn[-1]))
+    rows = [(0.0, 10.0 + stream, 0, stream, KERNEL, "mm", 1, -1) for stream in range(30)] + [(41.0, 9.0, 0, 0, KERNEL, "mm", 1, -1)]
+    timeline(rows, seconds=50.0).plot_timeline(start=40.0)
+    shown = texts(drawn[-1])
+    assert "default stream" in shown and any("left out" in text for text in shown)  # busiest here, though not in the whole
+
+
+def test_a_race_outside_the_part_that_is_drawn_is_not_its_finding(timeline):
+    first, second = RacingSpan(0, 0, "mm", "train.py:11", 0.2, 0.2, 4.2), RacingSpan(0, 3, "copy", "train.py:12", 0.4, 0.4, 2.4)
+    trace = timeline(races=[RecordedRace(first, second, "stale read")])
+    assert "race" not in trace.plot_timeline(start=4.5).alt.lower()
+    assert trace.plot_timeline(start=3.0).title.startswith("A race: ")
+
+
 @pytest.mark.parametrize(("start", "end"), [(5, 5), (6, 5), (-1, 5), (float("nan"), 5), (11, None)])
 def test_a_part_that_is_none_is_refused(timeline, start, end):
     with pytest.raises(ValueError, match=r"give seconds from 0 to 10, the start before the end"):

@@ -41,6 +41,14 @@ WRONG = {
             GRADIENTS.format(lines="dist.reduce(parameter.grad, 0); parameter.grad /= dist.get_world_size()"),
             "rank 1 of 2 had the gradient",
         ),
+        "not waited for": (
+            GRADIENTS.format(lines="dist.all_reduce(parameter.grad, async_op=True); parameter.grad /= dist.get_world_size()"),
+            "With `async_op=True`, `wait\\(\\)` before you read",
+        ),
+        "PyTorch divides, and nobody waits": (
+            GRADIENTS.format(lines="dist.all_reduce(parameter.grad, dist.ReduceOp.SUM, async_op=True)"),
+            "With `async_op=True`, `wait\\(\\)` before you return",
+        ),
         "in a copy": (
             GRADIENTS.format(lines="mean = parameter.grad.clone(); dist.all_reduce(mean); mean /= dist.get_world_size()"),
             "and it has .* now",

@@ -57,6 +57,24 @@ WRONG = {
             ),
             "written in its place",
         ),
+        "written in the system's folder, and moved": (
+            TRAIN.format(
+                load=LOAD,
+                step="work(step)\n        if dist.get_rank() == 0:\n            import shutil, tempfile\n"
+                "            with tempfile.NamedTemporaryFile(delete=False) as file:\n"
+                f"                torch.save({STATE}, file)\n            shutil.move(file.name, path)",
+            ),
+            "may be on another file system",
+        ),
+        "written in the system's folder, and renamed": (
+            TRAIN.format(
+                load=LOAD,
+                step="work(step)\n        if dist.get_rank() == 0:\n            import tempfile\n"
+                "            handle, name = tempfile.mkstemp()\n            os.close(handle)\n"
+                f"            torch.save({STATE}, name)\n            os.replace(name, path)",
+            ),
+            "may be on another file system",
+        ),
         "removed, then renamed": (
             TRAIN.format(
                 load=LOAD,
@@ -71,11 +89,11 @@ WRONG = {
         ),
         "whole, but before the step": (
             TRAIN.format(load=LOAD, step=f"{SAVE_WHOLE.format(condition='dist.get_rank()')}; work(step)"),
-            "steps were done|Save after the last step, too|your answer raised",
+            r"steps were done.*Did you save before `work\(step\)`|You save before `work\(step\)`|your answer raised",
         ),
         "before each step, and resumed there": (
             TRAIN.format(load=LOAD.replace(" + 1", ""), step=f"{SAVE_WHOLE.format(condition='dist.get_rank()')}; work(step)"),
-            "Save after the last step, too|your answer raised",
+            r"You save before `work\(step\)`: save when the step is done|your answer raised",
         ),
         "every other step": (
             TRAIN.format(load=LOAD, step=f"work(step); {SAVE_WHOLE.format(condition='step % 2 or dist.get_rank()')}"),

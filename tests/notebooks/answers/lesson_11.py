@@ -34,6 +34,26 @@ WRONG = {
             LAYERS.format(lines="h = x @ first.T + first_bias; dist.all_reduce(h); return torch.relu(h) @ second.T + second_bias"),
             "What is summed",
         ),
+        "all weights gathered": (
+            """
+def two_layers(x, first, first_bias, second, second_bias):
+    def gathered(part, dim):
+        parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, part.contiguous())
+        return torch.cat(parts, dim)
+
+    hidden = torch.relu(x @ gathered(first, 0).T + gathered(first_bias, 0))
+    return hidden @ gathered(second.contiguous(), 1).T + second_bias
+""",
+            "Leave the weights where they are",
+        ),
+        "hidden numbers and the second weight gathered": (
+            LAYERS.format(
+                lines="n = dist.get_world_size(); hs = [None] * n; ws = [None] * n; dist.all_gather_object(hs, hidden); "
+                "dist.all_gather_object(ws, second); return sum(h @ w.T for h, w in zip(hs, ws)) + second_bias"
+            ),
+            "Leave the weights where they are",
+        ),
         "no ReLU": (LAYERS.format(lines=SUM).replace("torch.relu", ""), "What is summed"),
         "ReLU at the end": (
             LAYERS.format(lines=SUM).replace("torch.relu", "").replace("return y +", "return torch.relu(y) +"),
@@ -85,6 +105,12 @@ def two_layers(x, first, first_bias, second, second_bias):
 
 RIGHT = {
     "11.1": {
+        "outputs gathered as objects": (
+            LAYERS.format(
+                lines="parts = [None] * dist.get_world_size(); dist.all_gather_object(parts, hidden @ second.T); "
+                "return sum(parts) + second_bias"
+            )
+        ),
         "the bias on rank 0": LAYERS.format(
             lines="y = hidden @ second.T + (second_bias if dist.get_rank() == 0 else 0); dist.all_reduce(y); return y"
         ),
@@ -188,8 +214,52 @@ def backward(x, shard, upstream):
         "gathered in parts and joined": (
             changed(
                 FREED,
-                (GATHER, "parts = [torch.empty_like(shard) for _ in range(2)]; dist.all_gather(parts, shard); weight = torch.cat(parts)"),
+                (
+                    GATHER,
+                    "parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]; dist.all_gather(parts, shard); "
+                    "weight = torch.cat(parts)",
+                ),
             ),
+            LATER,
+        ),
+        "both whole, then one deleted": (
+            """
+def backward(x, shard, upstream):
+    weight = shard.new_empty(dist.get_world_size() * len(shard), shard.shape[1])
+    dist.all_gather_into_tensor(weight, shard)
+    gradient, of_x = upstream.T @ x, upstream @ weight
+    del weight
+    part = torch.empty_like(shard)
+    dist.reduce_scatter_tensor(part, gradient, op=dist.ReduceOp.AVG)
+    return of_x, part
+""",
+            LATER,
+        ),
+        "joined first, and let go of": (
+            """
+def backward(x, shard, upstream):
+    parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, shard)
+    of_x = upstream @ torch.cat(parts)
+    del parts
+    part = torch.empty_like(shard)
+    dist.reduce_scatter_tensor(part, upstream.T @ x, op=dist.ReduceOp.AVG)
+    return of_x, part
+""",
+            LATER,
+        ),
+        "joined and let go of in two lines": (
+            """
+def backward(x, shard, upstream):
+    parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, shard)
+    weight = torch.cat(parts)
+    of_x = upstream @ weight
+    del parts, weight
+    gradient, part = upstream.T @ x, torch.empty_like(shard)
+    dist.reduce_scatter_tensor(part, gradient, op=dist.ReduceOp.AVG)
+    return of_x, part
+""",
             LATER,
         ),
         "the sum": (changed(FREED, (", op=dist.ReduceOp.AVG", "")), "rows of the weight is the sum over the ranks"),
@@ -203,7 +273,7 @@ def backward(x, shard, upstream):
                 FREED,
                 (
                     SHARE,
-                    "g = upstream.T @ x; dist.all_reduce(g, dist.ReduceOp.AVG); part = g.chunk(2)[dist.get_rank()].clone(); del g",
+                    "g = upstream.T @ x; dist.all_reduce(g, dist.ReduceOp.AVG); part = g.chunk(3)[dist.get_rank()].clone(); del g",
                 ),
             ),
             "Which collective leaves",
@@ -214,9 +284,9 @@ def backward(x, shard, upstream):
         ),
         "another's": (
             changed(
-                FREED, (SHARE, "g = upstream.T @ x; dist.all_reduce(g, dist.ReduceOp.AVG); part = g.chunk(2)[1 - dist.get_rank()].clone()")
+                FREED, (SHARE, "g = upstream.T @ x; dist.all_reduce(g, dist.ReduceOp.AVG); part = g.chunk(3)[dist.get_rank() - 1].clone()")
             ),
-            "another rank's rows",
+            r"that of rank \d's rows",
         ),
         "x averaged, too": (
             changed(FREED, (END, "gx = upstream @ weight; dist.all_reduce(gx, dist.ReduceOp.AVG); return gx, part")),
@@ -233,7 +303,7 @@ def backward(x, shard, upstream):
             "gradient of x is other numbers",
         ),
         "upstream divided in place": (
-            changed(FREED, (SHARE, "upstream /= 2; dist.reduce_scatter_tensor(part, upstream.T @ x); upstream *= 2; x += 1")),
+            changed(FREED, (SHARE, "upstream /= 3; dist.reduce_scatter_tensor(part, upstream.T @ x); upstream *= 3; x += 1")),
             "has changed x",
         ),
         "one gradient": (changed(FREED, (END, "return part")), "returned Tensor; two tensors are due"),

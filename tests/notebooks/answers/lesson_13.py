@@ -142,6 +142,9 @@ WRONG = {
     },
     "13.3": {
         "a tensor for a loss": (without(TRAIN, "loss.item()", "loss"), "expected a number"),
+        "ten times the rate": (without(TRAIN, "lr=0.01", "lr=0.1"), "one step of SGD with lr=0.01"),
+        "Adam": (without(TRAIN, "torch.optim.SGD", "torch.optim.Adam"), "one step of SGD with lr=0.01"),
+        "never cleared": (without(TRAIN, "        optimizer.zero_grad()\n"), "What do gradients do from one step to the next"),
         "on the CPU": (
             without(without(TRAIN, '    model.to("cuda")\n'), '.to("cuda")', ""),
             "computed on the CPU",
@@ -225,6 +228,10 @@ WRONG = {
         "all fail": ("def outcomes(snippets): return ['NameError'] * len(snippets)", "you said"),
     },
     "13.5": {
+        "through the CPU": (
+            without(HALVES, 'self.first(x.to("cuda:0")).to("cuda:1")', 'self.first(x.to("cuda:0")).cpu().to("cuda:1")'),
+            "a tensor went through the CPU",
+        ),
         "no move between": (without(HALVES, '.to("cuda:1"))\n\n', ")\n\n"), "Expected all tensors to be on the same device"),
         "no move of the input": (without(HALVES, 'x.to("cuda:0")', "x"), "Expected all tensors to be on the same device"),
         "both computed on GPU 1": (

@@ -1,0 +1,40 @@
+"""How many bytes a rank gives to collectives while an answer runs."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+GIVE_NOTHING = ("c10d::barrier", "c10d::recv_", "c10d::recv_any_source_")  # their tensors are not values of this rank
+
+
+class SentBytes(TorchDispatchMode):
+    """Record for each collective its name, the ranks of its group, and the bytes of all tensors that are not outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, list[int], int]] = []
+
+    @property
+    def total(self) -> int:
+        """Bytes given to all collectives together."""
+        return sum(nbytes for _, _, nbytes in self.calls)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "c10d" and function._schema.name not in GIVE_NOTHING:
+            named = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | (kwargs or {})
+            given = tree_leaves([value for name, value in named.items() if not name.startswith("output")])
+            groups = [group for leaf in given if isinstance(leaf, torch.ScriptObject) and (group := _group(leaf)) is not None]
+            if groups:
+                nbytes = sum(leaf.nbytes for leaf in given if isinstance(leaf, torch.Tensor))
+                self.calls.append((function._schema.name, dist.get_process_group_ranks(groups[0]), nbytes))
+        return function(*args, **(kwargs or {}))
+
+
+def _group(boxed: Any) -> dist.ProcessGroup | None:
+    try:
+        return dist.ProcessGroup.unbox(boxed)
+    except RuntimeError:  # another object of torch's
+        return None
