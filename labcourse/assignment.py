@@ -70,6 +70,7 @@ class Course:
         late_penalty: the share of the points that each further day costs.
         extensions: other due dates, by (student, lab).
         notebooks: the folder with the lessons; those that come with the kit, unless the file names a folder of its own.
+        folder: the folder of the course file, or None for a course that no file describes.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Course:
     extensions: dict[tuple[str, str], datetime] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     notebooks: Path = field(default_factory=lesson_copies.shipped)
+    folder: Path | None = None
 
     def lab(self, name: str) -> Assignment:
         """The lab of that name, or of the lesson of that number. Raises ValueError, naming the choices."""
@@ -127,6 +129,7 @@ def read(path: Path) -> Course:
         late_penalty=float(_of_type(content, "late_penalty", int | float, 1.0)),
         limits=_limits(_table(content, "limits")),
         notebooks=notebooks,
+        folder=path.parent.resolve(),
     )
     if course.contents not in CONTENTS or course.tries < 1 or not 0 <= course.late_penalty <= 1 or course.late_days < 0:
         raise ValueError(

@@ -122,7 +122,9 @@ def _graded(course: Course, lab: Assignment, folder: Path) -> dict[str, Any]:
     submissions, problems = collect.collect(folder, course)
     if len(submissions) != 1:
         raise ValueError("; ".join(problem.detail for problem in problems) or f"one notebook was due, there are {len(submissions)}")
-    backend = backends.best(course.limits.scratch, os.environ.get("LABKIT_SANDBOX"))
+    wanted = os.environ.get("LABKIT_SANDBOX")
+    private = grading.private_paths(course, submissions)
+    backend = backends.best(course.limits.scratch, wanted, private)
     with Sandbox(backend, course.limits) as sandbox:
         record = grading.grade(submissions[0], course, {lab.name: release.handed_out(course, lab)}, sandbox).record
     return marks.add_marks(record, course, {})
