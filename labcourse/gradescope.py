@@ -22,7 +22,12 @@ from labcourse.sandbox import Sandbox, SandboxError
 SETUP = """#!/usr/bin/env bash
 set -e
 apt-get update && apt-get install -y python3 python3-venv python3-pip bubblewrap
-python3 -m venv /autograder/venv
+if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    python3 -m venv /autograder/venv
+else  # an older image: Ubuntu 22.04 has Python 3.10
+    python3 -m pip install uv
+    python3 -m uv venv --seed --python 3.12 /autograder/venv
+fi
 /autograder/venv/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu "/autograder/source/{wheel}[course]"
 """
 RUN = """#!/usr/bin/env bash

@@ -179,7 +179,7 @@ class Sandbox:
         limits = self.limits
         request = {"memory": limits.memory, "scratch": limits.scratch, "processes": limits.processes, "threads": limits.threads}
         request |= {"seconds": int(2 * limits.seconds) + 1, "own_processes": self.backend.own_processes, "late_status": LATE}
-        request |= {"filtered": self.backend.hides_disk}
+        request |= {"filtered": self.backend.hides_disk, "socket": _socket_buffer()}
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         self._connection.sendmsg([messages.packed(request)], rights)
 
@@ -217,6 +217,13 @@ class Sandbox:
         if ended is None or not ended.get("clean") or ended.get("changed"):
             self._end_server(kill=True)
         return ended or {}
+
+
+def _socket_buffer() -> int:
+    """Bytes that wait in a socket between processes at most."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/proc/sys/net/core/wmem_default").read_text())
+    return 212_992
 
 
 def _remove_abandoned_folders() -> None:
