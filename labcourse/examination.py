@@ -1,7 +1,7 @@
 """One submission's examination: its cells run in a sandbox, each answer is tried on hidden inputs, and judged here.
 
-Among the tries of each answer stand one or two of an answer that is known to be wrong, on inputs of their own; nobody can guess how many,
-and when. If one looks right, the submission has changed what it is observed with, and nothing that was observed counts.
+Among the tries of each answer is a control: an answer that is known to be wrong, on inputs of its own. If the control looks right, or wrong
+in another way, the notebook has changed what answers are measured with, and the exercise is left to a person.
 """
 
 import base64
@@ -17,13 +17,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from labcourse import reading, scan
+from labcourse import reading
 from labcourse.assignment import Assignment, Course, Exercise
 from labcourse.sandbox import EndedError, Sandbox, SubmissionProcess
 from labkit import checks
 from labkit.checks import checking
 from labkit.checks.controls import control
-from labkit.processes import messages
 
 # How a submission or an exercise can end other than graded, in words.
 KINDS = {
@@ -35,13 +34,12 @@ KINDS = {
     "ended": "its process ended early",
     "disturbed": "could not be observed",
     "altered": "the notebook was altered",
-    "suspect": "it did what no exercise needs",
     "errors": "its cells raised errors",
     "unreadable": "cannot be read",
     "failed": "grading it failed",
 }
 VOID = ("tampered", "unreadable", "failed")  # nothing counts
-STANDING = ("graded", "suspect", "altered", "errors")  # a zero is one: it ran to its end
+STANDING = ("graded", "altered", "errors")  # the notebook ran to its end, so that 0 points are a mark
 LARGEST_FIGURE = 4000  # pixels on a side
 LONGEST_TEXT = 600  # characters of what a submission may have a say in
 LONGEST_OBSERVATION = 4000  # characters of an observation in a record
@@ -102,20 +100,13 @@ def examine(data: bytes, student: str, lab: Assignment, course: Course, handed_o
     results: dict[str, dict[str, Any]] = {}
     examination = _Examination(cells, student, lab, course, sandbox, examined)
     examination.run(results)
-    own = [source for source in notebook.code if source not in handed_out]
-    given = scan.cells(sorted(handed_out))
-    usual = set(scan.remarks([*given, *scan.texts(given)]))
-    for remark in dict.fromkeys([*scan.remarks(scan.cells(own)), *examination.reported]):
-        if remark not in usual:
-            examined.note("suspect", text(remark))
     for exercise in lab.exercises:
         if examined.status in VOID or exercise.number not in results:
             results[exercise.number] = outcome(exercise, examined.status, KINDS.get(examined.status, ""))
         examined.exercises.append(_explained(results[exercise.number], notebook.places.get(exercise.number), examined.cell_errors))
-        if exercise.number not in notebook.tagged:
-            examined.note("altered", f"the cell of {exercise.number} has lost its tag")
-        if exercise.number not in notebook.checked:
-            examined.note("altered", f"the check of {exercise.number} is gone")
+        untried = results[exercise.number]["status"] == "not attempted"
+        if untried and exercise.number not in notebook.tagged | notebook.checked:
+            examined.note("altered", f"neither the cell of {exercise.number} nor its check is there")
     if examined.cell_errors and not any(result["points"] for result in examined.exercises):
         examined.note("errors", f"the first in code cell {examined.cell_errors[0][0]}")
     return examined
@@ -133,7 +124,7 @@ def _explained(result: dict[str, Any], place: int | None, errors: list[list[Any]
 class _Examination:
     """The runs of one submission: one as a rule; another for the exercises that are left when one had to be ended.
 
-    All together they take no longer than the course allows. `reported` is what the runs' processes reported.
+    All together they take no longer than the course allows.
     """
 
     def __init__(
@@ -142,7 +133,6 @@ class _Examination:
         self._cells, self._student, self._lab, self._course = cells, student, lab, course
         self._sandbox, self._limits, self._examined = sandbox, sandbox.limits, examined
         self._end = math.inf
-        self.reported: list[str] = []
 
     def run(self, results: dict[str, dict[str, Any]]) -> None:
         remaining = list(self._lab.exercises)
@@ -162,20 +152,7 @@ class _Examination:
                 self._examined.note(
                     "tampered", f"of the process that runs all submissions it changed {text(', '.join(process.changed), 200)}"
                 )
-            self._see_reports(process.reports)
             first = False
-
-    def _see_reports(self, lines: list[str]) -> None:
-        """What the process reported by itself, each line a kind and a text. Who writes anything else there reports himself."""
-        for line in lines:
-            try:
-                kind, said = map(str, messages.cleaned(messages.unpacked(line.encode())))
-            except (messages.MessageError, ValueError, TypeError):
-                kind, said = "suspect", "it wrote where it is watched"
-            if kind == "changed":
-                self._examined.note("tampered", f"the notebook has replaced {text(said, 200)}")
-            else:
-                self.reported += scan.remarks([said]) if kind == "source" else [said]
 
     def _seconds(self, most: float) -> float:
         """What is left of the submission's time, and no more than that."""
@@ -184,7 +161,6 @@ class _Examination:
     def _run_cells(self, process: SubmissionProcess, first: bool) -> None:
         message = {"cells": self._cells, "random": self._number("cells"), "seconds": self._seconds(self._limits.cell_seconds)}
         report = process.ask(message, self._seconds(self._limits.seconds))
-        self._see_changes(report)
         errors, figures = report.get("errors"), report.get("figures")
         if type(errors) is not list or type(figures) is not list:
             raise EndedError("tampered", "its report on the cells is none")
@@ -221,11 +197,10 @@ class _Examination:
                 return  # the process is gone, or of no use any more
 
     def _tried(self, process: SubmissionProcess, exercise: Exercise) -> dict[str, Any]:
-        """The result of one exercise: right if every try is."""
+        """Try one exercise. It is right if every try is, and if the control behaves as it should."""
         pattern, known_wrong = control(exercise.number)
-        draw = random.Random(self._number(exercise.number))
-        order = [""] * self._course.tries + [known_wrong] * draw.choice((1, 1, 2))
-        draw.shuffle(order)
+        order = [""] * self._course.tries + [known_wrong]
+        random.Random(self._number(exercise.number)).shuffle(order)
         seen, verdicts = [], []
         for number, source in enumerate(order, 1):
             check = checks.find(exercise.number)
@@ -234,7 +209,6 @@ class _Examination:
             seconds = self._seconds(self._limits.trial_seconds)
             question |= {"random": self._number(f"{exercise.number}/{number}/random"), "seconds": max(0.001, seconds)}
             reply = process.ask(question, seconds)
-            self._see_changes(reply)
             if reply.get("late") is True:
                 return outcome(exercise, "time", f"your answer took longer than {seconds:.3g} s")
             verdict = judged(check, reply.get("observation"), inputs)
@@ -243,22 +217,13 @@ class _Examination:
             if not source:
                 seen.append(shortened(reply["observation"]))
                 verdicts.append(verdict)
-            elif verdict.passed:
-                raise EndedError("tampered", f"an answer to {exercise.number} that is known to be wrong looked right")
-            elif not re.search(pattern, verdict.message):
-                return outcome(
-                    exercise, "disturbed", f"a known answer behaved differently in this notebook's process: {text(verdict.message, 200)}"
-                )
+            elif verdict.passed or not re.search(pattern, verdict.message):
+                seen_instead = text(verdict.message, 200)
+                return outcome(exercise, "disturbed", f"an answer that is known to be wrong was judged as: {seen_instead}")
         verdict = next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
         status = "right" if verdict.passed else "not attempted" if verdict.message == "not attempted" else "wrong"
         points = exercise.points if verdict.passed else 0.0
         return outcome(exercise, status, text(verdict.message)) | {"points": points, "observed": seen}
-
-    def _see_changes(self, reply: dict[str, Any]) -> None:
-        changed = reply.get("changed")
-        if type(changed) is not list or changed:
-            names = ", ".join(map(str, changed[:5])) if type(changed) is list else "nothing said of it"
-            raise EndedError("tampered", f"the notebook has replaced {text(names)}")
 
     def _number(self, what: str) -> int:
         """A number of 128 bits, the same in each regrading; who knows some of them, but not the seed, knows nothing of the others."""

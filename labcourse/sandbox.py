@@ -1,13 +1,11 @@
 """The grader's end of a sandbox: it starts a fork server in isolation and talks with one submission at a time. Nothing here can block.
 
-A submission's process has one connection to the grader, on which it may write only when asked, and each answer is signed; its output, of
-which only the beginning is kept; and a pipe for reports of what it does that no exercise needs, which cannot be taken back.
+A submission's process has a connection to the grader, on which it may write only when asked, and an output, of which only the beginning is
+kept.
 """
 
 import array
 import contextlib
-import hashlib
-import hmac
 import os
 import secrets
 import selectors
@@ -24,7 +22,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from labcourse import backends, redaction
+from labcourse import backends
 from labcourse.backends import Backend
 from labcourse.control_group import ControlGroup
 from labkit.processes import messages
@@ -37,8 +35,6 @@ LARGEST = 16 << 20  # bytes of one message
 CHUNK = 1 << 16
 FOLDERS = "labkit-course-"  # in the folder for temporary files; then the grader's process
 RETIRE = 500  # submissions after which a fork server is replaced
-SIGNATURE = 16  # bytes before each answer
-REPORTS = 1 << 20  # bytes of reports that are read
 LATE = 75  # exit status of a submission's process that ran out of time and did not react to it
 
 
@@ -127,12 +123,9 @@ class Sandbox:
         _remove_abandoned_folders()
         self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True)
         folders = (backends.WORKING, backends.SHARED) if self.backend.hides_disk else (self._folder.name,)
-        if self.backend.hides_disk:
-            for name, text in redaction.sources().items():
-                Path(self._folder.name, name).write_text(text)
         self._used, self._inbox = 0, messages.Inbox(LARGEST)
         self._server, self._connection = start_connected(
-            [*self.backend.command_with(self._folder.name), sys.executable, "-P", "-s", "-m", "labcourse.sandbox_server", *folders],
+            [*self.backend.command, sys.executable, "-P", "-s", "-m", "labcourse.sandbox_server", *folders],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=backends.environment(folders[0]),
@@ -206,7 +199,6 @@ class SubmissionProcess:
 
     Attributes:
         output: the beginning of what it printed.
-        reports: what it did that no exercise needs, a line each, as its own hook reported it.
         memory: bytes at most, when it has ended.
         changed: what it changed of the fork server, when it has ended.
     """
@@ -214,23 +206,19 @@ class SubmissionProcess:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._limits = sandbox, sandbox.limits
         self._inbox, self.output, self._written = messages.Inbox(LARGEST), bytearray(), 0
-        self._reports, self._lines = bytearray(), 0
         self.memory, self.changed, self._has_ended = 0, list[str](), False
-        self._key, self._has_key = secrets.token_bytes(32), False
         self._connection, theirs = socket.socketpair()
-        (self._output, writing), (self._reporting, reporting) = os.pipe(), os.pipe()
+        self._output, writing = os.pipe()
         with theirs:
             try:
-                sandbox.fork([theirs.fileno(), writing, reporting])
+                sandbox.fork([theirs.fileno(), writing])
             except OSError:
                 self._close()
                 raise
             finally:
                 os.close(writing)
-                os.close(reporting)
         self._connection.setblocking(False)
         os.set_blocking(self._output, False)
-        os.set_blocking(self._reporting, False)
 
     def __enter__(self) -> "SubmissionProcess":
         return self
@@ -243,12 +231,6 @@ class SubmissionProcess:
     def _close(self) -> None:
         self._connection.close()
         os.close(self._output)
-        os.close(self._reporting)
-
-    @property
-    def reports(self) -> list[str]:
-        lines = self._reports.decode(errors="replace").splitlines()
-        return [*lines[:-1], '["suspect", "it did more than can be read"]'] if len(self._reports) == REPORTS else lines
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The process's answer to a question.
@@ -262,17 +244,12 @@ class SubmissionProcess:
             self._stop("tampered", "it wrote to the grader before it was asked")
         try:
             deadline = time.monotonic() + seconds + self._limits.grace
-            first = {} if self._has_key else {"key": self._key.hex()}
-            self._has_key = True
-            self._write(messages.packed({"nonce": nonce, **first, **question}), deadline)
+            self._write(messages.packed({"nonce": nonce, **question}), deadline)
             reply = self._read(deadline)
         except messages.MessageError as error:
             self._stop("tampered", f"what it wrote to the grader is {error}")
         if type(reply) is not dict or reply.pop("nonce", None) != nonce or not self._inbox.empty:
             self._stop("tampered", "what it wrote to the grader is no answer to the question")
-        self._listen(0)  # reports that came with it
-        if self._lines < reply.pop("reported", 0):
-            self._stop("tampered", "reports of what it does did not arrive")
         return reply
 
     def _write(self, data: bytes, deadline: float) -> None:
@@ -293,33 +270,22 @@ class SubmissionProcess:
             if remaining <= 0:
                 self._stop("time")
             self._listen(min(remaining, 1.0))
-        if not hmac.compare_digest(signature(self._key, text[SIGNATURE:]), text[:SIGNATURE]):
-            self._stop("tampered", "what answered the grader was not the process that was asked: its signature is missing")
-        return messages.cleaned(messages.unpacked(text[SIGNATURE:]))
+        return messages.cleaned(messages.unpacked(text))
 
     def _listen(self, seconds: float) -> None:
         """Take in what comes within that time: answers, output, and what the fork server reports."""
         with selectors.DefaultSelector() as selector:
             for source, read in (
-                (self._reporting, self._read_reports),
                 (self._output, self._read_output),
                 (self._connection, self._read_answer),
                 (self._sandbox, self._raise_ended),
             ):
                 selector.register(source, selectors.EVENT_READ, read)
             ready = {key.data for key, _ in selector.select(seconds)}
-            for key in selector.get_map().values():  # reports first: what follows may end it all
+            for key in selector.get_map().values():  # in this order: the end of the process comes last
                 if key.data in ready:
                     with contextlib.suppress(BlockingIOError, ConnectionError):
                         key.data()
-
-    def _read_reports(self) -> None:
-        data = os.read(self._reporting, CHUNK)
-        self._reports += data[: REPORTS - len(self._reports)]
-        self._lines += data.count(b"\n")
-        if not data and not self._has_ended:
-            ended = self._end(stop=False)
-            self._raise_ended(ended, of_reports=True)
 
     def _read_answer(self) -> None:
         data = self._connection.recv(CHUNK)
@@ -343,9 +309,9 @@ class SubmissionProcess:
         self._end(stop=True)
         raise EndedError(kind, detail)
 
-    def _raise_ended(self, ended: dict[str, Any] | None = None, of_reports: bool = False) -> NoReturn:
-        """The connection, or the pipe `of_reports`, is closed, or the fork server reports that the process has ended."""
-        ended = self._end(stop=False) if ended is None else ended
+    def _raise_ended(self) -> NoReturn:
+        """Raise EndedError: the connection is closed, or the fork server reports that the process has ended."""
+        ended = self._end(stop=False)
         reason, status = ended.get("reason"), ended.get("status")
         if reason in ("memory", "processes"):
             raise EndedError(reason)
@@ -353,19 +319,10 @@ class SubmissionProcess:
             raise EndedError("memory")
         if status == LATE:
             raise EndedError("time")
-        if of_reports and reason == "stopped" and status == -9:  # it lived on; who only took long to end has a status of his own
-            raise EndedError("tampered", "it has closed the line on which it is watched")
         raise EndedError("ended", f"exit status {status}" if status is None or status >= 0 else f"signal {-status}")
 
     def _end(self, stop: bool) -> dict[str, Any]:
         self._has_ended = True
-        with contextlib.suppress(BlockingIOError):
-            self._reports += os.read(self._reporting, CHUNK)
         ended = self._sandbox.end_process(stop)
         self.memory, self.changed = ended.get("memory", 0), ended.get("changed", [])
         return ended
-
-
-def signature(key: bytes, text: bytes) -> bytes:
-    """What stands before an answer: only who has the key, which a process gets before the first cell runs, can make it."""
-    return hashlib.blake2b(text, key=key, digest_size=SIGNATURE).digest()

@@ -61,9 +61,9 @@ def main(*arguments: str) -> None:
 
 
 class _Grader:
-    """The connection to the grader, which asks for a copy, and to stop it. With a request come three files: connection, output, reports."""
+    """The connection to the grader, which asks for a copy, and to stop it. With a request come two files: connection and output."""
 
-    FILES = 3
+    FILES = 2
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self._inbox = connection, messages.Inbox()

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from handed_in import LIMITS, notebook
 
 from labcourse.examination import Examined, examine
@@ -19,7 +18,7 @@ class Played:
 
     limits = LIMITS
     memory = 0
-    changed = reports = ()
+    changed = ()
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -30,11 +29,10 @@ class Played:
         yield self
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        quiet: dict[str, Any] = {"changed": []}
         if "cells" in question:
-            return quiet | {"errors": [], "figures": []}
+            return {"errors": [], "figures": []}
         self.asked.append(question)
-        return quiet | self._reply(question)
+        return self._reply(question)
 
 
 def tensor_on(device: str, question: dict[str, Any]) -> dict[str, Any]:
@@ -60,18 +58,17 @@ def test_a_right_answer_earns_its_point_beside_a_control(course):
     assert [bool(question["wrong_answer"]) for question in asked].count(False) == course.tries
 
 
-def test_neither_number_nor_place_of_the_controls_is_known_before(course):
+def test_each_exercise_has_one_control_at_a_place_that_differs(course):
     orders = {
         tuple(bool(question["wrong_answer"]) for question in examined(course, honest, f"student {number}")[1]) for number in range(20)
     }
-    assert {len(order) - course.tries for order in orders} == {1, 2} and len(orders) > 2 * course.tries
+    assert {sum(order) for order in orders} == {1} and len(orders) == course.tries + 1
 
 
-def test_a_result_forged_for_every_question_is_not_accepted(course):
-    """What answers in the place of the process cannot tell which of the questions is the control."""
+def test_a_control_that_looks_right_leaves_the_exercise_to_a_person(course):
     found, _ = examined(course, lambda question: tensor_on("cuda:0", question))
-    assert (found.status, found.points) == ("tampered", None)
-    assert found.detail == "an answer to 00.1 that is known to be wrong looked right"
+    assert (found.status, found.points) == ("disturbed", None)
+    assert "an answer that is known to be wrong was judged as: Right." in found.detail
 
 
 def test_a_control_that_behaves_in_another_way_is_no_measurement(course):
@@ -79,12 +76,6 @@ def test_a_control_that_behaves_in_another_way_is_no_measurement(course):
         course, lambda question: {"observation": {"raised": "ValueError"}} if question["wrong_answer"] else honest(question)
     )
     assert (found.status, found.points) == ("disturbed", None)
-
-
-@pytest.mark.parametrize("changed", [["torch.allclose"], "nothing", None])
-def test_what_the_notebook_replaced_is_asked_for_each_time(course, changed):
-    found, _ = examined(course, lambda question: honest(question) | {"changed": changed})
-    assert (found.status, found.points) == ("tampered", None)
 
 
 def test_every_try_has_to_be_right(course):
