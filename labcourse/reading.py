@@ -127,8 +127,14 @@ def checked_number(source: str) -> str | None:
 
 
 def checked_name(source: str) -> str | None:
-    """The name of the answer in a check cell: of `labkit.check("02.3", run_on)`, "run_on"."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "labkit.check" and isinstance(node.args[1], ast.Name):
-            return node.args[1].id
+    """The name of the answer in a check cell: of `labkit.check("02.3", run_on)`, "run_on"; None where no such call is."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):  # a magic, for example
+        return None
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "labkit.check" and len(node.args) > 1:
+            answer = node.args[1]
+            if isinstance(answer, ast.Name):
+                return answer.id
     return None
