@@ -1,4 +1,7 @@
-"""What a student handed in, as text: read without trusting any of it."""
+"""Read what a student handed in, without trusting any of it.
+
+Call `parse` in a `labcourse.limited_process.LimitedProcess`: reading a file can take for ever.
+"""
 
 import ast
 import json
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 LARGEST = 20 << 20  # bytes of a notebook file
+MOST_CELLS = 5000
 PLACEHOLDER = "*Write your answer here.*"  # what stands where a written answer goes
 
 
@@ -64,6 +68,8 @@ def parse(data: bytes) -> Notebook:
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         old = isinstance(content, dict) and "worksheets" in content
         raise UnreadableError("it is a notebook of an old format: open and save it in JupyterLab" if old else "it is no notebook: no cells")
+    if len(content["cells"]) > MOST_CELLS:
+        raise UnreadableError(f"it has more than {MOST_CELLS} cells")
     cells = [_cell(cell) for cell in content["cells"]]
     code = [cell for cell in cells if cell["type"] == "code"]
     if not any(cell["source"].strip() for cell in code):
