@@ -109,9 +109,10 @@ def instructor_copy(course: Course, lab: Assignment) -> NotebookNode:
 
 
 def handed_out(course: Course, lab: Assignment) -> frozenset[str]:
-    """The code cells that students get, all but the exercises' own."""
+    """The sources of the cells that students get, all but the exercises' own and the places for written answers."""
     cells = student_copy(course, lab).cells
-    return frozenset(cell.source for cell in cells if cell.cell_type == "code" and "exercise" not in cell.metadata.get("tags", []))
+    sources = {cell.source for cell in cells if "exercise" not in cell.metadata.get("tags", [])}
+    return frozenset(sources - {PLACEHOLDER})
 
 
 def nbgrader_source(course: Course, lab: Assignment) -> NotebookNode:
