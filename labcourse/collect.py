@@ -12,7 +12,7 @@ import re
 import stat
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -20,6 +20,7 @@ from typing import Any
 
 from labcourse import platforms, reading
 from labcourse.assignment import Course
+from labcourse.limited_process import LimitedProcess
 from labcourse.platforms import Named
 from labcourse.reading import LARGEST, UnreadableError
 
@@ -123,7 +124,11 @@ class _File:
 
 
 def collect(
-    source: Path, course: Course, students: Iterable[str] = (), now: datetime | None = None
+    source: Path,
+    course: Course,
+    students: Iterable[str] = (),
+    now: datetime | None = None,
+    report: Callable[[str], Any] = lambda line: None,
 ) -> tuple[list[Submission], list[Problem]]:
     """Everything in a folder or zip file, in order of lab and student, and what is wrong with it.
 
@@ -133,6 +138,7 @@ def collect(
         students: those who should have handed in; without them, all who handed in anything. A student who is not among them is
             graded too, and named.
         now: a lab that is not due at this time is not missing. By default, the time of the call.
+        report: gets a line of text when a file takes long to read. The line names the file.
 
     Raises:
         OSError, ValueError: the source is no folder or zip file.
@@ -143,8 +149,9 @@ def collect(
         files = _zipped(stack, source) if source.is_file() else _in_folder(source)
         owned, refused = _by_owner(files)
         problems += refused
+        process = stack.enter_context(LimitedProcess(report))
         for name, own in owned.items():
-            for item in _submissions_of(name, own, course):
+            for item in _submissions_of(name, own, course, process):
                 if isinstance(item, Problem):
                     problems.append(item)
                 else:
@@ -195,7 +202,7 @@ def _named(file: _File) -> Named:
     return platforms.named(top, is_folder=bool(below))
 
 
-def _submissions_of(name: Named, files: list[_File], course: Course) -> Iterator[Submission | Problem]:
+def _submissions_of(name: Named, files: list[_File], course: Course, process: LimitedProcess) -> Iterator[Submission | Problem]:
     """What one student handed in under one name. Whatever a file holds, the others are read all the same."""
     others: dict[str, list[str]] = defaultdict(list)
     for file in files:
@@ -203,7 +210,7 @@ def _submissions_of(name: Named, files: list[_File], course: Course) -> Iterator
             others[_lab_by_name(name, file, course)].append(shown(_origin(file)))
             continue
         try:
-            yield from list(_identified(name, file, course))
+            yield from list(_identified(name, file, course, process))
         except Exception as error:
             detail = f"{shown(str(file.path))!r} cannot be read: {type(error).__name__}"
             yield Problem(name.student, "", "refused", detail)
@@ -212,7 +219,7 @@ def _submissions_of(name: Named, files: list[_File], course: Course) -> Iterator
         yield Problem(name.student, lab, "not a notebook", ", ".join(paths[:3]) + more)
 
 
-def _identified(name: Named, file: _File, course: Course) -> Iterator[Submission | Problem]:
+def _identified(name: Named, file: _File, course: Course, process: LimitedProcess) -> Iterator[Submission | Problem]:
     """The submission in a file. Its lab: what the notebook names, else its own or its folder's name, else that of its exercises."""
     origin, by_name = _origin(file), _lab_by_name(name, file, course)
     try:
@@ -222,7 +229,9 @@ def _identified(name: Named, file: _File, course: Course) -> Iterator[Submission
         return
     lab, unreadable = by_name, ""
     try:
-        lab = _lab_by_content(reading.parse(data), by_name, course)
+        lab, checked = process.call(reading.described, data, about=shown(origin))
+        if lab not in {item.name for item in course.labs}:
+            lab = by_name or next((item.name for item in course.labs if [item.name[:2]] == checked), "")
     except UnreadableError as error:
         unreadable = str(error)
     if not lab and len(course.labs) == 1:
@@ -253,13 +262,6 @@ def _lab_by_name(name: Named, file: _File, course: Course) -> str:
     names = {lab.name for lab in course.labs}
     candidates = (COPY.sub("", file.path.stem), *reversed(file.path.parts[:-1]), name.lab)
     return next((part for part in candidates if part in names), "")
-
-
-def _lab_by_content(notebook: reading.Notebook, by_name: str, course: Course) -> str:
-    if notebook.lab in {lab.name for lab in course.labs}:
-        return notebook.lab
-    checked = sorted({number[:2] for number in notebook.checked})
-    return by_name or next((lab.name for lab in course.labs if [lab.name[:2]] == checked), "")
 
 
 def _received(name: Named, file: _File) -> tuple[str, str]:

@@ -95,7 +95,7 @@ def _collect(options: argparse.Namespace, course: "Course") -> int:
     source, target = Path(options.source), Path(options.to)
     if target.exists() and target.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"--to {target} lies inside {source} and would be collected too. Choose a folder beside it")
-    submissions, problems = collect.collect(source, course, _students(options))
+    submissions, problems = collect.collect(source, course, _students(options), report=_progress)
     collect.write(submissions, problems, target)
     _print(problems)
     print(f"{len(submissions)} submissions in {options.to}, {len(problems)} remarks")
@@ -117,7 +117,7 @@ def _grade(options: argparse.Namespace, course: "Course") -> int:
         raise ValueError(f"--workers {options.workers}: choose 1 or more")
     students = _students(options)
     dates = marks.read_dates(Path(options.dates)) if options.dates else {}
-    submissions, problems = collect.collect(Path(options.source), course, students)
+    submissions, problems = collect.collect(Path(options.source), course, students, report=_progress)
     store = grading.Store(Path(options.out))
     count = grading.grade_all(course, submissions, store, options.workers, options.scheduler, options.sandbox, _progress, options.again)
     results.write(course, submissions, problems, store, students, dates)

@@ -93,6 +93,12 @@ def parse(data: bytes) -> Notebook:
     )
 
 
+def described(data: bytes) -> tuple[str, list[str]]:
+    """The lab that a notebook says it is, and the lessons whose exercises it checks. Raises UnreadableError."""
+    notebook = parse(data)
+    return notebook.lab[:200], sorted({number[:2] for number in notebook.checked})
+
+
 def _places(code: list[dict[str, Any]]) -> dict[str, int]:
     before = {number: index for index, cell in enumerate(code) if index and (number := checked_number(cell["source"]))}
     pairs = zip(code, [*code[1:], None], strict=True)

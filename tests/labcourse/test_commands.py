@@ -58,7 +58,7 @@ def test_a_course_file_that_cannot_be_read(content, said, capsys, tmp_path, monk
 
 
 def test_a_command_that_is_interrupted_says_so(course_file, capsys, tmp_path, monkeypatch):
-    def interrupted(*given):
+    def interrupted(*given, **named):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(collect, "collect", interrupted)
