@@ -236,7 +236,9 @@ def _seed(given: Any, path: Path) -> str:
         reason = f"the seed of the course belongs into {kept.name}, beside the course file, which cannot be read or written"
         raise ValueError(f"{reason} ({error.strerror}). Make it writable, or set `seed` in the course file") from None
     except ValueError:
-        raise ValueError(f"{kept.name} beside the course file holds no seed. Put its 32 hexadecimal digits back, or delete the file") from None
+        raise ValueError(
+            f"{kept.name} beside the course file holds no seed. Put its 32 hexadecimal digits back, or delete the file"
+        ) from None
 
 
 def _limits(table: dict[str, Any]) -> Limits:

@@ -285,11 +285,7 @@ def _unlisted(course: Course, found: Iterable[tuple[str, str]], listed: set[str]
     """Students who are not in the list, by what they handed in and by their extensions."""
     if not listed:
         return []
-    problems = [
-        Problem(student, lab, "unlisted", "the list of students has no such id")
-        for student, lab in found
-        if student not in listed
-    ]
+    problems = [Problem(student, lab, "unlisted", "the list of students has no such id") for student, lab in found if student not in listed]
     handed_in = {student for student, _ in found}
     for student, lab in course.extensions:
         if student not in listed | handed_in:
@@ -298,9 +294,7 @@ def _unlisted(course: Course, found: Iterable[tuple[str, str]], listed: set[str]
     return problems
 
 
-def _missing(
-    course: Course, found: set[tuple[str, str]], problems: list[Problem], listed: set[str], now: datetime
-) -> list[Problem]:
+def _missing(course: Course, found: set[tuple[str, str]], problems: list[Problem], listed: set[str], now: datetime) -> list[Problem]:
     """Who has handed in nothing for a lab that is due. A lab without a date is due once somebody has handed it in."""
     known = found | {(problem.student, problem.lab) for problem in problems}
     expected = sorted(listed or {student for student, _ in found})

@@ -120,7 +120,7 @@ def _grade(options: argparse.Namespace, course: "Course") -> int:
     submissions, problems = collect.collect(Path(options.source), course, students, report=_progress)
     store = grading.Store(Path(options.out))
     count = grading.grade_all(course, submissions, store, options.workers, options.scheduler, options.sandbox, _progress, options.again)
-    results.write(course, submissions, problems, store, students, dates)
+    results.write(course, submissions, problems, store, students, dates, _progress)
     print(f"{count} graded, {len(submissions) - count} kept, {len(problems)} remarks: see {Path(options.out) / 'index.html'}")
     return 0
 

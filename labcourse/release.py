@@ -94,13 +94,29 @@ def student_copy(course: Course, lab: Assignment) -> NotebookNode:
 
 
 def questions(course: Course, lab: Assignment) -> dict[str, str]:
-    """What is asked in each exercise, as the lesson says it, without its marks of emphasis and code."""
+    """What is asked in each exercise, as the lesson says it, in Markdown."""
     texts = "\n\n".join(cell.source for cell in student_copy(course, lab).cells if cell.cell_type == "markdown")
     found = {
         item.number: re.search(rf"\*\*{re.escape(item.number)}\*\*(.*?)(?=\n\n\*\*\d|\n#|\Z)", texts, re.DOTALL) for item in lab.exercises
     }
-    plain = {number: re.sub(r"\*\*|`", "", text[1]).strip() for number, text in found.items() if text}
-    return {number: re.sub(r"\*(\w[^*]*)\*", r"\1", text) for number, text in plain.items()}
+    return {number: text[1].strip() for number, text in found.items() if text}
+
+
+def stubs(course: Course, lab: Assignment) -> dict[str, str]:
+    """The cell that students get for each exercise."""
+    cells = _cells(course, lab)
+    return {cell.metadata["labkit"]["exercise"]: cell.source for cell in cells if "exercise" in cell.metadata.get("labkit", {})}
+
+
+def solutions(course: Course, lab: Assignment) -> dict[str, list[str]]:
+    """The published solutions of each exercise."""
+    found: dict[str, list[str]] = {}
+    number = ""
+    for cell in _cells(course, lab):
+        number = cell.metadata.get("labkit", {}).get("exercise", number)
+        if "solution" in cell.metadata.get("tags", []):
+            found.setdefault(number, []).extend(SOLVED.findall(cell.source))
+    return found
 
 
 def instructor_copy(course: Course, lab: Assignment) -> NotebookNode:
