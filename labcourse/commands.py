@@ -92,16 +92,22 @@ def _students(options: argparse.Namespace) -> dict[str, dict[str, str]]:
 def _collect(options: argparse.Namespace, course: "Course") -> int:
     from labcourse import collect
 
-    submissions, problems = collect.collect(Path(options.source), course, _students(options))
-    collect.write(submissions, problems, Path(options.to))
+    source, target = Path(options.source), Path(options.to)
+    if target.exists() and target.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"--to {target} lies inside {source} and would be collected too. Choose a folder beside it")
+    submissions, problems = collect.collect(source, course, _students(options), report=_progress)
+    collect.write(submissions, problems, target)
     _print(problems)
     print(f"{len(submissions)} submissions in {options.to}, {len(problems)} remarks")
     return 0
 
 
 def _print(problems: "list[Problem]") -> None:
+    from labcourse import collect
+
     for problem in problems:
-        print(f"{problem.kind}: {problem.student} {problem.lab} {problem.detail}".encode(errors="replace").decode())
+        about = f"{problem.student} {problem.lab}".strip()
+        print(collect.shown(f"{problem.kind}: {about}: {problem.detail}", 1000))
 
 
 def _grade(options: argparse.Namespace, course: "Course") -> int:
@@ -111,10 +117,10 @@ def _grade(options: argparse.Namespace, course: "Course") -> int:
         raise ValueError(f"--workers {options.workers}: choose 1 or more")
     students = _students(options)
     dates = marks.read_dates(Path(options.dates)) if options.dates else {}
-    submissions, problems = collect.collect(Path(options.source), course, students)
+    submissions, problems = collect.collect(Path(options.source), course, students, report=_progress)
     store = grading.Store(Path(options.out))
     count = grading.grade_all(course, submissions, store, options.workers, options.scheduler, options.sandbox, _progress, options.again)
-    results.write(course, submissions, problems, store, students, dates)
+    results.write(course, submissions, problems, store, students, dates, _progress)
     print(f"{count} graded, {len(submissions) - count} kept, {len(problems)} remarks: see {Path(options.out) / 'index.html'}")
     return 0
 

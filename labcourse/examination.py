@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from labcourse import judging, reading
+from labcourse import judging, reading, written
 from labcourse.assignment import Assignment, Course, Exercise
 from labcourse.sandbox import EndedError, Sandbox, SubmissionProcess
 from labkit import checks
@@ -41,6 +41,7 @@ VOID = ("tampered", "unreadable")  # nothing counts
 UNMARKED = (*VOID, "failed")  # no mark: nothing counts, or the next grading tries it again
 STANDING = ("graded", "altered", "errors")  # the notebook ran to its end, so that 0 points are a mark
 LARGEST_FIGURE = 4000  # pixels on a side
+LONGEST_ANSWER = 20_000  # characters of a written answer
 LONGEST_TEXT = 600  # characters of what a submission may have a say in
 LONGEST_OBSERVATION = 4000  # characters of an observation in a record
 _HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")  # controls
@@ -57,6 +58,8 @@ class Examined:
         remarks: what a person should know.
         sources: what stands in the cell of each exercise.
         figures: PNG images, in base64, of the cells that the student wrote.
+        written: the written answers, by their ids.
+        beside: what a student who left an answer empty wrote in other cells.
         memory: bytes at most.
     """
 
@@ -67,6 +70,7 @@ class Examined:
     cell_errors: list[list[Any]] = field(default_factory=list)
     figures: list[str] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
+    beside: dict[str, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     memory: int = 0
 
@@ -106,7 +110,9 @@ def examine(data: bytes, student: str, lab: Assignment, course: Course, handed_o
     except reading.UnreadableError as error:
         examined.note("unreadable", str(error))
         return examined
-    examined.written = {task.id: text(notebook.written.get(task.id, ""), 20_000) for task in lab.written}
+    answers = written.answers(notebook.cells, [task.id for task in lab.written], handed_out)
+    examined.written = {name: text(answer.text, LONGEST_ANSWER) for name, answer in answers.items()}
+    examined.beside = {name: text(answer.beside, LONGEST_ANSWER) for name, answer in answers.items()}
     examined.sources = {number: text(notebook.code[place - 1], 4000) for number, place in notebook.places.items()}
     cells = [{"source": source, "figures": source not in handed_out} for source in notebook.code]
     results: dict[str, dict[str, Any]] = {}

@@ -16,7 +16,7 @@ from typing import Any
 import labkit
 from labcourse import assignment, backends, collect, grading, marks, release
 from labcourse.assignment import Assignment, Course
-from labcourse.results import zipped
+from labcourse.feedback import exercise_view, zipped
 from labcourse.sandbox import Sandbox, SandboxError
 
 SETUP = """#!/usr/bin/env bash
@@ -98,12 +98,12 @@ def results(record: dict[str, Any]) -> dict[str, Any]:
     tests = [
         {
             "name": item["number"],
-            "score": item["points"],
+            "score": item["points"] or 0,
             "max_score": item["out_of"],
-            "output": item["message"],
+            "output": item["message"] or item["status"],
             "status": "passed" if item["status"] == "right" else "failed",
         }
-        for item in record["exercises"]
+        for item in map(exercise_view, record["exercises"])
     ]
     if record["remarks"]:
         tests.append({"name": "Remarks", "output": "\n".join(record["remarks"]), "visibility": "hidden", "score": 0, "max_score": 0})

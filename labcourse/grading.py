@@ -164,7 +164,15 @@ def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox
         "points": examined.points,
         "out_of": lab.points,
         "exercises": examined.exercises,
-        "written": [{"id": task.id, "answer": examined.written.get(task.id, ""), "out_of": task.points} for task in lab.written],
+        "written": [
+            {
+                "id": task.id,
+                "answer": examined.written.get(task.id, ""),
+                "beside": examined.beside.get(task.id, ""),
+                "out_of": task.points,
+            }
+            for task in lab.written
+        ],
         "sources": {exercise.number: examined.sources.get(exercise.number, "") for exercise in lab.exercises},
         "cell_errors": examined.cell_errors,
         "remarks": examined.remarks,

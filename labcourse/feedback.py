@@ -1,0 +1,151 @@
+"""What a student gets back: a page for each submission, packed for Canvas, Moodle or a mail program.
+
+Students see verdicts, marks and comments. Remarks for the instructor are not on these pages.
+"""
+
+import base64
+import io
+import re
+import zipfile
+from email.message import EmailMessage
+from email.policy import SMTP
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+
+from labcourse import platforms
+from labcourse.assignment import Course
+from labcourse.collect import Submission
+from labcourse.examination import KINDS
+from labcourse.grading import Store, write_file
+from labkit import checks
+
+__all__ = ["page_path", "remove", "rich", "sentence", "student_view", "write_page", "write_returns", "zipped"]
+
+RETURN = "return"  # the folder of what goes back to students
+LONG_AGO = (1980, 1, 1, 0, 0, 0)  # so that the same pages make the same bytes
+MAIL = ("Email address", "Email", "email", "mail")  # columns of the table of students
+VERDICTS = ("right", "wrong", "not attempted")
+# How a notebook or an answer can end that its student should know. Everything else is for the instructor to decide.
+ENDINGS = {
+    "time": "Your notebook ran out of time",
+    "memory": "Your notebook ran out of memory",
+    "output": "Your notebook printed too much",
+    "processes": "Your notebook started too many processes",
+    "ended": "The process of your notebook ended early",
+    "unreadable": "Your notebook cannot be read",
+}
+
+People = dict[str, dict[str, str]]  # rows of the instructor's own table by student: what a platform knows them by
+
+
+def student_view(record: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a record that its student may see."""
+    ending = ENDINGS.get(record["status"], "")
+    if ending and record["detail"]:
+        ending += f": {record['detail']}"
+    view = {key: record[key] for key in ("student", "lab", "out_of", "received", "marks", "written", "sources", "cell_errors")}
+    return view | {"ending": ending, "exercises": [exercise_view(item) for item in record["exercises"]]}
+
+
+def exercise_view(item: dict[str, Any]) -> dict[str, Any]:
+    """The parts of an exercise's result that its student may see. Without a verdict, `points` is None."""
+    status, message = item["status"], item["message"]
+    view = {key: item[key] for key in ("number", "points", "out_of")}
+    if status in VERDICTS:
+        return view | {"status": status, "message": message}
+    if status in ENDINGS and status != "unreadable":
+        return view | {"status": KINDS[status], "message": "" if message == KINDS[status] else message}
+    return view | {"status": "not marked yet", "message": "", "points": None}
+
+
+def rich(text: str) -> markupsafe.Markup:
+    """Markdown's code, strong text and emphasis as HTML; everything else as text."""
+    parts = re.split(r"(?<!`)`([^`]+)`(?!`)", str(markupsafe.escape(text)))
+    for place, part in enumerate(parts):
+        if place % 2:
+            parts[place] = f"<code>{part}</code>"
+        else:
+            strong = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", part)
+            parts[place] = re.sub(r"\*(\w[^*]*)\*", r"<em>\1</em>", strong)
+    return markupsafe.Markup("".join(parts))
+
+
+def sentence(text: str) -> str:
+    """The text with a full stop, if it has no other end."""
+    text = text.strip()
+    return text if not text or text[-1] in ".!?:…" else f"{text}."
+
+
+def page_path(store: Store, lab: str, student: str) -> Path:
+    """Where a student's page is, or will be."""
+    return store.folder / "feedback" / lab / f"{student}.html"
+
+
+def remove(store: Store, lab: str, student: str) -> None:
+    """Remove a student's page."""
+    page_path(store, lab, student).unlink(missing_ok=True)
+
+
+def write_page(course: Course, record: dict[str, Any], store: Store, pages: jinja2.Environment, asked: dict[str, str]) -> None:
+    """Write a student's page. `asked` holds the exercises' texts, by their numbers."""
+    lab, student = course.lab(record["lab"]), record["student"]
+    figures = [base64.b64encode(path.read_bytes()).decode() for path in store.figures(lab.name, student)]
+    page = pages.get_template("feedback.html").render(
+        course=course,
+        lab=lab,
+        record=student_view(record),
+        figures=figures,
+        questions={task.id: task.question for task in lab.written},
+        asked=asked,
+        sections={item.number: checks.find(item.number).section for item in lab.exercises},
+        due=course.due(student, lab),
+    )
+    write_file(page_path(store, lab.name, student), page.encode())
+
+
+def write_returns(course: Course, submissions: list[Submission], store: Store, people: People) -> None:
+    """Of each lab what its submissions' names allow: canvas-LAB.zip, moodle-LAB.zip, and mail-LAB/STUDENT.eml where an address is known."""
+    for lab in course.labs:
+        packed: dict[str, dict[str, bytes]] = {"canvas": {}, "moodle": {}}
+        for item in submissions:
+            page = page_path(store, item.lab, item.student)
+            if item.lab != lab.name or not page.exists():
+                continue
+            top, _, below = item.origin.partition("/")
+            named = platforms.named(top, is_folder=bool(below))
+            if named.platform == "Moodle":
+                packed["moodle"][f"{named.owner}{'' if named.owner != top else '/'}feedback.html"] = page.read_bytes()
+            elif named.platform == "Canvas":  # the platform knows whose it is by the numbers in its own name
+                packed["canvas"][f"{top.removesuffix('.ipynb')}.html"] = page.read_bytes()
+            if address := next((people[item.student][name] for name in MAIL if people.get(item.student, {}).get(name)), ""):
+                name = store.folder / RETURN / f"mail-{lab.name}" / f"{item.student}.eml"
+                write_file(name, _message(course, lab.title, address, page.read_bytes()))
+        for platform, files in packed.items():
+            if files:
+                write_file(store.folder / RETURN / f"{platform}-{lab.name}.zip", zipped(files))
+
+
+def zipped(files: dict[str, bytes], executable: tuple[str, ...] = ()) -> bytes:
+    """A zip file's bytes, the same each time."""
+    with io.BytesIO() as target:
+        with zipfile.ZipFile(target, "w") as archive:
+            for name, data in sorted(files.items()):
+                member = zipfile.ZipInfo(name, LONG_AGO)
+                member.compress_type, member.external_attr = zipfile.ZIP_DEFLATED, (0o755 if name in executable else 0o644) << 16
+                archive.writestr(member, data)
+        return target.getvalue()
+
+
+def _message(course: Course, title: str, address: str, page: bytes) -> bytes:
+    """A message that a mail program opens as a draft, with the page attached."""
+    message = EmailMessage(policy=SMTP)
+    message["To"] = re.sub(r"[\r\n]", "", address)
+    message["Subject"] = re.sub(r"[\r\n]", " ", f"{course.name}: feedback on {title}")
+    message["X-Unsent"] = "1"
+    message.set_content(f"Your feedback on {title} is attached; open it in a browser.\n")
+    message.add_attachment(page, maintype="text", subtype="html", filename="feedback.html")
+    message.set_boundary("feedback-" + "0" * 24)
+    return message.as_bytes()
