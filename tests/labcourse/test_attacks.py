@@ -20,6 +20,8 @@ import ctypes, glob, os, resource, signal, socket, subprocess, sys, threading, t
 SECRET = {secret!r}
 FOLDER = os.path.dirname(SECRET)
 fds = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+for folder in (".", "/dev/shm"):
+    open(folder + "/left", "w").close()
 
 def say(path):
     raise ValueError(open(path).read())
@@ -58,7 +60,7 @@ def test_an_attack_reaches_nothing(name, tried, outside):
     assert SECRET not in repr(examined) and "['secret.txt']" not in repr(examined.cell_errors)
     assert [path.name for path in outside.iterdir()] == ["secret.txt"]
     assert secret.read_text() == SECRET and not os.path.exists("/mine")
-    empty = "import os\nassert os.listdir('.') == os.listdir('/dev/shm') == []"
-    after = tried("00.1", empty, RIGHT)
+    look = "import os\nassert not os.path.exists('left') and os.listdir('/dev/shm') == []"
+    after = tried("00.1", look, RIGHT)
     assert (after.status, after.points, after.remarks) == ("graded", 1, [])
     assert after.cell_errors == []
