@@ -87,6 +87,7 @@ class Course:
         late_penalty: the share of the points that each further day costs.
         extensions: other due dates, by (student, lab).
         notebooks: the folder with the lessons; those that come with the kit, unless the file names a folder of its own.
+        folder: the folder of the course file, or None for a course that no file describes.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Course:
     extensions: dict[tuple[str, str], datetime] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     notebooks: Path = field(default_factory=lesson_copies.shipped)
+    folder: Path | None = None
 
     def lab(self, name: str) -> Assignment:
         """The lab of that name, or of the lesson of that number. Raises ValueError, naming the choices."""
@@ -157,6 +159,7 @@ def _course(content: dict[str, Any], path: Path) -> Course:
         late_penalty=_number(content.get("late_penalty", 1.0), "late_penalty", 0, 1),
         limits=_limits(_table(content, "limits")),
         notebooks=notebooks,
+        folder=path.parent.resolve(),
     )
     if not course.name.strip():
         raise ValueError("course: the name is empty")

@@ -17,11 +17,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from labcourse import reading, written
+from labcourse import judging, reading, written
 from labcourse.assignment import Assignment, Course, Exercise
 from labcourse.sandbox import EndedError, Sandbox, SubmissionProcess
 from labkit import checks
-from labkit.checks import checking
 from labkit.checks.controls import control
 
 # How a submission or an exercise can end other than graded, in words.
@@ -38,10 +37,11 @@ KINDS = {
     "unreadable": "cannot be read",
     "failed": "grading it failed",
 }
-VOID = ("tampered", "unreadable", "failed")  # nothing counts
+VOID = ("tampered", "unreadable")  # nothing counts
+UNMARKED = (*VOID, "failed")  # no mark: nothing counts, or the next grading tries it again
 STANDING = ("graded", "altered", "errors")  # the notebook ran to its end, so that 0 points are a mark
 LARGEST_FIGURE = 4000  # pixels on a side
-LONGEST_ANSWER = 20_000  # characters of a written answer
+LONGEST_ANSWER = 20_000  # characters of an answer, written or in code
 LONGEST_TEXT = 600  # characters of what a submission may have a say in
 LONGEST_OBSERVATION = 4000  # characters of an observation in a record
 _HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")  # controls
@@ -76,13 +76,24 @@ class Examined:
 
     @property
     def points(self) -> float | None:
-        """The sum, or None where there is nothing to mark: a zero is one only of a submission that ran to its end."""
+        """The points of all exercises, or None where there is no mark.
+
+        Zero points are a mark only where the notebook ran to its end.
+        """
         total = sum(result["points"] for result in self.exercises)
-        return total if self.status in STANDING or (total and self.status not in VOID) else None
+        if self.status in UNMARKED or (not total and self.status not in STANDING):
+            return None
+        return total
 
     def note(self, kind: str, detail: str) -> None:
         """The worst problem is the submission's status; each is a remark."""
-        ranks = [*STANDING[:1], *(kind for kind in STANDING[:0:-1]), *(kind for kind in KINDS if kind not in (*STANDING, *VOID)), *VOID]
+        ranks = [
+            *STANDING[:1],
+            *(kind for kind in STANDING[:0:-1]),
+            *(kind for kind in KINDS if kind not in (*STANDING, *UNMARKED)),
+            "failed",
+            *VOID,
+        ]
         if ranks.index(kind) > ranks.index(self.status):
             self.status, self.detail = kind, detail
         remark = f"{KINDS[kind]}: {detail}" if detail else KINDS[kind]
@@ -94,14 +105,15 @@ def examine(data: bytes, student: str, lab: Assignment, course: Course, handed_o
     """Examine one notebook file's content. `handed_out`: the code cells of the released notebook, whose figures nobody needs."""
     examined = Examined()
     try:
-        notebook = reading.parse(data)
+        name = f"reading {lab.name} of {student}"
+        notebook = sandbox.reader.call(reading.parse, data, about=name)
     except reading.UnreadableError as error:
         examined.note("unreadable", str(error))
         return examined
     answers = written.answers(notebook.cells, [task.id for task in lab.written], handed_out)
     examined.written = {name: text(answer.text, LONGEST_ANSWER) for name, answer in answers.items()}
     examined.beside = {name: text(answer.beside, LONGEST_ANSWER) for name, answer in answers.items()}
-    examined.sources = {number: text(notebook.code[place - 1], 4000) for number, place in notebook.places.items()}
+    examined.sources = {number: text(notebook.code[place - 1], LONGEST_ANSWER) for number, place in notebook.places.items()}
     cells = [{"source": source, "figures": source not in handed_out} for source in notebook.code]
     results: dict[str, dict[str, Any]] = {}
     examination = _Examination(cells, student, lab, course, sandbox, examined)
@@ -198,6 +210,8 @@ class _Examination:
                     raise
                 result = outcome(exercise, error.kind, KINDS[error.kind])
             results[exercise.number] = result
+            if result["status"] == "failed":
+                continue
             if result["status"] in KINDS:
                 self._examined.note(result["status"], f"{exercise.number}: {result['message']}")
                 return  # the process is gone, or of no use any more
@@ -208,20 +222,34 @@ class _Examination:
         order = [""] * self._course.tries + [known_wrong]
         random.Random(self._number(exercise.number)).shuffle(order)
         seen, verdicts = [], []
+        check = checks.find(exercise.number)
         for number, source in enumerate(order, 1):
-            check = checks.find(exercise.number)
-            inputs = check.draw(random.Random(self._number(f"{exercise.number}/{number}")))
+            try:
+                inputs = check.draw(random.Random(self._number(f"{exercise.number}/{number}")))
+            except Exception as error:
+                return self._failed(exercise, error)
             question = {"exercise": exercise.number, "name": exercise.name, "inputs": inputs, "wrong_answer": source}
             seconds = self._seconds(self._limits.trial_seconds)
             question |= {"random": self._number(f"{exercise.number}/{number}/random"), "seconds": max(0.001, seconds)}
             reply = process.ask(question, seconds)
             if reply.get("late") is True:
                 return outcome(exercise, "time", f"your answer took longer than {seconds:.3g} s")
-            verdict = judged(check, reply.get("observation"), inputs)
-            if verdict is None:
+            observation = reply.get("observation")
+            if not is_observation(observation):
                 return outcome(exercise, "disturbed", "what it did cannot be judged")
+            about = f"judging {exercise.number} of {self._student}"
+            try:
+                verdict = self._sandbox.reader.call(
+                    judging.verdict,
+                    exercise.number,
+                    observation,
+                    inputs,
+                    about=about,
+                )
+            except Exception as error:  # of the check, which this grader brings along
+                return self._failed(exercise, error)
             if not source:
-                seen.append(shortened(reply["observation"]))
+                seen.append(shortened(observation))
                 verdicts.append(verdict)
             elif verdict.passed or not re.search(pattern, verdict.message):
                 seen_instead = text(verdict.message, 200)
@@ -230,6 +258,12 @@ class _Examination:
         status = "right" if verdict.passed else "not attempted" if verdict.message == "not attempted" else "wrong"
         points = exercise.points if verdict.passed else 0.0
         return outcome(exercise, status, text(verdict.message)) | {"points": points, "observed": seen}
+
+    def _failed(self, exercise: Exercise, error: Exception) -> dict[str, Any]:
+        """Report an error of the check, which says nothing about the answer."""
+        said = text(f"{type(error).__name__}: {error}", 300)
+        self._examined.note("failed", f"the check of {exercise.number} raised {said}")
+        return outcome(exercise, "failed", "this is an error of the grader, not of the answer")
 
     def _number(self, what: str) -> int:
         """A number of 128 bits, the same in each regrading; who knows some of them, but not the seed, knows nothing of the others."""
@@ -241,17 +275,14 @@ def outcome(exercise: Exercise, status: str, message: str) -> dict[str, Any]:
     return {"number": exercise.number, "status": status, "points": 0.0, "out_of": exercise.points, "message": message, "observed": []}
 
 
-def judged(check: checking.Check, observation: Any, inputs: Any) -> Any:
-    """The verdict on an observation, or None for one that cannot have come from the check's `observe`."""
+def is_observation(value: Any) -> bool:
+    """Whether a check's `observe` can have returned this."""
     known = {"observed": object, "left": str, "raised": str, "attempted": bool}
-    if type(observation) is not dict or tuple(observation) not in (("observed", "left"), ("raised",), ("attempted",)):
-        return None
-    if not all(isinstance(value, known[key]) for key, value in observation.items()):
-        return None
-    try:
-        return checking.judge(check, observation, inputs)
-    except Exception:  # of another shape than the check's own observations have
-        return None
+    if type(value) is not dict:
+        return False
+    if tuple(value) not in (("observed", "left"), ("raised",), ("attempted",)):
+        return False
+    return all(isinstance(part, known[key]) for key, part in value.items())
 
 
 def shortened(observation: Any) -> Any:

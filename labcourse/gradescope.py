@@ -22,7 +22,12 @@ from labcourse.sandbox import Sandbox, SandboxError
 SETUP = """#!/usr/bin/env bash
 set -e
 apt-get update && apt-get install -y python3 python3-venv python3-pip bubblewrap
-python3 -m venv /autograder/venv
+if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    python3 -m venv /autograder/venv
+else  # an older image: Ubuntu 22.04 has Python 3.10
+    python3 -m pip install uv
+    python3 -m uv venv --seed --python 3.12 /autograder/venv
+fi
 /autograder/venv/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu "/autograder/source/{wheel}[course]"
 """
 RUN = """#!/usr/bin/env bash
@@ -132,7 +137,9 @@ def _graded(course: Course, lab: Assignment, folder: Path) -> dict[str, Any]:
     if len(submissions) != 1:
         raise ValueError("; ".join(problem.detail for problem in problems) or f"expected one notebook, got {len(submissions)}")
     submission = replace(submissions[0], student=_student(folder.parent / "submission_metadata.json") or submissions[0].student)
-    backend = backends.best(course.limits.scratch, os.environ.get("LABKIT_SANDBOX"))
+    wanted = os.environ.get("LABKIT_SANDBOX")
+    private = grading.private_paths(course, submissions)
+    backend = backends.best(course.limits.scratch, wanted, private)
     with Sandbox(backend, course.limits) as sandbox:
         record = grading.grade(submission, course, {lab.name: release.handed_out(course, lab)}, sandbox).record
     return marks.add_marks(record, course, {})

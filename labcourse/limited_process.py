@@ -5,7 +5,7 @@ cell that a tokenizer reads again and again. So no text of a student's is parsed
 own process. A text that exceeds the limits costs its own student a mark and nobody else::
 
     with LimitedProcess(report=print) as process:
-        notebook = process.call(reading.parse, data, about="ada/02_streams.ipynb")
+        notebook = process.call(reading.parse, data, about="reading ada/02_streams.ipynb")
 
 The process never runs what it reads. It starts with the first call. After a call that had to be
 ended, it starts again.
@@ -36,14 +36,14 @@ PROGRAM = "import sys; from labcourse.limited_process import serve; serve(*sys.a
 
 
 class LimitError(UnreadableError):
-    """A text cannot be read within the limits. The message says which limit it exceeds."""
+    """A call exceeds a limit. The message says which one, of the text as `it`."""
 
 
 class LimitedProcess:
     """A process that runs one function at a time. Use it as a context manager, in one thread.
 
     Args:
-        report: gets a line of text when a call takes long. The line names the file.
+        report: gets a line of text when a call takes long.
         seconds: the time limit of a call.
         memory: the bytes that a call may use.
     """
@@ -58,6 +58,7 @@ class LimitedProcess:
         self._seconds, self._memory = seconds, memory
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._stopped = False
 
     def __enter__(self) -> "LimitedProcess":
         return self
@@ -83,10 +84,17 @@ class LimitedProcess:
         process.kill()
         return process.wait()
 
-    def call(self, function: Callable[..., Any], *arguments: Any, about: str = "a file") -> Any:
+    def stop(self) -> None:
+        """End the call that another thread has made, and refuse further calls."""
+        self._stopped = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def call(self, function: Callable[..., Any], *arguments: Any, about: str = "a call") -> Any:
         """Call a function of a module in the process. Return its result, or raise its exception.
 
-        Arguments and results are pickled. `about` names the file for `report`.
+        Arguments and results are pickled. `about` says for `report` what takes long.
 
         Raises:
             LimitError: the call took too long or too much memory, or ended the process.
@@ -106,19 +114,20 @@ class LimitedProcess:
             connection.send_bytes(request)
             self._receive(connection, STARTING)  # the function is imported, and its time begins
             if not connection.poll(min(SLOW, self._seconds)):
-                limit = f"It is left out after {self._seconds:g} s."
-                self.report(f"{about} takes long to read. {limit}")
+                self.report(f"{about} takes long: it ends after {self._seconds:g} s")
             return self._receive(connection, max(0.0, self._seconds - SLOW))
         except (EOFError, OSError):
             status = self.close()
-            raise LimitError(f"reading it ended the process, with exit status {status}") from None
+            raise LimitError(f"it ended its process, with exit status {status}") from None
 
     def _receive(self, connection: Connection, seconds: float) -> Any:
         if not connection.poll(seconds):
-            raise LimitError(f"it takes longer than {self._seconds:g} s to read")
+            raise LimitError(f"it takes longer than {self._seconds:g} s")
         return pickle.loads(connection.recv_bytes(LARGEST))
 
     def _connected(self) -> Connection:
+        if self._stopped:
+            raise LimitError("it was stopped")
         if self._connection is None:
             path = os.pathsep.join(filter(None, [KIT, os.environ.get("PYTHONPATH")]))
             self._process, ours = start_connected(
@@ -126,6 +135,8 @@ class LimitedProcess:
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             )
             self._connection = Connection(ours.detach())
+            if self._stopped:  # meanwhile
+                self.stop()
         return self._connection
 
 
@@ -150,9 +161,9 @@ def _called(function: Callable[..., Any], arguments: tuple[Any, ...], memory: in
         with _limited(memory):
             answer = pickle.dumps((True, function(*arguments)))
     except MemoryError:
-        answer = _failed(LimitError(f"it takes more than {memory >> 20} MiB of memory to read"))
+        answer = _failed(LimitError(f"it takes more than {memory >> 20} MiB of memory"))
     except RecursionError:
-        answer = _failed(LimitError("it is nested too deeply to read"))
+        answer = _failed(LimitError("it is nested too deeply"))
     except Exception as error:
         error.__traceback__ = error.__context__ = error.__cause__ = None
         answer = _failed(error)

@@ -16,7 +16,7 @@ from labcourse import backends, comparison, feedback, marks, release, tables
 from labcourse.assignment import Assignment, Course
 from labcourse.collect import Problem, Submission
 from labcourse.comparison import Compared, Normal
-from labcourse.examination import KINDS, VOID
+from labcourse.examination import KINDS, UNMARKED
 from labcourse.feedback import People
 from labcourse.grading import Store, write_file
 from labcourse.limited_process import LimitedProcess
@@ -238,7 +238,7 @@ def _looks(record: dict[str, Any], course: Course) -> Iterator[dict[str, Any]]:
         yield {**about, "level": KNOW if harmless and level == DECIDE else level, "why": "; ".join(record["remarks"])}
     if remark := marks.date_remark(record, course):
         yield {**about, "level": DECIDE, "why": remark}
-    for item in record["written"] if record["status"] not in VOID else ():
+    for item in record["written"] if record["status"] not in UNMARKED else ():
         if item["points"] is None and not item["answer"]:
             if item["beside"]:
                 why = f"{item['id']} is empty, and the notebook holds other text. Mark it in {marks.WRITTEN}"

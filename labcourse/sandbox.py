@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,11 +26,13 @@ import psutil
 from labcourse import backends
 from labcourse.backends import Backend
 from labcourse.control_group import ControlGroup
+from labcourse.limited_process import LimitedProcess
 from labkit.processes import messages
 from labkit.processes.supervision import start_connected
 
 STARTING = 180.0  # seconds for imports, on a slow disk
 ENDING = 30.0  # seconds until a submission's processes are gone
+READING = 60.0  # seconds to read a notebook, or to judge one try of an answer
 KEPT = 8 << 10  # bytes of output that are kept
 LARGEST = 16 << 20  # bytes of one message
 CHUNK = 1 << 16
@@ -76,10 +79,23 @@ class SandboxError(Exception):
 
 
 class Sandbox:
-    """A fork server in isolation, for one submission after another; started when first needed, and again after it had to be ended."""
+    """A fork server in isolation that runs one submission after another.
 
-    def __init__(self, backend: Backend, limits: Limits) -> None:
+    It starts when it is first needed, and again after it had to be ended.
+
+    Attributes:
+        reader: the process that reads notebooks, and judges what their answers did.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        limits: Limits,
+        report: Callable[[str], Any] = lambda line: None,
+    ) -> None:
         self.backend, self.limits = backend, limits
+        self.reader = LimitedProcess(report, seconds=READING)
+        self._stopped = False
         self._server: subprocess.Popen[bytes] | None = None
         self.group: ControlGroup | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -91,7 +107,19 @@ class Sandbox:
         self.close()
 
     def close(self, kill: bool = False) -> None:
-        """End the fork server and all that it started; with `kill`, at once."""
+        """End the reader, the fork server and all that it started; with `kill`, at once."""
+        self.reader.close()
+        self._end_server(kill)
+
+    def stop(self) -> None:
+        """End what another thread does with this sandbox, and refuse to start again."""
+        self._stopped = True
+        self.reader.stop()
+        server = self._server
+        if server is not None:
+            server.kill()
+
+    def _end_server(self, kill: bool) -> None:
         if self._server is not None:
             self._connection.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -119,10 +147,12 @@ class Sandbox:
 
     def start(self) -> None:
         """Start the fork server, anew if there is one. Raises SandboxError."""
-        self.close()
+        self._end_server(kill=False)
+        if self._stopped:
+            raise SandboxError("grading was stopped")
         _remove_abandoned_folders()
         self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True)
-        folders = (backends.WORKING, backends.SHARED) if self.backend.hides_disk else (self._folder.name,)
+        folders = self.backend.folders or (self._folder.name,)
         self._used, self._inbox = 0, messages.Inbox(LARGEST)
         self._server, self._connection = start_connected(
             [*self.backend.command, sys.executable, "-P", "-s", "-m", "labcourse.sandbox_server", *folders],
@@ -131,6 +161,8 @@ class Sandbox:
             env=backends.environment(folders[0]),
             cwd="/",
         )
+        if self._stopped:  # meanwhile
+            self._server.kill()
         if self.receive(STARTING) is None:
             self._server.kill()
             error = self._server.communicate()[1].decode(errors="replace").strip()
@@ -147,6 +179,7 @@ class Sandbox:
         limits = self.limits
         request = {"memory": limits.memory, "scratch": limits.scratch, "processes": limits.processes, "threads": limits.threads}
         request |= {"seconds": int(2 * limits.seconds) + 1, "own_processes": self.backend.own_processes, "late_status": LATE}
+        request |= {"filtered": self.backend.hides_disk, "socket": _socket_buffer()}
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         self._connection.sendmsg([messages.packed(request)], rights)
 
@@ -182,8 +215,15 @@ class Sandbox:
         except messages.MessageError:
             ended = None
         if ended is None or not ended.get("clean") or ended.get("changed"):
-            self.close(kill=True)
+            self._end_server(kill=True)
         return ended or {}
+
+
+def _socket_buffer() -> int:
+    """Bytes that wait in a socket between processes at most."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/proc/sys/net/core/wmem_default").read_text())
+    return 212_992
 
 
 def _remove_abandoned_folders() -> None:

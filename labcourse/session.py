@@ -169,7 +169,8 @@ def _set_limits(fds: list[int], request: dict[str, Any]) -> None:
         hard = resource.getrlimit(limit)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))
-    system_calls.forbid()
+    if not system_calls.forbid() and request["filtered"]:
+        raise RuntimeError("the filter of system calls cannot be put in place")
 
 
 def _address_space() -> int:

@@ -7,10 +7,20 @@ from typing import Any
 
 from handed_in import LIMITS, notebook
 
+from labcourse import examination, judging
 from labcourse.examination import Examined, examine
+from labkit import checks
+from labkit.checks import checking
 
 Reply = Callable[[dict[str, Any]], dict[str, Any]]
 RIGHT = "def on_gpu(numbers): return torch.tensor(numbers, device='cuda')"
+
+
+class Here:
+    """A reader that calls its functions in this process."""
+
+    def call(self, function: Callable[..., Any], *arguments: Any, about: str) -> Any:
+        return function(*arguments)
 
 
 class Played:
@@ -19,6 +29,7 @@ class Played:
     limits = LIMITS
     memory = 0
     changed = ()
+    reader = Here()
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -76,6 +87,55 @@ def test_a_control_that_behaves_in_another_way_is_no_measurement(course):
         course, lambda question: {"observation": {"raised": "ValueError"}} if question["wrong_answer"] else honest(question)
     )
     assert (found.status, found.points) == ("disturbed", None)
+
+
+def broken(*arguments):
+    raise KeyError("a bug")
+
+
+def test_a_judge_with_a_bug_is_the_graders_error(course, monkeypatch):
+    check = replace(checks.find("00.1"), judge=broken)
+    monkeypatch.setitem(judging.CHECKS, "00.1", check)
+    assert_failed(examined(course, honest)[0])
+
+
+def test_a_draw_with_a_bug_is_the_graders_error(course, monkeypatch):
+    check = replace(checks.find("00.1"), draw=broken)
+    monkeypatch.setattr(checks, "find", lambda number: check)
+    assert_failed(examined(course, honest)[0])
+
+
+def assert_failed(found: Examined) -> None:
+    assert (found.status, found.points) == ("failed", None)
+    assert found.detail == "the check of 00.1 raised KeyError: 'a bug'"
+    [result] = found.exercises
+    assert result["message"] == "this is an error of the grader, not of the answer"
+
+
+def test_other_exercises_keep_their_results_beside_a_check_with_a_bug(course, monkeypatch):
+    def verdict(number, observation, inputs):
+        if number == "01.1":
+            broken()
+        return checking.right() if observation["observed"] == "answer" else checking.not_yet("it")
+
+    monkeypatch.setattr(judging, "verdict", verdict)
+    monkeypatch.setattr(examination, "control", lambda number: ("it", "a control"))
+    lab = course.lab("01")
+    lab = replace(lab, exercises=lab.exercises[:2])
+
+    def reply(asked):
+        return {"observation": {"observed": asked["wrong_answer"] or "answer", "left": ""}}
+
+    played = Played(reply)
+    found = examine(notebook(RIGHT), "ada", lab, course, frozenset(), played)
+    assert (found.status, found.points) == ("failed", None)
+    assert [result["status"] for result in found.exercises] == ["failed", "right"]
+
+
+def test_an_observation_that_no_check_returns_is_no_error_of_the_grader(course):
+    for observation in ([], {"observed": 1}, {"raised": 1}, {"left": "", "observed": 1}):
+        found, _ = examined(course, lambda asked, seen=observation: {"observation": seen})
+        assert (found.status, found.points) == ("disturbed", None)
 
 
 def test_every_try_has_to_be_right(course):

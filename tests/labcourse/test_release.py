@@ -93,7 +93,7 @@ def box(whole_course, bubblewrap):
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, box, lesson):
-    """Also the proof that controls and the watch over names find nothing in an honest notebook."""
+    """The controls find nothing in an honest notebook, too."""
     [lab] = (lab for lab in whole_course.labs if lab.name == lesson)
     given = release.handed_out(whole_course, lab)
     examined = examination.examine(solved(whole_course, lab), "ada", lab, whole_course, given, box)
