@@ -318,7 +318,7 @@ def _compared(
             status = {item["number"]: item["status"] for item in record["exercises"]}
             source = record["sources"].get(number, "")
             if source and status.get(number) != "not attempted":
-                about = f"{number} of {record['student']}"
+                about = f"comparing {number} of {record['student']}"
                 normals[record["student"]] = _normal(process, source, exercise.name, about)
                 texts[record["student"]] = source
         published = [comparison.normalized(source, exercise.name) for source in solutions.get(number, [])]
