@@ -229,7 +229,7 @@ def _identified(name: Named, file: _File, course: Course, process: LimitedProces
         return
     lab, unreadable = by_name, ""
     try:
-        lab, checked = process.call(reading.described, data, about=shown(origin))
+        lab, checked = process.call(reading.described, data, about=f"reading {shown(origin)}")
         if lab not in {item.name for item in course.labs}:
             lab = by_name or next((item.name for item in course.labs if [item.name[:2]] == checked), "")
     except UnreadableError as error:

@@ -68,7 +68,11 @@ def _release(options: argparse.Namespace, course: "Course") -> int:
     from labcourse import gradescope, release
 
     labs = [course.lab(name) for name in options.labs] or list(course.labs)
-    files = gradescope.files(course, labs) if options.format == "gradescope" else release.files(course, labs, options.format)
+    files: dict[str, str | bytes] = {}
+    for count, lab in enumerate(labs, 1):
+        is_gradescopes = options.format == "gradescope"
+        files |= gradescope.files(course, [lab]) if is_gradescopes else release.files(course, [lab], options.format)
+        _progress(f"{lab.name} is read", count / len(labs))
     folder = Path(options.to)
     if options.check:
         drifted = release.drifted(files, folder)

@@ -43,7 +43,7 @@ STANDING = ("graded", "errors", "altered")  # the notebook ran to its end: 0 poi
 ENDED = [kind for kind in KINDS if kind not in (*STANDING, *UNMARKED)]
 SEVERITY = [*STANDING, *ENDED, "failed", *VOID]  # the worst problem last
 LARGEST_FIGURE = 4000  # pixels on a side
-LONGEST_ANSWER = 20_000  # characters of a written answer
+LONGEST_ANSWER = 20_000  # characters of an answer, written or in code
 LONGEST_TEXT = 600  # characters of what a submission may have a say in
 LONGEST_OBSERVATION = 4000  # characters of an observation in a record
 _HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")  # controls
@@ -108,7 +108,7 @@ def examine(data: bytes, student: str, lab: Assignment, course: Course, handed_o
     answers = written.answers(notebook.cells, [task.id for task in lab.written], handed_out)
     examined.written = {name: text(answer.text, LONGEST_ANSWER) for name, answer in answers.items()}
     examined.beside = {name: text(answer.beside, LONGEST_ANSWER) for name, answer in answers.items()}
-    examined.sources = {number: text(notebook.code[place - 1], 4000) for number, place in notebook.places.items()}
+    examined.sources = {number: text(notebook.code[place - 1], LONGEST_ANSWER) for number, place in notebook.places.items()}
     cells = [{"source": source, "figures": source not in handed_out} for source in notebook.code]
     results: dict[str, dict[str, Any]] = {}
     examination = _Examination(cells, student, lab, course, sandbox, examined)

@@ -57,15 +57,20 @@ def exercise_view(item: dict[str, Any]) -> dict[str, Any]:
     if status in VERDICTS:
         return view | {"status": status, "message": message}
     if status in ENDINGS and status != "unreadable":
-        return view | {"status": KINDS[status], "message": "" if message == KINDS[status] else message}
+        said = "" if message == KINDS[status] else message[:1].upper() + message[1:]
+        return view | {"status": KINDS[status], "message": said}
     return view | {"status": "not marked yet", "message": "", "points": None}
 
 
 def rich(text: str) -> markupsafe.Markup:
-    """Markdown's code, strong text and emphasis as HTML; everything else as text."""
-    parts = re.split(r"(?<!`)`([^`]+)`(?!`)", str(markupsafe.escape(text)))
+    """Markdown's code, strong text and emphasis as HTML. Everything else stays text."""
+    parts = re.split(r"\s*```\w*\n(.*?)```\s*|`([^`]+)`", str(markupsafe.escape(text)), flags=re.DOTALL)
     for place, part in enumerate(parts):
-        if place % 2:
+        if part is None:
+            parts[place] = ""
+        elif place % 3 == 1:
+            parts[place] = f'<pre class="code" tabindex="0">{part}</pre>'
+        elif place % 3 == 2:
             parts[place] = f"<code>{part}</code>"
         else:
             strong = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", part)

@@ -16,7 +16,7 @@ from labcourse import backends, comparison, feedback, marks, release, tables
 from labcourse.assignment import Assignment, Course
 from labcourse.collect import Problem, Submission
 from labcourse.comparison import Compared, Normal
-from labcourse.examination import KINDS
+from labcourse.examination import KINDS, UNMARKED
 from labcourse.feedback import People
 from labcourse.grading import Store, write_file
 from labcourse.limited_process import LimitedProcess
@@ -238,7 +238,7 @@ def _looks(record: dict[str, Any], course: Course) -> Iterator[dict[str, Any]]:
         yield {**about, "level": KNOW if harmless and level == DECIDE else level, "why": "; ".join(record["remarks"])}
     if remark := marks.date_remark(record, course):
         yield {**about, "level": DECIDE, "why": remark}
-    for item in record["written"]:
+    for item in record["written"] if record["status"] not in UNMARKED else ():
         if item["points"] is None and not item["answer"]:
             if item["beside"]:
                 why = f"{item['id']} is empty, and the notebook holds other text. Mark it in {marks.WRITTEN}"
@@ -318,7 +318,7 @@ def _compared(
             status = {item["number"]: item["status"] for item in record["exercises"]}
             source = record["sources"].get(number, "")
             if source and status.get(number) != "not attempted":
-                about = f"{number} of {record['student']}"
+                about = f"comparing {number} of {record['student']}"
                 normals[record["student"]] = _normal(process, source, exercise.name, about)
                 texts[record["student"]] = source
         published = [comparison.normalized(source, exercise.name) for source in solutions.get(number, [])]
