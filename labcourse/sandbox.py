@@ -169,6 +169,7 @@ class Sandbox:
             self._server.kill()
             error = self._server.communicate()[1].decode(errors="replace").strip()
             self._server = None
+            self._connection.close()
             raise SandboxError(
                 f"the sandbox ({self.backend.name}) does not start: {error.splitlines()[-1] if error else 'it prints no reason'}"
             )
