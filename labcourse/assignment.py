@@ -126,7 +126,7 @@ def read(path: Path) -> Course:
     if not path.exists():
         raise ValueError(f"there is no file {path}: describe the course in one (docs/teaching.md shows how), or name it with --course")
     try:
-        return _course(tomllib.loads(path.read_bytes().decode()), path)
+        return _course(tomllib.loads(path.read_bytes().decode("utf-8-sig")), path)
     except UnicodeDecodeError:
         raise ValueError(f"{path.name}: expected a text file in UTF-8") from None
     except RecursionError:

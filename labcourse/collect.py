@@ -87,6 +87,20 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class _Found:
+    """A submission.
+
+    Attributes:
+        received: when it came, as exactly as the platform's name says.
+        is_sure: whether the notebook itself or its name says which lab it is. Otherwise its folder does.
+    """
+
+    submission: Submission
+    received: str
+    is_sure: bool
+
+
+@dataclass(frozen=True)
 class _File:
     """A file in the source, before it is read.
 
@@ -144,7 +158,7 @@ def collect(
         OSError, ValueError: the source is no folder or zip file.
     """
     problems = [] if source.is_file() else _known_problems(source)
-    found: dict[tuple[str, str], list[tuple[str, Submission]]] = defaultdict(list)
+    found: dict[tuple[str, str], list[_Found]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
         files = _zipped(stack, source) if source.is_file() else _in_folder(source)
         owned, refused = _by_owner(files)
@@ -155,10 +169,13 @@ def collect(
                 if isinstance(item, Problem):
                     problems.append(item)
                 else:
-                    found[item.student, item.lab].append((name.received, item))
+                    found[item.submission.student, item.submission.lab].append(item)
     submissions = []
     for (student, lab), candidates in sorted(found.items()):
-        chosen = _chosen(candidates)
+        chosen, others = _chosen(candidates)
+        for other in others:
+            detail = f"{shown(other.origin)} is left out, because {shown(chosen[0].origin)} is the lab's notebook"
+            problems.append(Problem(student, lab, "left out", detail))
         if len(chosen) == 1:
             submissions += chosen
         else:
@@ -202,7 +219,7 @@ def _named(file: _File) -> Named:
     return platforms.named(top, is_folder=bool(below))
 
 
-def _submissions_of(name: Named, files: list[_File], course: Course, process: LimitedProcess) -> Iterator[Submission | Problem]:
+def _submissions_of(name: Named, files: list[_File], course: Course, process: LimitedProcess) -> Iterator[_Found | Problem]:
     """What one student handed in under one name. Whatever a file holds, the others are read all the same."""
     others: dict[str, list[str]] = defaultdict(list)
     for file in files:
@@ -219,7 +236,7 @@ def _submissions_of(name: Named, files: list[_File], course: Course, process: Li
         yield Problem(name.student, lab, "not a notebook", ", ".join(paths[:3]) + more)
 
 
-def _identified(name: Named, file: _File, course: Course, process: LimitedProcess) -> Iterator[Submission | Problem]:
+def _identified(name: Named, file: _File, course: Course, process: LimitedProcess) -> Iterator[_Found | Problem]:
     """The submission in a file. Its lab: what the notebook names, else its own or its folder's name, else that of its exercises."""
     origin, by_name = _origin(file), _lab_by_name(name, file, course)
     try:
@@ -228,9 +245,13 @@ def _identified(name: Named, file: _File, course: Course, process: LimitedProces
         yield Problem(name.student, by_name, "refused", f"{shown(origin)}: {error}")
         return
     lab, unreadable = by_name, ""
+    stem = COPY.sub("", file.path.stem)
+    said, checked = "", []
     try:
-        lab, checked = process.call(reading.described, data, about=f"reading {shown(origin)}")
-        if lab not in {item.name for item in course.labs}:
+        said, checked = process.call(reading.described, data, about=f"reading {shown(origin)}")
+        if said in {item.name for item in course.labs}:
+            lab = said
+        else:
             lab = by_name or next((item.name for item in course.labs if [item.name[:2]] == checked), "")
     except UnreadableError as error:
         unreadable = str(error)
@@ -242,7 +263,6 @@ def _identified(name: Named, file: _File, course: Course, process: LimitedProces
         return
     if unreadable:
         yield Problem(name.student, lab, "unreadable", f"{shown(origin)}: {unreadable}")
-    stem = COPY.sub("", file.path.stem)
     if stem != lab and not stem.endswith(f"_{lab}"):
         yield Problem(name.student, lab, "renamed", f"{shown(origin)} is taken for {lab}")
     if file.doubted:
@@ -251,7 +271,8 @@ def _identified(name: Named, file: _File, course: Course, process: LimitedProces
     received, known_from = _received(name, file)
     late = name.late or file.known.get("late") == "True"
     when: dict[str, Any] = {"received": received, "known_from": known_from, "late": late, "file_time": file.file_time}
-    yield Submission(name.student, lab, hashlib.sha256(data).hexdigest(), origin, file.source, file.member, **when)
+    submission = Submission(name.student, lab, hashlib.sha256(data).hexdigest(), origin, file.source, file.member, **when)
+    yield _Found(submission, name.received, is_sure=said == lab or stem == lab or lab[:2] in checked)
 
 
 def _origin(file: _File) -> str:
@@ -273,12 +294,15 @@ def _received(name: Named, file: _File) -> tuple[str, str]:
     return received, file.known.get("known_from") or (MANIFEST if file.known else "nbgrader")
 
 
-def _chosen(candidates: list[tuple[str, Submission]]) -> list[Submission]:
-    """The submission that counts; several where a person must decide."""
-    if all(item.known_from == "nbgrader" for _, item in candidates):
-        latest = max(moment for moment, _ in candidates)
-        candidates = [(moment, item) for moment, item in candidates if moment == latest]
-    return [item for _, item in candidates]
+def _chosen(candidates: list[_Found]) -> tuple[list[Submission], list[Submission]]:
+    """The submission that counts, or several where a person must decide; and those that only lie beside it."""
+    if all(item.submission.known_from == "nbgrader" for item in candidates):
+        latest = max(item.received for item in candidates)
+        candidates = [item for item in candidates if item.received == latest]
+    sure = [item.submission for item in candidates if item.is_sure]
+    if len(sure) != 1:
+        return [item.submission for item in candidates], []
+    return sure, [item.submission for item in candidates if not item.is_sure]
 
 
 def _unlisted(course: Course, found: Iterable[tuple[str, str]], listed: set[str]) -> list[Problem]:

@@ -162,6 +162,14 @@ def test_the_number_of_a_copy_is_no_other_name(name, course, tmp_path):
     assert kinds(problems) == []
 
 
+def test_a_notebook_beside_that_of_the_lab_is_left_out(course, tmp_path):
+    put(tmp_path, f"ada+{LAB}+2026-11-20 10:00:00 UTC+x/{LAB}.ipynb")
+    put(tmp_path, f"ada+{LAB}+2026-11-20 10:00:00 UTC+x/scratch.ipynb", b'{"cells": [{"cell_type": "code", "source": "1"}]}')
+    submissions, problems = collect.collect(tmp_path, course)
+    assert [item.origin.rpartition("/")[2] for item in submissions] == [f"{LAB}.ipynb"]
+    assert "left out" in kinds(problems) and "duplicate" not in kinds(problems)
+
+
 def test_checkpoints_are_no_second_submission(course, tmp_path):
     checkpoint = f"ada/.ipynb_checkpoints/{LAB}-checkpoint.ipynb"
     put(tmp_path, f"in/{checkpoint}")
