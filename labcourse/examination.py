@@ -39,7 +39,9 @@ KINDS = {
 }
 VOID = ("tampered", "unreadable")  # nothing counts
 UNMARKED = (*VOID, "failed")  # no mark: nothing counts, or the next grading tries it again
-STANDING = ("graded", "altered", "errors")  # the notebook ran to its end, so that 0 points are a mark
+STANDING = ("graded", "errors", "altered")  # the notebook ran to its end: 0 points are a mark
+ENDED = [kind for kind in KINDS if kind not in (*STANDING, *UNMARKED)]
+SEVERITY = [*STANDING, *ENDED, "failed", *VOID]  # the worst problem last
 LARGEST_FIGURE = 4000  # pixels on a side
 LONGEST_ANSWER = 20_000  # characters of an answer, written or in code
 LONGEST_TEXT = 600  # characters of what a submission may have a say in
@@ -86,15 +88,8 @@ class Examined:
         return total
 
     def note(self, kind: str, detail: str) -> None:
-        """The worst problem is the submission's status; each is a remark."""
-        ranks = [
-            *STANDING[:1],
-            *(kind for kind in STANDING[:0:-1]),
-            *(kind for kind in KINDS if kind not in (*STANDING, *UNMARKED)),
-            "failed",
-            *VOID,
-        ]
-        if ranks.index(kind) > ranks.index(self.status):
+        """Add a remark. The worst kind of problem becomes the submission's status."""
+        if SEVERITY.index(kind) > SEVERITY.index(self.status):
             self.status, self.detail = kind, detail
         remark = f"{KINDS[kind]}: {detail}" if detail else KINDS[kind]
         if remark not in self.remarks:

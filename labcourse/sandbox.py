@@ -35,6 +35,7 @@ ENDING = 30.0  # seconds until a submission's processes are gone
 READING = 60.0  # seconds to read a notebook, or to judge one try of an answer
 KEPT = 8 << 10  # bytes of output that are kept
 LARGEST = 16 << 20  # bytes of one message
+MOST_PARTS = 3 << 20  # commas and brackets of one message: each makes an object
 CHUNK = 1 << 16
 FOLDERS = "labkit-course-"  # in the folder for temporary files; then the grader's process
 RETIRE = 500  # submissions after which a fork server is replaced
@@ -310,6 +311,8 @@ class SubmissionProcess:
             if remaining <= 0:
                 self._stop("time")
             self._listen(min(remaining, 1.0))
+        if sum(text.count(sign) for sign in (b",", b"[", b"{")) > MOST_PARTS:
+            raise messages.MessageError("too large")
         return messages.cleaned(messages.unpacked(text))
 
     def _listen(self, seconds: float) -> None:
