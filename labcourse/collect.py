@@ -7,32 +7,24 @@ Nothing is unpacked: a file's content is read within limits, and what is written
 import contextlib
 import hashlib
 import json
-import os
 import re
-import stat
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from labcourse import platforms, reading
+from labcourse import platforms, reading, sources
 from labcourse.assignment import Course
 from labcourse.limited_process import LimitedProcess
 from labcourse.platforms import Named
-from labcourse.reading import LARGEST, UnreadableError
+from labcourse.reading import UnreadableError
+from labcourse.sources import MANIFEST, STAMP, File, manifest, member_bytes, shown
 
 __all__ = ["Problem", "Submission", "collect", "write"]
 
-MANIFEST = "collected.json"
-STAMP = "timestamp.txt"  # nbgrader writes the time of a submission into it
-NBGRADERS = (STAMP, "submission_secret.txt")
-COURSE_OF_NBGRADER = ("nbgrader_config.py", "gradebook.db")  # lie beside nbgrader's folder `submitted`
-MOST = 5_000  # files of one student that are looked at
-DEEPEST = 40  # folders inside one another
-DENSEST = 200  # bytes that one byte of a zip file may stand for
 COPY = re.compile(r"(-[0-9]+| ?\([0-9]+\))$")  # how platforms and browsers number a second copy of a file
 
 
@@ -62,11 +54,14 @@ class Submission:
     file_time: str = ""
 
     def read(self) -> bytes:
-        """Its content; nothing if that is not what was collected any more, which then is no notebook."""
+        """Read the content. Return nothing if the file no longer holds what was collected."""
         try:
-            data = (
-                self.held if self.source is None else _member(self.source, self.member) if self.member else reading.file_bytes(self.source)
-            )
+            if self.source is None:
+                data = self.held
+            elif self.member:
+                data = member_bytes(self.source, self.member)
+            else:
+                data = reading.file_bytes(self.source)
         except (UnreadableError, OSError, zipfile.BadZipFile):
             return b""
         return data if hashlib.sha256(data).hexdigest() == self.digest else b""
@@ -100,43 +95,6 @@ class _Found:
     is_sure: bool
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file in the source, before it is read.
-
-    Attributes:
-        source, member, archive: where its content is.
-        trouble: why it cannot be read.
-        known: what an earlier `collect` wrote about it.
-        stamp: the time in nbgrader's own file beside it.
-        doubted: whether a file beside it imitates nbgrader's.
-    """
-
-    path: PurePosixPath
-    source: Path
-    file_time: str = ""
-    member: str = ""
-    archive: zipfile.ZipFile | None = None
-    trouble: str = ""
-    known: dict[str, str] = field(default_factory=dict)
-    stamp: str = ""
-    doubted: bool = False
-
-    def data(self) -> bytes:
-        """Read the content. Raises UnreadableError."""
-        if self.trouble:
-            raise UnreadableError(self.trouble)
-        if self.archive is None:
-            return reading.file_bytes(self.source)
-        try:
-            data = _member(self.archive, self.archive.getinfo(self.member))
-        except Exception as error:  # of many kinds, from a file that somebody made by hand
-            raise UnreadableError(f"it cannot be unpacked ({type(error).__name__})") from None
-        if len(data) > LARGEST:
-            raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")
-        return data
-
-
 def collect(
     source: Path,
     course: Course,
@@ -160,7 +118,7 @@ def collect(
     problems = [] if source.is_file() else _known_problems(source)
     found: dict[tuple[str, str], list[_Found]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
-        files = _zipped(stack, source) if source.is_file() else _in_folder(source)
+        files = sources.in_zip(stack, source) if source.is_file() else sources.in_folder(source)
         owned, refused = _by_owner(files)
         problems += refused
         process = stack.enter_context(LimitedProcess(report))
@@ -188,9 +146,9 @@ def collect(
     return submissions, sorted(set(problems), key=lambda item: (item.lab, item.student, item.kind, item.detail))
 
 
-def _by_owner(files: Iterable[_File]) -> tuple[dict[Named, list[_File]], list[Problem]]:
+def _by_owner(files: Iterable[File]) -> tuple[dict[Named, list[File]], list[Problem]]:
     """The files of each name that a platform, or the instructor, gave; and the names that cannot be used."""
-    owned: dict[Named, list[_File]] = defaultdict(list)
+    owned: dict[Named, list[File]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
     problems = []
     for file in files:
@@ -204,22 +162,22 @@ def _by_owner(files: Iterable[_File]) -> tuple[dict[Named, list[_File]], list[Pr
             problems.append(Problem(shown(name.student)[:100], "", "name", detail))
             continue
         counts[name.student] += 1
-        if counts[name.student] <= MOST:
+        if counts[name.student] <= sources.MOST:
             owned[name].append(file)
-    for student in sorted(student for student, count in counts.items() if count > MOST):
-        detail = f"more than {MOST} files, none is looked at. Leave only the notebooks"
+    for student in sorted(student for student, count in counts.items() if count > sources.MOST):
+        detail = f"more than {sources.MOST} files, none is looked at. Leave only the notebooks"
         problems.append(Problem(student, "", "refused", detail))
-    return {name: own for name, own in owned.items() if counts[name.student] <= MOST}, problems
+    return {name: own for name, own in owned.items() if counts[name.student] <= sources.MOST}, problems
 
 
-def _named(file: _File) -> Named:
+def _named(file: File) -> Named:
     top, *below = file.path.parts or ("?",)
     if file.known:
         return Named(platforms.normal(top), received=file.known.get("received", ""))
     return platforms.named(top, is_folder=bool(below))
 
 
-def _submissions_of(name: Named, files: list[_File], course: Course, process: LimitedProcess) -> Iterator[_Found | Problem]:
+def _submissions_of(name: Named, files: list[File], course: Course, process: LimitedProcess) -> Iterator[_Found | Problem]:
     """What one student handed in under one name. Whatever a file holds, the others are read all the same."""
     others: dict[str, list[str]] = defaultdict(list)
     for file in files:
@@ -236,7 +194,7 @@ def _submissions_of(name: Named, files: list[_File], course: Course, process: Li
         yield Problem(name.student, lab, "not a notebook", ", ".join(paths[:3]) + more)
 
 
-def _identified(name: Named, file: _File, course: Course, process: LimitedProcess) -> Iterator[_Found | Problem]:
+def _identified(name: Named, file: File, course: Course, process: LimitedProcess) -> Iterator[_Found | Problem]:
     """The submission in a file. Its lab: what the notebook names, else its own or its folder's name, else that of its exercises."""
     origin, by_name = _origin(file), _lab_by_name(name, file, course)
     try:
@@ -275,17 +233,17 @@ def _identified(name: Named, file: _File, course: Course, process: LimitedProces
     yield _Found(submission, name.received, is_sure=said == lab or stem == lab or lab[:2] in checked)
 
 
-def _origin(file: _File) -> str:
+def _origin(file: File) -> str:
     return file.known.get("origin") or str(file.path)
 
 
-def _lab_by_name(name: Named, file: _File, course: Course) -> str:
+def _lab_by_name(name: Named, file: File, course: Course) -> str:
     names = {lab.name for lab in course.labs}
     candidates = (COPY.sub("", file.path.stem), *reversed(file.path.parts[:-1]), name.lab)
     return next((part for part in candidates if part in names), "")
 
 
-def _received(name: Named, file: _File) -> tuple[str, str]:
+def _received(name: Named, file: File) -> tuple[str, str]:
     """When the submission came, to the second, and who says so."""
     exact = name.received or file.stamp
     if not exact:
@@ -334,12 +292,6 @@ def _missing(course: Course, found: set[tuple[str, str]], problems: list[Problem
     return missing
 
 
-def shown(name: str, longest: int = 200) -> str:
-    """A name as it can be printed: what would move the cursor or turn the text around is written as an escape."""
-    plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name[:longest])
-    return plain if len(name) <= longest else f"{plain}…"
-
-
 def _is_id(name: str) -> bool:
     """Whether it can be a file's name and a table's cell: letters of any script can, what a spreadsheet would compute cannot."""
     return (
@@ -350,81 +302,6 @@ def _is_id(name: str) -> bool:
     )
 
 
-def _in_folder(folder: Path) -> Iterator[_File]:
-    """The files below a folder, in order; links are named, not followed. Of one student, no more than one file too many."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder and no zip file")
-    known = _manifest(folder)
-    tops = _listed(folder)
-    is_nbgraders = any((folder.resolve().parent / name).exists() for name in COURSE_OF_NBGRADER)
-    is_nbgraders |= any(platforms.NBGRADER.fullmatch(top.name) for top in tops)
-    for top in tops:
-        if top.name != MANIFEST:
-            for count, (path, trouble) in enumerate(_below(top)):
-                relative = path.relative_to(folder)
-                about = known.get(str(relative), {})
-                stamp, doubted = _stamp(path, relative, is_nbgraders) if path.suffix == ".ipynb" and not about else ("", False)
-                text = os.fsencode(str(relative)).decode(errors="replace")
-                file_time = about.get("file_time") or _changed(path)
-                yield _File(PurePosixPath(text), path, file_time, trouble=trouble, known=about, stamp=stamp, doubted=doubted)
-                if count == MOST:
-                    break
-
-
-def _listed(folder: Path) -> list[Path]:
-    """What lies in a folder, without what editors and systems leave there."""
-    names = sorted(os.listdir(folder))
-    return [folder / name for name in names if not name.startswith(".") and name != "__MACOSX"]
-
-
-def _below(top: Path) -> Iterator[tuple[Path, str]]:
-    """The files of a folder and of all folders in it, in order, and what is wrong with each."""
-    waiting = [(top, 0)]
-    while waiting:
-        path, depth = waiting.pop()
-        try:
-            if path.is_symlink() or not path.is_dir():
-                if path.name not in NBGRADERS:
-                    yield path, ""
-            elif depth == DEEPEST:
-                yield path, f"more than {DEEPEST} folders lie inside one another"
-            else:
-                waiting += [(item, depth + 1) for item in reversed(_listed(path))]
-        except OSError as error:
-            yield path, f"it cannot be opened: {error.strerror}"
-
-
-def _stamp(path: Path, relative: Path, is_nbgraders: bool) -> tuple[str, bool]:
-    """The time in nbgrader's file beside a notebook, and whether there is such a file that need not be nbgrader's.
-
-    nbgrader collects into `submitted/STUDENT/LAB`, beside its settings and its gradebook.
-    In a folder that is not nbgrader's, a student may have made the file.
-    """
-    stamp = path.with_name(STAMP)
-    if not os.path.lexists(stamp):
-        return "", False
-    if not is_nbgraders or len(relative.parts) != 3:
-        return "", True
-    with contextlib.suppress(UnreadableError):
-        return platforms.nbgrader_time(reading.file_bytes(stamp)[:40].decode(errors="replace")), False
-    return "", True
-
-
-def _changed(path: Path) -> str:
-    try:
-        return datetime.fromtimestamp(int(path.lstat().st_mtime), UTC).isoformat()
-    except (OSError, OverflowError, ValueError):
-        return ""
-
-
-def _manifest(folder: Path) -> dict[str, dict[str, str]]:
-    """What is known of each file, where an earlier `collect` wrote this folder."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["submissions"]
-        return {str(item["file"]): {key: str(value) for key, value in item.items()} for item in listed}
-    return {}
-
-
 def _known_problems(folder: Path) -> list[Problem]:
     """The problems that an earlier `collect` found and that are still there; what was missing then may have come since."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -433,59 +310,13 @@ def _known_problems(folder: Path) -> list[Problem]:
     return []
 
 
-def _zipped(stack: contextlib.ExitStack, path: Path) -> Iterator[_File]:
-    """The files in a zip file, in order. The file is open as long as `stack`."""
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is no folder and no zip file")
-    try:
-        archive = stack.enter_context(zipfile.ZipFile(path))
-    except (zipfile.BadZipFile, ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as a zip file: {error}") from None
-    for member in sorted(archive.infolist(), key=lambda member: member.filename):
-        name = PurePosixPath(member.filename.replace("\\", "/"))
-        hidden = any(part.startswith(".") and part != ".." for part in name.parts)
-        if not member.is_dir() and not hidden and "__MACOSX" not in name.parts:
-            parts = [part for part in name.parts if part not in ("..", "/")]
-            safe = PurePosixPath(*parts or "?")
-            trouble = _zip_trouble(member, name)
-            yield _File(safe, path, _zip_time(member.date_time), member.filename, archive, trouble)
-
-
-def _member(archive: Path | zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
-    """A file in a zip file, whatever its directory says of its size; of one that is too large, a byte more than is allowed."""
-    if isinstance(archive, Path):
-        with zipfile.ZipFile(archive) as opened:
-            return _member(opened, member)
-    with archive.open(member) as file:
-        return file.read(LARGEST + 1)
-
-
-def _zip_trouble(member: zipfile.ZipInfo, name: PurePosixPath) -> str:
-    if name.is_absolute() or ".." in name.parts or re.match(r"[A-Za-z]:", member.filename):
-        return "its name leads out of the folder"
-    if stat.S_ISLNK(member.external_attr >> 16):
-        return "it is a symbolic link"
-    if member.file_size > LARGEST:
-        return f"it is larger than {LARGEST >> 20} MiB"
-    if member.file_size > (1 << 20) and member.file_size > DENSEST * max(1, member.compress_size):
-        return "it is packed so densely that it is no notebook"
-    return ""
-
-
-def _zip_time(parts: tuple[int, int, int, int, int, int]) -> str:
-    try:
-        return datetime(*parts, tzinfo=UTC).isoformat()
-    except ValueError:
-        return ""
-
-
 def write(submissions: list[Submission], problems: list[Problem], folder: Path) -> None:
     """Write a folder for each student with a notebook for each lab, and a list of all.
 
     Remove what an earlier `collect` wrote there and this one did not find, such as the first of two submissions.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    earlier = _manifest(folder)
+    earlier = manifest(folder)
     listed = []
     for item in submissions:
         path = folder / item.student / f"{item.lab}.ipynb"

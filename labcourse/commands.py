@@ -108,11 +108,11 @@ def _collect(options: argparse.Namespace, course: "Course") -> int:
 
 
 def _print(problems: "list[Problem]") -> None:
-    from labcourse import collect
+    from labcourse import sources
 
     for problem in problems:
         about = f"{problem.student} {problem.lab}".strip()
-        print(collect.shown(f"{problem.kind}: {about}: {problem.detail}", 1000))
+        print(sources.shown(f"{problem.kind}: {about}: {problem.detail}", 1000))
 
 
 def _grade(options: argparse.Namespace, course: "Course") -> int:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from handed_in import notebook
 
-from labcourse import collect
+from labcourse import collect, sources
 from labcourse.reading import LARGEST
 
 ANSWER = notebook("def on_gpu(numbers): ...")
@@ -115,7 +115,7 @@ def test_with_nbgrader_the_latest_submission_counts(course, tmp_path):
 
 
 def test_one_student_with_too_many_files_is_one_students_problem(course, tmp_path, monkeypatch):
-    monkeypatch.setattr(collect, "MOST", 20)
+    monkeypatch.setattr(sources, "MOST", 20)
     put(tmp_path, f"in/ada/{LAB}.ipynb")
     for number in range(21):
         put(tmp_path, f"in/eve/{number}.txt", b"")

@@ -1,0 +1,192 @@
+"""The files in a folder or in a zip file, each with what is known about it before it is read.
+
+Nothing is unpacked or followed: a file's content is read within limits, links are named, and a name that leads elsewhere is refused.
+"""
+
+import contextlib
+import json
+import os
+import re
+import stat
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+
+from labcourse import platforms, reading
+from labcourse.reading import LARGEST, UnreadableError
+
+__all__ = ["File", "in_folder", "in_zip", "manifest", "member_bytes", "shown"]
+
+MANIFEST = "collected.json"
+STAMP = "timestamp.txt"  # nbgrader writes the time of a submission into it
+NBGRADERS = (STAMP, "submission_secret.txt")
+COURSE_OF_NBGRADER = ("nbgrader_config.py", "gradebook.db")  # lie beside nbgrader's folder `submitted`
+MOST = 5_000  # files of one student that are looked at
+DEEPEST = 40  # folders inside one another
+DENSEST = 200  # bytes that one byte of a zip file may stand for
+
+
+@dataclass(frozen=True)
+class File:
+    """A file in the source, before it is read.
+
+    Attributes:
+        source, member, archive: where its content is.
+        trouble: why it cannot be read.
+        known: what an earlier `collect` wrote about it.
+        stamp: the time in nbgrader's own file beside it.
+        doubted: whether a file beside it imitates nbgrader's.
+    """
+
+    path: PurePosixPath
+    source: Path
+    file_time: str = ""
+    member: str = ""
+    archive: zipfile.ZipFile | None = None
+    trouble: str = ""
+    known: dict[str, str] = field(default_factory=dict)
+    stamp: str = ""
+    doubted: bool = False
+
+    def data(self) -> bytes:
+        """Read the content. Raises UnreadableError."""
+        if self.trouble:
+            raise UnreadableError(self.trouble)
+        if self.archive is None:
+            return reading.file_bytes(self.source)
+        try:
+            data = member_bytes(self.archive, self.archive.getinfo(self.member))
+        except Exception as error:  # of many kinds, from a file that somebody made by hand
+            raise UnreadableError(f"it cannot be unpacked ({type(error).__name__})") from None
+        if len(data) > LARGEST:
+            raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")
+        return data
+
+
+def in_folder(folder: Path) -> Iterator[File]:
+    """The files below a folder, in order; links are named, not followed. Of one student, no more than one file too many."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder and no zip file")
+    known = manifest(folder)
+    tops = _listed(folder)
+    is_nbgraders = any((folder.resolve().parent / name).exists() for name in COURSE_OF_NBGRADER)
+    is_nbgraders |= any(platforms.NBGRADER.fullmatch(top.name) for top in tops)
+    for top in tops:
+        if top.name != MANIFEST:
+            for count, (path, trouble) in enumerate(_below(top)):
+                relative = path.relative_to(folder)
+                about = known.get(str(relative), {})
+                stamp, doubted = _stamp(path, relative, is_nbgraders) if path.suffix == ".ipynb" and not about else ("", False)
+                text = os.fsencode(str(relative)).decode(errors="replace")
+                file_time = about.get("file_time") or _changed(path)
+                yield File(PurePosixPath(text), path, file_time, trouble=trouble, known=about, stamp=stamp, doubted=doubted)
+                if count == MOST:
+                    break
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What lies in a folder, without what editors and systems leave there."""
+    names = sorted(os.listdir(folder))
+    return [folder / name for name in names if not name.startswith(".") and name != "__MACOSX"]
+
+
+def _below(top: Path) -> Iterator[tuple[Path, str]]:
+    """The files of a folder and of all folders in it, in order, and what is wrong with each."""
+    waiting = [(top, 0)]
+    while waiting:
+        path, depth = waiting.pop()
+        try:
+            if path.is_symlink() or not path.is_dir():
+                if path.name not in NBGRADERS:
+                    yield path, ""
+            elif depth == DEEPEST:
+                yield path, f"more than {DEEPEST} folders lie inside one another"
+            else:
+                waiting += [(item, depth + 1) for item in reversed(_listed(path))]
+        except OSError as error:
+            yield path, f"it cannot be opened: {error.strerror}"
+
+
+def _stamp(path: Path, relative: Path, is_nbgraders: bool) -> tuple[str, bool]:
+    """The time in nbgrader's file beside a notebook, and whether there is such a file that need not be nbgrader's.
+
+    nbgrader collects into `submitted/STUDENT/LAB`, beside its settings and its gradebook.
+    In a folder that is not nbgrader's, a student may have made the file.
+    """
+    stamp = path.with_name(STAMP)
+    if not os.path.lexists(stamp):
+        return "", False
+    if not is_nbgraders or len(relative.parts) != 3:
+        return "", True
+    with contextlib.suppress(UnreadableError):
+        return platforms.nbgrader_time(reading.file_bytes(stamp)[:40].decode(errors="replace")), False
+    return "", True
+
+
+def _changed(path: Path) -> str:
+    try:
+        return datetime.fromtimestamp(int(path.lstat().st_mtime), UTC).isoformat()
+    except (OSError, OverflowError, ValueError):
+        return ""
+
+
+def manifest(folder: Path) -> dict[str, dict[str, str]]:
+    """What is known of each file, where an earlier `collect` wrote this folder."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["submissions"]
+        return {str(item["file"]): {key: str(value) for key, value in item.items()} for item in listed}
+    return {}
+
+
+def in_zip(stack: contextlib.ExitStack, path: Path) -> Iterator[File]:
+    """The files in a zip file, in order. The file is open as long as `stack`."""
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is no folder and no zip file")
+    try:
+        archive = stack.enter_context(zipfile.ZipFile(path))
+    except (zipfile.BadZipFile, ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as a zip file: {error}") from None
+    for member in sorted(archive.infolist(), key=lambda member: member.filename):
+        name = PurePosixPath(member.filename.replace("\\", "/"))
+        hidden = any(part.startswith(".") and part != ".." for part in name.parts)
+        if not member.is_dir() and not hidden and "__MACOSX" not in name.parts:
+            parts = [part for part in name.parts if part not in ("..", "/")]
+            safe = PurePosixPath(*parts or "?")
+            trouble = _zip_trouble(member, name)
+            yield File(safe, path, _zip_time(member.date_time), member.filename, archive, trouble)
+
+
+def member_bytes(archive: Path | zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
+    """A file in a zip file, whatever its directory says of its size; of one that is too large, a byte more than is allowed."""
+    if isinstance(archive, Path):
+        with zipfile.ZipFile(archive) as opened:
+            return member_bytes(opened, member)
+    with archive.open(member) as file:
+        return file.read(LARGEST + 1)
+
+
+def _zip_trouble(member: zipfile.ZipInfo, name: PurePosixPath) -> str:
+    if name.is_absolute() or ".." in name.parts or re.match(r"[A-Za-z]:", member.filename):
+        return "its name leads out of the folder"
+    if stat.S_ISLNK(member.external_attr >> 16):
+        return "it is a symbolic link"
+    if member.file_size > LARGEST:
+        return f"it is larger than {LARGEST >> 20} MiB"
+    if member.file_size > (1 << 20) and member.file_size > DENSEST * max(1, member.compress_size):
+        return "it is packed so densely that it is no notebook"
+    return ""
+
+
+def _zip_time(parts: tuple[int, int, int, int, int, int]) -> str:
+    try:
+        return datetime(*parts, tzinfo=UTC).isoformat()
+    except ValueError:
+        return ""
+
+
+def shown(name: str, longest: int = 200) -> str:
+    """A name as it can be printed: what would move the cursor or turn the text around is written as an escape."""
+    plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name[:longest])
+    return plain if len(name) <= longest else f"{plain}…"
