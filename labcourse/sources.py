@@ -1,6 +1,7 @@
 """The files in a folder or in a zip file, each with what is known about it before it is read.
 
-Nothing is unpacked or followed: a file's content is read within limits, links are named, and a name that leads elsewhere is refused.
+Nothing is unpacked, and no link is followed. A file's content is read within limits, and a name that
+leads out of the folder is refused.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ __all__ = ["File", "in_folder", "in_zip", "manifest", "member_bytes", "shown"]
 MANIFEST = "collected.json"
 STAMP = "timestamp.txt"  # nbgrader writes the time of a submission into it
 NBGRADERS = (STAMP, "submission_secret.txt")
-COURSE_OF_NBGRADER = ("nbgrader_config.py", "gradebook.db")  # lie beside nbgrader's folder `submitted`
+COURSE_OF_NBGRADER = ("nbgrader_config.py", "gradebook.db")  # beside nbgrader's `submitted`
 MOST = 5_000  # files of one student that are looked at
 DEEPEST = 40  # folders inside one another
 DENSEST = 200  # bytes that one byte of a zip file may stand for
@@ -66,7 +67,7 @@ class File:
 
 
 def in_folder(folder: Path) -> Iterator[File]:
-    """The files below a folder, in order; links are named, not followed. Of one student, no more than one file too many."""
+    """The files below a folder, in order. Each folder at the top gives at most one file too many."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder and no zip file")
     known = manifest(folder)
@@ -78,10 +79,20 @@ def in_folder(folder: Path) -> Iterator[File]:
             for count, (path, trouble) in enumerate(_below(top)):
                 relative = path.relative_to(folder)
                 about = known.get(str(relative), {})
-                stamp, doubted = _stamp(path, relative, is_nbgraders) if path.suffix == ".ipynb" and not about else ("", False)
+                stamp, doubted = "", False
+                if path.suffix == ".ipynb" and not about:
+                    stamp, doubted = _stamp(path, relative, is_nbgraders)
                 text = os.fsencode(str(relative)).decode(errors="replace")
                 file_time = about.get("file_time") or _changed(path)
-                yield File(PurePosixPath(text), path, file_time, trouble=trouble, known=about, stamp=stamp, doubted=doubted)
+                yield File(
+                    PurePosixPath(text),
+                    path,
+                    file_time,
+                    trouble=trouble,
+                    known=about,
+                    stamp=stamp,
+                    doubted=doubted,
+                )
                 if count == MOST:
                     break
 
@@ -110,7 +121,7 @@ def _below(top: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _stamp(path: Path, relative: Path, is_nbgraders: bool) -> tuple[str, bool]:
-    """The time in nbgrader's file beside a notebook, and whether there is such a file that need not be nbgrader's.
+    """The time in nbgrader's file beside a notebook, and whether a student may have made that file.
 
     nbgrader collects into `submitted/STUDENT/LAB`, beside its settings and its gradebook.
     In a folder that is not nbgrader's, a student may have made the file.
@@ -121,7 +132,8 @@ def _stamp(path: Path, relative: Path, is_nbgraders: bool) -> tuple[str, bool]:
     if not is_nbgraders or len(relative.parts) != 3:
         return "", True
     with contextlib.suppress(UnreadableError):
-        return platforms.nbgrader_time(reading.file_bytes(stamp)[:40].decode(errors="replace")), False
+        text = reading.file_bytes(stamp)[:40].decode(errors="replace")
+        return platforms.nbgrader_time(text), False
     return "", True
 
 
@@ -136,7 +148,8 @@ def manifest(folder: Path) -> dict[str, dict[str, str]]:
     """What is known of each file, where an earlier `collect` wrote this folder."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["submissions"]
-        return {str(item["file"]): {key: str(value) for key, value in item.items()} for item in listed}
+        texts = [{key: str(value) for key, value in item.items()} for item in listed]
+        return {item["file"]: item for item in texts}
     return {}
 
 
@@ -159,7 +172,10 @@ def in_zip(stack: contextlib.ExitStack, path: Path) -> Iterator[File]:
 
 
 def member_bytes(archive: Path | zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
-    """A file in a zip file, whatever its directory says of its size; of one that is too large, a byte more than is allowed."""
+    """Read a file in a zip file, whatever the zip file's directory says about its size.
+
+    The result has at most one byte more than is allowed.
+    """
     if isinstance(archive, Path):
         with zipfile.ZipFile(archive) as opened:
             return member_bytes(opened, member)
@@ -187,6 +203,7 @@ def _zip_time(parts: tuple[int, int, int, int, int, int]) -> str:
 
 
 def shown(name: str, longest: int = 200) -> str:
-    """A name as it can be printed: what would move the cursor or turn the text around is written as an escape."""
-    plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name[:longest])
+    """Return a name that can be printed: letters that would move the cursor become escapes."""
+    letters = [item if item.isprintable() else repr(item)[1:-1] for item in name[:longest]]
+    plain = "".join(letters)
     return plain if len(name) <= longest else f"{plain}…"
