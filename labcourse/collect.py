@@ -104,11 +104,12 @@ def collect(
 ) -> tuple[list[Submission], list[Problem]]:
     """Everything in a folder or zip file, in order of lab and student, and what is wrong with it.
 
-    With nbgrader, a student's latest submission counts. Otherwise none of several counts until a person decides.
+    With nbgrader, a student's latest submission counts. Otherwise none of several counts until a
+    person decides.
 
     Args:
-        students: those who should have handed in; without them, all who handed in anything. A student who is not among them is
-            graded too, and named.
+        students: those who should have handed in; without them, all who handed in anything.
+            A student who is not among them is graded too, and named.
         now: a lab that is not due at this time is not missing. By default, the time of the call.
         report: gets a line of text when a file takes long to read. The line names the file.
 
@@ -147,7 +148,7 @@ def collect(
 
 
 def _by_owner(files: Iterable[File]) -> tuple[dict[Named, list[File]], list[Problem]]:
-    """The files of each name that a platform, or the instructor, gave; and the names that cannot be used."""
+    """The files below each name of a student, and the names that cannot be used."""
     owned: dict[Named, list[File]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
     problems = []
@@ -177,8 +178,13 @@ def _named(file: File) -> Named:
     return platforms.named(top, is_folder=bool(below))
 
 
-def _submissions_of(name: Named, files: list[File], course: Course, process: LimitedProcess) -> Iterator[_Found | Problem]:
-    """What one student handed in under one name. Whatever a file holds, the others are read all the same."""
+def _submissions_of(
+    name: Named,
+    files: list[File],
+    course: Course,
+    process: LimitedProcess,
+) -> Iterator[_Found | Problem]:
+    """The submissions of one student under one name. An error in one file does not stop the others."""
     others: dict[str, list[str]] = defaultdict(list)
     for file in files:
         if file.path.suffix != ".ipynb" and not file.trouble:
@@ -194,8 +200,17 @@ def _submissions_of(name: Named, files: list[File], course: Course, process: Lim
         yield Problem(name.student, lab, "not a notebook", ", ".join(paths[:3]) + more)
 
 
-def _identified(name: Named, file: File, course: Course, process: LimitedProcess) -> Iterator[_Found | Problem]:
-    """The submission in a file. Its lab: what the notebook names, else its own or its folder's name, else that of its exercises."""
+def _identified(
+    name: Named,
+    file: File,
+    course: Course,
+    process: LimitedProcess,
+) -> Iterator[_Found | Problem]:
+    """The submission in a file.
+
+    The lab is the one that the notebook names. Without such a name it is that of the file or of a
+    folder, and without these that of the exercises.
+    """
     origin, by_name = _origin(file), _lab_by_name(name, file, course)
     try:
         data = file.data()
@@ -224,12 +239,23 @@ def _identified(name: Named, file: File, course: Course, process: LimitedProcess
     if stem != lab and not stem.endswith(f"_{lab}"):
         yield Problem(name.student, lab, "renamed", f"{shown(origin)} is taken for {lab}")
     if file.doubted:
-        detail = f"the file {STAMP} beside {shown(origin)} is ignored, because the student may have written it"
+        reason = "because the student may have written it"
+        detail = f"the file {STAMP} beside {shown(origin)} is ignored, {reason}"
         yield Problem(name.student, lab, "time not known", detail)
     received, known_from = _received(name, file)
     late = name.late or file.known.get("late") == "True"
-    when: dict[str, Any] = {"received": received, "known_from": known_from, "late": late, "file_time": file.file_time}
-    submission = Submission(name.student, lab, hashlib.sha256(data).hexdigest(), origin, file.source, file.member, **when)
+    submission = Submission(
+        name.student,
+        lab,
+        hashlib.sha256(data).hexdigest(),
+        origin,
+        file.source,
+        file.member,
+        received=received,
+        known_from=known_from,
+        late=late,
+        file_time=file.file_time,
+    )
     yield _Found(submission, name.received, is_sure=said == lab or stem == lab or lab[:2] in checked)
 
 
@@ -253,7 +279,7 @@ def _received(name: Named, file: File) -> tuple[str, str]:
 
 
 def _chosen(candidates: list[_Found]) -> tuple[list[Submission], list[Submission]]:
-    """The submission that counts, or several where a person must decide; and those that only lie beside it."""
+    """Choose the submission that counts. Return it, or several for a person to decide, and the others."""
     if all(item.submission.known_from == "nbgrader" for item in candidates):
         latest = max(item.received for item in candidates)
         candidates = [item for item in candidates if item.received == latest]
@@ -267,17 +293,28 @@ def _unlisted(course: Course, found: Iterable[tuple[str, str]], listed: set[str]
     """Students who are not in the list, by what they handed in and by their extensions."""
     if not listed:
         return []
-    problems = [Problem(student, lab, "unlisted", "the list of students has no such id") for student, lab in found if student not in listed]
+    strangers = [key for key in found if key[0] not in listed]
+    reason = "the list of students has no such id"
+    problems = [Problem(student, lab, "unlisted", reason) for student, lab in strangers]
     handed_in = {student for student, _ in found}
     for student, lab in course.extensions:
         if student not in listed | handed_in:
-            detail = "the course file has an extension for this id, and the list of students has no such id"
+            detail = f"the course file has an extension for this id, and {reason}"
             problems.append(Problem(student, lab, "unlisted", detail))
     return problems
 
 
-def _missing(course: Course, found: set[tuple[str, str]], problems: list[Problem], listed: set[str], now: datetime) -> list[Problem]:
-    """Who has handed in nothing for a lab that is due. A lab without a date is due once somebody has handed it in."""
+def _missing(
+    course: Course,
+    found: set[tuple[str, str]],
+    problems: list[Problem],
+    listed: set[str],
+    now: datetime,
+) -> list[Problem]:
+    """Students who have handed in nothing for a lab that is due.
+
+    A lab without a date is due once somebody has handed it in.
+    """
     known = found | {(problem.student, problem.lab) for problem in problems}
     expected = sorted(listed or {student for student, _ in found})
     missing = []
@@ -313,7 +350,8 @@ def _known_problems(folder: Path) -> list[Problem]:
 def write(submissions: list[Submission], problems: list[Problem], folder: Path) -> None:
     """Write a folder for each student with a notebook for each lab, and a list of all.
 
-    Remove what an earlier `collect` wrote there and this one did not find, such as the first of two submissions.
+    Remove what an earlier `collect` wrote there and this one did not find, such as the first of two
+    submissions.
     """
     folder.mkdir(parents=True, exist_ok=True)
     earlier = manifest(folder)
