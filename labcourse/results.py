@@ -305,14 +305,15 @@ def _write_comparison(
     """Write the page that compares the answers of the class."""
     labs: list[tuple[Assignment, dict[str, Compared]]] = []
     found: dict[str, Compared] = {}
-    sources: dict[tuple[str, str], str] = {}
+    sources: dict[tuple[str, str], str] = {}  # one text of each group, by exercise and student
     with LimitedProcess(report) as process:
         for lab in course.labs:
-            records = list(_records(store, [key for key in keys if key[0] == lab.name]))
-            if len(records) > 1:
-                compared = dict(_compared(course, lab, records, process, sources))
+            own = [key for key in keys if key[0] == lab.name]
+            if len(own) > 1:
+                compared = _compared(course, lab, _records(store, own), process)
                 labs.append((lab, compared))
                 found |= compared
+                sources |= _examples(store, lab, compared)
     page = pages.get_template("comparison.html").render(
         course=course,
         labs=labs,
@@ -330,42 +331,48 @@ def _write_comparison(
 def _compared(
     course: Course,
     lab: Assignment,
-    records: list[dict[str, Any]],
+    records: Iterator[dict[str, Any]],
     process: LimitedProcess,
-    sources: dict[tuple[str, str], str],
-) -> Iterator[tuple[str, Compared]]:
-    """Compare the answers to each exercise and each question of a lab.
-
-    `sources` gets one text of each group, by exercise and first student.
-    """
+) -> dict[str, Compared]:
+    """Compare the answers to each exercise and each question of a lab."""
     solutions, stubs = release.solutions(course, lab), release.stubs(course, lab)
-    for exercise in lab.exercises:
-        number = exercise.number
-        normals, texts = {}, {}
-        for record in records:
-            status = {item["number"]: item["status"] for item in record["exercises"]}
+    names = {exercise.number: exercise.name for exercise in lab.exercises}
+    answers: dict[str, dict[str, Normal]] = {number: {} for number in names}
+    answers |= {_question(lab, task.id): {} for task in lab.written}
+    for record in records:
+        student = record["student"]
+        for item in record["exercises"]:
+            number = item["number"]
             source = record["sources"].get(number, "")
-            if source and status.get(number) != "not attempted":
-                about = f"comparing {number} of {record['student']}"
-                normals[record["student"]] = _normal(process, source, exercise.name, about)
-                texts[record["student"]] = source
-        published = [comparison.normalized(source, exercise.name) for source in solutions.get(number, [])]
-        stub = comparison.normalized(stubs.get(number, ""), exercise.name)
-        compared = comparison.compared(normals, published, [stub])
-        sources |= {(number, group.students[0]): texts[group.students[0]] for group in compared.groups}
-        yield number, compared
-    for task in lab.written:
-        answers = {
-            record["student"]: item["answer"]
-            for record in records
-            for item in record["written"]
-            if item["id"] == task.id and item["answer"]
-        }
-        normals = {student: comparison.as_text(answer) for student, answer in answers.items()}
-        compared = comparison.compared(normals)
-        name = f"{lab.name}: {task.id}"
-        sources |= {(name, group.students[0]): answers[group.students[0]] for group in compared.groups}
-        yield name, compared
+            if source and item["status"] != "not attempted":
+                about = f"comparing {number} of {student}"
+                answers[number][student] = _normal(process, source, names[number], about)
+        for item in record["written"]:
+            if item["answer"]:
+                answers[_question(lab, item["id"])][student] = comparison.as_text(item["answer"])
+    found = {}
+    for number, normals in answers.items():
+        name = names.get(number, "")
+        published = [comparison.normalized(text, name) for text in solutions.get(number, [])]
+        stub = comparison.normalized(stubs.get(number, ""), name)
+        found[number] = comparison.compared(normals, published, [stub])
+    return found
+
+
+def _question(lab: Assignment, name: str) -> str:
+    return f"{lab.name}: {name}"
+
+
+def _examples(store: Store, lab: Assignment, compared: dict[str, Compared]) -> dict[tuple[str, str], str]:
+    """The answer of one student of each group."""
+    examples = {}
+    for number, item in compared.items():
+        for group in item.groups:
+            student = group.students[0]
+            [record] = _records(store, [(lab.name, student)])
+            texts = {_question(lab, task["id"]): task["answer"] for task in record["written"]}
+            examples[number, student] = {**texts, **record["sources"]}[number]
+    return examples
 
 
 def _normal(process: LimitedProcess, source: str, name: str, about: str) -> Normal:

@@ -73,7 +73,7 @@ def in_folder(folder: Path) -> Iterator[File]:
     known = manifest(folder)
     tops = _listed(folder)
     is_nbgraders = any((folder.resolve().parent / name).exists() for name in COURSE_OF_NBGRADER)
-    is_nbgraders |= any(platforms.NBGRADER.fullmatch(top.name) for top in tops)
+    is_nbgraders |= any(platforms.NBGRADER.fullmatch(top.name) and top.is_dir() for top in tops)
     for top in tops:
         if top.name != MANIFEST:
             for count, (path, trouble) in enumerate(_below(top)):
