@@ -173,6 +173,8 @@ def _by_owner(files: Iterable[File]) -> tuple[dict[Named, list[File]], list[Prob
 
 def _named(file: File) -> Named:
     top, *below = file.path.parts or ("?",)
+    if platforms.GRADESCOPE.fullmatch(top) and below:
+        top, *below = below
     if file.known:
         return Named(platforms.normal(top), received=file.known.get("received", ""))
     return platforms.named(top, is_folder=bool(below))

@@ -16,6 +16,7 @@ CANVAS = re.compile(r"(?P<owner>[^_/]+_(?P<late>LATE_)?(?P<student>[0-9]+)_[0-9]
 # Moodle writes the owner's name as a folder, or in front of the file's own name.
 MOODLE = re.compile(r"(?P<owner>[^/]*?_(?P<student>[0-9]+)_assignsubmission_[a-z]+_?)(?P<file>[^/]*)")
 MOODLE_MARK = re.compile(r"_([0-9]+)_assignsubmission_[a-z]")
+GRADESCOPE = re.compile(r"assignment_[0-9]+_export")  # holds a folder for each submission
 NBGRADER = re.compile(r"(?P<student>[^+/]+)\+(?P<lab>[^+/]+)\+(?P<time>[0-9]{4}-[^+/]+)\+[^+/]+")
 
 

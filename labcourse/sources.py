@@ -71,7 +71,10 @@ def in_folder(folder: Path) -> Iterator[File]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder and no zip file")
     known = manifest(folder)
-    tops = _listed(folder)
+    tops = []
+    for top in _listed(folder):
+        is_export = platforms.GRADESCOPE.fullmatch(top.name) and top.is_dir() and not top.is_symlink()
+        tops += _listed(top) if is_export else [top]
     is_nbgraders = any((folder.resolve().parent / name).exists() for name in COURSE_OF_NBGRADER)
     is_nbgraders |= any(platforms.NBGRADER.fullmatch(top.name) and top.is_dir() for top in tops)
     for top in tops:
@@ -164,7 +167,8 @@ def in_zip(stack: contextlib.ExitStack, path: Path) -> Iterator[File]:
     for member in sorted(archive.infolist(), key=lambda member: member.filename):
         name = PurePosixPath(member.filename.replace("\\", "/"))
         hidden = any(part.startswith(".") and part != ".." for part in name.parts)
-        if not member.is_dir() and not hidden and "__MACOSX" not in name.parts:
+        is_folder = member.filename.endswith("/")
+        if not is_folder and not hidden and "__MACOSX" not in name.parts:
             parts = [part for part in name.parts if part not in ("..", "/")]
             safe = PurePosixPath(*parts or "?")
             trouble = _zip_trouble(member, name)

@@ -139,6 +139,24 @@ def test_folders_without_end_are_one_students_problem(course, tmp_path):
     assert kinds(problems, "eve") == ["refused"] and "folders lie inside one another" in problems[0].detail
 
 
+def test_an_export_of_gradescope_has_a_folder_for_each_submission(course, tmp_path):
+    for number in (5, 6):
+        put(tmp_path, f"in/assignment_1_export/submission_{number}/{LAB}.ipynb")
+    put(tmp_path, "in/assignment_1_export/submission_metadata.yml", b"")
+    members = [(str(path.relative_to(tmp_path / "in")), path.read_bytes()) for path in (tmp_path / "in").rglob("*.*")]
+    for source in (tmp_path / "in", zipped(tmp_path / "in.zip", *members)):
+        submissions, _ = collect.collect(source, course)
+        assert [item.student for item in submissions] == ["submission_5", "submission_6"]
+
+
+def test_a_member_without_a_name_stops_nobody(course, tmp_path):
+    nameless = zipfile.ZipInfo("x")
+    nameless.filename = ""
+    path = zipped(tmp_path / "in.zip", (nameless, ANSWER), (f"ada/{LAB}.ipynb", ANSWER))
+    submissions, _ = collect.collect(path, course)
+    assert [item.student for item in submissions] == ["ada"]
+
+
 def test_a_text_file_that_is_called_a_notebook_is_named(course, tmp_path):
     put(tmp_path, f"ada/{LAB}.ipynb", b"Dear teacher")
     put(tmp_path, f"bob/{LAB}.ipynb", b"")
