@@ -27,7 +27,8 @@ PACKAGES = tuple(Path(file).resolve().parent for file in (virtualgpu.__file__, g
 CONTROLS, NOTEBOOKS = Path("labkit/checks/controls"), Path("labkit/notebooks")  # they hold answers
 SYSTEM = (
     *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64"),
-    *("/usr/libexec", "/usr/include", "/usr/local/lib", "/usr/local/cuda", "/lib", "/lib32", "/lib64", "/bin", "/sbin"),
+    *("/usr/libexec", "/usr/include", "/usr/local/lib", "/usr/local/cuda"),
+    *("/lib", "/lib32", "/lib64", "/bin", "/sbin"),
     *(f"/usr/share/{name}" for name in ("fonts", "fontconfig", "locale", "mime", "misc")),
     *("/usr/share/terminfo", "/usr/share/zoneinfo"),
     *("/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/localtime"),
@@ -169,7 +170,7 @@ def _bubblewrap(scratch_bytes: int) -> Backend:
 
 
 def _visible() -> list[str]:
-    """The system's folders, Python and its packages. Outer ones come first: they cover inner ones."""
+    """The system's folders, Python and its packages. Outer folders come before inner ones."""
     python = [os.path.join(sys.base_prefix, name) for name in ("bin", "include", "lib", "lib64")]
     python += [os.path.join(sys.prefix, "pyvenv.cfg"), os.path.realpath(sys.executable)]
     python += [sysconfig.get_path(name) for name in ("scripts", "purelib", "platlib")]

@@ -1,7 +1,8 @@
 """One submission's examination: its cells run in a sandbox, each answer is tried on hidden inputs, and judged here.
 
-Among the tries of each answer is a control: an answer that is known to be wrong, on inputs of its own. If the control looks right, or wrong
-in another way, the notebook has changed what answers are measured with, and the exercise is left to a person.
+Among the tries of each answer is a control: an answer that is known to be wrong, on inputs of its
+own. If the control looks right, or wrong in another way, the notebook has changed what answers are
+measured with. Then a person decides about the exercise.
 """
 
 import base64
@@ -119,7 +120,8 @@ def examine(data: bytes, student: str, lab: Assignment, course: Course, handed_o
         examined.exercises.append(_explained(results[exercise.number], notebook.places.get(exercise.number), examined.cell_errors))
         untried = results[exercise.number]["status"] == "not attempted"
         if untried and exercise.number not in notebook.tagged | notebook.checked:
-            examined.note("altered", f"neither the cell of {exercise.number} nor its check is there")
+            said = f"neither the cell of {exercise.number} nor its check is there"
+            examined.note("altered", said)
     if examined.cell_errors and not any(result["points"] for result in examined.exercises):
         examined.note("errors", f"the first in code cell {examined.cell_errors[0][0]}")
     return examined
@@ -212,7 +214,7 @@ class _Examination:
                 return  # the process is gone, or of no use any more
 
     def _tried(self, process: SubmissionProcess, exercise: Exercise) -> dict[str, Any]:
-        """Try one exercise. It is right if every try is, and if the control behaves as it should."""
+        """Try one exercise. It is right if every try is right and the control is wrong."""
         pattern, known_wrong = control(exercise.number)
         order = [""] * self._course.tries + [known_wrong]
         random.Random(self._number(exercise.number)).shuffle(order)
@@ -248,7 +250,8 @@ class _Examination:
                 verdicts.append(verdict)
             elif verdict.passed or not re.search(pattern, verdict.message):
                 seen_instead = text(verdict.message, 200)
-                return outcome(exercise, "disturbed", f"an answer that is known to be wrong was judged as: {seen_instead}")
+                said = f"an answer that is known to be wrong was judged as: {seen_instead}"
+                return outcome(exercise, "disturbed", said)
         verdict = next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
         status = "right" if verdict.passed else "not attempted" if verdict.message == "not attempted" else "wrong"
         points = exercise.points if verdict.passed else 0.0

@@ -1,7 +1,7 @@
 """The grader's end of a sandbox: it starts a fork server in isolation and talks with one submission at a time. Nothing here can block.
 
-A submission's process has a connection to the grader, on which it may write only when asked, and an output, of which only the beginning is
-kept.
+A submission's process has a connection to the grader and an output. It may write on the connection
+only when it is asked. Only the beginning of its output is kept.
 """
 
 import array
@@ -38,6 +38,7 @@ LARGEST = 16 << 20  # bytes of one message
 MOST_PARTS = 3 << 20  # commas and brackets of one message: each makes an object
 CHUNK = 1 << 16
 FOLDERS = "labkit-course-"  # in the folder for temporary files; then the grader's process
+SERVER = ("-P", "-s", "-m", "labcourse.sandbox_server")  # of Python's command line
 RETIRE = 500  # submissions after which a fork server is replaced
 LATE = 75  # exit status of a submission's process that ran out of time and did not react to it
 
@@ -156,7 +157,7 @@ class Sandbox:
         folders = self.backend.folders or (self._folder.name,)
         self._used, self._inbox = 0, messages.Inbox(LARGEST)
         self._server, self._connection = start_connected(
-            [*self.backend.command, sys.executable, "-P", "-s", "-m", "labcourse.sandbox_server", *folders],
+            [*self.backend.command, sys.executable, *SERVER, *folders],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=backends.environment(folders[0]),
@@ -325,7 +326,7 @@ class SubmissionProcess:
             ):
                 selector.register(source, selectors.EVENT_READ, read)
             ready = {key.data for key, _ in selector.select(seconds)}
-            for key in selector.get_map().values():  # in this order: the end of the process comes last
+            for key in selector.get_map().values():  # the end of the process comes last
                 if key.data in ready:
                     with contextlib.suppress(BlockingIOError, ConnectionError):
                         key.data()
@@ -353,7 +354,7 @@ class SubmissionProcess:
         raise EndedError(kind, detail)
 
     def _raise_ended(self) -> NoReturn:
-        """Raise EndedError: the connection is closed, or the fork server reports that the process has ended."""
+        """Raise EndedError. The connection is closed, or the fork server reports the end."""
         ended = self._end(stop=False)
         reason, status = ended.get("reason"), ended.get("status")
         if reason in ("memory", "processes"):

@@ -61,7 +61,10 @@ def main(*arguments: str) -> None:
 
 
 class _Grader:
-    """The connection to the grader, which asks for a copy, and to stop it. With a request come two files: connection and output."""
+    """The connection to the grader, which asks for a copy, and to stop it.
+
+    With a request come two files, the copy's connection and its output.
+    """
 
     FILES = 2
 

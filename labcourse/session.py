@@ -1,7 +1,8 @@
 """What a copy of the sandbox's fork server does: run one submission's cells in an IPython shell, then observe its answers one by one.
 
-This code shares a process with the submission, and Python hides nothing within a process. The grader therefore believes only what it
-judges itself: it asks one question at a time, with inputs that this process has not seen, and accepts plain data as the answer.
+This code shares a process with the submission, and Python hides nothing within a process. So the
+grader believes only what it judges itself. It asks one question at a time, with inputs that this
+process has not seen, and accepts plain data as the answer.
 """
 
 import base64
@@ -37,7 +38,7 @@ from labkit.processes import messages
 
 FIGURES, FIGURE_BYTES = 12, 400_000  # figures that a submission may show, and the bytes of each
 DUMPABLE = 4
-LARGEST, ENTRIES = 12 << 20, 1_000_000  # the most characters of an observation, and the most entries
+LARGEST, ENTRIES = 12 << 20, 1_000_000  # the most characters and entries of an observation
 
 
 class OutOfTime(BaseException):
@@ -140,7 +141,10 @@ def serve(fds: list[int], request: dict[str, Any], prepared: Prepared) -> None:
 
 
 def _set_limits(fds: list[int], request: dict[str, Any]) -> None:
-    """Set the system's limits for this process and those that it starts, and close all files but the connection and the output."""
+    """Set the system's limits for this process and those that it starts.
+
+    Close all files except the connection and the output.
+    """
     connection, output = fds
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -181,13 +185,19 @@ def _address_space() -> int:
 class _Session:
     """One submission: its cells first, then one question after another."""
 
-    def __init__(self, connection: socket.socket, prepared: Prepared, request: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        prepared: Prepared,
+        request: dict[str, Any],
+    ) -> None:
         self._connection, self._prepared = connection, prepared
         self._shell, self._names = prepared.shell, prepared.shell.user_ns
         self._alarm, self._alone = Alarm(os._exit, request["late_status"]), request["own_processes"]
 
     def run(self) -> None:
-        receive, recv, packed, send = messages.receive, socket.socket.recv, messages.packed, socket.socket.sendall
+        receive, packed = messages.receive, messages.packed
+        recv, send = socket.socket.recv, socket.socket.sendall  # a notebook may replace them
         message = receive(self._connection, recv)
         send(self._connection, packed({"nonce": message["nonce"], **self._run_cells(message)}))
         self._end_programs()
@@ -196,7 +206,7 @@ class _Session:
             send(self._connection, packed({"nonce": question["nonce"], **self._answer(question)}))
 
     def _end_programs(self) -> None:
-        """End the programs that the cells started and left running: they would slow the answers down."""
+        """End the programs that the cells left running. They would slow the answers down."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's loaders would raise an error
         if self._alone:  # but for this process and the first, all are the cells'
             with contextlib.suppress(ProcessLookupError):
@@ -207,7 +217,10 @@ class _Session:
                 process.kill()
 
     def _run_cells(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Run the cells in order, and go on after errors. Each error is [number of the cell, class of the error, its text]."""
+        """Run the cells in order, and go on after errors.
+
+        Each error is [number of the cell, class of the error, its text].
+        """
         _seed(message["random"])
         figures, errors = self._shell.display_pub, []
         for number, cell in enumerate(message["cells"], 1):

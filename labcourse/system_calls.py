@@ -3,7 +3,8 @@
 Left out is what reaches another process (limits, priority, memory, files), what makes namespaces or mounts, and what holds memory that
 no limit counts: files without a name, System V's shared memory and queues, keys.
 
-A larger send buffer of a socket is not refused, because libraries ask for one. The call succeeds and changes nothing.
+A larger send buffer of a socket is not refused, because libraries ask for one. The call succeeds and
+changes nothing.
 """
 
 import ctypes

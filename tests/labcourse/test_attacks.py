@@ -9,6 +9,8 @@ import os
 import pytest
 from cells import cells
 
+from labcourse.control_group import ControlGroup
+
 pytestmark = pytest.mark.slow
 
 RIGHT = "def on_gpu(numbers): return torch.tensor(numbers, device='cuda')"
@@ -64,3 +66,16 @@ def test_an_attack_reaches_nothing(name, tried, outside):
     after = tried("00.1", look, RIGHT)
     assert (after.status, after.points, after.remarks) == ("graded", 1, [])
     assert after.cell_errors == []
+
+
+def test_what_waits_in_sockets_counts_where_nobody_may_make_control_groups(
+    tried,
+    sandbox,
+    monkeypatch,
+):
+    monkeypatch.setattr(ControlGroup, "around", lambda pid, memory: None)
+    sandbox.close()
+    attack = START.format(secret="/secret.txt")
+    examined = tried("00.1", attack, ATTACKS["sockets full of bytes"], RIGHT)
+    assert (examined.status, examined.points) == ("memory", None)
+    sandbox.close()

@@ -1,4 +1,4 @@
-"""Control groups of graders that were killed are removed, and those of other programs are left alone."""
+"""Control groups of graders that were killed are removed, and those of other programs stay."""
 
 import os
 
@@ -10,7 +10,7 @@ from labcourse.control_group import ControlGroup
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A folder that looks like the system's control groups, except that nobody counts memory there."""
+    """A folder that looks like the system's control groups, but nobody counts memory there."""
     (tmp_path / "cgroup.procs").touch()
     monkeypatch.setattr(control_group, "TREES", (os.fspath(tmp_path),))
     return tmp_path

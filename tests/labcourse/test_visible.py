@@ -56,6 +56,21 @@ def test_a_course_among_what_python_needs_is_refused(tmp_path, monkeypatch):
     backends._require_hidden([tmp_path, tmp_path / "missing"])
 
 
+def test_no_folder_is_shown_that_may_hold_other_things():
+    whole = {"/", "/usr", "/usr/local", "/usr/share", "/etc", "/opt", "/home", os.path.expanduser("~")}
+    whole |= {sys.prefix, sys.base_prefix, os.fspath(PACKAGES), os.fspath(PACKAGES.parent)}
+    assert not whole & set(backends._visible())
+
+
+def test_packages_of_the_user_are_shown_where_python_uses_them(tmp_path, monkeypatch):
+    folder = os.fspath(tmp_path / "site-packages")
+    monkeypatch.setattr(backends.site, "getusersitepackages", lambda: folder)
+    for enabled in (True, False):
+        monkeypatch.setattr(backends.site, "ENABLE_USER_SITE", enabled)
+        path = backends.environment("/submission")["PYTHONPATH"].split(os.pathsep)
+        assert (folder in backends._visible(), folder in path) == (enabled, enabled)
+
+
 @pytest.mark.parametrize("name", ["bin", "lib", "local/lib", "share/zoneinfo"])
 def test_a_course_in_a_folder_of_the_system_is_refused(name):
     if not os.path.isdir(f"/usr/{name}"):
