@@ -242,7 +242,8 @@ def grade_all(
             with contextlib.suppress(Exception):  # its page says that it has no record
                 store.write(graded)
             left = int((time.monotonic() - began) / count * (len(remaining) - count))
-            what = f"{graded.record['lab']} of {graded.record['student']}: {graded.record['status']}"
+            status = examination.KINDS.get(graded.record["status"], graded.record["status"])
+            what = f"{graded.record['lab']} of {graded.record['student']}: {status}"
             progress(f"{count} of {len(remaining)}, {left // 60}:{left % 60:02d} left · {what}", count / len(remaining))
     return len(remaining)
 
