@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import labkit
-from labcourse import backends, gradescope, grading
+from labcourse import backends, collect, gradescope, grading
 
 
 @pytest.fixture
@@ -29,6 +29,15 @@ def test_a_changed_check_or_control_changes_the_fingerprint(copied, name):
         file.write("\n")
     grading.kit_digest.cache_clear()
     assert grading.kit_digest() != before
+
+
+def test_a_changed_digest_grades_again(course, monkeypatch):
+    submission = collect.Submission("ada", "00_start_here", "digest", "origin", None)
+    lab = course.lab("00")
+    before = grading.fingerprint(submission, lab, course)
+    assert grading.fingerprint(submission, lab, course) == before
+    monkeypatch.setattr(grading, "kit_digest", lambda: "another kit")
+    assert grading.fingerprint(submission, lab, course) != before
 
 
 def test_what_python_writes_beside_the_code_changes_nothing(copied):
