@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
 
 def fingerprint(submission: Submission, lab: Assignment, course: Course) -> str:
     """Of everything that a result depends on, the sandbox's strength apart."""
-    parts = [submission.student, submission.digest, lab.exercises, lab.written, course.seed]
+    parts: list[Any] = [submission.student, submission.digest, lab.exercises, lab.written, course.seed]
     parts += [course.tries, course.limits, versions(), kit_digest()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
