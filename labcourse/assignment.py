@@ -1,6 +1,7 @@
 """A course as its instructor describes it: one small TOML file.
 
-Whatever is wrong in the file or in a notebook of the instructor's own leads to one sentence, which says where and what is allowed.
+A mistake in the file, or in a notebook of the instructor's own, leads to one sentence. It says where
+the mistake is and what is allowed.
 """
 
 import contextlib
@@ -109,7 +110,9 @@ class Course:
         if len(found) == 1:
             return found[0]
         choices = ", ".join(lab.name for lab in found or self.labs)
-        raise ValueError(f"{name!r} names more than one lab: {choices}" if found else f"there is no lab {name!r}; there are {choices}")
+        if found:
+            raise ValueError(f"{name!r} names more than one lab: {choices}")
+        raise ValueError(f"there is no lab {name!r}; there are {choices}")
 
     def due(self, student: str, lab: Assignment) -> datetime | None:
         """When a student must have handed in a lab; None where no date is set."""
@@ -126,7 +129,7 @@ def read(path: Path) -> Course:
     if not path.exists():
         raise ValueError(f"there is no file {path}: describe the course in one (docs/teaching.md shows how), or name it with --course")
     try:
-        return _course(tomllib.loads(path.read_bytes().decode()), path)
+        return _course(tomllib.loads(path.read_bytes().decode("utf-8-sig")), path)
     except UnicodeDecodeError:
         raise ValueError(f"{path.name}: expected a text file in UTF-8") from None
     except RecursionError:
@@ -165,8 +168,8 @@ def _course(content: dict[str, Any], path: Path) -> Course:
         raise ValueError("course: the name is empty")
     for student, extended in _table(content, "extensions").items():
         if not isinstance(extended, dict):
-            example = '{ "01" = 2026-12-05 }'
-            raise ValueError(f"extensions.{student} = {_said(extended)}: expected a date for each lab, such as {student} = {example}")
+            expected = f'expected a date for each lab, such as {student} = {{ "01" = 2026-12-05 }}'
+            raise ValueError(f"extensions.{student} = {_said(extended)}: {expected}")
         for name, moment in extended.items():
             key = platforms.normal(student), course.lab(name).name
             if key in course.extensions:
@@ -198,7 +201,8 @@ def _text(value: Any, where: str, lines: bool = False) -> str:
     """Text without control characters; several lines where they are allowed."""
     if not isinstance(value, str):
         raise ValueError(f"{where} = {_said(value)}: this must be str, a text in quotes")
-    if not re.sub(r"[\n\t]", "", value).isprintable() or (not lines and not value.isprintable()):
+    plain = re.sub(r"[\n\t]", "", value) if lines else value
+    if not plain.isprintable():
         raise ValueError(f"{where} = {_said(value)}: expected text without control characters")
     return value
 
@@ -208,7 +212,8 @@ def _number(value: Any, where: str, least: float, most: float, whole: bool = Fal
     if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
         raise ValueError(f"{where} = {_said(value)}: this must be {kind}")
     if not least <= value <= most:  # not a number, too
-        raise ValueError(f"{where} = {_said(value)}: expected {where.rpartition('.')[2]} from {least:,.12g} to {most:,.12g}")
+        expected = f"expected {where.rpartition('.')[2]} from {least:,.12g} to {most:,.12g}"
+        raise ValueError(f"{where} = {_said(value)}: {expected}")
     return int(value) if whole else float(value)
 
 
@@ -236,8 +241,8 @@ def _seed(given: Any, path: Path) -> str:
     try:
         return _seed(kept.read_bytes().decode().strip(), path)
     except OSError as error:
-        reason = f"the seed of the course belongs into {kept.name}, beside the course file, which cannot be read or written"
-        raise ValueError(f"{reason} ({error.strerror}). Make it writable, or set `seed` in the course file") from None
+        reason = f"{kept.name}, the file for the course's seed, cannot be read or written ({error.strerror})"
+        raise ValueError(f"{reason}. Make it writable, or set `seed` in the course file") from None
     except ValueError:
         raise ValueError(
             f"{kept.name} beside the course file holds no seed. Put its 32 hexadecimal digits back, or delete the file"
@@ -262,21 +267,25 @@ def _limits(table: dict[str, Any]) -> Limits:
 def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
     where = f"labs.{name}"
     if not isinstance(table, dict):
-        raise ValueError(f'{where} = {_said(table)}: expected a table, such as [labs."{name}"] on a line of its own')
+        example = f'[labs."{name}"] on a line of its own'
+        raise ValueError(f"{where} = {_said(table)}: expected a table, such as {example}")
     _known(table, LAB_KEYS, where)
     path = _lesson(name, notebooks, where)
     notebook = _notebook(path)
     worth = _table(table, "points", f"{where}.")
     for number, value in worth.items():
         if isinstance(value, dict):
-            raise ValueError(f'{where}.points: put the number of the exercise in quotes, such as "{number}.1" = 2')
-    exercises = tuple(_exercises(notebook, path, {key: _points(value, f"{where}.points.{key}") for key, value in worth.items()}))
+            example = f'"{number}.1" = 2'
+            raise ValueError(f"{where}.points: put the number of the exercise in quotes, such as {example}")
+    points = {key: _points(value, f"{where}.points.{key}") for key, value in worth.items()}
+    exercises = tuple(_exercises(notebook, path, points))
     unknown = set(worth) - {exercise.number for exercise in exercises}
     if unknown:
         raise ValueError(f"{where}.points: the lesson has no exercise {', '.join(sorted(unknown))}")
     questions = table.get("written", [])
     if not isinstance(questions, list):
-        raise ValueError(f"{where}.written = {_said(questions)}: expected a list of tables. Begin each with [[{where}.written]]")
+        expected = f"expected a list of tables. Begin each with [[{where}.written]]"
+        raise ValueError(f"{where}.written = {_said(questions)}: {expected}")
     written = tuple(_written(item, f"{where}.written") for item in questions)
     taken = (*(exercise.number for exercise in exercises), *(task.id for task in written))
     if twice := _repeated(re.sub(r"[^\w-]", "-", item) for item in taken):
@@ -300,7 +309,8 @@ def _repeated(names: Iterable[str]) -> str:
 
 def _lesson(name: str, notebooks: Path, where: str) -> Path:
     paths = sorted(notebooks.glob("*.ipynb"))
-    found = [path for path in paths if path.stem == name] or [path for path in paths if path.stem.partition("_")[0] == name]
+    found = [path for path in paths if path.stem == name]
+    found = found or [path for path in paths if path.stem.partition("_")[0] == name]
     if len(found) == 1:
         return found[0]
     choices = ", ".join(path.stem for path in found or paths) or "no notebooks"
@@ -334,19 +344,23 @@ def _exercises(notebook: nbformat.NotebookNode, path: Path, worth: dict[str, flo
     for cell in [*notebook.cells, nbformat.v4.new_markdown_cell("")]:
         is_check = cell.cell_type == "code" and reading.checked_number(cell.source) is not None
         if was_task and not is_check:
-            raise ValueError(f"{path.name}: no cell with labkit.check follows the exercise that begins with {first_line!r}")
+            reason = f"no cell with labkit.check follows the exercise that begins with {first_line!r}"
+            raise ValueError(f"{path.name}: {reason}")
         if is_check and not (was_task and below):
             number = reading.checked_number(cell.source)
-            raise ValueError(f"{path.name}: the exercise {number} is no cell with the tag `exercise` below the heading `{HEADING}`")
+            reason = f"the exercise {number} is no cell with the tag `exercise` below the heading `{HEADING}`"
+            raise ValueError(f"{path.name}: {reason}")
         below |= cell.cell_type == "markdown" and HEADING in cell.source
-        was_task, first_line = "exercise" in cell.metadata.get("tags", []), cell.source.partition("\n")[0][:60]
+        was_task = "exercise" in cell.metadata.get("tags", [])
+        first_line = cell.source.partition("\n")[0][:60]
         number = reading.checked_number(cell.source) if cell.cell_type == "code" else None
         if number is None:
             continue
         answer = reading.checked_name(cell.source)
         if answer is None:
+            reason = f"the cell that checks {number} is not plain Python with the answer's name"
             cure = f'write labkit.check("{number}", NAME_OF_THE_FUNCTION), without a magic such as %time'
-            raise ValueError(f"{path.name}: the cell that checks {number} is not plain Python with the answer's name: {cure}")
+            raise ValueError(f"{path.name}: {reason}: {cure}")
         if number in seen:
             raise ValueError(f"{path.name}: two cells check {number}. Keep one")
         seen.add(number)
@@ -359,10 +373,13 @@ def _points(value: Any, where: str) -> float:
 
 def _written(item: Any, where: str) -> Written:
     if not isinstance(item, dict):
-        raise ValueError(f"{where}: expected a list of tables. Begin each with [[{where}]]; {_said(item)} is no table")
+        expected = f"expected a list of tables. Begin each with [[{where}]]"
+        raise ValueError(f"{where}: {expected}; {_said(item)} is no table")
     _known(item, WRITTEN_KEYS, where)
-    name, question = _text(item.get("id", ""), f"{where}.id"), _text(item.get("question", ""), f"{where}.question", lines=True)
+    name = _text(item.get("id", ""), f"{where}.id")
+    question = _text(item.get("question", ""), f"{where}.question", lines=True)
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name) or not question.strip():
-        raise ValueError(f"{where}: each needs an id of up to 40 letters, digits, dots and hyphens, and a question")
+        expected = "an id of up to 40 letters, digits, dots and hyphens, and a question"
+        raise ValueError(f"{where}: each needs {expected}")
     points = _points(item.get("points", 1.0), f"{where}.points")
     return Written(name, question, points)

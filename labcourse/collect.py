@@ -7,32 +7,24 @@ Nothing is unpacked: a file's content is read within limits, and what is written
 import contextlib
 import hashlib
 import json
-import os
 import re
-import stat
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from labcourse import platforms, reading
+from labcourse import platforms, reading, sources
 from labcourse.assignment import Course
 from labcourse.limited_process import LimitedProcess
 from labcourse.platforms import Named
-from labcourse.reading import LARGEST, UnreadableError
+from labcourse.reading import UnreadableError
+from labcourse.sources import MANIFEST, STAMP, File, manifest, member_bytes, shown
 
 __all__ = ["Problem", "Submission", "collect", "write"]
 
-MANIFEST = "collected.json"
-STAMP = "timestamp.txt"  # nbgrader writes the time of a submission into it
-NBGRADERS = (STAMP, "submission_secret.txt")
-COURSE_OF_NBGRADER = ("nbgrader_config.py", "gradebook.db")  # lie beside nbgrader's folder `submitted`
-MOST = 5_000  # files of one student that are looked at
-DEEPEST = 40  # folders inside one another
-DENSEST = 200  # bytes that one byte of a zip file may stand for
 COPY = re.compile(r"(-[0-9]+| ?\([0-9]+\))$")  # how platforms and browsers number a second copy of a file
 
 
@@ -62,11 +54,14 @@ class Submission:
     file_time: str = ""
 
     def read(self) -> bytes:
-        """Its content; nothing if that is not what was collected any more, which then is no notebook."""
+        """Read the content. Return nothing if the file no longer holds what was collected."""
         try:
-            data = (
-                self.held if self.source is None else _member(self.source, self.member) if self.member else reading.file_bytes(self.source)
-            )
+            if self.source is None:
+                data = self.held
+            elif self.member:
+                data = member_bytes(self.source, self.member)
+            else:
+                data = reading.file_bytes(self.source)
         except (UnreadableError, OSError, zipfile.BadZipFile):
             return b""
         return data if hashlib.sha256(data).hexdigest() == self.digest else b""
@@ -87,40 +82,17 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class _File:
-    """A file in the source, before it is read.
+class _Found:
+    """A submission.
 
     Attributes:
-        source, member, archive: where its content is.
-        trouble: why it cannot be read.
-        known: what an earlier `collect` wrote about it.
-        stamp: the time in nbgrader's own file beside it.
-        doubted: whether a file beside it imitates nbgrader's.
+        received: when it came, as exactly as the platform's name says.
+        is_sure: whether the notebook itself or its name says which lab it is. Otherwise its folder does.
     """
 
-    path: PurePosixPath
-    source: Path
-    file_time: str = ""
-    member: str = ""
-    archive: zipfile.ZipFile | None = None
-    trouble: str = ""
-    known: dict[str, str] = field(default_factory=dict)
-    stamp: str = ""
-    doubted: bool = False
-
-    def data(self) -> bytes:
-        """Read the content. Raises UnreadableError."""
-        if self.trouble:
-            raise UnreadableError(self.trouble)
-        if self.archive is None:
-            return reading.file_bytes(self.source)
-        try:
-            data = _member(self.archive, self.archive.getinfo(self.member))
-        except Exception as error:  # of many kinds, from a file that somebody made by hand
-            raise UnreadableError(f"it cannot be unpacked ({type(error).__name__})") from None
-        if len(data) > LARGEST:
-            raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")
-        return data
+    submission: Submission
+    received: str
+    is_sure: bool
 
 
 def collect(
@@ -132,11 +104,12 @@ def collect(
 ) -> tuple[list[Submission], list[Problem]]:
     """Everything in a folder or zip file, in order of lab and student, and what is wrong with it.
 
-    With nbgrader, a student's latest submission counts. Otherwise none of several counts until a person decides.
+    With nbgrader, a student's latest submission counts. Otherwise none of several counts until a
+    person decides.
 
     Args:
-        students: those who should have handed in; without them, all who handed in anything. A student who is not among them is
-            graded too, and named.
+        students: those who should have handed in; without them, all who handed in anything.
+            A student who is not among them is graded too, and named.
         now: a lab that is not due at this time is not missing. By default, the time of the call.
         report: gets a line of text when a file takes long to read. The line names the file.
 
@@ -144,9 +117,9 @@ def collect(
         OSError, ValueError: the source is no folder or zip file.
     """
     problems = [] if source.is_file() else _known_problems(source)
-    found: dict[tuple[str, str], list[tuple[str, Submission]]] = defaultdict(list)
+    found: dict[tuple[str, str], list[_Found]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
-        files = _zipped(stack, source) if source.is_file() else _in_folder(source)
+        files = sources.in_zip(stack, source) if source.is_file() else sources.in_folder(source)
         owned, refused = _by_owner(files)
         problems += refused
         process = stack.enter_context(LimitedProcess(report))
@@ -155,10 +128,13 @@ def collect(
                 if isinstance(item, Problem):
                     problems.append(item)
                 else:
-                    found[item.student, item.lab].append((name.received, item))
+                    found[item.submission.student, item.submission.lab].append(item)
     submissions = []
     for (student, lab), candidates in sorted(found.items()):
-        chosen = _chosen(candidates)
+        chosen, others = _chosen(candidates)
+        for other in others:
+            detail = f"{shown(other.origin)} is left out, because {shown(chosen[0].origin)} is the lab's notebook"
+            problems.append(Problem(student, lab, "left out", detail))
         if len(chosen) == 1:
             submissions += chosen
         else:
@@ -171,9 +147,9 @@ def collect(
     return submissions, sorted(set(problems), key=lambda item: (item.lab, item.student, item.kind, item.detail))
 
 
-def _by_owner(files: Iterable[_File]) -> tuple[dict[Named, list[_File]], list[Problem]]:
-    """The files of each name that a platform, or the instructor, gave; and the names that cannot be used."""
-    owned: dict[Named, list[_File]] = defaultdict(list)
+def _by_owner(files: Iterable[File]) -> tuple[dict[Named, list[File]], list[Problem]]:
+    """The files below each name of a student, and the names that cannot be used."""
+    owned: dict[Named, list[File]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
     problems = []
     for file in files:
@@ -187,23 +163,30 @@ def _by_owner(files: Iterable[_File]) -> tuple[dict[Named, list[_File]], list[Pr
             problems.append(Problem(shown(name.student)[:100], "", "name", detail))
             continue
         counts[name.student] += 1
-        if counts[name.student] <= MOST:
+        if counts[name.student] <= sources.MOST:
             owned[name].append(file)
-    for student in sorted(student for student, count in counts.items() if count > MOST):
-        detail = f"more than {MOST} files, none is looked at. Leave only the notebooks"
+    for student in sorted(student for student, count in counts.items() if count > sources.MOST):
+        detail = f"more than {sources.MOST} files, none is looked at. Leave only the notebooks"
         problems.append(Problem(student, "", "refused", detail))
-    return {name: own for name, own in owned.items() if counts[name.student] <= MOST}, problems
+    return {name: own for name, own in owned.items() if counts[name.student] <= sources.MOST}, problems
 
 
-def _named(file: _File) -> Named:
+def _named(file: File) -> Named:
     top, *below = file.path.parts or ("?",)
+    if platforms.GRADESCOPE.fullmatch(top) and below:
+        top, *below = below
     if file.known:
         return Named(platforms.normal(top), received=file.known.get("received", ""))
     return platforms.named(top, is_folder=bool(below))
 
 
-def _submissions_of(name: Named, files: list[_File], course: Course, process: LimitedProcess) -> Iterator[Submission | Problem]:
-    """What one student handed in under one name. Whatever a file holds, the others are read all the same."""
+def _submissions_of(
+    name: Named,
+    files: list[File],
+    course: Course,
+    process: LimitedProcess,
+) -> Iterator[_Found | Problem]:
+    """The submissions of one student under one name. An error in one file does not stop the others."""
     others: dict[str, list[str]] = defaultdict(list)
     for file in files:
         if file.path.suffix != ".ipynb" and not file.trouble:
@@ -219,8 +202,17 @@ def _submissions_of(name: Named, files: list[_File], course: Course, process: Li
         yield Problem(name.student, lab, "not a notebook", ", ".join(paths[:3]) + more)
 
 
-def _identified(name: Named, file: _File, course: Course, process: LimitedProcess) -> Iterator[Submission | Problem]:
-    """The submission in a file. Its lab: what the notebook names, else its own or its folder's name, else that of its exercises."""
+def _identified(
+    name: Named,
+    file: File,
+    course: Course,
+    process: LimitedProcess,
+) -> Iterator[_Found | Problem]:
+    """The submission in a file.
+
+    The lab is the one that the notebook names. Without such a name it is that of the file or of a
+    folder, and without these that of the exercises.
+    """
     origin, by_name = _origin(file), _lab_by_name(name, file, course)
     try:
         data = file.data()
@@ -228,9 +220,13 @@ def _identified(name: Named, file: _File, course: Course, process: LimitedProces
         yield Problem(name.student, by_name, "refused", f"{shown(origin)}: {error}")
         return
     lab, unreadable = by_name, ""
+    stem = COPY.sub("", file.path.stem)
+    said, checked = "", []
     try:
-        lab, checked = process.call(reading.described, data, about=f"reading {shown(origin)}")
-        if lab not in {item.name for item in course.labs}:
+        said, checked = process.call(reading.described, data, about=f"reading {shown(origin)}")
+        if said in {item.name for item in course.labs}:
+            lab = said
+        else:
             lab = by_name or next((item.name for item in course.labs if [item.name[:2]] == checked), "")
     except UnreadableError as error:
         unreadable = str(error)
@@ -242,29 +238,40 @@ def _identified(name: Named, file: _File, course: Course, process: LimitedProces
         return
     if unreadable:
         yield Problem(name.student, lab, "unreadable", f"{shown(origin)}: {unreadable}")
-    stem = COPY.sub("", file.path.stem)
     if stem != lab and not stem.endswith(f"_{lab}"):
         yield Problem(name.student, lab, "renamed", f"{shown(origin)} is taken for {lab}")
     if file.doubted:
-        detail = f"the file {STAMP} beside {shown(origin)} is ignored, because the student may have written it"
+        reason = "because the student may have written it"
+        detail = f"the file {STAMP} beside {shown(origin)} is ignored, {reason}"
         yield Problem(name.student, lab, "time not known", detail)
     received, known_from = _received(name, file)
     late = name.late or file.known.get("late") == "True"
-    when: dict[str, Any] = {"received": received, "known_from": known_from, "late": late, "file_time": file.file_time}
-    yield Submission(name.student, lab, hashlib.sha256(data).hexdigest(), origin, file.source, file.member, **when)
+    submission = Submission(
+        name.student,
+        lab,
+        hashlib.sha256(data).hexdigest(),
+        origin,
+        file.source,
+        file.member,
+        received=received,
+        known_from=known_from,
+        late=late,
+        file_time=file.file_time,
+    )
+    yield _Found(submission, name.received, is_sure=said == lab or stem == lab or lab[:2] in checked)
 
 
-def _origin(file: _File) -> str:
+def _origin(file: File) -> str:
     return file.known.get("origin") or str(file.path)
 
 
-def _lab_by_name(name: Named, file: _File, course: Course) -> str:
+def _lab_by_name(name: Named, file: File, course: Course) -> str:
     names = {lab.name for lab in course.labs}
     candidates = (COPY.sub("", file.path.stem), *reversed(file.path.parts[:-1]), name.lab)
     return next((part for part in candidates if part in names), "")
 
 
-def _received(name: Named, file: _File) -> tuple[str, str]:
+def _received(name: Named, file: File) -> tuple[str, str]:
     """When the submission came, to the second, and who says so."""
     exact = name.received or file.stamp
     if not exact:
@@ -273,29 +280,43 @@ def _received(name: Named, file: _File) -> tuple[str, str]:
     return received, file.known.get("known_from") or (MANIFEST if file.known else "nbgrader")
 
 
-def _chosen(candidates: list[tuple[str, Submission]]) -> list[Submission]:
-    """The submission that counts; several where a person must decide."""
-    if all(item.known_from == "nbgrader" for _, item in candidates):
-        latest = max(moment for moment, _ in candidates)
-        candidates = [(moment, item) for moment, item in candidates if moment == latest]
-    return [item for _, item in candidates]
+def _chosen(candidates: list[_Found]) -> tuple[list[Submission], list[Submission]]:
+    """Choose the submission that counts. Return it, or several for a person to decide, and the others."""
+    if all(item.submission.known_from == "nbgrader" for item in candidates):
+        latest = max(item.received for item in candidates)
+        candidates = [item for item in candidates if item.received == latest]
+    sure = [item.submission for item in candidates if item.is_sure]
+    if len(sure) != 1:
+        return [item.submission for item in candidates], []
+    return sure, [item.submission for item in candidates if not item.is_sure]
 
 
 def _unlisted(course: Course, found: Iterable[tuple[str, str]], listed: set[str]) -> list[Problem]:
     """Students who are not in the list, by what they handed in and by their extensions."""
     if not listed:
         return []
-    problems = [Problem(student, lab, "unlisted", "the list of students has no such id") for student, lab in found if student not in listed]
+    strangers = [key for key in found if key[0] not in listed]
+    reason = "the list of students has no such id"
+    problems = [Problem(student, lab, "unlisted", reason) for student, lab in strangers]
     handed_in = {student for student, _ in found}
     for student, lab in course.extensions:
         if student not in listed | handed_in:
-            detail = "the course file has an extension for this id, and the list of students has no such id"
+            detail = f"the course file has an extension for this id, and {reason}"
             problems.append(Problem(student, lab, "unlisted", detail))
     return problems
 
 
-def _missing(course: Course, found: set[tuple[str, str]], problems: list[Problem], listed: set[str], now: datetime) -> list[Problem]:
-    """Who has handed in nothing for a lab that is due. A lab without a date is due once somebody has handed it in."""
+def _missing(
+    course: Course,
+    found: set[tuple[str, str]],
+    problems: list[Problem],
+    listed: set[str],
+    now: datetime,
+) -> list[Problem]:
+    """Students who have handed in nothing for a lab that is due.
+
+    A lab without a date is due once somebody has handed it in.
+    """
     known = found | {(problem.student, problem.lab) for problem in problems}
     expected = sorted(listed or {student for student, _ in found})
     missing = []
@@ -310,12 +331,6 @@ def _missing(course: Course, found: set[tuple[str, str]], problems: list[Problem
     return missing
 
 
-def shown(name: str, longest: int = 200) -> str:
-    """A name as it can be printed: what would move the cursor or turn the text around is written as an escape."""
-    plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name[:longest])
-    return plain if len(name) <= longest else f"{plain}…"
-
-
 def _is_id(name: str) -> bool:
     """Whether it can be a file's name and a table's cell: letters of any script can, what a spreadsheet would compute cannot."""
     return (
@@ -326,81 +341,6 @@ def _is_id(name: str) -> bool:
     )
 
 
-def _in_folder(folder: Path) -> Iterator[_File]:
-    """The files below a folder, in order; links are named, not followed. Of one student, no more than one file too many."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder and no zip file")
-    known = _manifest(folder)
-    tops = _listed(folder)
-    is_nbgraders = any((folder.resolve().parent / name).exists() for name in COURSE_OF_NBGRADER)
-    is_nbgraders |= any(platforms.NBGRADER.fullmatch(top.name) for top in tops)
-    for top in tops:
-        if top.name != MANIFEST:
-            for count, (path, trouble) in enumerate(_below(top)):
-                relative = path.relative_to(folder)
-                about = known.get(str(relative), {})
-                stamp, doubted = _stamp(path, relative, is_nbgraders) if path.suffix == ".ipynb" and not about else ("", False)
-                text = os.fsencode(str(relative)).decode(errors="replace")
-                file_time = about.get("file_time") or _changed(path)
-                yield _File(PurePosixPath(text), path, file_time, trouble=trouble, known=about, stamp=stamp, doubted=doubted)
-                if count == MOST:
-                    break
-
-
-def _listed(folder: Path) -> list[Path]:
-    """What lies in a folder, without what editors and systems leave there."""
-    names = sorted(os.listdir(folder))
-    return [folder / name for name in names if not name.startswith(".") and name != "__MACOSX"]
-
-
-def _below(top: Path) -> Iterator[tuple[Path, str]]:
-    """The files of a folder and of all folders in it, in order, and what is wrong with each."""
-    waiting = [(top, 0)]
-    while waiting:
-        path, depth = waiting.pop()
-        try:
-            if path.is_symlink() or not path.is_dir():
-                if path.name not in NBGRADERS:
-                    yield path, ""
-            elif depth == DEEPEST:
-                yield path, f"more than {DEEPEST} folders lie inside one another"
-            else:
-                waiting += [(item, depth + 1) for item in reversed(_listed(path))]
-        except OSError as error:
-            yield path, f"it cannot be opened: {error.strerror}"
-
-
-def _stamp(path: Path, relative: Path, is_nbgraders: bool) -> tuple[str, bool]:
-    """The time in nbgrader's file beside a notebook, and whether there is such a file that need not be nbgrader's.
-
-    nbgrader collects into `submitted/STUDENT/LAB`, beside its settings and its gradebook.
-    In a folder that is not nbgrader's, a student may have made the file.
-    """
-    stamp = path.with_name(STAMP)
-    if not os.path.lexists(stamp):
-        return "", False
-    if not is_nbgraders or len(relative.parts) != 3:
-        return "", True
-    with contextlib.suppress(UnreadableError):
-        return platforms.nbgrader_time(reading.file_bytes(stamp)[:40].decode(errors="replace")), False
-    return "", True
-
-
-def _changed(path: Path) -> str:
-    try:
-        return datetime.fromtimestamp(int(path.lstat().st_mtime), UTC).isoformat()
-    except (OSError, OverflowError, ValueError):
-        return ""
-
-
-def _manifest(folder: Path) -> dict[str, dict[str, str]]:
-    """What is known of each file, where an earlier `collect` wrote this folder."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["submissions"]
-        return {str(item["file"]): {key: str(value) for key, value in item.items()} for item in listed}
-    return {}
-
-
 def _known_problems(folder: Path) -> list[Problem]:
     """The problems that an earlier `collect` found and that are still there; what was missing then may have come since."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -409,59 +349,14 @@ def _known_problems(folder: Path) -> list[Problem]:
     return []
 
 
-def _zipped(stack: contextlib.ExitStack, path: Path) -> Iterator[_File]:
-    """The files in a zip file, in order. The file is open as long as `stack`."""
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is no folder and no zip file")
-    try:
-        archive = stack.enter_context(zipfile.ZipFile(path))
-    except (zipfile.BadZipFile, ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as a zip file: {error}") from None
-    for member in sorted(archive.infolist(), key=lambda member: member.filename):
-        name = PurePosixPath(member.filename.replace("\\", "/"))
-        hidden = any(part.startswith(".") and part != ".." for part in name.parts)
-        if not member.is_dir() and not hidden and "__MACOSX" not in name.parts:
-            parts = [part for part in name.parts if part not in ("..", "/")]
-            safe = PurePosixPath(*parts or "?")
-            trouble = _zip_trouble(member, name)
-            yield _File(safe, path, _zip_time(member.date_time), member.filename, archive, trouble)
-
-
-def _member(archive: Path | zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
-    """A file in a zip file, whatever its directory says of its size; of one that is too large, a byte more than is allowed."""
-    if isinstance(archive, Path):
-        with zipfile.ZipFile(archive) as opened:
-            return _member(opened, member)
-    with archive.open(member) as file:
-        return file.read(LARGEST + 1)
-
-
-def _zip_trouble(member: zipfile.ZipInfo, name: PurePosixPath) -> str:
-    if name.is_absolute() or ".." in name.parts or re.match(r"[A-Za-z]:", member.filename):
-        return "its name leads out of the folder"
-    if stat.S_ISLNK(member.external_attr >> 16):
-        return "it is a symbolic link"
-    if member.file_size > LARGEST:
-        return f"it is larger than {LARGEST >> 20} MiB"
-    if member.file_size > (1 << 20) and member.file_size > DENSEST * max(1, member.compress_size):
-        return "it is packed so densely that it is no notebook"
-    return ""
-
-
-def _zip_time(parts: tuple[int, int, int, int, int, int]) -> str:
-    try:
-        return datetime(*parts, tzinfo=UTC).isoformat()
-    except ValueError:
-        return ""
-
-
 def write(submissions: list[Submission], problems: list[Problem], folder: Path) -> None:
     """Write a folder for each student with a notebook for each lab, and a list of all.
 
-    Remove what an earlier `collect` wrote there and this one did not find, such as the first of two submissions.
+    Remove what an earlier `collect` wrote there and this one did not find, such as the first of two
+    submissions.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    earlier = _manifest(folder)
+    earlier = manifest(folder)
     listed = []
     for item in submissions:
         path = folder / item.student / f"{item.lab}.ipynb"

@@ -88,9 +88,10 @@ def _release(options: argparse.Namespace, course: "Course") -> int:
 
 def _students(options: argparse.Namespace) -> dict[str, dict[str, str]]:
     """The rows of the table of students by their ids: the columns are what platforms know them by."""
-    from labcourse import tables
+    from labcourse import platforms, tables
 
-    return {row["student"]: row for row in tables.read(Path(options.students), ["student"]) if row["student"]} if options.students else {}
+    rows = tables.read(Path(options.students), ["student"]) if options.students else []
+    return {platforms.normal(row["student"]): row for row in rows if row["student"].strip()}
 
 
 def _collect(options: argparse.Namespace, course: "Course") -> int:
@@ -107,11 +108,11 @@ def _collect(options: argparse.Namespace, course: "Course") -> int:
 
 
 def _print(problems: "list[Problem]") -> None:
-    from labcourse import collect
+    from labcourse import sources
 
     for problem in problems:
         about = f"{problem.student} {problem.lab}".strip()
-        print(collect.shown(f"{problem.kind}: {about}: {problem.detail}", 1000))
+        print(sources.shown(f"{problem.kind}: {about}: {problem.detail}", 1000))
 
 
 def _grade(options: argparse.Namespace, course: "Course") -> int:

@@ -1,7 +1,7 @@
-"""Compare the answers of a class: who has the published solution, and which students have the same answer.
+"""Compare the answers of a class: who has the published solution, and who has the same answer.
 
-Equal answers prove nothing. An answer of a few words is the same for everybody who is right, so each group comes with its size, with the
-share of the class that has the answer, and with the number of parts that the answer has.
+Equal answers prove nothing. An answer of a few words is the same for everybody who is right. So each
+group comes with its size and with the number of parts that the answer has.
 """
 
 import ast
@@ -36,11 +36,13 @@ class Normal:
 
 
 def normalized(source: str, name: str = "") -> Normal:
-    """Normalize one answer: the function called `name` and what it uses in this cell; without such a function, the whole cell.
+    """Normalize one answer: the function called `name`, and what it uses in this cell.
 
-    Call it in a `labcourse.limited_process.LimitedProcess`, because parsing can take for ever.
+    A cell without such a function is normalized as a whole. Call this function in a
+    `labcourse.limited_process.LimitedProcess`, because parsing can take for ever.
     """
-    plain = "\n".join(line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
+    lines = source.splitlines()
+    plain = "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!")))
     try:
         module = ast.parse(plain)
     except (SyntaxError, ValueError):
@@ -55,7 +57,7 @@ def normalized(source: str, name: str = "") -> Normal:
 
 
 def as_text(source: str) -> Normal:
-    """Normalize a written answer, or code that cannot be parsed within the limits. Both are compared by their words."""
+    """Normalize a written answer, or code that cannot be parsed within the limits, to its words."""
     words = re.findall(r"\w+", source.casefold())
     return Normal(_digest(" ".join(words)), len(words), parsed=False)
 
@@ -74,7 +76,8 @@ def _used(module: ast.Module, name: str) -> list[ast.stmt]:
         for target in targets:
             defined[target].append(statement)
     if name not in defined:
-        return [item for item in module.body if not isinstance(item, ast.Expr | ast.Import | ast.ImportFrom)]
+        ignored = ast.Expr | ast.Import | ast.ImportFrom
+        return [item for item in module.body if not isinstance(item, ignored)]
     found: list[ast.stmt] = []
     needed = [name]
     while needed:
@@ -89,15 +92,20 @@ def _does_something(node: ast.AST) -> bool:
 
 
 def _is_idle(statement: ast.stmt) -> bool:
-    """Whether a statement adds nothing to an answer: a docstring, `...`, `pass`, or something that is printed."""
+    """Whether a statement adds nothing to an answer: a docstring, `...`, `pass`, a `print`."""
     if isinstance(statement, ast.Expr):
         value = statement.value
-        return isinstance(value, ast.Constant) or (isinstance(value, ast.Call) and ast.unparse(value.func) == "print")
+        if isinstance(value, ast.Call):
+            return ast.unparse(value.func) == "print"
+        return isinstance(value, ast.Constant)
     return isinstance(statement, ast.Pass)
 
 
 def _own_names(statements: list[ast.stmt]) -> dict[str, str]:
-    """The names that an answer gives, each with its replacement: parameters by their place, all others alike."""
+    """The names that an answer gives, each with its replacement.
+
+    A parameter is replaced by its place. All other names are replaced by the same word.
+    """
     nodes = [node for statement in statements for node in ast.walk(statement)]
     own: dict[str, str] = {}
     for node in nodes:
@@ -121,7 +129,8 @@ def _own_names(statements: list[ast.stmt]) -> dict[str, str]:
 
 def _block(statements: list[ast.stmt], own: dict[str, str], counts: Counter[str]) -> str:
     """Statements in an order that does not depend on the order in which they were written."""
-    return "{" + ";".join(sorted(_form(item, own, counts) for item in statements if not _is_idle(item))) + "}"
+    forms = sorted(_form(item, own, counts) for item in statements if not _is_idle(item))
+    return "{" + ";".join(forms) + "}"
 
 
 def _form(node: object, own: dict[str, str], counts: Counter[str]) -> str:
@@ -140,13 +149,15 @@ def _form(node: object, own: dict[str, str], counts: Counter[str]) -> str:
         counts[type(node).__name__] += 1
     values = dict(ast.iter_fields(node))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in own:
-        values["keywords"] = [ast.keyword(own.get(item.arg or "", item.arg), item.value) for item in node.keywords]
+        keywords = [(own.get(item.arg or "", item.arg), item.value) for item in node.keywords]
+        values["keywords"] = [ast.keyword(name, value) for name, value in keywords]
     for field in ("annotation", "returns", "type_comment", "type_params", "kind"):
         values.pop(field, None)
     for field in ("id", "name", "asname", "" if isinstance(node, ast.keyword) else "arg"):
         if isinstance(values.get(field), str):
             values[field] = own.get(values[field], values[field])
-    return f"{type(node).__name__}({','.join(_form(value, own, counts) for value in values.values())})"
+    forms = [_form(value, own, counts) for value in values.values()]
+    return f"{type(node).__name__}({','.join(forms)})"
 
 
 @dataclass(frozen=True)
@@ -178,12 +189,22 @@ class Compared:
 
     @property
     def most_frequent(self) -> int:
-        """How many students have the answer that most students have."""
-        return max([len(self.solution), *(len(group.students) for group in self.groups), min(1, self.answers)])
+        """The number of students who have the most frequent answer."""
+        sizes = [len(group.students) for group in self.groups]
+        return max(len(self.solution), min(1, self.answers), *sizes)
 
 
-def compared(answers: dict[str, Normal], solutions: Iterable[Normal] = (), handed_out: Iterable[Normal] = ()) -> Compared:
-    """Compare the answers of students, by their ids, with each other, with the solutions, and with the stub that was handed out."""
+def compared(
+    answers: dict[str, Normal],
+    solutions: Iterable[Normal] = (),
+    handed_out: Iterable[Normal] = (),
+) -> Compared:
+    """Compare the answers of students with each other and with the published solutions.
+
+    Args:
+        answers: the answers by the students' ids.
+        handed_out: stubs, which are no answers.
+    """
     published = {solution.form: solution for solution in solutions}
     ignored = {"", *(stub.form for stub in handed_out)} - set(published)
     by_form: dict[str, list[str]] = defaultdict(list)
@@ -200,7 +221,8 @@ def compared(answers: dict[str, Normal], solutions: Iterable[Normal] = (), hande
     ]
     groups.sort(key=lambda group: (-group.parts, group.students))
     parts = max((solution.parts for solution in published.values()), default=0)
-    return Compared(sum(map(len, by_form.values())), tuple(solved), parts, tuple(groups), len(by_form))
+    count = sum(map(len, by_form.values()))
+    return Compared(count, tuple(solved), parts, tuple(groups), len(by_form))
 
 
 @dataclass(frozen=True)
@@ -212,7 +234,10 @@ class Pair:
 
 
 def pairs(found: dict[str, Compared]) -> list[Pair]:
-    """Pairs of students by what they share: long answers, not published ones, that at most `FEW` students have. Most first."""
+    """Pairs of students who share answers, the most answers first.
+
+    An answer counts if it is long, is not published, and at most `FEW` students have it.
+    """
     shared: dict[tuple[str, str], list[str]] = defaultdict(list)
     for exercise, item in found.items():
         for group in item.groups:

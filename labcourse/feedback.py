@@ -1,4 +1,4 @@
-"""What a student gets back: a page for each submission, packed for Canvas, Moodle or a mail program.
+"""Pages for students, one for each submission, packed for Canvas, Moodle or a mail program.
 
 Students see verdicts, marks and comments. Remarks for the instructor are not on these pages.
 """
@@ -22,13 +22,14 @@ from labcourse.examination import KINDS
 from labcourse.grading import Store, write_file
 from labkit import checks
 
-__all__ = ["page_path", "remove", "rich", "sentence", "student_view", "write_page", "write_returns", "zipped"]
+__all__ = ["exercise_view", "rich", "sentence", "student_view", "write_page", "write_returns", "zipped"]
 
 RETURN = "return"  # the folder of what goes back to students
 LONG_AGO = (1980, 1, 1, 0, 0, 0)  # so that the same pages make the same bytes
 MAIL = ("Email address", "Email", "email", "mail")  # columns of the table of students
 VERDICTS = ("right", "wrong", "not attempted")
-# How a notebook or an answer can end that its student should know. Everything else is for the instructor to decide.
+# Endings of a notebook or an answer that its student should know about. The instructor decides
+# about all others.
 ENDINGS = {
     "time": "Your notebook ran out of time",
     "memory": "Your notebook ran out of memory",
@@ -38,7 +39,7 @@ ENDINGS = {
     "unreadable": "Your notebook cannot be read",
 }
 
-People = dict[str, dict[str, str]]  # rows of the instructor's own table by student: what a platform knows them by
+People = dict[str, dict[str, str]]  # the rows of the instructor's table of students, by student
 
 
 def student_view(record: dict[str, Any]) -> dict[str, Any]:
@@ -46,12 +47,16 @@ def student_view(record: dict[str, Any]) -> dict[str, Any]:
     ending = ENDINGS.get(record["status"], "")
     if ending and record["detail"]:
         ending += f": {record['detail']}"
-    view = {key: record[key] for key in ("student", "lab", "out_of", "received", "marks", "written", "sources", "cell_errors")}
-    return view | {"ending": ending, "exercises": [exercise_view(item) for item in record["exercises"]]}
+    seen = ("student", "lab", "out_of", "received", "marks", "written", "sources", "cell_errors")
+    exercises = [exercise_view(item) for item in record["exercises"]]
+    return {key: record[key] for key in seen} | {"ending": ending, "exercises": exercises}
 
 
 def exercise_view(item: dict[str, Any]) -> dict[str, Any]:
-    """The parts of an exercise's result that its student may see. Without a verdict, `points` is None."""
+    """The parts of an exercise's result that its student may see.
+
+    Without a verdict, `points` is None.
+    """
     status, message = item["status"], item["message"]
     view = {key: item[key] for key in ("number", "points", "out_of")}
     if status in VERDICTS:
@@ -64,7 +69,8 @@ def exercise_view(item: dict[str, Any]) -> dict[str, Any]:
 
 def rich(text: str) -> markupsafe.Markup:
     """Markdown's code, strong text and emphasis as HTML. Everything else stays text."""
-    parts = re.split(r"\s*```\w*\n(.*?)```\s*|`([^`]+)`", str(markupsafe.escape(text)), flags=re.DOTALL)
+    escaped = str(markupsafe.escape(text))
+    parts = re.split(r"\s*```\w*\n(.*?)```\s*|`([^`]+)`", escaped, flags=re.DOTALL)
     for place, part in enumerate(parts):
         if part is None:
             parts[place] = ""
@@ -94,10 +100,17 @@ def remove(store: Store, lab: str, student: str) -> None:
     page_path(store, lab, student).unlink(missing_ok=True)
 
 
-def write_page(course: Course, record: dict[str, Any], store: Store, pages: jinja2.Environment, asked: dict[str, str]) -> None:
+def write_page(
+    course: Course,
+    record: dict[str, Any],
+    store: Store,
+    pages: jinja2.Environment,
+    asked: dict[str, str],
+) -> None:
     """Write a student's page. `asked` holds the exercises' texts, by their numbers."""
     lab, student = course.lab(record["lab"]), record["student"]
-    figures = [base64.b64encode(path.read_bytes()).decode() for path in store.figures(lab.name, student)]
+    images = [path.read_bytes() for path in store.figures(lab.name, student)]
+    figures = [base64.b64encode(image).decode() for image in images]
     page = pages.get_template("feedback.html").render(
         course=course,
         lab=lab,
@@ -112,7 +125,10 @@ def write_page(course: Course, record: dict[str, Any], store: Store, pages: jinj
 
 
 def write_returns(course: Course, submissions: list[Submission], store: Store, people: People) -> None:
-    """Of each lab what its submissions' names allow: canvas-LAB.zip, moodle-LAB.zip, and mail-LAB/STUDENT.eml where an address is known."""
+    """Pack the pages of each lab in canvas-LAB.zip, moodle-LAB.zip and mail-LAB/STUDENT.eml.
+
+    The names of the submissions say which platform they came from. A message needs an address.
+    """
     for lab in course.labs:
         packed: dict[str, dict[str, bytes]] = {"canvas": {}, "moodle": {}}
         for item in submissions:
@@ -122,10 +138,13 @@ def write_returns(course: Course, submissions: list[Submission], store: Store, p
             top, _, below = item.origin.partition("/")
             named = platforms.named(top, is_folder=bool(below))
             if named.platform == "Moodle":
-                packed["moodle"][f"{named.owner}{'' if named.owner != top else '/'}feedback.html"] = page.read_bytes()
-            elif named.platform == "Canvas":  # the platform knows whose it is by the numbers in its own name
+                separator = "/" if named.owner == top else ""
+                packed["moodle"][f"{named.owner}{separator}feedback.html"] = page.read_bytes()
+            elif named.platform == "Canvas":  # which knows whose page it is by the numbers in the name
                 packed["canvas"][f"{top.removesuffix('.ipynb')}.html"] = page.read_bytes()
-            if address := next((people[item.student][name] for name in MAIL if people.get(item.student, {}).get(name)), ""):
+            known = people.get(item.student, {})
+            address = next((known[column] for column in MAIL if known.get(column)), "")
+            if address:
                 name = store.folder / RETURN / f"mail-{lab.name}" / f"{item.student}.eml"
                 write_file(name, _message(course, lab.title, address, page.read_bytes()))
         for platform, files in packed.items():
@@ -139,7 +158,8 @@ def zipped(files: dict[str, bytes], executable: tuple[str, ...] = ()) -> bytes:
         with zipfile.ZipFile(target, "w") as archive:
             for name, data in sorted(files.items()):
                 member = zipfile.ZipInfo(name, LONG_AGO)
-                member.compress_type, member.external_attr = zipfile.ZIP_DEFLATED, (0o755 if name in executable else 0o644) << 16
+                mode = 0o755 if name in executable else 0o644
+                member.compress_type, member.external_attr = zipfile.ZIP_DEFLATED, mode << 16
                 archive.writestr(member, data)
         return target.getvalue()
 

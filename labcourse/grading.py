@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
 
 def fingerprint(submission: Submission, lab: Assignment, course: Course) -> str:
     """Of everything that a result depends on, the sandbox's strength apart."""
-    parts = [submission.student, submission.digest, lab.exercises, lab.written, course.seed]
+    parts: list[Any] = [submission.student, submission.digest, lab.exercises, lab.written, course.seed]
     parts += [course.tries, course.limits, versions(), kit_digest()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -242,7 +242,8 @@ def grade_all(
             with contextlib.suppress(Exception):  # its page says that it has no record
                 store.write(graded)
             left = int((time.monotonic() - began) / count * (len(remaining) - count))
-            what = f"{graded.record['lab']} of {graded.record['student']}: {graded.record['status']}"
+            status = examination.KINDS.get(graded.record["status"], graded.record["status"])
+            what = f"{graded.record['lab']} of {graded.record['student']}: {status}"
             progress(f"{count} of {len(remaining)}, {left // 60}:{left % 60:02d} left · {what}", count / len(remaining))
     return len(remaining)
 

@@ -1,4 +1,7 @@
-"""Names that learning platforms give to submissions. Each says who handed in; nbgrader's and Canvas' also say something about when."""
+"""Names that learning platforms give to submissions.
+
+Each says who handed in. Names of nbgrader and of Canvas also say something about when.
+"""
 
 import contextlib
 import re
@@ -13,6 +16,7 @@ CANVAS = re.compile(r"(?P<owner>[^_/]+_(?P<late>LATE_)?(?P<student>[0-9]+)_[0-9]
 # Moodle writes the owner's name as a folder, or in front of the file's own name.
 MOODLE = re.compile(r"(?P<owner>[^/]*?_(?P<student>[0-9]+)_assignsubmission_[a-z]+_?)(?P<file>[^/]*)")
 MOODLE_MARK = re.compile(r"_([0-9]+)_assignsubmission_[a-z]")
+GRADESCOPE = re.compile(r"assignment_[0-9]+_export")  # holds a folder for each submission
 NBGRADER = re.compile(r"(?P<student>[^+/]+)\+(?P<lab>[^+/]+)\+(?P<time>[0-9]{4}-[^+/]+)\+[^+/]+")
 
 
@@ -25,7 +29,7 @@ class Named:
     """What a platform says about a submission by its name.
 
     Attributes:
-        platform: "Moodle", "Canvas", "nbgrader", or "" for a folder or a file that is named after a student.
+        platform: "Moodle", "Canvas" or "nbgrader"; "" for a folder or file named after a student.
         owner: the part of the name that the platform wrote.
         lab: the lab, as nbgrader names it.
         received: when, in ISO 8601, as nbgrader names it.
@@ -43,14 +47,16 @@ class Named:
 def named(top: str, is_folder: bool) -> Named:
     """Read the name of a file or folder that lies at the top of a download.
 
-    A platform writes its part first, and the student's own file name may follow. That file name may imitate a platform.
+    A platform writes its part first, and the student's own file name may follow.
+    That file name may imitate a platform.
 
     Raises AmbiguousNameError for a name that can be read in two ways.
     """
     found = list(_readings(top, is_folder))
     if len(found) > 1:
         readings = " or ".join(f"{item.platform}'s student {item.student}" for item in found)
-        raise AmbiguousNameError(f"its name can be read as {readings}. A student can choose part of a file name. Rename the file")
+        cure = "A student can choose part of a file name. Rename the file"
+        raise AmbiguousNameError(f"its name can be read as {readings}. {cure}")
     if found:
         return found[0]
     return Named(normal(top if is_folder else top.rpartition(".")[0] or top))
@@ -64,16 +70,20 @@ def _readings(top: str, is_folder: bool) -> Iterator[Named]:
         yield Named(match["student"], "Canvas", match["owner"], late=bool(match["late"]))
     match = NBGRADER.fullmatch(top)
     if match and is_folder:
-        yield Named(normal(match["student"]), "nbgrader", top, match["lab"], nbgrader_time(match["time"]))
+        student, time = normal(match["student"]), nbgrader_time(match["time"])
+        yield Named(student, "nbgrader", top, match["lab"], time)
 
 
 def normal(name: str) -> str:
-    """The same name for each way to write it in Unicode."""
+    """Return the same name for each way to write it in Unicode."""
     return unicodedata.normalize("NFC", name).strip()
 
 
 def nbgrader_time(text: str) -> str:
-    """A time as nbgrader writes it, in ISO 8601. Return "" for anything else, such as another time zone than UTC."""
+    """Read a time as nbgrader writes it, and return it in ISO 8601.
+
+    Return "" for anything else, such as another time zone than UTC.
+    """
     for form in ("%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d %H:%M:%S"):
         with contextlib.suppress(ValueError):
             moment = datetime.strptime(text.strip().removesuffix(" UTC"), form)

@@ -1,6 +1,6 @@
-"""The results of a grading: tables for Canvas, for Moodle and for everything else, and two pages for the instructor.
+"""The results of a grading: tables for Canvas, for Moodle and for everything else, and two pages.
 
-One page says what needs a look. The other compares the answers of the class.
+The pages are for the instructor. One says what needs a look, the other compares the answers.
 """
 
 import statistics
@@ -44,7 +44,8 @@ MOODLE = ("Identifier", "Full name", "ID number", "Email address")
 BINS = 10
 NO_MARK, DECIDE, KNOW = range(3)  # the parts of the list of what needs a look
 LEVELS = ("No mark", "For you to decide", "For you to know")
-UNGRADED = ("duplicate", "refused", "unknown", "name", "failed")  # kinds of problems that leave no mark
+# Kinds of problems that leave no mark
+UNGRADED = ("duplicate", "refused", "unknown", "name", "failed")
 
 
 def write(
@@ -70,8 +71,9 @@ def write(
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    pages.filters |= {"number": lambda value: f"{value:g}", "moment": _moment, "status": lambda kind: KINDS.get(kind, kind)}
+    pages.filters |= {"number": lambda value: f"{value:g}", "moment": _moment}
     pages.filters |= {"rich": feedback.rich, "sentence": feedback.sentence}
+    pages.filters["status"] = lambda kind: KINDS.get(kind, kind)
     keys = [(item.lab, item.student) for item in submissions]
     questions = {lab.name: release.questions(course, lab) for lab in course.labs}
     for item in submissions:
@@ -214,9 +216,10 @@ def _essence(record: dict[str, Any], course: Course) -> dict[str, Any]:
     """What the instructor's page needs of a record: not all that was observed."""
     exercises = [{key: result[key] for key in ("number", "status", "message")} for result in record["exercises"]]
     known = {key: record[key] for key in ("student", "lab", "marks", "received", "sandbox", "status", "out_of")}
-    written = [
-        {"id": item["id"], "to_mark": item["points"] is None and bool(item["answer"] or item["beside"])} for item in record["written"]
-    ]
+    written = []
+    for item in record["written"]:
+        to_mark = item["points"] is None and bool(item["answer"] or item["beside"])
+        written.append({"id": item["id"], "to_mark": to_mark})
     return {**known, "exercises": exercises, "written": written, "looks": list(_looks(record, course))}
 
 
@@ -233,72 +236,91 @@ def _looks(record: dict[str, Any], course: Course) -> Iterator[dict[str, Any]]:
     """Why a person should look at this submission."""
     about = {"students": [record["student"]], "lab": record["lab"], "text": ""}
     if record["status"] != "graded":
-        level = NO_MARK if record["marks"]["points"] is None else DECIDE
-        harmless = record["status"] in ("altered", "errors")
-        yield {**about, "level": KNOW if harmless and level == DECIDE else level, "why": "; ".join(record["remarks"])}
+        level = DECIDE
+        if record["marks"]["points"] is None:
+            level = NO_MARK
+        elif record["status"] in ("altered", "errors"):
+            level = KNOW
+        yield {**about, "level": level, "why": "; ".join(record["remarks"])}
     if remark := marks.date_remark(record, course):
         yield {**about, "level": DECIDE, "why": remark}
-    for item in record["written"] if record["status"] not in UNMARKED else ():
-        if item["points"] is None and not item["answer"]:
-            if item["beside"]:
-                why = f"{item['id']} is empty, and the notebook holds other text. Mark it in {marks.WRITTEN}"
-                yield {**about, "level": DECIDE, "why": why, "text": item["beside"]}
-            else:
-                yield {**about, "level": KNOW, "why": f"{item['id']} is empty, and counts 0 points"}
+    if record["status"] in UNMARKED:
+        return
+    for item in record["written"]:
+        if item["points"] is not None or item["answer"]:
+            continue
+        if item["beside"]:
+            why = f"{item['id']} is empty, and the notebook holds other text. Mark it in {marks.WRITTEN}"
+            yield {**about, "level": DECIDE, "why": why, "text": item["beside"]}
+        else:
+            yield {**about, "level": KNOW, "why": f"{item['id']} is empty, and counts 0 points"}
 
 
 def _sorted_looks(
-    looks: list[dict[str, Any]], problems: list[Problem], essences: list[dict[str, Any]]
+    looks: list[dict[str, Any]],
+    problems: list[Problem],
+    essences: list[dict[str, Any]],
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    """What needs a look, the most urgent first. Students with the same reason share a row."""
-    unreadable = {(item["student"], item["lab"]) for item in essences if item["status"] == "unreadable"}
+    """Sort what needs a look, the most urgent first. Students with the same reason share a row."""
+    graded = [("unreadable", item["student"], item["lab"]) for item in essences if item["status"] == "unreadable"]
     for item in problems:
-        if item.kind != "missing" and not (item.kind == "unreadable" and (item.student, item.lab) in unreadable):
+        if item.kind != "missing" and (item.kind, item.student, item.lab) not in graded:
             why = f"{item.kind}: {item.detail}"
             level = NO_MARK if item.kind in UNGRADED else KNOW
-            looks.append({"level": level, "students": [item.student], "lab": item.lab, "why": why, "text": ""})
+            about = {"students": [item.student], "lab": item.lab, "text": ""}
+            looks.append({**about, "level": level, "why": why})
     joined: dict[tuple[int, str, str, str], dict[str, Any]] = {}
     for look in looks:
         key = (look["level"], look["lab"], look["why"], look["text"])
         joined.setdefault(key, {**look, "students": []})["students"] += look["students"]
     rows = sorted(joined.values(), key=lambda look: (look["lab"], look["students"], look["why"]))
-    parts = [(name, [look for look in rows if look["level"] == level]) for level, name in enumerate(LEVELS)]
-    return [(name, found) for name, found in parts if found]
+    parts = []
+    for level, name in enumerate(LEVELS):
+        found = [look for look in rows if look["level"] == level]
+        if found:
+            parts.append((name, found))
+    return parts
 
 
 def _to_mark(essences: list[dict[str, Any]]) -> list[tuple[str, str, int, int]]:
-    """The written questions with answers to mark: lab, question, answers to mark, and all submissions."""
+    """The questions with answers to mark: (lab, question, answers to mark, submissions)."""
     counts: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for essence in essences:
         for item in essence["written"]:
             counts[essence["lab"], item["id"]].append(item["to_mark"])
-    return [(lab, name, sum(found), len(found)) for (lab, name), found in sorted(counts.items()) if any(found)]
+    listed = [(lab, name, sum(found), len(found)) for (lab, name), found in sorted(counts.items())]
+    return [row for row in listed if row[2]]
 
 
 # Answers beside each other
 
 
 def _write_comparison(
-    course: Course, store: Store, keys: list[tuple[str, str]], pages: jinja2.Environment, report: Callable[[str], Any]
+    course: Course,
+    store: Store,
+    keys: list[tuple[str, str]],
+    pages: jinja2.Environment,
+    report: Callable[[str], Any],
 ) -> None:
-    """The page that compares the answers of the class."""
+    """Write the page that compares the answers of the class."""
     labs: list[tuple[Assignment, dict[str, Compared]]] = []
     found: dict[str, Compared] = {}
-    sources: dict[tuple[str, str], str] = {}
+    sources: dict[tuple[str, str], str] = {}  # one text of each group, by exercise and student
     with LimitedProcess(report) as process:
         for lab in course.labs:
-            records = list(_records(store, [key for key in keys if key[0] == lab.name]))
-            if len(records) > 1:
-                compared = dict(_compared(course, lab, records, process, sources))
+            own = [key for key in keys if key[0] == lab.name]
+            if len(own) > 1:
+                compared = _compared(course, lab, _records(store, own), process)
                 labs.append((lab, compared))
                 found |= compared
+                sources |= _examples(store, lab, compared)
     page = pages.get_template("comparison.html").render(
         course=course,
         labs=labs,
         sources=sources,
         pairs=comparison.pairs(found)[:50],
         solved=_solved(found),
-        alike=sum(item.answers > 1 and 4 * item.most_frequent >= item.answers for item in found.values()),
+        alike=sum(4 * item.most_frequent >= item.answers for item in found.values() if item.answers > 1),
         count=sum(item.answers > 1 for item in found.values()),
         short=comparison.SHORT,
         few=comparison.FEW,
@@ -307,35 +329,50 @@ def _write_comparison(
 
 
 def _compared(
-    course: Course, lab: Assignment, records: list[dict[str, Any]], process: LimitedProcess, sources: dict[tuple[str, str], str]
-) -> Iterator[tuple[str, Compared]]:
-    """The answers to each exercise and each question of a lab. `sources` gets one text of each group, by exercise and first student."""
+    course: Course,
+    lab: Assignment,
+    records: Iterator[dict[str, Any]],
+    process: LimitedProcess,
+) -> dict[str, Compared]:
+    """Compare the answers to each exercise and each question of a lab."""
     solutions, stubs = release.solutions(course, lab), release.stubs(course, lab)
-    for exercise in lab.exercises:
-        number = exercise.number
-        normals, texts = {}, {}
-        for record in records:
-            status = {item["number"]: item["status"] for item in record["exercises"]}
+    names = {exercise.number: exercise.name for exercise in lab.exercises}
+    answers: dict[str, dict[str, Normal]] = {number: {} for number in names}
+    answers |= {_question(lab, task.id): {} for task in lab.written}
+    for record in records:
+        student = record["student"]
+        for item in record["exercises"]:
+            number = item["number"]
             source = record["sources"].get(number, "")
-            if source and status.get(number) != "not attempted":
-                about = f"comparing {number} of {record['student']}"
-                normals[record["student"]] = _normal(process, source, exercise.name, about)
-                texts[record["student"]] = source
-        published = [comparison.normalized(source, exercise.name) for source in solutions.get(number, [])]
-        compared = comparison.compared(normals, published, [comparison.normalized(stubs.get(number, ""), exercise.name)])
-        sources |= {(number, group.students[0]): texts[group.students[0]] for group in compared.groups}
-        yield number, compared
-    for task in lab.written:
-        answers = {
-            record["student"]: item["answer"]
-            for record in records
-            for item in record["written"]
-            if item["id"] == task.id and item["answer"]
-        }
-        compared = comparison.compared({student: comparison.as_text(answer) for student, answer in answers.items()})
-        name = f"{lab.name}: {task.id}"
-        sources |= {(name, group.students[0]): answers[group.students[0]] for group in compared.groups}
-        yield name, compared
+            if source and item["status"] != "not attempted":
+                about = f"comparing {number} of {student}"
+                answers[number][student] = _normal(process, source, names[number], about)
+        for item in record["written"]:
+            if item["answer"]:
+                answers[_question(lab, item["id"])][student] = comparison.as_text(item["answer"])
+    found = {}
+    for number, normals in answers.items():
+        name = names.get(number, "")
+        published = [comparison.normalized(text, name) for text in solutions.get(number, [])]
+        stub = comparison.normalized(stubs.get(number, ""), name)
+        found[number] = comparison.compared(normals, published, [stub])
+    return found
+
+
+def _question(lab: Assignment, name: str) -> str:
+    return f"{lab.name}: {name}"
+
+
+def _examples(store: Store, lab: Assignment, compared: dict[str, Compared]) -> dict[tuple[str, str], str]:
+    """The answer of one student of each group."""
+    examples = {}
+    for number, item in compared.items():
+        for group in item.groups:
+            student = group.students[0]
+            [record] = _records(store, [(lab.name, student)])
+            texts = {_question(lab, task["id"]): task["answer"] for task in record["written"]}
+            examples[number, student] = {**texts, **record["sources"]}[number]
+    return examples
 
 
 def _normal(process: LimitedProcess, source: str, name: str, about: str) -> Normal:
@@ -347,9 +384,10 @@ def _normal(process: LimitedProcess, source: str, name: str, about: str) -> Norm
 
 
 def _solved(found: dict[str, Compared]) -> list[tuple[str, list[str]]]:
-    """Who has published solutions, of those exercises whose solution is not short; the most first."""
+    """The students with published solutions that are not short, those with most of them first."""
     solved: dict[str, list[str]] = defaultdict(list)
     for number, item in found.items():
-        for student in item.solution if item.solution_parts >= comparison.SHORT else ():
-            solved[student].append(number)
+        if item.solution_parts >= comparison.SHORT:
+            for student in item.solution:
+                solved[student].append(number)
     return sorted(solved.items(), key=lambda pair: (-len(pair[1]), pair[0]))

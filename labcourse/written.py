@@ -1,7 +1,8 @@
 """Find written answers wherever a student put them.
 
-A student may answer in the cell that was handed out, in a new cell below it, in the question's own cell, or in a cell that replaced it and
-has none of its metadata. All of these are the answer. If they are empty, a person sees what the student wrote elsewhere in the notebook.
+A student may answer in the cell that was handed out, in a new cell below it, in the question's own
+cell, or in a cell that replaced it and has none of its metadata. All of these are the answer. If
+they are empty, a person sees what the student wrote elsewhere in the notebook.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -30,7 +31,11 @@ class _Region:
     code: list[str] = field(default_factory=list)
 
 
-def answers(cells: Iterable[Cell], questions: Collection[str], handed_out: Collection[str]) -> dict[str, Answer]:
+def answers(
+    cells: Iterable[Cell],
+    questions: Collection[str],
+    handed_out: Collection[str],
+) -> dict[str, Answer]:
     """Find the answer to each question, by its id.
 
     Args:
@@ -47,7 +52,8 @@ def answers(cells: Iterable[Cell], questions: Collection[str], handed_out: Colle
             current = cell.written
             regions[current].texts.append(own or cell.source.replace(PLACEHOLDER, "").strip())
             continue
-        asked = next((name for name in questions if cell.source.lstrip().startswith(f"**{name}**")), "")
+        start = cell.source.lstrip()
+        asked = next((name for name in questions if start.startswith(f"**{name}**")), "")
         if asked or was_given:
             current = asked
         if cell.kind != "code":
@@ -70,7 +76,10 @@ def _distinct(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _own_text(cell: Cell, given: list[str]) -> tuple[str, bool]:
-    """What the student wrote in a cell, and whether the rest of the cell was handed out. `given` has the longest text first."""
+    """What the student wrote in a cell, and whether the rest of the cell was handed out.
+
+    `given` has the longest text first.
+    """
     source = cell.source.strip()
     if source in given:
         return "", True

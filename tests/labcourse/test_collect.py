@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from handed_in import notebook
 
-from labcourse import collect
+from labcourse import collect, sources
 from labcourse.reading import LARGEST
 
 ANSWER = notebook("def on_gpu(numbers): ...")
@@ -115,7 +115,7 @@ def test_with_nbgrader_the_latest_submission_counts(course, tmp_path):
 
 
 def test_one_student_with_too_many_files_is_one_students_problem(course, tmp_path, monkeypatch):
-    monkeypatch.setattr(collect, "MOST", 20)
+    monkeypatch.setattr(sources, "MOST", 20)
     put(tmp_path, f"in/ada/{LAB}.ipynb")
     for number in range(21):
         put(tmp_path, f"in/eve/{number}.txt", b"")
@@ -139,6 +139,24 @@ def test_folders_without_end_are_one_students_problem(course, tmp_path):
     assert kinds(problems, "eve") == ["refused"] and "folders lie inside one another" in problems[0].detail
 
 
+def test_an_export_of_gradescope_has_a_folder_for_each_submission(course, tmp_path):
+    for number in (5, 6):
+        put(tmp_path, f"in/assignment_1_export/submission_{number}/{LAB}.ipynb")
+    put(tmp_path, "in/assignment_1_export/submission_metadata.yml", b"")
+    members = [(str(path.relative_to(tmp_path / "in")), path.read_bytes()) for path in (tmp_path / "in").rglob("*.*")]
+    for source in (tmp_path / "in", zipped(tmp_path / "in.zip", *members)):
+        submissions, _ = collect.collect(source, course)
+        assert [item.student for item in submissions] == ["submission_5", "submission_6"]
+
+
+def test_a_member_without_a_name_stops_nobody(course, tmp_path):
+    nameless = zipfile.ZipInfo("x")
+    nameless.filename = ""
+    path = zipped(tmp_path / "in.zip", (nameless, ANSWER), (f"ada/{LAB}.ipynb", ANSWER))
+    submissions, _ = collect.collect(path, course)
+    assert [item.student for item in submissions] == ["ada"]
+
+
 def test_a_text_file_that_is_called_a_notebook_is_named(course, tmp_path):
     put(tmp_path, f"ada/{LAB}.ipynb", b"Dear teacher")
     put(tmp_path, f"bob/{LAB}.ipynb", b"")
@@ -160,6 +178,14 @@ def test_the_number_of_a_copy_is_no_other_name(name, course, tmp_path):
     put(tmp_path, f"ada/{name}.ipynb")
     _, problems = collect.collect(tmp_path, course)
     assert kinds(problems) == []
+
+
+def test_a_notebook_beside_that_of_the_lab_is_left_out(course, tmp_path):
+    put(tmp_path, f"ada+{LAB}+2026-11-20 10:00:00 UTC+x/{LAB}.ipynb")
+    put(tmp_path, f"ada+{LAB}+2026-11-20 10:00:00 UTC+x/scratch.ipynb", b'{"cells": [{"cell_type": "code", "source": "1"}]}')
+    submissions, problems = collect.collect(tmp_path, course)
+    assert [item.origin.rpartition("/")[2] for item in submissions] == [f"{LAB}.ipynb"]
+    assert "left out" in kinds(problems) and "duplicate" not in kinds(problems)
 
 
 def test_checkpoints_are_no_second_submission(course, tmp_path):

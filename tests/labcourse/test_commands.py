@@ -86,6 +86,18 @@ def test_collecting_says_what_it_found(course_file, capsys, tmp_path):
     assert (tmp_path / "to" / "collected.json").exists()
 
 
+def test_a_table_of_students_is_read_as_spreadsheets_and_people_write_it(course_file, capsys, tmp_path):
+    (tmp_path / "in" / "Zo\u00eb").mkdir(parents=True)
+    (tmp_path / "in" / "Zo\u00eb" / "00_start_here.ipynb").write_text("{}")
+    students = tmp_path / "students.csv"
+    students.write_text("student;ID\n Zoe\u0308 ;1\n", encoding="utf-8-sig")
+    assert run("collect", tmp_path / "in", "--to", tmp_path / "to", "--course", course_file, "--students", students) == 0
+    assert "unlisted" not in capsys.readouterr().out
+    students.write_text("student\n" + "x" * 200_000 + "\n")
+    assert run("collect", tmp_path / "in", "--to", tmp_path / "to", "--course", course_file, "--students", students) == 2
+    assert "students.csv: this is no table that can be read" in capsys.readouterr().err
+
+
 def test_nothing_that_moves_the_cursor_is_printed(course_file, capsys, tmp_path):
     (tmp_path / "in" / "ada").mkdir(parents=True)
     (tmp_path / "in" / "ada" / "\x1b[2Jnotes\u202e.txt").write_text("hello")

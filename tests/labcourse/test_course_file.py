@@ -108,6 +108,10 @@ def test_a_course_file_that_is_no_text(tmp_path):
         assignment.read(tmp_path / "course.toml")
 
 
+def test_a_course_file_with_the_mark_of_windows_editors(tmp_path):
+    assert read(tmp_path, "\ufeff" + COURSE + '[labs."00"]').labs
+
+
 def test_a_seed_that_cannot_be_read(tmp_path):
     (tmp_path / "course.seed").write_text("nonsense")
     assert "course.seed beside the course file holds no seed" in refusal(tmp_path, COURSE + '[labs."00"]')
