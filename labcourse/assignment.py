@@ -1,9 +1,15 @@
-"""A course as its instructor describes it: one small TOML file."""
+"""A course as its instructor describes it: one small TOML file.
+
+A mistake in the file, or in a notebook of the instructor's own, leads to one sentence. It says where
+the mistake is and what is allowed.
+"""
 
 import contextlib
 import re
 import secrets
 import tomllib
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime, time
 from pathlib import Path
@@ -11,7 +17,7 @@ from typing import Any
 
 import nbformat
 
-from labcourse import reading
+from labcourse import platforms, reading
 from labcourse.sandbox import Limits
 from labkit import lesson_copies, machine
 
@@ -21,6 +27,18 @@ CONTENTS = ("exercises", "lesson")
 KEYS = {"course", "seed", "tries", "contents", "late_days", "late_penalty", "labs", "extensions", "limits", "notebooks"}
 LAB_KEYS = {"due", "points", "written"}
 WRITTEN_KEYS = {"id", "question", "points"}
+HEADING = "## Exercises"  # where a lesson's exercises begin
+WEEK = 7 * 24 * 3600.0
+MOST_POINTS = 1_000_000
+MOST_TRIES = 100
+# The least and the most that a course may set as a limit; sizes in bytes.
+RANGES = {
+    "memory": (1 << 20, 1 << 50),
+    "scratch": (1 << 20, 1 << 50),
+    "output": (1 << 10, 1 << 50),
+    "processes": (1, 1_000_000),
+    "threads": (1, 1_000_000),
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +88,7 @@ class Course:
         late_penalty: the share of the points that each further day costs.
         extensions: other due dates, by (student, lab).
         notebooks: the folder with the lessons; those that come with the kit, unless the file names a folder of its own.
+        folder: the folder of the course file, or None for a course that no file describes.
     """
 
     name: str
@@ -82,13 +101,18 @@ class Course:
     extensions: dict[tuple[str, str], datetime] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     notebooks: Path = field(default_factory=lesson_copies.shipped)
+    folder: Path | None = None
 
     def lab(self, name: str) -> Assignment:
         """The lab of that name, or of the lesson of that number. Raises ValueError, naming the choices."""
-        for lab in self.labs:
-            if name in (lab.name, lab.name[:2], lab.name[:2].lstrip("0")):
-                return lab
-        raise ValueError(f"there is no lab {name!r}; there are {', '.join(lab.name for lab in self.labs)}")
+        found = [lab for lab in self.labs if lab.name == name]
+        found = found or [lab for lab in self.labs if name in (lab.name[:2], lab.name[:2].lstrip("0"))]
+        if len(found) == 1:
+            return found[0]
+        choices = ", ".join(lab.name for lab in found or self.labs)
+        if found:
+            raise ValueError(f"{name!r} names more than one lab: {choices}")
+        raise ValueError(f"there is no lab {name!r}; there are {choices}")
 
     def due(self, student: str, lab: Assignment) -> datetime | None:
         """When a student must have handed in a lab; None where no date is set."""
@@ -104,38 +128,60 @@ def read(path: Path) -> Course:
     """
     if not path.exists():
         raise ValueError(f"there is no file {path}: describe the course in one (docs/teaching.md shows how), or name it with --course")
-    with path.open("rb") as file:
-        try:
-            content = tomllib.load(file)
-        except ValueError as error:
-            raise ValueError(f"{path.name}: {error}") from None
-    _known(content, KEYS, path.name)
-    own = _of_type(content, "notebooks", str, "")
+    try:
+        return _course(tomllib.loads(path.read_bytes().decode("utf-8-sig")), path)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name}: expected a text file in UTF-8") from None
+    except RecursionError:
+        raise ValueError(f"{path.name}: its tables are nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+
+
+def _course(content: dict[str, Any], path: Path) -> Course:
+    _known(content, KEYS, "the course file")
+    own = _text(content.get("notebooks", ""), "notebooks")
     notebooks = (path.parent / own).resolve() if own else lesson_copies.shipped()
     if not notebooks.is_dir():
-        raise ValueError(f"{path.name}: there is no folder {notebooks}. Without the line `notebooks`, the kit's own lessons are taken")
-    labs = tuple(_lab(name, table, notebooks) for name, table in _table(content, "labs").items())
+        raise ValueError(f"there is no folder {notebooks}. Without the line `notebooks`, the kit's own lessons are taken")
+    labs = [_lab(name, table, notebooks) for name, table in _table(content, "labs").items()]
     if not labs:
-        raise ValueError(f'{path.name}: no labs. Add a table for each, such as [labs."02_streams"]')
+        raise ValueError('no labs. Add a table for each, such as [labs."02_streams"]')
+    if twice := _repeated(lab.name for lab in labs):
+        raise ValueError(f"labs: {twice} is described twice. Keep one of the two tables")
+    contents = _text(content.get("contents", CONTENTS[0]), "contents")
+    if contents not in CONTENTS:
+        raise ValueError(f"contents = {_said(contents)}: contents is one of {', '.join(CONTENTS)}")
     course = Course(
-        name=_of_type(content, "course", str, "PyTorch on GPUs"),
+        name=_text(content.get("course", "PyTorch on GPUs"), "course"),
         seed=_seed(content.get("seed"), path),
-        labs=labs,
-        tries=_of_type(content, "tries", int, 2),
-        contents=_of_type(content, "contents", str, "exercises"),
-        late_days=_of_type(content, "late_days", int, 0),
-        late_penalty=float(_of_type(content, "late_penalty", int | float, 1.0)),
+        labs=tuple(labs),
+        tries=int(_number(content.get("tries", 2), "tries", 1, MOST_TRIES, whole=True)),
+        contents=contents,
+        late_days=int(_number(content.get("late_days", 0), "late_days", 0, 10_000, whole=True)),
+        late_penalty=_number(content.get("late_penalty", 1.0), "late_penalty", 0, 1),
         limits=_limits(_table(content, "limits")),
         notebooks=notebooks,
+        folder=path.parent.resolve(),
     )
-    if course.contents not in CONTENTS or course.tries < 1 or not 0 <= course.late_penalty <= 1 or course.late_days < 0:
-        raise ValueError(
-            f"{path.name}: contents is one of {', '.join(CONTENTS)}; tries 1 or more; late_days 0 or more; late_penalty from 0 to 1"
-        )
+    if not course.name.strip():
+        raise ValueError("course: the name is empty")
     for student, extended in _table(content, "extensions").items():
+        if not isinstance(extended, dict):
+            expected = f'expected a date for each lab, such as {student} = {{ "01" = 2026-12-05 }}'
+            raise ValueError(f"extensions.{student} = {_said(extended)}: {expected}")
         for name, moment in extended.items():
-            course.extensions[student, course.lab(name).name] = _moment(moment, f"extensions.{student}.{name}")
+            key = platforms.normal(student), course.lab(name).name
+            if key in course.extensions:
+                raise ValueError(f"extensions.{student}: {key[1]} has two dates. Keep one")
+            course.extensions[key] = _moment(moment, f"extensions.{student}.{name}")
     return course
+
+
+def _said(value: Any) -> str:
+    """A value of the file in a message, on one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
@@ -144,77 +190,196 @@ def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
             raise ValueError(f"{where}: {key!r} means nothing here; there are {', '.join(sorted(keys))}")
 
 
-def _table(content: dict[str, Any], key: str) -> dict[str, Any]:
+def _table(content: dict[str, Any], key: str, where: str = "") -> dict[str, Any]:
     table = content.get(key, {})
     if not isinstance(table, dict):
-        raise ValueError(f"{key}: a table is due")
+        raise ValueError(f"{where}{key} = {_said(table)}: expected a table")
     return table
 
 
-def _of_type(table: dict[str, Any], key: str, kind: Any, default: Any) -> Any:
-    value = table.get(key, default)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"{key} = {value!r}: this must be {getattr(kind, '__name__', 'a number')}")
+def _text(value: Any, where: str, lines: bool = False) -> str:
+    """Text without control characters; several lines where they are allowed."""
+    if not isinstance(value, str):
+        raise ValueError(f"{where} = {_said(value)}: this must be str, a text in quotes")
+    plain = re.sub(r"[\n\t]", "", value) if lines else value
+    if not plain.isprintable():
+        raise ValueError(f"{where} = {_said(value)}: expected text without control characters")
     return value
+
+
+def _number(value: Any, where: str, least: float, most: float, whole: bool = False) -> float:
+    kind = "int, a whole number" if whole else "a number"
+    if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
+        raise ValueError(f"{where} = {_said(value)}: this must be {kind}")
+    if not least <= value <= most:  # not a number, too
+        expected = f"expected {where.rpartition('.')[2]} from {least:,.12g} to {most:,.12g}"
+        raise ValueError(f"{where} = {_said(value)}: {expected}")
+    return int(value) if whole else float(value)
 
 
 def _moment(value: Any, where: str) -> datetime:
     """A due date; a day means its end, and no time zone means UTC."""
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time(23, 59, 59))
-    if not isinstance(value, datetime):
-        raise ValueError(f"{where} = {value!r}: write a date, such as 2027-01-31 or 2027-01-31T18:00:00+01:00")
+    if not isinstance(value, datetime) or value.year < 2000:
+        raise ValueError(f"{where} = {_said(value)}: write a date, such as 2027-01-31 or 2027-01-31T18:00:00+01:00")
     return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 
 def _seed(given: Any, path: Path) -> str:
     """128 bits: a shorter number is found by trying. Without one, it is drawn once and kept beside the course file."""
     if given is not None:
-        if not isinstance(given, str) or not re.fullmatch(r"[0-9a-fA-F]{32,}", given):
+        if not isinstance(given, str) or not re.fullmatch(r"[0-9a-fA-F]{32,1000}", given):
             due = f'32 hexadecimal digits or more in quotes are due; this one was drawn now: seed = "{secrets.token_hex(16)}"'
-            raise ValueError(f"{path.name}: seed = {given!r} can be found by trying. {due}. Without the line, one is drawn and kept")
+            raise ValueError(f"seed = {_said(given)} can be found by trying. {due}. Without the line, one is drawn and kept")
         return given.lower()
     kept = path.with_suffix(".seed")
     if not kept.exists():
         with contextlib.suppress(OSError):
             kept.touch(0o600)
             kept.write_text(secrets.token_hex(16) + "\n")
-    return _seed(kept.read_text().strip(), kept)
+    try:
+        return _seed(kept.read_bytes().decode().strip(), path)
+    except OSError as error:
+        reason = f"{kept.name}, the file for the course's seed, cannot be read or written ({error.strerror})"
+        raise ValueError(f"{reason}. Make it writable, or set `seed` in the course file") from None
+    except ValueError:
+        raise ValueError(
+            f"{kept.name} beside the course file holds no seed. Put its 32 hexadecimal digits back, or delete the file"
+        ) from None
 
 
 def _limits(table: dict[str, Any]) -> Limits:
-    names = {item.name: item.type for item in fields(Limits)}
-    _known(table, set(names), "limits")
+    _known(table, {item.name for item in fields(Limits)}, "limits")
     given: dict[str, Any] = {}
     for key, value in table.items():
-        given[key] = machine.parse_bytes(value) if key in ("memory", "scratch", "output") else value
-        if not isinstance(given[key], int | float) or given[key] <= 0:
-            raise ValueError(f"limits.{key} = {value!r}: a positive number is due")
+        where = f"limits.{key}"
+        if key in ("memory", "scratch", "output"):
+            try:
+                value = machine.parse_bytes(value)
+            except (ValueError, OverflowError):
+                raise ValueError(f"{where} = {_said(value)}: expected a size, such as 16777216 or '16MiB'") from None
+        least, most = RANGES.get(key, (0.001, WEEK))
+        given[key] = _number(value, where, least, most, whole=key in RANGES)
     return Limits(**given)
 
 
-def _lab(name: str, table: dict[str, Any], notebooks: Path) -> Assignment:
-    _known(table, LAB_KEYS, f"labs.{name}")
-    files = sorted(notebooks.glob(f"{name}.ipynb" if "_" in name else f"{name}_*.ipynb"))
-    if len(files) != 1:
-        raise ValueError(f"labs.{name}: there is no such lesson in {notebooks}")
-    notebook = nbformat.read(files[0], as_version=4)
-    worth = _table(table, "points")
-    exercises = []
-    for cell in notebook.cells:
-        number = reading.checked_number(cell.source) if cell.cell_type == "code" else None
-        if number and (answer := reading.checked_name(cell.source)):
-            exercises.append(Exercise(number, answer, float(worth.get(number, 1.0))))
+def _lab(name: str, table: Any, notebooks: Path) -> Assignment:
+    where = f"labs.{name}"
+    if not isinstance(table, dict):
+        example = f'[labs."{name}"] on a line of its own'
+        raise ValueError(f"{where} = {_said(table)}: expected a table, such as {example}")
+    _known(table, LAB_KEYS, where)
+    path = _lesson(name, notebooks, where)
+    notebook = _notebook(path)
+    worth = _table(table, "points", f"{where}.")
+    for number, value in worth.items():
+        if isinstance(value, dict):
+            example = f'"{number}.1" = 2'
+            raise ValueError(f"{where}.points: put the number of the exercise in quotes, such as {example}")
+    points = {key: _points(value, f"{where}.points.{key}") for key, value in worth.items()}
+    exercises = tuple(_exercises(notebook, path, points))
     unknown = set(worth) - {exercise.number for exercise in exercises}
     if unknown:
-        raise ValueError(f"labs.{name}.points: the lesson has no exercise {', '.join(sorted(unknown))}")
-    title = next((line[2:] for cell in notebook.cells for line in cell.source.splitlines() if line.startswith("# ")), files[0].stem)
-    due = _moment(table["due"], f"labs.{name}.due") if "due" in table else None
-    return Assignment(files[0].stem, title, tuple(exercises), tuple(_written(item, name) for item in table.get("written", [])), due)
+        raise ValueError(f"{where}.points: the lesson has no exercise {', '.join(sorted(unknown))}")
+    questions = table.get("written", [])
+    if not isinstance(questions, list):
+        expected = f"expected a list of tables. Begin each with [[{where}.written]]"
+        raise ValueError(f"{where}.written = {_said(questions)}: {expected}")
+    written = tuple(_written(item, f"{where}.written") for item in questions)
+    taken = (*(exercise.number for exercise in exercises), *(task.id for task in written))
+    if twice := _repeated(re.sub(r"[^\w-]", "-", item) for item in taken):
+        raise ValueError(f"{where}.written: the id {twice} is taken. Give each question an id of its own")
+    if not taken:
+        raise ValueError(f"{path.name}: the notebook has no exercise, and the lab has no written question")
+    title = next((line[2:] for cell in notebook.cells for line in cell.source.splitlines() if line.startswith("# ")), path.stem)
+    due = _moment(table["due"], f"{where}.due") if "due" in table else None
+    return Assignment(path.stem, title, exercises, written, due)
 
 
-def _written(item: dict[str, Any], lab: str) -> Written:
-    _known(item, WRITTEN_KEYS, f"labs.{lab}.written")
-    if not re.fullmatch(r"[\w.-]+", str(item.get("id", ""))) or not item.get("question"):
-        raise ValueError(f"labs.{lab}.written: each needs an id of letters, digits, dots and hyphens, and a question")
-    return Written(item["id"], item["question"], float(item.get("points", 1.0)))
+def _repeated(names: Iterable[str]) -> str:
+    """A name that occurs twice, or ""."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
+
+
+def _lesson(name: str, notebooks: Path, where: str) -> Path:
+    paths = sorted(notebooks.glob("*.ipynb"))
+    found = [path for path in paths if path.stem == name]
+    found = found or [path for path in paths if path.stem.partition("_")[0] == name]
+    if len(found) == 1:
+        return found[0]
+    choices = ", ".join(path.stem for path in found or paths) or "no notebooks"
+    if found:
+        raise ValueError(f"{where}: this names more than one lesson. Choose one of {choices}")
+    raise ValueError(f"{where}: there is no such lesson in {notebooks}; there are {choices}")
+
+
+def _notebook(path: Path) -> nbformat.NotebookNode:
+    """The notebook of a lesson. Raises ValueError unless exercises can be taken out of it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is missing in an old notebook
+            notebook = nbformat.read(path, as_version=4)
+            nbformat.validate(notebook)
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds
+        reason = str(error).strip().partition("\n")[0][:100]
+        raise ValueError(f"{path.name} is no notebook that can be read: {reason or type(error).__name__}") from None
+    if not any(cell.cell_type == "markdown" and HEADING in cell.source for cell in notebook.cells):
+        raise ValueError(f"{path.name} has no heading `{HEADING}`. Put it into a Markdown cell above the exercises")
+    return notebook
+
+
+def _exercises(notebook: nbformat.NotebookNode, path: Path, worth: dict[str, float]) -> Iterable[Exercise]:
+    """The exercises of a notebook: each is a cell that is tagged, and the next cell checks it."""
+    seen: set[str] = set()
+    below = False  # the heading
+    was_task, first_line = False, ""
+    for cell in [*notebook.cells, nbformat.v4.new_markdown_cell("")]:
+        is_check = cell.cell_type == "code" and reading.checked_number(cell.source) is not None
+        if was_task and not is_check:
+            reason = f"no cell with labkit.check follows the exercise that begins with {first_line!r}"
+            raise ValueError(f"{path.name}: {reason}")
+        if is_check and not (was_task and below):
+            number = reading.checked_number(cell.source)
+            reason = f"the exercise {number} is no cell with the tag `exercise` below the heading `{HEADING}`"
+            raise ValueError(f"{path.name}: {reason}")
+        below |= cell.cell_type == "markdown" and HEADING in cell.source
+        was_task = "exercise" in cell.metadata.get("tags", [])
+        first_line = cell.source.partition("\n")[0][:60]
+        number = reading.checked_number(cell.source) if cell.cell_type == "code" else None
+        if number is None:
+            continue
+        answer = reading.checked_name(cell.source)
+        if answer is None:
+            reason = f"the cell that checks {number} is not plain Python with the answer's name"
+            cure = f'write labkit.check("{number}", NAME_OF_THE_FUNCTION), without a magic such as %time'
+            raise ValueError(f"{path.name}: {reason}: {cure}")
+        if number in seen:
+            raise ValueError(f"{path.name}: two cells check {number}. Keep one")
+        seen.add(number)
+        yield Exercise(number, answer, worth.get(number, 1.0))
+
+
+def _points(value: Any, where: str) -> float:
+    return _number(value, where, 0, MOST_POINTS)
+
+
+def _written(item: Any, where: str) -> Written:
+    if not isinstance(item, dict):
+        expected = f"expected a list of tables. Begin each with [[{where}]]"
+        raise ValueError(f"{where}: {expected}; {_said(item)} is no table")
+    _known(item, WRITTEN_KEYS, where)
+    name = _text(item.get("id", ""), f"{where}.id")
+    question = _text(item.get("question", ""), f"{where}.question", lines=True)
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name) or not question.strip():
+        expected = "an id of up to 40 letters, digits, dots and hyphens, and a question"
+        raise ValueError(f"{where}: each needs {expected}")
+    points = _points(item.get("points", 1.0), f"{where}.points")
+    return Written(name, question, points)

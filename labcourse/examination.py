@@ -1,7 +1,8 @@
 """One submission's examination: its cells run in a sandbox, each answer is tried on hidden inputs, and judged here.
 
-Among the tries of each answer stand one or two of an answer that is known to be wrong, on inputs of their own; nobody can guess how many,
-and when. If one looks right, the submission has changed what it is observed with, and nothing that was observed counts.
+Among the tries of each answer is a control: an answer that is known to be wrong, on inputs of its
+own. If the control looks right, or wrong in another way, the notebook has changed what answers are
+measured with. Then a person decides about the exercise.
 """
 
 import base64
@@ -17,13 +18,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from labcourse import reading, scan
+from labcourse import judging, reading, written
 from labcourse.assignment import Assignment, Course, Exercise
 from labcourse.sandbox import EndedError, Sandbox, SubmissionProcess
 from labkit import checks
-from labkit.checks import checking
 from labkit.checks.controls import control
-from labkit.processes import messages
 
 # How a submission or an exercise can end other than graded, in words.
 KINDS = {
@@ -35,14 +34,17 @@ KINDS = {
     "ended": "its process ended early",
     "disturbed": "could not be observed",
     "altered": "the notebook was altered",
-    "suspect": "it did what no exercise needs",
     "errors": "its cells raised errors",
     "unreadable": "cannot be read",
     "failed": "grading it failed",
 }
-VOID = ("tampered", "unreadable", "failed")  # nothing counts
-STANDING = ("graded", "suspect", "altered", "errors")  # a zero is one: it ran to its end
+VOID = ("tampered", "unreadable")  # nothing counts
+UNMARKED = (*VOID, "failed")  # no mark: nothing counts, or the next grading tries it again
+STANDING = ("graded", "errors", "altered")  # the notebook ran to its end: 0 points are a mark
+ENDED = [kind for kind in KINDS if kind not in (*STANDING, *UNMARKED)]
+SEVERITY = [*STANDING, *ENDED, "failed", *VOID]  # the worst problem last
 LARGEST_FIGURE = 4000  # pixels on a side
+LONGEST_ANSWER = 20_000  # characters of an answer, written or in code
 LONGEST_TEXT = 600  # characters of what a submission may have a say in
 LONGEST_OBSERVATION = 4000  # characters of an observation in a record
 _HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")  # controls
@@ -59,6 +61,8 @@ class Examined:
         remarks: what a person should know.
         sources: what stands in the cell of each exercise.
         figures: PNG images, in base64, of the cells that the student wrote.
+        written: the written answers, by their ids.
+        beside: what a student who left an answer empty wrote in other cells.
         memory: bytes at most.
     """
 
@@ -69,19 +73,24 @@ class Examined:
     cell_errors: list[list[Any]] = field(default_factory=list)
     figures: list[str] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
+    beside: dict[str, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     memory: int = 0
 
     @property
     def points(self) -> float | None:
-        """The sum, or None where there is nothing to mark: a zero is one only of a submission that ran to its end."""
+        """The points of all exercises, or None where there is no mark.
+
+        Zero points are a mark only where the notebook ran to its end.
+        """
         total = sum(result["points"] for result in self.exercises)
-        return total if self.status in STANDING or (total and self.status not in VOID) else None
+        if self.status in UNMARKED or (not total and self.status not in STANDING):
+            return None
+        return total
 
     def note(self, kind: str, detail: str) -> None:
-        """The worst problem is the submission's status; each is a remark."""
-        ranks = [*STANDING[:1], *(kind for kind in STANDING[:0:-1]), *(kind for kind in KINDS if kind not in (*STANDING, *VOID)), *VOID]
-        if ranks.index(kind) > ranks.index(self.status):
+        """Add a remark. The worst kind of problem becomes the submission's status."""
+        if SEVERITY.index(kind) > SEVERITY.index(self.status):
             self.status, self.detail = kind, detail
         remark = f"{KINDS[kind]}: {detail}" if detail else KINDS[kind]
         if remark not in self.remarks:
@@ -92,30 +101,27 @@ def examine(data: bytes, student: str, lab: Assignment, course: Course, handed_o
     """Examine one notebook file's content. `handed_out`: the code cells of the released notebook, whose figures nobody needs."""
     examined = Examined()
     try:
-        notebook = reading.parse(data)
+        name = f"reading {lab.name} of {student}"
+        notebook = sandbox.reader.call(reading.parse, data, about=name)
     except reading.UnreadableError as error:
         examined.note("unreadable", str(error))
         return examined
-    examined.written = {task.id: text(notebook.written.get(task.id, ""), 20_000) for task in lab.written}
-    examined.sources = {number: text(notebook.code[place - 1], 4000) for number, place in notebook.places.items()}
+    answers = written.answers(notebook.cells, [task.id for task in lab.written], handed_out)
+    examined.written = {name: text(answer.text, LONGEST_ANSWER) for name, answer in answers.items()}
+    examined.beside = {name: text(answer.beside, LONGEST_ANSWER) for name, answer in answers.items()}
+    examined.sources = {number: text(notebook.code[place - 1], LONGEST_ANSWER) for number, place in notebook.places.items()}
     cells = [{"source": source, "figures": source not in handed_out} for source in notebook.code]
     results: dict[str, dict[str, Any]] = {}
     examination = _Examination(cells, student, lab, course, sandbox, examined)
     examination.run(results)
-    own = [source for source in notebook.code if source not in handed_out]
-    given = scan.cells(sorted(handed_out))
-    usual = set(scan.remarks([*given, *scan.texts(given)]))
-    for remark in dict.fromkeys([*scan.remarks(scan.cells(own)), *examination.reported]):
-        if remark not in usual:
-            examined.note("suspect", text(remark))
     for exercise in lab.exercises:
         if examined.status in VOID or exercise.number not in results:
             results[exercise.number] = outcome(exercise, examined.status, KINDS.get(examined.status, ""))
         examined.exercises.append(_explained(results[exercise.number], notebook.places.get(exercise.number), examined.cell_errors))
-        if exercise.number not in notebook.tagged:
-            examined.note("altered", f"the cell of {exercise.number} has lost its tag")
-        if exercise.number not in notebook.checked:
-            examined.note("altered", f"the check of {exercise.number} is gone")
+        untried = results[exercise.number]["status"] == "not attempted"
+        if untried and exercise.number not in notebook.tagged | notebook.checked:
+            said = f"neither the cell of {exercise.number} nor its check is there"
+            examined.note("altered", said)
     if examined.cell_errors and not any(result["points"] for result in examined.exercises):
         examined.note("errors", f"the first in code cell {examined.cell_errors[0][0]}")
     return examined
@@ -133,7 +139,7 @@ def _explained(result: dict[str, Any], place: int | None, errors: list[list[Any]
 class _Examination:
     """The runs of one submission: one as a rule; another for the exercises that are left when one had to be ended.
 
-    All together they take no longer than the course allows. `reported` is what the runs' processes reported.
+    All together they take no longer than the course allows.
     """
 
     def __init__(
@@ -142,7 +148,6 @@ class _Examination:
         self._cells, self._student, self._lab, self._course = cells, student, lab, course
         self._sandbox, self._limits, self._examined = sandbox, sandbox.limits, examined
         self._end = math.inf
-        self.reported: list[str] = []
 
     def run(self, results: dict[str, dict[str, Any]]) -> None:
         remaining = list(self._lab.exercises)
@@ -162,20 +167,7 @@ class _Examination:
                 self._examined.note(
                     "tampered", f"of the process that runs all submissions it changed {text(', '.join(process.changed), 200)}"
                 )
-            self._see_reports(process.reports)
             first = False
-
-    def _see_reports(self, lines: list[str]) -> None:
-        """What the process reported by itself, each line a kind and a text. Who writes anything else there reports himself."""
-        for line in lines:
-            try:
-                kind, said = map(str, messages.cleaned(messages.unpacked(line.encode())))
-            except (messages.MessageError, ValueError, TypeError):
-                kind, said = "suspect", "it wrote where it is watched"
-            if kind == "changed":
-                self._examined.note("tampered", f"the notebook has replaced {text(said, 200)}")
-            else:
-                self.reported += scan.remarks([said]) if kind == "source" else [said]
 
     def _seconds(self, most: float) -> float:
         """What is left of the submission's time, and no more than that."""
@@ -184,7 +176,6 @@ class _Examination:
     def _run_cells(self, process: SubmissionProcess, first: bool) -> None:
         message = {"cells": self._cells, "random": self._number("cells"), "seconds": self._seconds(self._limits.cell_seconds)}
         report = process.ask(message, self._seconds(self._limits.seconds))
-        self._see_changes(report)
         errors, figures = report.get("errors"), report.get("figures")
         if type(errors) is not list or type(figures) is not list:
             raise EndedError("tampered", "its report on the cells is none")
@@ -216,49 +207,61 @@ class _Examination:
                     raise
                 result = outcome(exercise, error.kind, KINDS[error.kind])
             results[exercise.number] = result
+            if result["status"] == "failed":
+                continue
             if result["status"] in KINDS:
                 self._examined.note(result["status"], f"{exercise.number}: {result['message']}")
                 return  # the process is gone, or of no use any more
 
     def _tried(self, process: SubmissionProcess, exercise: Exercise) -> dict[str, Any]:
-        """The result of one exercise: right if every try is."""
+        """Try one exercise. It is right if every try is right and the control is wrong."""
         pattern, known_wrong = control(exercise.number)
-        draw = random.Random(self._number(exercise.number))
-        order = [""] * self._course.tries + [known_wrong] * draw.choice((1, 1, 2))
-        draw.shuffle(order)
+        order = [""] * self._course.tries + [known_wrong]
+        random.Random(self._number(exercise.number)).shuffle(order)
         seen, verdicts = [], []
+        check = checks.find(exercise.number)
         for number, source in enumerate(order, 1):
-            check = checks.find(exercise.number)
-            inputs = check.draw(random.Random(self._number(f"{exercise.number}/{number}")))
+            try:
+                inputs = check.draw(random.Random(self._number(f"{exercise.number}/{number}")))
+            except Exception as error:
+                return self._failed(exercise, error)
             question = {"exercise": exercise.number, "name": exercise.name, "inputs": inputs, "wrong_answer": source}
             seconds = self._seconds(self._limits.trial_seconds)
             question |= {"random": self._number(f"{exercise.number}/{number}/random"), "seconds": max(0.001, seconds)}
             reply = process.ask(question, seconds)
-            self._see_changes(reply)
             if reply.get("late") is True:
                 return outcome(exercise, "time", f"your answer took longer than {seconds:.3g} s")
-            verdict = judged(check, reply.get("observation"), inputs)
-            if verdict is None:
+            observation = reply.get("observation")
+            if not is_observation(observation):
                 return outcome(exercise, "disturbed", "what it did cannot be judged")
-            if not source:
-                seen.append(shortened(reply["observation"]))
-                verdicts.append(verdict)
-            elif verdict.passed:
-                raise EndedError("tampered", f"an answer to {exercise.number} that is known to be wrong looked right")
-            elif not re.search(pattern, verdict.message):
-                return outcome(
-                    exercise, "disturbed", f"a known answer behaved differently in this notebook's process: {text(verdict.message, 200)}"
+            about = f"judging {exercise.number} of {self._student}"
+            try:
+                verdict = self._sandbox.reader.call(
+                    judging.verdict,
+                    exercise.number,
+                    observation,
+                    inputs,
+                    about=about,
                 )
+            except Exception as error:  # of the check, which this grader brings along
+                return self._failed(exercise, error)
+            if not source:
+                seen.append(shortened(observation))
+                verdicts.append(verdict)
+            elif verdict.passed or not re.search(pattern, verdict.message):
+                seen_instead = text(verdict.message, 200)
+                said = f"an answer that is known to be wrong was judged as: {seen_instead}"
+                return outcome(exercise, "disturbed", said)
         verdict = next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
         status = "right" if verdict.passed else "not attempted" if verdict.message == "not attempted" else "wrong"
         points = exercise.points if verdict.passed else 0.0
         return outcome(exercise, status, text(verdict.message)) | {"points": points, "observed": seen}
 
-    def _see_changes(self, reply: dict[str, Any]) -> None:
-        changed = reply.get("changed")
-        if type(changed) is not list or changed:
-            names = ", ".join(map(str, changed[:5])) if type(changed) is list else "nothing said of it"
-            raise EndedError("tampered", f"the notebook has replaced {text(names)}")
+    def _failed(self, exercise: Exercise, error: Exception) -> dict[str, Any]:
+        """Report an error of the check, which says nothing about the answer."""
+        said = text(f"{type(error).__name__}: {error}", 300)
+        self._examined.note("failed", f"the check of {exercise.number} raised {said}")
+        return outcome(exercise, "failed", "this is an error of the grader, not of the answer")
 
     def _number(self, what: str) -> int:
         """A number of 128 bits, the same in each regrading; who knows some of them, but not the seed, knows nothing of the others."""
@@ -270,17 +273,14 @@ def outcome(exercise: Exercise, status: str, message: str) -> dict[str, Any]:
     return {"number": exercise.number, "status": status, "points": 0.0, "out_of": exercise.points, "message": message, "observed": []}
 
 
-def judged(check: checking.Check, observation: Any, inputs: Any) -> Any:
-    """The verdict on an observation, or None for one that cannot have come from the check's `observe`."""
+def is_observation(value: Any) -> bool:
+    """Whether a check's `observe` can have returned this."""
     known = {"observed": object, "left": str, "raised": str, "attempted": bool}
-    if type(observation) is not dict or tuple(observation) not in (("observed", "left"), ("raised",), ("attempted",)):
-        return None
-    if not all(isinstance(value, known[key]) for key, value in observation.items()):
-        return None
-    try:
-        return checking.judge(check, observation, inputs)
-    except Exception:  # of another shape than the check's own observations have
-        return None
+    if type(value) is not dict:
+        return False
+    if tuple(value) not in (("observed", "left"), ("raised",), ("attempted",)):
+        return False
+    return all(isinstance(part, known[key]) for key, part in value.items())
 
 
 def shortened(observation: Any) -> Any:

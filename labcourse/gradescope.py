@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,18 @@ from typing import Any
 import labkit
 from labcourse import assignment, backends, collect, grading, marks, release
 from labcourse.assignment import Assignment, Course
-from labcourse.results import zipped
+from labcourse.feedback import exercise_view, zipped
 from labcourse.sandbox import Sandbox, SandboxError
 
 SETUP = """#!/usr/bin/env bash
 set -e
 apt-get update && apt-get install -y python3 python3-venv python3-pip bubblewrap
-python3 -m venv /autograder/venv
+if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    python3 -m venv /autograder/venv
+else  # an older image: Ubuntu 22.04 has Python 3.10
+    python3 -m pip install uv
+    python3 -m uv venv --seed --python 3.12 /autograder/venv
+fi
 /autograder/venv/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu "/autograder/source/{wheel}[course]"
 """
 RUN = """#!/usr/bin/env bash
@@ -93,12 +98,12 @@ def results(record: dict[str, Any]) -> dict[str, Any]:
     tests = [
         {
             "name": item["number"],
-            "score": item["points"],
+            "score": item["points"] or 0,
             "max_score": item["out_of"],
-            "output": item["message"],
+            "output": item["message"] or item["status"],
             "status": "passed" if item["status"] == "right" else "failed",
         }
-        for item in record["exercises"]
+        for item in map(exercise_view, record["exercises"])
     ]
     if record["remarks"]:
         tests.append({"name": "Remarks", "output": "\n".join(record["remarks"]), "visibility": "hidden", "score": 0, "max_score": 0})
@@ -118,13 +123,25 @@ def main(lab: str, folder: str = "/autograder") -> int:
     return 0
 
 
+def _student(metadata: Path) -> str:
+    """Who handed in, by the file that Gradescope writes; "" where there is none. A notebook's name says nothing."""
+    try:
+        users = json.loads(metadata.read_text(encoding="utf-8"))["users"]
+        return "-".join(sorted(str(user["id"]) for user in users))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def _graded(course: Course, lab: Assignment, folder: Path) -> dict[str, Any]:
     submissions, problems = collect.collect(folder, course)
     if len(submissions) != 1:
-        raise ValueError("; ".join(problem.detail for problem in problems) or f"one notebook was due, there are {len(submissions)}")
-    backend = backends.best(course.limits.scratch, os.environ.get("LABKIT_SANDBOX"))
+        raise ValueError("; ".join(problem.detail for problem in problems) or f"expected one notebook, got {len(submissions)}")
+    submission = replace(submissions[0], student=_student(folder.parent / "submission_metadata.json") or submissions[0].student)
+    wanted = os.environ.get("LABKIT_SANDBOX")
+    private = grading.private_paths(course, submissions)
+    backend = backends.best(course.limits.scratch, wanted, private)
     with Sandbox(backend, course.limits) as sandbox:
-        record = grading.grade(submissions[0], course, {lab.name: release.handed_out(course, lab)}, sandbox).record
+        record = grading.grade(submission, course, {lab.name: release.handed_out(course, lab)}, sandbox).record
     return marks.add_marks(record, course, {})
 
 

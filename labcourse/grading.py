@@ -12,9 +12,10 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import labkit
 from labcourse import backends, examination, release
 from labcourse.assignment import Assignment, Course
+from labcourse.backends import Backend
 from labcourse.collect import Submission
 from labcourse.examination import Examined, examine
 from labcourse.sandbox import Sandbox
@@ -123,8 +125,24 @@ def versions() -> dict[str, str]:
 
 def fingerprint(submission: Submission, lab: Assignment, course: Course) -> str:
     """Of everything that a result depends on, the sandbox's strength apart."""
-    parts = [submission.student, submission.digest, lab.exercises, lab.written, course.seed, course.tries, course.limits, versions()]
+    parts: list[Any] = [submission.student, submission.digest, lab.exercises, lab.written, course.seed]
+    parts += [course.tries, course.limits, versions(), kit_digest()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+@cache
+def kit_digest() -> str:
+    """A digest of the code that marks come from: the checks, their controls and what they measure.
+
+    A version's number does not change when somebody corrects a check in a clone of the kit.
+    """
+    found = hashlib.sha256()
+    for package in backends.PACKAGES:
+        for path in sorted(package.rglob("*")):
+            if path.suffix in (".py", ".txt", ".toml"):
+                name = path.relative_to(package.parent).as_posix()
+                found.update(f"{name}\n{path.stat().st_size}\n".encode() + path.read_bytes())
+    return found.hexdigest()
 
 
 def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox: Sandbox) -> Graded:
@@ -146,7 +164,15 @@ def grade(submission: Submission, course: Course, handed_out: HandedOut, sandbox
         "points": examined.points,
         "out_of": lab.points,
         "exercises": examined.exercises,
-        "written": [{"id": task.id, "answer": examined.written.get(task.id, ""), "out_of": task.points} for task in lab.written],
+        "written": [
+            {
+                "id": task.id,
+                "answer": examined.written.get(task.id, ""),
+                "beside": examined.beside.get(task.id, ""),
+                "out_of": task.points,
+            }
+            for task in lab.written
+        ],
         "sources": {exercise.number: examined.sources.get(exercise.number, "") for exercise in lab.exercises},
         "cell_errors": examined.cell_errors,
         "remarks": examined.remarks,
@@ -207,16 +233,34 @@ def grade_all(
     if scheduler:
         results = _on_cluster(course, given, remaining, scheduler, sandbox)
     else:
-        results = _here(course, given, remaining, workers, sandbox, progress)
+        private = private_paths(course, submissions, store)
+        backend = backends.best(course.limits.scratch, sandbox, private)
+        results = _here(course, given, remaining, workers, backend, progress)
     began = time.monotonic()
     with contextlib.closing(results):  # whatever happens, no sandbox is left
         for count, graded in enumerate(results, 1):
             with contextlib.suppress(Exception):  # its page says that it has no record
                 store.write(graded)
             left = int((time.monotonic() - began) / count * (len(remaining) - count))
-            what = f"{graded.record['lab']} of {graded.record['student']}: {graded.record['status']}"
+            status = examination.KINDS.get(graded.record["status"], graded.record["status"])
+            what = f"{graded.record['lab']} of {graded.record['student']}: {status}"
             progress(f"{count} of {len(remaining)}, {left // 60}:{left % 60:02d} left · {what}", count / len(remaining))
     return len(remaining)
+
+
+def private_paths(
+    course: Course,
+    submissions: Iterable[Submission] = (),
+    store: Store | None = None,
+) -> list[Path]:
+    """The files and folders that no submission may see."""
+    paths = [course.notebooks]
+    if course.folder is not None:
+        paths.append(course.folder)
+    if store is not None:
+        paths.append(store.folder)
+    sources = dict.fromkeys(item.source for item in submissions)
+    return [*paths, *(source for source in sources if source is not None)]
 
 
 def _here(
@@ -224,11 +268,10 @@ def _here(
     given: HandedOut,
     submissions: list[Submission],
     workers: int,
-    sandbox: str | None,
+    backend: Backend,
     progress: Callable[..., None],
 ) -> Generator[Graded, None, None]:
     """The results of threads that each talk to a sandbox, as they come."""
-    backend = backends.best(course.limits.scratch, sandbox)
     if backend.warning:
         progress(f"WARNING: {backend.warning}")
     free: queue.SimpleQueue[Sandbox] = queue.SimpleQueue()
@@ -241,14 +284,20 @@ def _here(
             free.put(chosen)
 
     with contextlib.ExitStack() as stack:
-        for number in range(min(workers, len(submissions))):
-            free.put(chosen := stack.enter_context(Sandbox(backend, course.limits)))
-            if number == 0:
-                chosen.start()  # what does not start at all is no submission's fault
+        count = min(workers, len(submissions))
+        boxes = [Sandbox(backend, course.limits, progress) for _ in range(count)]
+        for box in boxes:
+            free.put(stack.enter_context(box))
+        boxes[0].start()  # a sandbox that does not start is no submission's fault
         pool = stack.enter_context(ThreadPoolExecutor(workers))
         stack.callback(pool.shutdown, cancel_futures=True)
-        for future in as_completed([pool.submit(graded, submission) for submission in submissions]):
-            yield future.result()
+        try:
+            for future in as_completed([pool.submit(graded, item) for item in submissions]):
+                yield future.result()
+        except BaseException:  # also Ctrl-C: the threads wait for their sandboxes
+            for box in boxes:
+                box.stop()
+            raise
 
 
 def _on_cluster(
@@ -285,5 +334,6 @@ def grade_on_worker(course: Course, given: HandedOut, submission: Submission, sa
     if getattr(_on_worker, "key", None) != key:
         if hasattr(_on_worker, "sandbox"):
             _on_worker.sandbox.close()
-        _on_worker.sandbox, _on_worker.key = Sandbox(backends.best(course.limits.scratch, sandbox), course.limits), key
+        backend = backends.best(course.limits.scratch, sandbox, private_paths(course))
+        _on_worker.sandbox, _on_worker.key = Sandbox(backend, course.limits), key
     return grade(submission, course, given, _on_worker.sandbox)

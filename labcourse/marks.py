@@ -12,7 +12,7 @@ from labcourse import tables
 from labcourse.assignment import Course
 
 WRITTEN = "written.csv"
-COLUMNS = ("student", "lab", "question", "points", "out_of", "comment", "answer", "fingerprint")
+COLUMNS = ("student", "lab", "question", "points", "out_of", "comment", "answer", "beside", "fingerprint")
 DAY = 24 * 3600
 
 Marks = dict[tuple[str, str, str], dict[str, str]]
@@ -68,9 +68,10 @@ def add_marks(record: dict[str, Any], course: Course, written: Marks) -> dict[st
     items = []
     for item in record["written"]:
         row = written.get((record["student"], record["lab"], item["id"]), {})
-        marked = row.get("points", "").strip() and row.get("fingerprint") == of_answer(item["answer"])
+        beside = item.get("beside", "")
+        marked = row.get("points", "").strip() and row.get("fingerprint") == of_answer(item["answer"] or beside)
         given = {"points": tables.number(row["points"]) if marked else None, "comment": row.get("comment", "") if marked else ""}
-        items.append({"id": item["id"], "answer": item["answer"], "out_of": item["out_of"], **given})
+        items.append({"id": item["id"], "answer": item["answer"], "beside": beside, "out_of": item["out_of"], **given})
     days = late_days(record, course)
     earned = record["points"]
     if earned is not None:
@@ -79,7 +80,7 @@ def add_marks(record: dict[str, Any], course: Course, written: Marks) -> dict[st
     deduction = round((earned or 0.0) * share, 4)
     marks = {
         "exercises": record["points"],
-        "to_mark": sum(item["points"] is None and bool(item["answer"].strip()) for item in items),
+        "to_mark": sum(item["points"] is None and bool((item["answer"] or item["beside"]).strip()) for item in items),
         "late_days": days,
         "deduction": deduction,
         "points": None if earned is None else round(earned - deduction, 4),
@@ -107,9 +108,8 @@ def written_table(records: Iterable[dict[str, Any]]) -> str:
         for item in record["written"]:
             points = "" if item["points"] is None else f"{item['points']:g}"
             known = {"student": record["student"], "lab": record["lab"], "question": item["id"], "out_of": f"{item['out_of']:g}"}
-            rows.append(
-                {**known, "points": points, "comment": item["comment"], "answer": item["answer"], "fingerprint": of_answer(item["answer"])}
-            )
+            said = {"answer": item["answer"], "beside": item["beside"], "fingerprint": of_answer(item["answer"] or item["beside"])}
+            rows.append({**known, "points": points, "comment": item["comment"], **said})
     return tables.written(COLUMNS, rows)
 
 

@@ -1,4 +1,7 @@
-"""What a student handed in, as text: read without trusting any of it."""
+"""Read what a student handed in, without trusting any of it.
+
+Call `parse` in a `labcourse.limited_process.LimitedProcess`: reading a file can take for ever.
+"""
 
 import ast
 import json
@@ -10,11 +13,21 @@ from pathlib import Path
 from typing import Any
 
 LARGEST = 20 << 20  # bytes of a notebook file
+MOST_CELLS = 5000
 PLACEHOLDER = "*Write your answer here.*"  # what stands where a written answer goes
 
 
 class UnreadableError(Exception):
     """A file that cannot be graded; the message says why."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell's kind ("code", "markdown", "raw"), its text, and the written question that its metadata names."""
+
+    kind: str
+    source: str
+    written: str = ""
 
 
 @dataclass(frozen=True)
@@ -25,7 +38,7 @@ class Notebook:
         code: the sources of its code cells, in order.
         tagged: the exercises whose cell is still marked as theirs.
         checked: the exercises that a cell still checks.
-        written: the texts of the written answers, by their id.
+        cells: all cells, in order.
         lab: the lab that it says it is, or "".
         places: of each exercise, which of the code cells answers it: the one that is tagged, or the one before its check; 1 is the first.
     """
@@ -33,7 +46,7 @@ class Notebook:
     code: tuple[str, ...]
     tagged: frozenset[str]
     checked: frozenset[str]
-    written: dict[str, str]
+    cells: tuple[Cell, ...] = ()
     lab: str = ""
     places: dict[str, int] = field(default_factory=dict)
 
@@ -64,6 +77,8 @@ def parse(data: bytes) -> Notebook:
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         old = isinstance(content, dict) and "worksheets" in content
         raise UnreadableError("it is a notebook of an old format: open and save it in JupyterLab" if old else "it is no notebook: no cells")
+    if len(content["cells"]) > MOST_CELLS:
+        raise UnreadableError(f"it has more than {MOST_CELLS} cells")
     cells = [_cell(cell) for cell in content["cells"]]
     code = [cell for cell in cells if cell["type"] == "code"]
     if not any(cell["source"].strip() for cell in code):
@@ -72,10 +87,16 @@ def parse(data: bytes) -> Notebook:
         tuple(cell["source"] for cell in code),
         frozenset(filter(None, map(_exercise, code, [*code[1:], None]))),
         frozenset(number for cell in code if (number := checked_number(cell["source"]))),
-        {cell["own"]["written"]: _answer(cell["source"]) for cell in cells if isinstance(cell["own"].get("written"), str)},
+        tuple(Cell(str(cell["type"]), cell["source"], _written(cell["own"])) for cell in cells),
         _lab(content.get("metadata")),
         _places(code),
     )
+
+
+def described(data: bytes) -> tuple[str, list[str]]:
+    """The lab that a notebook says it is, and the lessons whose exercises it checks. Raises UnreadableError."""
+    notebook = parse(data)
+    return notebook.lab[:200], sorted({number[:2] for number in notebook.checked})
 
 
 def _places(code: list[dict[str, Any]]) -> dict[str, int]:
@@ -84,8 +105,9 @@ def _places(code: list[dict[str, Any]]) -> dict[str, int]:
     return before | {number: index for index, pair in enumerate(pairs, 1) if (number := _exercise(*pair))}
 
 
-def _answer(source: str) -> str:
-    return "" if source.strip() == PLACEHOLDER else source
+def _written(own: dict[str, Any]) -> str:
+    name = own.get("written")
+    return name if isinstance(name, str) else ""
 
 
 def _lab(metadata: Any) -> str:
@@ -127,8 +149,14 @@ def checked_number(source: str) -> str | None:
 
 
 def checked_name(source: str) -> str | None:
-    """The name of the answer in a check cell: of `labkit.check("02.3", run_on)`, "run_on"."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "labkit.check" and isinstance(node.args[1], ast.Name):
-            return node.args[1].id
+    """The name of the answer in a check cell: of `labkit.check("02.3", run_on)`, "run_on"; None where no such call is."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):  # a magic, for example
+        return None
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "labkit.check" and len(node.args) > 1:
+            answer = node.args[1]
+            if isinstance(answer, ast.Name):
+                return answer.id
     return None

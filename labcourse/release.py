@@ -14,7 +14,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from labcourse.assignment import Assignment, Course
+from labcourse.assignment import HEADING, Assignment, Course
 from labcourse.reading import PLACEHOLDER, checked_name, checked_number
 from labkit import checks
 
@@ -23,7 +23,6 @@ __all__ = ["drifted", "files", "write"]
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 FORMATS = ("labkit", "nbgrader", "gradescope")
 FOLDED = re.compile(r" ?The solution is folded away below[^.]*\.")  # said in lessons, where it is
-HEADING = "## Exercises"
 SOLVED = re.compile(r"```python\n(.*?)```", re.DOTALL)
 HOW = (
     "Fill in the cells below and run the check after each: it tries your answer on fresh inputs and says what it saw. "
@@ -95,13 +94,29 @@ def student_copy(course: Course, lab: Assignment) -> NotebookNode:
 
 
 def questions(course: Course, lab: Assignment) -> dict[str, str]:
-    """What is asked in each exercise, as the lesson says it, without its marks of emphasis and code."""
+    """What is asked in each exercise, as the lesson says it, in Markdown."""
     texts = "\n\n".join(cell.source for cell in student_copy(course, lab).cells if cell.cell_type == "markdown")
     found = {
         item.number: re.search(rf"\*\*{re.escape(item.number)}\*\*(.*?)(?=\n\n\*\*\d|\n#|\Z)", texts, re.DOTALL) for item in lab.exercises
     }
-    plain = {number: re.sub(r"\*\*|`", "", text[1]).strip() for number, text in found.items() if text}
-    return {number: re.sub(r"\*(\w[^*]*)\*", r"\1", text) for number, text in plain.items()}
+    return {number: text[1].strip() for number, text in found.items() if text}
+
+
+def stubs(course: Course, lab: Assignment) -> dict[str, str]:
+    """The cell that students get for each exercise."""
+    cells = _cells(course, lab)
+    return {cell.metadata["labkit"]["exercise"]: cell.source for cell in cells if "exercise" in cell.metadata.get("labkit", {})}
+
+
+def solutions(course: Course, lab: Assignment) -> dict[str, list[str]]:
+    """The published solutions of each exercise."""
+    found: dict[str, list[str]] = {}
+    number = ""
+    for cell in _cells(course, lab):
+        number = cell.metadata.get("labkit", {}).get("exercise", number)
+        if "solution" in cell.metadata.get("tags", []):
+            found.setdefault(number, []).extend(SOLVED.findall(cell.source))
+    return found
 
 
 def instructor_copy(course: Course, lab: Assignment) -> NotebookNode:
@@ -110,9 +125,10 @@ def instructor_copy(course: Course, lab: Assignment) -> NotebookNode:
 
 
 def handed_out(course: Course, lab: Assignment) -> frozenset[str]:
-    """The code cells that students get, all but the exercises' own."""
+    """The sources of the cells that students get, all but the exercises' own and the places for written answers."""
     cells = student_copy(course, lab).cells
-    return frozenset(cell.source for cell in cells if cell.cell_type == "code" and "exercise" not in cell.metadata.get("tags", []))
+    sources = {cell.source for cell in cells if "exercise" not in cell.metadata.get("tags", [])}
+    return frozenset(sources - {PLACEHOLDER})
 
 
 def nbgrader_source(course: Course, lab: Assignment) -> NotebookNode:
@@ -127,8 +143,11 @@ def nbgrader_source(course: Course, lab: Assignment) -> NotebookNode:
     for cell in _cells(course, lab):
         own = cell.metadata.get("labkit", {})
         if "solution" in cell.metadata.get("tags", []):
-            task = next(earlier for earlier in reversed(cells) if "exercise" in earlier.metadata.get("labkit", {}))
-            task.source += f"\n\n### BEGIN SOLUTION\n{SOLVED.findall(cell.source)[0]}### END SOLUTION"
+            task = next((earlier for earlier in reversed(cells) if "exercise" in earlier.metadata.get("labkit", {})), None)
+            solved = SOLVED.findall(cell.source)
+            if task is None or not solved:
+                raise ValueError(f"{lab.name}.ipynb: a solution needs its exercise above it, and its code between ```python and ```")
+            task.source += f"\n\n### BEGIN SOLUTION\n{solved[0]}### END SOLUTION"
             continue
         if "exercise" in own:
             _mark(cell, f"answer-{own['exercise']}", grade=False, solution=True, locked=False)
@@ -174,7 +193,7 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
     """
     source = [_clean(cell) for cell in nbformat.read(course.notebooks / f"{lab.name}.ipynb", as_version=4).cells]
     first = next(index for index, cell in enumerate(source) if cell.cell_type == "markdown" and HEADING in cell.source)
-    last = max(index for index, cell in enumerate(source) if "solution" in cell.metadata.get("tags", []))
+    last = max((index for index, cell in enumerate(source) if _belongs_to_exercise(cell)), default=first)
     for cell, following in pairwise(source):
         if "exercise" in cell.metadata.get("tags", []):
             number, name = checked_number(following.source), checked_name(following.source)
@@ -191,6 +210,11 @@ def _cells(course: Course, lab: Assignment) -> list[NotebookNode]:
         new_code_cell(_set_up(lab, source[:first], source[first : last + 1]), id="labkit-set-up"),
     ]
     return [*opening, *source[first : last + 1], *written]
+
+
+def _belongs_to_exercise(cell: NotebookNode) -> bool:
+    is_check = cell.cell_type == "code" and checked_number(cell.source) is not None
+    return is_check or "solution" in cell.metadata.get("tags", [])
 
 
 def moment(time: datetime) -> str:
@@ -230,7 +254,7 @@ def _set_up(lab: Assignment, before: list[NotebookNode], tasks: list[NotebookNod
     for cell in before:
         imports |= dict.fromkeys(line for name, line in _imports(cell) if name in used)
     lines = sorted(imports, key=lambda line: (line.startswith("from "), "labkit" in line, line))
-    gpus = max(checks.find(exercise.number).gpus for exercise in lab.exercises)
+    gpus = max((checks.find(exercise.number).gpus for exercise in lab.exercises), default=1)
     return "\n".join([*lines, "", f"labkit.use(gpus={gpus})"])
 
 
@@ -256,6 +280,8 @@ def _require_stub(number: str, name: str, source: str, notebook: str) -> None:
     That is one function with a docstring and `...`, or, where the exercise is to mend a function, the one that the check knows. A comment
     could hold an answer too: no stub has one.
     """
+    if number not in checks.exercises():
+        raise ValueError(f"{notebook}: the kit has no check for an exercise {number}. Take a number of the kit's own lessons")
     script = checks.find(number).script
     expected = ast.parse(inspect.getsource(script)).body[0] if script else None
     try:

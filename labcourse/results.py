@@ -1,29 +1,26 @@
-"""The results of a grading: tables for Canvas, for Moodle and for everything else, a page a student, and a page for the instructor.
+"""The results of a grading: tables for Canvas, for Moodle and for everything else, and two pages.
 
-The students' pages go back in zip files that Canvas and Moodle take, or as messages for a mail program.
+The pages are for the instructor. One says what needs a look, the other compares the answers.
 """
 
-import base64
-import io
-import re
 import statistics
-import zipfile
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from email.message import EmailMessage
-from email.policy import SMTP
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from labcourse import backends, collect, marks, release, tables
+from labcourse import backends, comparison, feedback, marks, release, tables
 from labcourse.assignment import Assignment, Course
 from labcourse.collect import Problem, Submission
-from labcourse.examination import KINDS
+from labcourse.comparison import Compared, Normal
+from labcourse.examination import KINDS, UNMARKED
+from labcourse.feedback import People
 from labcourse.grading import Store, write_file
-from labkit import checks
+from labcourse.limited_process import LimitedProcess
+from labcourse.reading import UnreadableError
 
 __all__ = ["write"]
 
@@ -45,12 +42,10 @@ GRADES = (
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 MOODLE = ("Identifier", "Full name", "ID number", "Email address")
 BINS = 10
-RETURN = "return"  # the folder of what goes back to students
-LONG_AGO = (1980, 1, 1, 0, 0, 0)  # so that the same pages make the same bytes
-MAIL = ("Email address", "Email", "email", "mail")  # columns of the table of students
-
-
-People = dict[str, dict[str, str]]  # rows of the instructor's own table by student: what a platform knows them by
+NO_MARK, DECIDE, KNOW = range(3)  # the parts of the list of what needs a look
+LEVELS = ("No mark", "For you to decide", "For you to know")
+# Kinds of problems that leave no mark
+UNGRADED = ("duplicate", "refused", "unknown", "name", "failed")
 
 
 def write(
@@ -60,10 +55,12 @@ def write(
     store: Store,
     people: People | None = None,
     dates: marks.Dates | None = None,
+    report: Callable[[str], Any] = lambda line: None,
 ) -> None:
     """All tables and pages, from the records of these submissions and from nothing else: the same bytes each time.
 
     `dates`: when submissions came, in the instructor's word; beside them count those in the column `corrected` of dates.csv.
+    `report` gets a line of text when an answer takes long to read.
 
     Raises ValueError where one of the tables that people fill in, of marks or of dates, holds something else.
     """
@@ -75,6 +72,8 @@ def write(
         undefined=jinja2.StrictUndefined,
     )
     pages.filters |= {"number": lambda value: f"{value:g}", "moment": _moment}
+    pages.filters |= {"rich": feedback.rich, "sentence": feedback.sentence}
+    pages.filters["status"] = lambda kind: KINDS.get(kind, kind)
     keys = [(item.lab, item.student) for item in submissions]
     questions = {lab.name: release.questions(course, lab) for lab in course.labs}
     for item in submissions:
@@ -87,7 +86,7 @@ def write(
             record |= {"late": item.late, "file_time": item.file_time}
             record = marks.add_marks(record, course, written)
             store.write_record(record)
-            _write_feedback(course, record, store, pages, questions[item.lab])
+            feedback.write_page(course, record, store, pages, questions[item.lab])
         except Exception as error:  # of one student: the others get their pages
             if "marks" not in (store.record(item.lab, item.student) or {}):
                 keys.remove((item.lab, item.student))
@@ -102,16 +101,15 @@ def write(
     people = people or {}
     write_file(store.folder / "canvas.csv", _wide(course, store, keys, problems, people, CANVAS).encode())
     write_file(store.folder / "moodle.csv", _wide(course, store, keys, problems, people, MOODLE).encode())
-    _write_returns(course, submissions, store, people)
+    feedback.write_returns(course, submissions, store, people)
     _write_index(course, store, keys, problems, pages)
+    _write_comparison(course, store, keys, pages, report)
 
 
 def _write_index(course: Course, store: Store, keys: list[tuple[str, str]], problems: list[Problem], pages: jinja2.Environment) -> None:
     """The instructor's page."""
     essences = [_essence(record, course) for record in _records(store, keys)]
     summaries = [_summary(lab, [essence for essence in essences if essence["lab"] == lab.name]) for lab in course.labs]
-    looks = [(item["student"], item["lab"], look) for item in essences for look in item["looks"]]
-    looks += [(item.student, item.lab, f"{item.kind}: {item.detail}") for item in problems if item.kind != "missing"]
     came = {item["lab"] for item in essences}
     missing = {lab.name: [item.student for item in problems if (item.kind, item.lab) == ("missing", lab.name)] for lab in course.labs}
     page = pages.get_template("instructor.html").render(
@@ -119,7 +117,8 @@ def _write_index(course: Course, store: Store, keys: list[tuple[str, str]], prob
         labs=[summary for summary in summaries if summary["count"]],
         absent=[(lab, missing[lab.name] if lab.name in came else []) for lab in course.labs if missing[lab.name] or lab.name not in came],
         returned=(store.folder / "return").exists(),
-        looks=looks,
+        looks=_sorted_looks([look for item in essences for look in item["looks"]], problems, essences),
+        to_mark=_to_mark(essences),
         students=_by_student(essences),
         unknown=sum(not item["received"] for item in essences),
         sandboxes=sorted({item["sandbox"] for item in essences}),
@@ -148,26 +147,12 @@ def _records(store: Store, keys: list[tuple[str, str]]) -> Iterator[dict[str, An
         yield record
 
 
-def _write_feedback(course: Course, record: dict[str, Any], store: Store, pages: jinja2.Environment, asked: dict[str, str]) -> None:
-    lab, student = course.lab(record["lab"]), record["student"]
-    figures = [base64.b64encode(path.read_bytes()).decode() for path in store.figures(lab.name, student)]
-    questions = {task.id: task.question for task in lab.written}
-    sections = {item.number: checks.find(item.number).section for item in lab.exercises}
-    told = {"questions": questions, "asked": asked, "sections": sections, "due": course.due(student, lab)}
-    page = pages.get_template("feedback.html").render(course=course, lab=lab, record=record, figures=figures, **told)
-    write_file(_feedback(store, lab.name, student), page.encode())
-
-
-def _feedback(store: Store, lab: str, student: str) -> Path:
-    return store.folder / "feedback" / lab / f"{student}.html"
-
-
 def _leave_out_others(store: Store, keys: set[tuple[str, str]]) -> None:
     """Remove the results of an earlier grading for submissions that no longer exist."""
     for path in (store.folder / "records").glob("*/*.json"):
         if (path.parent.name, path.stem) not in keys:
             store.remove(path.parent.name, path.stem)
-            _feedback(store, path.parent.name, path.stem).unlink(missing_ok=True)
+            feedback.remove(store, path.parent.name, path.stem)
 
 
 def _grade(record: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +216,11 @@ def _essence(record: dict[str, Any], course: Course) -> dict[str, Any]:
     """What the instructor's page needs of a record: not all that was observed."""
     exercises = [{key: result[key] for key in ("number", "status", "message")} for result in record["exercises"]]
     known = {key: record[key] for key in ("student", "lab", "marks", "received", "sandbox", "status", "out_of")}
-    return {**known, "exercises": exercises, "looks": list(_looks(record, course))}
+    written = []
+    for item in record["written"]:
+        to_mark = item["points"] is None and bool(item["answer"] or item["beside"])
+        written.append({"id": item["id"], "to_mark": to_mark})
+    return {**known, "exercises": exercises, "written": written, "looks": list(_looks(record, course))}
 
 
 def _tally(number: str, records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -243,58 +232,162 @@ def _tally(number: str, records: list[dict[str, Any]]) -> dict[str, Any]:
     return {"number": number, **known, "other": len(results) - sum(known.values()), "often": often}
 
 
-def _looks(record: dict[str, Any], course: Course) -> Iterator[str]:
+def _looks(record: dict[str, Any], course: Course) -> Iterator[dict[str, Any]]:
     """Why a person should look at this submission."""
+    about = {"students": [record["student"]], "lab": record["lab"], "text": ""}
     if record["status"] != "graded":
-        yield "; ".join(record["remarks"])
+        level = DECIDE
+        if record["marks"]["points"] is None:
+            level = NO_MARK
+        elif record["status"] in ("altered", "errors"):
+            level = KNOW
+        yield {**about, "level": level, "why": "; ".join(record["remarks"])}
     if remark := marks.date_remark(record, course):
-        yield remark
-    if count := record["marks"]["to_mark"]:
-        yield f"{count} written answer{'s' * (count != 1)} to mark in {marks.WRITTEN}: until then its mark is not in the platforms' tables"
+        yield {**about, "level": DECIDE, "why": remark}
+    if record["status"] in UNMARKED:
+        return
+    for item in record["written"]:
+        if item["points"] is not None or item["answer"]:
+            continue
+        if item["beside"]:
+            why = f"{item['id']} is empty, and the notebook holds other text. Mark it in {marks.WRITTEN}"
+            yield {**about, "level": DECIDE, "why": why, "text": item["beside"]}
+        else:
+            yield {**about, "level": KNOW, "why": f"{item['id']} is empty, and counts 0 points"}
 
 
-# The way back
+def _sorted_looks(
+    looks: list[dict[str, Any]],
+    problems: list[Problem],
+    essences: list[dict[str, Any]],
+) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Sort what needs a look, the most urgent first. Students with the same reason share a row."""
+    graded = [("unreadable", item["student"], item["lab"]) for item in essences if item["status"] == "unreadable"]
+    for item in problems:
+        if item.kind != "missing" and (item.kind, item.student, item.lab) not in graded:
+            why = f"{item.kind}: {item.detail}"
+            level = NO_MARK if item.kind in UNGRADED else KNOW
+            about = {"students": [item.student], "lab": item.lab, "text": ""}
+            looks.append({**about, "level": level, "why": why})
+    joined: dict[tuple[int, str, str, str], dict[str, Any]] = {}
+    for look in looks:
+        key = (look["level"], look["lab"], look["why"], look["text"])
+        joined.setdefault(key, {**look, "students": []})["students"] += look["students"]
+    rows = sorted(joined.values(), key=lambda look: (look["lab"], look["students"], look["why"]))
+    parts = []
+    for level, name in enumerate(LEVELS):
+        found = [look for look in rows if look["level"] == level]
+        if found:
+            parts.append((name, found))
+    return parts
 
 
-def _write_returns(course: Course, submissions: list[Submission], store: Store, people: People) -> None:
-    """Of each lab what its submissions' names allow: canvas-LAB.zip, moodle-LAB.zip, and mail-LAB/STUDENT.eml where an address is known."""
-    for lab in course.labs:
-        packed: dict[str, dict[str, bytes]] = {"canvas": {}, "moodle": {}}
-        for item in submissions:
-            page = _feedback(store, item.lab, item.student)
-            if item.lab != lab.name or not page.exists():
-                continue
-            top = PurePosixPath(item.origin).parts[0]
-            if named := collect.MOODLE.fullmatch(top):
-                packed["moodle"][f"{named['owner']}{'' if named['file'] else '/'}feedback.html"] = page.read_bytes()
-            elif collect.CANVAS.fullmatch(top):  # the platform knows whose it is by the numbers in its own name
-                packed["canvas"][f"{top.removesuffix('.ipynb')}.html"] = page.read_bytes()
-            if address := next((people[item.student][name] for name in MAIL if people.get(item.student, {}).get(name)), ""):
-                name = store.folder / RETURN / f"mail-{lab.name}" / f"{item.student}.eml"
-                write_file(name, _message(course, lab.title, address, page.read_bytes()))
-        for platform, pages in packed.items():
-            if pages:
-                write_file(store.folder / RETURN / f"{platform}-{lab.name}.zip", zipped(pages))
+def _to_mark(essences: list[dict[str, Any]]) -> list[tuple[str, str, int, int]]:
+    """The questions with answers to mark: (lab, question, answers to mark, submissions)."""
+    counts: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for essence in essences:
+        for item in essence["written"]:
+            counts[essence["lab"], item["id"]].append(item["to_mark"])
+    listed = [(lab, name, sum(found), len(found)) for (lab, name), found in sorted(counts.items())]
+    return [row for row in listed if row[2]]
 
 
-def zipped(files: dict[str, bytes], executable: tuple[str, ...] = ()) -> bytes:
-    """A zip file's bytes, the same each time."""
-    with io.BytesIO() as target:
-        with zipfile.ZipFile(target, "w") as archive:
-            for name, data in sorted(files.items()):
-                member = zipfile.ZipInfo(name, LONG_AGO)
-                member.compress_type, member.external_attr = zipfile.ZIP_DEFLATED, (0o755 if name in executable else 0o644) << 16
-                archive.writestr(member, data)
-        return target.getvalue()
+# Answers beside each other
 
 
-def _message(course: Course, title: str, address: str, page: bytes) -> bytes:
-    """A message that a mail program opens as a draft, with the page attached."""
-    message = EmailMessage(policy=SMTP)
-    message["To"] = re.sub(r"[\r\n]", "", address)
-    message["Subject"] = re.sub(r"[\r\n]", " ", f"{course.name}: feedback on {title}")
-    message["X-Unsent"] = "1"
-    message.set_content(f"Your feedback on {title} is attached; open it in a browser.\n")
-    message.add_attachment(page, maintype="text", subtype="html", filename="feedback.html")
-    message.set_boundary("feedback-" + "0" * 24)
-    return message.as_bytes()
+def _write_comparison(
+    course: Course,
+    store: Store,
+    keys: list[tuple[str, str]],
+    pages: jinja2.Environment,
+    report: Callable[[str], Any],
+) -> None:
+    """Write the page that compares the answers of the class."""
+    labs: list[tuple[Assignment, dict[str, Compared]]] = []
+    found: dict[str, Compared] = {}
+    sources: dict[tuple[str, str], str] = {}  # one text of each group, by exercise and student
+    with LimitedProcess(report) as process:
+        for lab in course.labs:
+            own = [key for key in keys if key[0] == lab.name]
+            if len(own) > 1:
+                compared = _compared(course, lab, _records(store, own), process)
+                labs.append((lab, compared))
+                found |= compared
+                sources |= _examples(store, lab, compared)
+    page = pages.get_template("comparison.html").render(
+        course=course,
+        labs=labs,
+        sources=sources,
+        pairs=comparison.pairs(found)[:50],
+        solved=_solved(found),
+        alike=sum(4 * item.most_frequent >= item.answers for item in found.values() if item.answers > 1),
+        count=sum(item.answers > 1 for item in found.values()),
+        short=comparison.SHORT,
+        few=comparison.FEW,
+    )
+    write_file(store.folder / "comparison.html", page.encode())
+
+
+def _compared(
+    course: Course,
+    lab: Assignment,
+    records: Iterator[dict[str, Any]],
+    process: LimitedProcess,
+) -> dict[str, Compared]:
+    """Compare the answers to each exercise and each question of a lab."""
+    solutions, stubs = release.solutions(course, lab), release.stubs(course, lab)
+    names = {exercise.number: exercise.name for exercise in lab.exercises}
+    answers: dict[str, dict[str, Normal]] = {number: {} for number in names}
+    answers |= {_question(lab, task.id): {} for task in lab.written}
+    for record in records:
+        student = record["student"]
+        for item in record["exercises"]:
+            number = item["number"]
+            source = record["sources"].get(number, "")
+            if source and item["status"] != "not attempted":
+                about = f"comparing {number} of {student}"
+                answers[number][student] = _normal(process, source, names[number], about)
+        for item in record["written"]:
+            if item["answer"]:
+                answers[_question(lab, item["id"])][student] = comparison.as_text(item["answer"])
+    found = {}
+    for number, normals in answers.items():
+        name = names.get(number, "")
+        published = [comparison.normalized(text, name) for text in solutions.get(number, [])]
+        stub = comparison.normalized(stubs.get(number, ""), name)
+        found[number] = comparison.compared(normals, published, [stub])
+    return found
+
+
+def _question(lab: Assignment, name: str) -> str:
+    return f"{lab.name}: {name}"
+
+
+def _examples(store: Store, lab: Assignment, compared: dict[str, Compared]) -> dict[tuple[str, str], str]:
+    """The answer of one student of each group."""
+    examples = {}
+    for number, item in compared.items():
+        for group in item.groups:
+            student = group.students[0]
+            [record] = _records(store, [(lab.name, student)])
+            texts = {_question(lab, task["id"]): task["answer"] for task in record["written"]}
+            examples[number, student] = {**texts, **record["sources"]}[number]
+    return examples
+
+
+def _normal(process: LimitedProcess, source: str, name: str, about: str) -> Normal:
+    try:
+        normal: Normal = process.call(comparison.normalized, source, name, about=about)
+        return normal
+    except UnreadableError:
+        return comparison.as_text(source)
+
+
+def _solved(found: dict[str, Compared]) -> list[tuple[str, list[str]]]:
+    """The students with published solutions that are not short, those with most of them first."""
+    solved: dict[str, list[str]] = defaultdict(list)
+    for number, item in found.items():
+        if item.solution_parts >= comparison.SHORT:
+            for student in item.solution:
+                solved[student].append(number)
+    return sorted(solved.items(), key=lambda pair: (-len(pair[1]), pair[0]))

@@ -1,13 +1,11 @@
 """The grader's end of a sandbox: it starts a fork server in isolation and talks with one submission at a time. Nothing here can block.
 
-A submission's process has one connection to the grader, on which it may write only when asked, and each answer is signed; its output, of
-which only the beginning is kept; and a pipe for reports of what it does that no exercise needs, which cannot be taken back.
+A submission's process has a connection to the grader and an output. It may write on the connection
+only when it is asked. Only the beginning of its output is kept.
 """
 
 import array
 import contextlib
-import hashlib
-import hmac
 import os
 import secrets
 import selectors
@@ -17,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,21 +23,23 @@ from typing import Any, NoReturn
 
 import psutil
 
-from labcourse import backends, redaction
+from labcourse import backends
 from labcourse.backends import Backend
 from labcourse.control_group import ControlGroup
+from labcourse.limited_process import LimitedProcess
 from labkit.processes import messages
 from labkit.processes.supervision import start_connected
 
 STARTING = 180.0  # seconds for imports, on a slow disk
 ENDING = 30.0  # seconds until a submission's processes are gone
+READING = 60.0  # seconds to read a notebook, or to judge one try of an answer
 KEPT = 8 << 10  # bytes of output that are kept
 LARGEST = 16 << 20  # bytes of one message
+MOST_PARTS = 3 << 20  # commas and brackets of one message: each makes an object
 CHUNK = 1 << 16
 FOLDERS = "labkit-course-"  # in the folder for temporary files; then the grader's process
+SERVER = ("-P", "-s", "-m", "labcourse.sandbox_server")  # of Python's command line
 RETIRE = 500  # submissions after which a fork server is replaced
-SIGNATURE = 16  # bytes before each answer
-REPORTS = 1 << 20  # bytes of reports that are read
 LATE = 75  # exit status of a submission's process that ran out of time and did not react to it
 
 
@@ -80,10 +81,23 @@ class SandboxError(Exception):
 
 
 class Sandbox:
-    """A fork server in isolation, for one submission after another; started when first needed, and again after it had to be ended."""
+    """A fork server in isolation that runs one submission after another.
 
-    def __init__(self, backend: Backend, limits: Limits) -> None:
+    It starts when it is first needed, and again after it had to be ended.
+
+    Attributes:
+        reader: the process that reads notebooks, and judges what their answers did.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        limits: Limits,
+        report: Callable[[str], Any] = lambda line: None,
+    ) -> None:
         self.backend, self.limits = backend, limits
+        self.reader = LimitedProcess(report, seconds=READING)
+        self._stopped = False
         self._server: subprocess.Popen[bytes] | None = None
         self.group: ControlGroup | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -95,7 +109,19 @@ class Sandbox:
         self.close()
 
     def close(self, kill: bool = False) -> None:
-        """End the fork server and all that it started; with `kill`, at once."""
+        """End the reader, the fork server and all that it started; with `kill`, at once."""
+        self.reader.close()
+        self._end_server(kill)
+
+    def stop(self) -> None:
+        """End what another thread does with this sandbox, and refuse to start again."""
+        self._stopped = True
+        self.reader.stop()
+        server = self._server
+        if server is not None:
+            server.kill()
+
+    def _end_server(self, kill: bool) -> None:
         if self._server is not None:
             self._connection.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -123,25 +149,27 @@ class Sandbox:
 
     def start(self) -> None:
         """Start the fork server, anew if there is one. Raises SandboxError."""
-        self.close()
+        self._end_server(kill=False)
+        if self._stopped:
+            raise SandboxError("grading was stopped")
         _remove_abandoned_folders()
         self._folder = tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-", ignore_cleanup_errors=True)
-        folders = (backends.WORKING, backends.SHARED) if self.backend.hides_disk else (self._folder.name,)
-        if self.backend.hides_disk:
-            for name, text in redaction.sources().items():
-                Path(self._folder.name, name).write_text(text)
+        folders = self.backend.folders or (self._folder.name,)
         self._used, self._inbox = 0, messages.Inbox(LARGEST)
         self._server, self._connection = start_connected(
-            [*self.backend.command_with(self._folder.name), sys.executable, "-P", "-s", "-m", "labcourse.sandbox_server", *folders],
+            [*self.backend.command, sys.executable, *SERVER, *folders],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=backends.environment(folders[0]),
             cwd="/",
         )
+        if self._stopped:  # meanwhile
+            self._server.kill()
         if self.receive(STARTING) is None:
             self._server.kill()
             error = self._server.communicate()[1].decode(errors="replace").strip()
             self._server = None
+            self._connection.close()
             raise SandboxError(
                 f"the sandbox ({self.backend.name}) does not start: {error.splitlines()[-1] if error else 'it prints no reason'}"
             )
@@ -154,6 +182,7 @@ class Sandbox:
         limits = self.limits
         request = {"memory": limits.memory, "scratch": limits.scratch, "processes": limits.processes, "threads": limits.threads}
         request |= {"seconds": int(2 * limits.seconds) + 1, "own_processes": self.backend.own_processes, "late_status": LATE}
+        request |= {"filtered": self.backend.hides_disk, "socket": _socket_buffer()}
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         self._connection.sendmsg([messages.packed(request)], rights)
 
@@ -189,8 +218,15 @@ class Sandbox:
         except messages.MessageError:
             ended = None
         if ended is None or not ended.get("clean") or ended.get("changed"):
-            self.close(kill=True)
+            self._end_server(kill=True)
         return ended or {}
+
+
+def _socket_buffer() -> int:
+    """Bytes that wait in a socket between processes at most."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/proc/sys/net/core/wmem_default").read_text())
+    return 212_992
 
 
 def _remove_abandoned_folders() -> None:
@@ -206,7 +242,6 @@ class SubmissionProcess:
 
     Attributes:
         output: the beginning of what it printed.
-        reports: what it did that no exercise needs, a line each, as its own hook reported it.
         memory: bytes at most, when it has ended.
         changed: what it changed of the fork server, when it has ended.
     """
@@ -214,23 +249,19 @@ class SubmissionProcess:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._limits = sandbox, sandbox.limits
         self._inbox, self.output, self._written = messages.Inbox(LARGEST), bytearray(), 0
-        self._reports, self._lines = bytearray(), 0
         self.memory, self.changed, self._has_ended = 0, list[str](), False
-        self._key, self._has_key = secrets.token_bytes(32), False
         self._connection, theirs = socket.socketpair()
-        (self._output, writing), (self._reporting, reporting) = os.pipe(), os.pipe()
+        self._output, writing = os.pipe()
         with theirs:
             try:
-                sandbox.fork([theirs.fileno(), writing, reporting])
+                sandbox.fork([theirs.fileno(), writing])
             except OSError:
                 self._close()
                 raise
             finally:
                 os.close(writing)
-                os.close(reporting)
         self._connection.setblocking(False)
         os.set_blocking(self._output, False)
-        os.set_blocking(self._reporting, False)
 
     def __enter__(self) -> "SubmissionProcess":
         return self
@@ -243,12 +274,6 @@ class SubmissionProcess:
     def _close(self) -> None:
         self._connection.close()
         os.close(self._output)
-        os.close(self._reporting)
-
-    @property
-    def reports(self) -> list[str]:
-        lines = self._reports.decode(errors="replace").splitlines()
-        return [*lines[:-1], '["suspect", "it did more than can be read"]'] if len(self._reports) == REPORTS else lines
 
     def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The process's answer to a question.
@@ -262,17 +287,12 @@ class SubmissionProcess:
             self._stop("tampered", "it wrote to the grader before it was asked")
         try:
             deadline = time.monotonic() + seconds + self._limits.grace
-            first = {} if self._has_key else {"key": self._key.hex()}
-            self._has_key = True
-            self._write(messages.packed({"nonce": nonce, **first, **question}), deadline)
+            self._write(messages.packed({"nonce": nonce, **question}), deadline)
             reply = self._read(deadline)
         except messages.MessageError as error:
             self._stop("tampered", f"what it wrote to the grader is {error}")
         if type(reply) is not dict or reply.pop("nonce", None) != nonce or not self._inbox.empty:
             self._stop("tampered", "what it wrote to the grader is no answer to the question")
-        self._listen(0)  # reports that came with it
-        if self._lines < reply.pop("reported", 0):
-            self._stop("tampered", "reports of what it does did not arrive")
         return reply
 
     def _write(self, data: bytes, deadline: float) -> None:
@@ -293,33 +313,24 @@ class SubmissionProcess:
             if remaining <= 0:
                 self._stop("time")
             self._listen(min(remaining, 1.0))
-        if not hmac.compare_digest(signature(self._key, text[SIGNATURE:]), text[:SIGNATURE]):
-            self._stop("tampered", "what answered the grader was not the process that was asked: its signature is missing")
-        return messages.cleaned(messages.unpacked(text[SIGNATURE:]))
+        if sum(text.count(sign) for sign in (b",", b"[", b"{")) > MOST_PARTS:
+            raise messages.MessageError("too large")
+        return messages.cleaned(messages.unpacked(text))
 
     def _listen(self, seconds: float) -> None:
         """Take in what comes within that time: answers, output, and what the fork server reports."""
         with selectors.DefaultSelector() as selector:
             for source, read in (
-                (self._reporting, self._read_reports),
                 (self._output, self._read_output),
                 (self._connection, self._read_answer),
                 (self._sandbox, self._raise_ended),
             ):
                 selector.register(source, selectors.EVENT_READ, read)
             ready = {key.data for key, _ in selector.select(seconds)}
-            for key in selector.get_map().values():  # reports first: what follows may end it all
+            for key in selector.get_map().values():  # the end of the process comes last
                 if key.data in ready:
                     with contextlib.suppress(BlockingIOError, ConnectionError):
                         key.data()
-
-    def _read_reports(self) -> None:
-        data = os.read(self._reporting, CHUNK)
-        self._reports += data[: REPORTS - len(self._reports)]
-        self._lines += data.count(b"\n")
-        if not data and not self._has_ended:
-            ended = self._end(stop=False)
-            self._raise_ended(ended, of_reports=True)
 
     def _read_answer(self) -> None:
         data = self._connection.recv(CHUNK)
@@ -343,9 +354,9 @@ class SubmissionProcess:
         self._end(stop=True)
         raise EndedError(kind, detail)
 
-    def _raise_ended(self, ended: dict[str, Any] | None = None, of_reports: bool = False) -> NoReturn:
-        """The connection, or the pipe `of_reports`, is closed, or the fork server reports that the process has ended."""
-        ended = self._end(stop=False) if ended is None else ended
+    def _raise_ended(self) -> NoReturn:
+        """Raise EndedError. The connection is closed, or the fork server reports the end."""
+        ended = self._end(stop=False)
         reason, status = ended.get("reason"), ended.get("status")
         if reason in ("memory", "processes"):
             raise EndedError(reason)
@@ -353,19 +364,10 @@ class SubmissionProcess:
             raise EndedError("memory")
         if status == LATE:
             raise EndedError("time")
-        if of_reports and reason == "stopped" and status == -9:  # it lived on; who only took long to end has a status of his own
-            raise EndedError("tampered", "it has closed the line on which it is watched")
         raise EndedError("ended", f"exit status {status}" if status is None or status >= 0 else f"signal {-status}")
 
     def _end(self, stop: bool) -> dict[str, Any]:
         self._has_ended = True
-        with contextlib.suppress(BlockingIOError):
-            self._reports += os.read(self._reporting, CHUNK)
         ended = self._sandbox.end_process(stop)
         self.memory, self.changed = ended.get("memory", 0), ended.get("changed", [])
         return ended
-
-
-def signature(key: bytes, text: bytes) -> bytes:
-    """What stands before an answer: only who has the key, which a process gets before the first cell runs, can make it."""
-    return hashlib.blake2b(text, key=key, digest_size=SIGNATURE).digest()

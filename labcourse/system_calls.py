@@ -2,6 +2,9 @@
 
 Left out is what reaches another process (limits, priority, memory, files), what makes namespaces or mounts, and what holds memory that
 no limit counts: files without a name, System V's shared memory and queues, keys.
+
+A larger send buffer of a socket is not refused, because libraries ask for one. The call succeeds and
+changes nothing.
 """
 
 import ctypes
@@ -58,6 +61,8 @@ OWN_PROCESS = {
     "setpriority": (141, 140, 1),
     "ioprio_set": (251, 30, 1),
 }
+SETSOCKOPT = (54, 208)
+SOCKET_LEVEL, SEND_BUFFER = 1, 7  # its second and third argument
 CLONE, CLONE3 = (56, 220), 435
 NEW_NAMESPACES = 0x7E020080  # flags of clone
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -65,6 +70,7 @@ X32 = 0x40000000  # from here on, numbers of another way to call the same system
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of the filter
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # what it returns; a refusal with the error's number
+IGNORE = REFUSE  # an error number of 0: the call returns 0 and does nothing
 NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2  # of prctl
 
 
@@ -94,7 +100,9 @@ def _filter(architecture: int, column: int) -> bytes:
     code += _if_argument(CLONE[column], 0, (ANY_BIT, 0, 1, NEW_NAMESPACES), refuse)
     for *own, argument in OWN_PROCESS.values():
         code += _if_argument(own[column], argument, (EQUAL, 1, 0, 0), refuse)
-    code += [(RETURN, 0, 0, ALLOW)]
+    code += [(EQUAL, 0, 6, SETSOCKOPT[column]), (LOAD, 0, 0, 24), (EQUAL, 0, 3, SOCKET_LEVEL)]
+    code += [(LOAD, 0, 0, 32), (EQUAL, 0, 1, SEND_BUFFER), (RETURN, 0, 0, IGNORE)]
+    code += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, ALLOW)]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 
 

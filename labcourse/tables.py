@@ -18,11 +18,17 @@ def read(path: Path, needed: Iterable[str] = ()) -> list[dict[str, str]]:
     first = text.partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-    columns = [(name or "").strip() for name in reader.fieldnames or []]
+    try:
+        columns = [(name or "").strip() for name in reader.fieldnames or []]
+    except csv.Error as error:
+        raise ValueError(f"{path}: its first line holds no names of columns: {error}") from None
     if missing := [name for name in needed if name not in columns]:
         raise ValueError(f"{path} has no column `{missing[0]}`; it has {', '.join(columns) or 'none'}")
     reader.fieldnames = columns
-    return [{key: _unquoted(value or "") for key, value in row.items() if key} for row in reader]
+    try:
+        return [{key: _unquoted(value or "") for key, value in row.items() if key} for row in reader]
+    except csv.Error as error:
+        raise ValueError(f"{path}: this is no table that can be read: {error}") from None
 
 
 def _decoded(data: bytes) -> str:

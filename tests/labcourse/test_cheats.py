@@ -1,15 +1,14 @@
-"""Cheats and accidents: none earns a point, harms another submission, or passes for an honest zero."""
+"""Cells and answers that end badly: each loses only its own points and harms no other submission."""
 
 import dataclasses
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 
 import pytest
-from handed_in import HURRIED, LIMITS, NOTEBOOKS, notebook, solution
+from handed_in import HURRIED, LIMITS, notebook, solution
 
 from labcourse import backends, examination, sandbox
 
@@ -51,48 +50,6 @@ ENDINGS = {
         "errors",
     ),
     "shared memory": ("open('/dev/shm/big', 'wb').write(bytearray(512 << 20))", "errors"),
-    "network": ("import socket; socket.create_connection(('1.1.1.1', 80), timeout=2)", "suspect"),
-    "network, in silence": (
-        "import socket\ntry: socket.create_connection(('10.0.0.1', 22), timeout=2)\nexcept OSError: pass",
-        "suspect",
-    ),
-    "kill the parent": ("import os, signal; os.kill(os.getppid(), signal.SIGKILL)", "suspect"),
-    "kill everybody": ("import os, signal\nos.kill(-1, signal.SIGKILL)", "suspect"),
-    "interrupt the parent": ("import os, signal\nfor s in (2, 15, 1): os.kill(os.getppid(), s)", "suspect"),
-    "the solutions from disk": (
-        f"import json\ncells = json.load(open({str(NOTEBOOKS / '00_start_here.ipynb')!r}))['cells']",
-        "suspect",
-    ),
-    "the judge's source from disk": (
-        f"text = open({os.fspath(backends.CHECKS / 'lesson_00.py')!r}).read()\nassert 'values' in text",
-        "suspect",
-    ),
-    "the judge itself": ("import labkit.checks.lesson_00 as lesson; lesson.judge({}, [])", "suspect"),
-    "the judge from its check": ("import labkit.checks; labkit.checks.find('00.1').judge({}, [])", "suspect"),
-    "the parent's memory": ("import os; open(f'/proc/{os.getppid()}/mem', 'rb').read(1)", "suspect"),
-    "the parent's files": ("import os; [open(f'/proc/{os.getppid()}/fd/{number}') for number in range(3, 10)]", "suspect"),
-    "patched torch.full": ("torch.full = lambda *a, **k: 1", "tampered"),
-    "patched builtins": ("import builtins; builtins.sorted = lambda *a, **k: [1.0]", "tampered"),
-    "patched builtins that everything needs": ("import builtins; builtins.isinstance = lambda *a: True", "ended"),
-    "patched json": ("import json; json.dumps = lambda *a, **k: '{\"observed\": 1}'", "tampered"),
-    "patched labkit": (
-        "import labkit.checks.checking as checks\nchecks.observe = lambda check, answer, inputs: {'observed': 1}",
-        "tampered",
-    ),
-    "patched code of the kit": (
-        "import labkit.checks.checking as checks\ndef f(value): return 1\nchecks.describe.__code__ = f.__code__",
-        "tampered",
-    ),
-    "patched tensors": ("torch.Tensor.tolist = lambda self: [1.0]", "tampered"),
-    "patched allocator": ("torch.cuda.memory_allocated = lambda *a: 0", "tampered"),
-    "results in every descriptor": (
-        "import os, json\n"
-        "text = json.dumps({'nonce': '', 'observation': {'observed': 1}, 'changed': [], 'attempts': []}).encode()\n"
-        "for fd in range(3, 256):\n"
-        "    try: os.write(fd, len(text).to_bytes(4, 'big') + text)\n"
-        "    except OSError: pass",
-        "tampered",
-    ),
     "nonsense in every descriptor": (
         "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\xff' * 1000)\n    except OSError: pass",
         "tampered",
@@ -159,25 +116,7 @@ def test_a_right_answer_beside_a_hanging_one_keeps_its_point(course, examine):
     assert (examined.points, examined.status) == (2.0, "time")
 
 
-FORGED = """
-class Forged:
-    def __eq__(self, other): return True
-    def __ne__(self, other): return False
-    def __sub__(self, other): return 0
-    __rsub__ = __add__ = __mul__ = __sub__
-    def __gt__(self, other): return True
-    __lt__ = __ge__ = __le__ = __gt__
-    def __getattr__(self, name): return self
-    def __call__(self, *a, **k): return self
-    def __bool__(self): return True
-"""
-
 WORTHLESS = {
-    "forged operators": FORGED + "def on_gpu(numbers): return Forged()",
-    "a forged tensor": "class T(torch.Tensor):\n    def tolist(self): return [1.0]\n    device = 'cuda:0'\n"
-    "def on_gpu(numbers): return torch.zeros(1).as_subclass(T)",
-    "a forged answer": FORGED + "on_gpu = Forged()",
-    "a forged class": "class F:\n    __class__ = torch.Tensor\ndef on_gpu(numbers): return F()",
     "what is expected, printed": "print('00.1 Right.', {'observed': 1, 'points': 1})\n" + WRONG,
     "a chain of names without end": "x" + ".y" * 1500 + " = 0\n" + WRONG,
     "an exception that lies": "class E(Exception):\n    def __str__(self): raise SystemExit\ndef on_gpu(numbers): raise E()",
@@ -192,61 +131,6 @@ def test_a_worthless_answer(name, examine):
     assert examined.exercises[0]["status"] in ("wrong", "not attempted", "disturbed")
     assert sum(result["points"] for result in examined.exercises) == 0
     assert_unharmed(examine)
-
-
-def test_a_result_forged_while_the_answer_is_tried(examine):
-    """It finds the line and the question in the frames above, and answers in the place of the process."""
-    forged = """
-def on_gpu(numbers):
-    import sys, json, os
-    frame = sys._getframe()
-    while frame and 'question' not in frame.f_locals:
-        frame = frame.f_back
-    question, session = frame.f_locals['question'], frame.f_locals['self']
-    good = {'type': 'Tensor', 'device': 'cuda:0', 'dtype': 'torch.float32', 'shape': [len(numbers)], 'values': numbers}
-    reply = {'nonce': question['nonce'], 'observation': {'observed': good}, 'changed': [], 'attempts': []}
-    text = json.dumps(reply).encode()
-    session._connection.sendall(len(text).to_bytes(4, 'big') + text)
-    ENDING
-"""
-    for ending, statuses in {
-        "return None": ("tampered",),
-        "os._exit(0)": ("tampered", "ended"),
-        "while True: pass": ("tampered", "time"),
-    }.items():
-        examined = examine(notebook(forged.replace("ENDING", ending)), limits_for(statuses[-1]))
-        assert_nothing_gained(examined)
-        assert examined.status in statuses
-        assert_unharmed(examine)
-
-
-def test_measurements_that_lie_for_every_answer(course, sandbox):
-    """The virtual allocator's own figures are forged, past every name that is watched: the control looks right then, too."""
-    lab = course.lab("06")
-    leaky = next(source for source in _leaky_cells() if "def train_and_collect" in source)
-    answer = leaky.replace("[]", "list()")
-    assert answer != leaky
-    data = notebook(FROZEN_MEMORY, answer, number="06.2", name="train_and_collect")
-    examined = examination.examine(data, "ada", lab, course, frozenset(), sandbox)
-    assert_nothing_gained(examined)
-    assert examined.status == "tampered"
-    assert re.fullmatch(r"an answer to 06\.\d that is known to be wrong looked right", examined.detail)
-
-
-FROZEN_MEMORY = """
-import torch._C
-held = torch._C._cuda_memoryStats
-def still(device):
-    stats = held(device)
-    stats["allocated_bytes"]["all"]["current"] = 1 << 20
-    return stats
-torch._C._cuda_memoryStats = still
-"""
-
-
-def _leaky_cells() -> list[str]:
-    cells = json.loads((NOTEBOOKS / "06_memory_leaks.ipynb").read_text())["cells"]
-    return ["".join(cell["source"]) for cell in cells if "exercise" in cell["metadata"].get("tags", [])]
 
 
 def test_nothing_is_left_between_submissions(examine):
@@ -284,21 +168,26 @@ def test_an_unreadable_file(name, examine):
     assert examined.status == "unreadable"
 
 
-def test_a_lost_tag_and_a_deleted_check_are_reported(examine):
-    def changed(change, source):
+def test_a_lost_tag_or_check_is_reported_only_where_the_answer_is_lost_too(examine):
+    def changed(source, *changes):
         content = json.loads(notebook(source))
-        change(content["cells"])
-        return examine(json.dumps(content).encode())
+        for change in changes:
+            change(content["cells"])
+        found = examine(json.dumps(content).encode())
+        return found.status, found.points, found.remarks
 
-    for change, said in [
-        (lambda cells: cells[1]["metadata"].clear(), "the cell of 00.1 has lost its tag"),
-        (lambda cells: cells.pop(), "the check of 00.1 is gone"),
-    ]:
-        for source in (STUB, WRONG):
-            examined = changed(change, source)
-            assert_nothing_gained(examined)
-            assert examined.status == "altered" and said in examined.detail
-        assert changed(change, RIGHT).points == 1  # a right answer is right wherever it stands
+    def lose_tag(cells):
+        cells[1]["metadata"].clear()
+
+    def lose_check(cells):
+        cells.pop()
+
+    for changes in [(lose_tag,), (lose_check,), (lose_tag, lose_check)]:
+        assert changed(RIGHT, *changes) == ("graded", 1, [])
+        assert changed(WRONG, *changes) == ("graded", 0, [])
+    assert changed(STUB, lose_tag) == ("graded", 0, [])
+    status, points, remarks = changed("x = 1", lose_tag, lose_check)
+    assert (status, points) == ("altered", 0) and "neither the cell of 00.1 nor its check is there" in remarks[0]
 
 
 @pytest.fixture(params=["unshare", "none"])

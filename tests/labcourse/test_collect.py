@@ -6,11 +6,13 @@ import os
 import stat
 import zipfile
 import zlib
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from handed_in import notebook
 
-from labcourse import collect
+from labcourse import collect, sources
 from labcourse.reading import LARGEST
 
 ANSWER = notebook("def on_gpu(numbers): ...")
@@ -58,6 +60,169 @@ def test_one_name_in_two_unicode_forms_is_one_student(course, tmp_path):
     submissions, problems = collect.collect(tmp_path, course)
     assert [item.student for item in submissions] == ["李雷"]
     assert (kinds(problems), problems[0].student) == (["duplicate"], "Zo\u00eb")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Eve_22222_assignsubmission_file_x_11111_assignsubmission_file_00_start_here.ipynb",
+        "Eve_22222_assignsubmission_file_x_22222_assignsubmission_file_00_start_here.ipynb",
+        "Eve_22222_assignsubmission_file__11111_assignsubmission_onlinetext_/00_start_here.ipynb",
+        "evelyn_22222_345_x_11111_assignsubmission_file_00_start_here.ipynb",
+        "eve_22222_345_+00_start_here+2026-11-01 10:00:00 UTC+x/00_start_here.ipynb",
+    ],
+)
+def test_a_name_that_can_be_read_in_two_ways_is_refused_by_name(name, course, tmp_path):
+    victim = "Ada_11111_assignsubmission_file_00_start_here.ipynb"
+    submissions, problems = collect.collect(zipped(tmp_path / "all.zip", (name, ANSWER), (victim, ANSWER)), course)
+    assert [item.student for item in submissions] == ["11111"]
+    assert kinds(problems) == ["name"] and name in problems[0].detail and "22222" in problems[0].detail
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Eve_22222_assignsubmission_file_+00_start_here+2020-01-01 10:00:00 UTC+x.ipynb",
+        "Eve_22222_assignsubmission_file_/Ada_11111_assignsubmission_file_00_start_here.ipynb",
+        "Eve_22222_assignsubmission_file_/11111+00_start_here+2020-01-01 10:00:00 UTC+x/00_start_here.ipynb",
+        "eve_22222_345_11111_678_LATE_00_start_here.ipynb",
+    ],
+)
+def test_what_a_student_writes_into_a_name_says_nothing(name, course, tmp_path):
+    submissions, _ = collect.collect(zipped(tmp_path / "all.zip", (name, ANSWER)), course)
+    assert [(item.student, item.received, item.late) for item in submissions] == [("22222", "", False)]
+
+
+def test_a_students_own_time_is_not_believed(course, tmp_path):
+    put(tmp_path, f"in/ada/{LAB}/{LAB}.ipynb")
+    put(tmp_path, f"in/ada/{LAB}/timestamp.txt", b"2020-01-01 10:00:00 UTC")
+    submissions, problems = collect.collect(tmp_path / "in", course)
+    assert (submissions[0].received, kinds(problems)) == ("", ["time not known"])
+    (tmp_path / "gradebook.db").write_text("")  # now the folder is nbgrader's
+    submissions, problems = collect.collect(tmp_path / "in", course)
+    assert (submissions[0].received, kinds(problems)) == ("2020-01-01T10:00:00+00:00", [])
+
+
+def test_with_nbgrader_the_latest_submission_counts(course, tmp_path):
+    for time, answer in (("10:00:00.10", "1"), ("10:00:00.30", "3"), ("10:00:00.20", "2")):
+        put(tmp_path, f"ada+{LAB}+2026-11-20 {time} UTC+x{answer}/{LAB}.ipynb", notebook(f"def on_gpu(numbers): return {answer}"))
+    submissions, problems = collect.collect(tmp_path, course)
+    assert [b"return 3" in item.read() for item in submissions] == [True] and kinds(problems) == []
+    assert submissions[0].received == "2026-11-20T10:00:00+00:00"
+    put(tmp_path, f"ada+{LAB}+2026-11-21 10:00:00 CEST+x4/{LAB}.ipynb")  # a time that cannot be compared
+    submissions, problems = collect.collect(tmp_path, course)
+    assert submissions == [] and kinds(problems) == ["duplicate"]
+
+
+def test_one_student_with_too_many_files_is_one_students_problem(course, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "MOST", 20)
+    put(tmp_path, f"in/ada/{LAB}.ipynb")
+    for number in range(21):
+        put(tmp_path, f"in/eve/{number}.txt", b"")
+        put(tmp_path, f"flat/Eve_22_assignsubmission_file_{number}.ipynb", b"")
+    put(tmp_path, f"flat/Ada_11_assignsubmission_file_{LAB}.ipynb")
+    members = [(str(path.relative_to(tmp_path / "in")), path.read_bytes()) for path in (tmp_path / "in").rglob("*.*")]
+    archive = zipped(tmp_path / "in.zip", *members)
+    for source, ada, eve in ((tmp_path / "in", "ada", "eve"), (archive, "ada", "eve"), (tmp_path / "flat", "11", "22")):
+        submissions, problems = collect.collect(source, course)
+        assert [item.student for item in submissions] == [ada]
+        assert [problem.detail for problem in problems if problem.student == eve] == [
+            "more than 20 files, none is looked at. Leave only the notebooks"
+        ]
+
+
+def test_folders_without_end_are_one_students_problem(course, tmp_path):
+    put(tmp_path, f"ada/{LAB}.ipynb")
+    put(tmp_path, "eve/" + "a/" * 60 + f"{LAB}.ipynb")
+    submissions, problems = collect.collect(tmp_path, course)
+    assert [item.student for item in submissions] == ["ada"]
+    assert kinds(problems, "eve") == ["refused"] and "folders lie inside one another" in problems[0].detail
+
+
+def test_an_export_of_gradescope_has_a_folder_for_each_submission(course, tmp_path):
+    for number in (5, 6):
+        put(tmp_path, f"in/assignment_1_export/submission_{number}/{LAB}.ipynb")
+    put(tmp_path, "in/assignment_1_export/submission_metadata.yml", b"")
+    members = [(str(path.relative_to(tmp_path / "in")), path.read_bytes()) for path in (tmp_path / "in").rglob("*.*")]
+    for source in (tmp_path / "in", zipped(tmp_path / "in.zip", *members)):
+        submissions, _ = collect.collect(source, course)
+        assert [item.student for item in submissions] == ["submission_5", "submission_6"]
+
+
+def test_a_member_without_a_name_stops_nobody(course, tmp_path):
+    nameless = zipfile.ZipInfo("x")
+    nameless.filename = ""
+    path = zipped(tmp_path / "in.zip", (nameless, ANSWER), (f"ada/{LAB}.ipynb", ANSWER))
+    submissions, _ = collect.collect(path, course)
+    assert [item.student for item in submissions] == ["ada"]
+
+
+def test_a_text_file_that_is_called_a_notebook_is_named(course, tmp_path):
+    put(tmp_path, f"ada/{LAB}.ipynb", b"Dear teacher")
+    put(tmp_path, f"bob/{LAB}.ipynb", b"")
+    submissions, problems = collect.collect(tmp_path, course)
+    assert [item.student for item in submissions] == ["ada", "bob"]  # the grader says so, too
+    assert [problem.kind for problem in problems] == ["unreadable", "unreadable"]
+    assert ["not JSON" in problem.detail for problem in problems] == [True, False]
+
+
+def test_many_files_that_are_no_notebooks_are_one_remark(course, tmp_path):
+    for number in range(9):
+        put(tmp_path, f"ada/picture-{number}.png", b"")
+    _, problems = collect.collect(tmp_path, course)
+    assert kinds(problems) == ["not a notebook"] and "ada/picture-0.png" in problems[0].detail and "6 more" in problems[0].detail
+
+
+@pytest.mark.parametrize("name", [f"{LAB} (1)", f"{LAB}-2", f"my_{LAB}"])
+def test_the_number_of_a_copy_is_no_other_name(name, course, tmp_path):
+    put(tmp_path, f"ada/{name}.ipynb")
+    _, problems = collect.collect(tmp_path, course)
+    assert kinds(problems) == []
+
+
+def test_a_notebook_beside_that_of_the_lab_is_left_out(course, tmp_path):
+    put(tmp_path, f"ada+{LAB}+2026-11-20 10:00:00 UTC+x/{LAB}.ipynb")
+    put(tmp_path, f"ada+{LAB}+2026-11-20 10:00:00 UTC+x/scratch.ipynb", b'{"cells": [{"cell_type": "code", "source": "1"}]}')
+    submissions, problems = collect.collect(tmp_path, course)
+    assert [item.origin.rpartition("/")[2] for item in submissions] == [f"{LAB}.ipynb"]
+    assert "left out" in kinds(problems) and "duplicate" not in kinds(problems)
+
+
+def test_checkpoints_are_no_second_submission(course, tmp_path):
+    checkpoint = f"ada/.ipynb_checkpoints/{LAB}-checkpoint.ipynb"
+    put(tmp_path, f"in/{checkpoint}")
+    put(tmp_path, f"in/ada/{LAB}.ipynb")
+    archive = zipped(tmp_path / "in.zip", (checkpoint, ANSWER), (f"ada/{LAB}.ipynb", ANSWER))
+    for source in (tmp_path / "in", archive):
+        submissions, problems = collect.collect(source, course)
+        assert [item.origin for item in submissions] == [f"ada/{LAB}.ipynb"] and problems == []
+
+
+def test_a_lab_is_missing_once_it_is_due(course, tmp_path):
+    put(tmp_path, f"ada/{LAB}.ipynb")
+    due, now = datetime(2026, 12, 1, tzinfo=UTC), datetime(2026, 12, 2, tzinfo=UTC)
+    first, second, third = course.labs
+    labs = (first, replace(second, due=due), replace(third, due=due + timedelta(days=9)))
+    timed = replace(course, labs=labs, extensions={("bob", second.name): now + timedelta(days=1)})
+    _, problems = collect.collect(tmp_path, timed, ["ada", "bob", "cyd"], now)
+    missing = [(problem.student, problem.lab) for problem in problems if problem.kind == "missing"]
+    assert missing == [("bob", first.name), ("cyd", first.name), ("ada", second.name), ("cyd", second.name)]
+
+
+def test_an_extension_for_nobody_in_the_list_is_named(course, tmp_path):
+    put(tmp_path, f"ada/{LAB}.ipynb")
+    extended = replace(course, extensions={("adda", LAB): datetime(2026, 12, 1, tzinfo=UTC)})
+    _, problems = collect.collect(tmp_path, extended, ["ada"])
+    assert [(problem.student, problem.kind) for problem in problems] == [("adda", "unlisted")]
+
+
+def test_a_submission_that_is_not_found_again_is_removed(course, tmp_path):
+    put(tmp_path, f"from/ada/{LAB}.ipynb")
+    collect.write(*collect.collect(tmp_path / "from", course), tmp_path / "to")
+    put(tmp_path, f"from/ada/again/{LAB}.ipynb")
+    collect.write(*collect.collect(tmp_path / "from", course), tmp_path / "to")
+    submissions, problems = collect.collect(tmp_path / "to", course)
+    assert submissions == [] and kinds(problems) == ["duplicate"]
 
 
 def test_links_are_not_followed(course, tmp_path):

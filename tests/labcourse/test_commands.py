@@ -1,5 +1,7 @@
 """The commands say in one line what is wrong, and release tells drift by its exit status."""
 
+from pathlib import Path
+
 import pytest
 from handed_in import COURSE
 
@@ -56,7 +58,7 @@ def test_a_course_file_that_cannot_be_read(content, said, capsys, tmp_path, monk
 
 
 def test_a_command_that_is_interrupted_says_so(course_file, capsys, tmp_path, monkeypatch):
-    def interrupted(*given):
+    def interrupted(*given, **named):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(collect, "collect", interrupted)
@@ -75,8 +77,37 @@ def test_collecting_says_what_it_found(course_file, capsys, tmp_path):
     (tmp_path / "in" / "ada").mkdir(parents=True)
     (tmp_path / "in" / "ada" / "notes.txt").write_text("hello")
     (tmp_path / "students.csv").write_text("student,ID\nada,1\nbob,2\n")
-    students = tmp_path / "students.csv"
+    students, course = tmp_path / "students.csv", Path(course_file)
+    course.write_text(COURSE.replace('[labs."01"]', '[labs."01"]\ndue = 2020-01-01') + "due = 2999-01-01")
     assert run("collect", tmp_path / "in", "--to", tmp_path / "to", "--course", course_file, "--students", students) == 0
     said = capsys.readouterr().out
     assert "not a notebook: ada" in said and "missing: bob 01_device_basics" in said
+    assert "06_memory_leaks" not in said  # is not due yet
     assert (tmp_path / "to" / "collected.json").exists()
+
+
+def test_a_table_of_students_is_read_as_spreadsheets_and_people_write_it(course_file, capsys, tmp_path):
+    (tmp_path / "in" / "Zo\u00eb").mkdir(parents=True)
+    (tmp_path / "in" / "Zo\u00eb" / "00_start_here.ipynb").write_text("{}")
+    students = tmp_path / "students.csv"
+    students.write_text("student;ID\n Zoe\u0308 ;1\n", encoding="utf-8-sig")
+    assert run("collect", tmp_path / "in", "--to", tmp_path / "to", "--course", course_file, "--students", students) == 0
+    assert "unlisted" not in capsys.readouterr().out
+    students.write_text("student\n" + "x" * 200_000 + "\n")
+    assert run("collect", tmp_path / "in", "--to", tmp_path / "to", "--course", course_file, "--students", students) == 2
+    assert "students.csv: this is no table that can be read" in capsys.readouterr().err
+
+
+def test_nothing_that_moves_the_cursor_is_printed(course_file, capsys, tmp_path):
+    (tmp_path / "in" / "ada").mkdir(parents=True)
+    (tmp_path / "in" / "ada" / "\x1b[2Jnotes\u202e.txt").write_text("hello")
+    (tmp_path / "in" / "ada" / "\x1b[2J.ipynb").write_text("{}")
+    assert run("collect", tmp_path / "in", "--to", tmp_path / "to", "--course", course_file) == 0
+    said = capsys.readouterr().out
+    assert "\\x1b[2Jnotes\\u202e.txt" in said and "\x1b" not in said and "\u202e" not in said
+
+
+def test_a_folder_is_not_collected_into_itself(course_file, capsys, tmp_path):
+    (tmp_path / "in" / "to").mkdir(parents=True)
+    assert run("collect", tmp_path / "in", "--to", tmp_path / "in" / "to", "--course", course_file) == 2
+    assert "would be collected too" in capsys.readouterr().err

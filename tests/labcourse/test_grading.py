@@ -14,7 +14,7 @@ import time
 import pytest
 from handed_in import COURSE, NOTEBOOKS, notebook
 
-from labcourse import assignment, collect, grading, marks, results
+from labcourse import assignment, collect, feedback, grading, marks, results
 
 pytestmark = pytest.mark.slow
 
@@ -210,9 +210,9 @@ def test_one_submission_that_cannot_be_graded_stops_no_other(one_lab, bubblewrap
     path = tmp_path / "out" / "records" / LAB / "ada.json"
     path.write_text(path.read_text().replace('"sandbox": "bubblewrap"', '"sandbox": "unshare"'))
     assert grade(one_lab, source, tmp_path / "out") == 1  # by a stronger sandbox
-    feedback = results._write_feedback
+    write_page = feedback.write_page
     monkeypatch.setattr(
-        results, "_write_feedback", lambda course, record, *more: 1 / 0 if record["student"] == "ada" else feedback(course, record, *more)
+        feedback, "write_page", lambda course, record, *more: 1 / 0 if record["student"] == "ada" else write_page(course, record, *more)
     )
     grade(one_lab, source, tmp_path / "out", again=["00/bob"])
     assert [row["status"] for row in rows(tmp_path / "out" / "grades.csv")] == ["graded", "graded"]

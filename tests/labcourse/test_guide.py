@@ -112,6 +112,8 @@ def test_gradescope_results(tmp_path, bubblewrap):
     shutil.copytree(NOTEBOOKS, source / "notebooks")
     (tmp_path / "autograder" / "submission").mkdir()
     (tmp_path / "autograder" / "submission" / "00_start_here.ipynb").write_bytes(notebook(RIGHT))
+    (tmp_path / "autograder" / "submission_metadata.json").write_text('{"users": [{"id": 7, "name": "Ada"}]}')
+    assert gradescope._graded(course, course.lab("00"), tmp_path / "autograder" / "submission")["student"] == "7"
     assert gradescope.main("00_start_here", str(tmp_path / "autograder")) == 0
     told = (tmp_path / "autograder" / "results" / "results.json").read_text()
     assert '"score": 1.0' in told and '"status": "passed"' in told
@@ -160,7 +162,7 @@ def test_a_download_a_week_late_by_its_zip_costs_nothing_in_silence(names, tmp_p
         "late day" in feedback
         and "return torch.tensor" in feedback
         and "Due 01 November 2026, 23:59 (UTC)" in feedback
-        and "Write on_gpu(numbers)" in feedback
+        and "Write <code>on_gpu(numbers)</code>" in feedback
     )
 
 

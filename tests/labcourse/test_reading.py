@@ -15,15 +15,14 @@ def with_written(source: str) -> bytes:
 
 def test_tags_checks_and_written_answers_are_found():
     found = reading.parse(with_written("Because."))
-    assert (found.tagged, found.checked, found.written) == ({"00.1"}, {"00.1"}, {"00.why": "Because."})
+    assert (found.tagged, found.checked) == ({"00.1"}, {"00.1"})
+    assert found.cells[-1] == reading.Cell("markdown", "Because.", "00.why")
     assert len(found.code) == 3
-
-
-def test_what_stood_there_before_is_no_answer():
-    assert reading.parse(with_written(reading.PLACEHOLDER + "\n")).written == {"00.why": ""}
 
 
 def test_the_names_that_check_cells_give():
     assert reading.checked_number('labkit.check("02.3", run_on)') == "02.3"
     assert reading.checked_name('labkit.check("02.3", run_on)') == "run_on"
     assert reading.checked_number("checksum(1)") is None
+    for source in ("%time labkit.check('02.3', run_on)", "labkit.check('02.3')", "labkit.check('02.3', 5)", "check("):
+        assert reading.checked_name(source) is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from handed_in import NOTEBOOKS
 
-from labcourse import assignment, examination, release
+from labcourse import assignment, examination, feedback, release
 from labcourse.sandbox import Sandbox
 
 LESSONS = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
@@ -56,10 +56,25 @@ def test_students_get_no_solution_and_no_output(whole_course):
         assert [task.metadata["labkit"]["exercise"] for task in tasks] == [exercise.number for exercise in lab.exercises]
 
 
-def test_feedback_asks_the_questions_in_plain_text(whole_course):
+def test_feedback_asks_the_questions_without_marks(whole_course):
     for lab in whole_course.labs:
         asked = release.questions(whole_course, lab)
-        assert len(asked) == len(lab.exercises) and not any(mark in question for question in asked.values() for mark in "*`")
+        assert len(asked) == len(lab.exercises)
+        for question in asked.values():
+            without_code = re.sub("<(code|pre).*?</(code|pre)>", "", feedback.rich(question), flags=re.DOTALL)
+            assert "*" not in without_code and "`" not in without_code, question
+
+
+def test_marks_of_code_and_emphasis_become_html_and_nothing_else_does():
+    assert feedback.rich("`a*b*` **is** *not* <b> `c`") == "<code>a*b*</code> <strong>is</strong> <em>not</em> &lt;b&gt; <code>c</code>"
+    assert feedback.rich("2 * 3 * 4") == "2 * 3 * 4"
+
+
+def test_solutions_and_stubs_are_found_for_each_exercise(whole_course):
+    for lab in whole_course.labs:
+        numbers = [exercise.number for exercise in lab.exercises]
+        assert list(release.solutions(whole_course, lab)) == list(release.stubs(whole_course, lab)) == numbers
+        assert all(release.solutions(whole_course, lab).values())
 
 
 def test_the_instructor_gets_each_solution(whole_course):
@@ -78,7 +93,7 @@ def box(whole_course, bubblewrap):
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_every_lab_stands_alone_and_its_solutions_earn_all_points(whole_course, box, lesson):
-    """Also the proof that controls and the watch over names find nothing in an honest notebook."""
+    """The controls find nothing in an honest notebook, too."""
     [lab] = (lab for lab in whole_course.labs if lab.name == lesson)
     given = release.handed_out(whole_course, lab)
     examined = examination.examine(solved(whole_course, lab), "ada", lab, whole_course, given, box)

@@ -33,12 +33,11 @@ class Played:
     [
         ("stopped", 0, "ended"),  # it was slow to end: on a busy machine the fork server had been told to stop it
         ("stopped", -11, "ended"),
-        ("stopped", -9, "tampered"),  # it closed the line on which it is watched, and went on
         (None, -9, "ended"),
         ("memory", -9, "memory"),
     ],
 )
-def test_who_only_takes_long_to_end_has_not_tampered(reason, status, kind):
+def test_the_end_of_a_process_has_its_reason(reason, status, kind):
     with SubmissionProcess(Played({"reason": reason, "status": status})) as process, pytest.raises(EndedError) as error:
         process.ask({}, 1)
     assert error.value.kind == kind

@@ -1,10 +1,10 @@
-"""For each exercise an answer that is known to be wrong, and how its check says so.
+"""Controls: for each exercise an answer that is known to be wrong, and what its check says of it.
 
-A grader observes it in the process of each submission: if it looks right there, or wrong in another way, the submission has changed what
-answers are observed with. Chosen so that the measurement itself, of memory, order, time or values, has to show what is wrong.
+The grader tries the control in the process of each submission. If the control looks right there, or wrong in another way, then the notebook
+has changed what answers are measured with. Only a measurement of memory, order, time or values can show what is wrong with a control.
 
-wrong_answers.txt has them: a line with the exercise, what is wrong, and after => a regular expression for what the check says; below it the
-answer's source, indented.
+The controls are in wrong_answers.txt. A line names the exercise, the fault and, after =>, a regular expression that matches the check's
+message. The answer's source is below that line, indented.
 """
 
 import re
