@@ -322,6 +322,10 @@ class Machine:
         if self._seen is None:
             self._seen = self.named_visible()
 
+    def stop_driver(self) -> None:
+        """Forget that the driver was initialised, before the program runs."""
+        self._seen = None
+
     def read_settings(self) -> None:
         """Give the allocators the settings of the environment, at the first use of CUDA."""
         if self._settings_are_read:

@@ -58,6 +58,7 @@ class Installation:
                 self._replace(owner, names)
             self._register_kernels()
             self._mode.__enter__()
+            machine.stop_driver()  # some of PyTorch's modules ask `is_available()` at their import
         except BaseException:
             self.remove()
             raise

@@ -1,6 +1,8 @@
 """The environment is read when CUDA is first used, as on a real GPU."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -94,3 +96,18 @@ def test_a_wrong_setting_is_an_error_of_the_first_use(machine, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_splitt:64")
     with pytest.raises(RuntimeError, match="max_splitt"):
         torch.ones(1, device="cuda")
+
+
+@pytest.mark.slow
+def test_the_kit_itself_fixes_nothing_before_a_script_runs(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, torch\n"
+        "os.environ['CUDA_VISIBLE_DEVICES'] = '0,2'\n"
+        "torch.cuda.init()\n"
+        "print(torch.cuda.device_count())\n"
+    )
+    command = [sys.executable, "-m", "virtualgpu", "run", "--gpus", "4", str(script)]
+    environment = {name: value for name, value in os.environ.items() if name != NAMES}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.stdout == "2\n", result.stderr
