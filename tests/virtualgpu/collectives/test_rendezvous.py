@@ -42,14 +42,18 @@ def pair(monkeypatch):
 def test_a_rank_that_never_comes_is_told_whatever_the_store(kind, tmp_path):
     store = dist.HashStore() if kind == "in memory" else dist.FileStore(str(tmp_path / "store"), 2)
     here = Rendezvous(0, [5, 7], timedelta(milliseconds=1))
-    with pytest.raises(dist.DistBackendError, match=r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in made\(\) \(test_rendezvous.py:\d+\)"):
+    with pytest.raises(
+        dist.DistBackendError, match=r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in made\(\) \(test_rendezvous.py:\d+\)"
+    ):
         here.open(store, "made()")
 
 
 def test_a_rank_that_never_enters_is_told(pair):
     here, _ = pair(dist.HashStore(), timeout=0.1)
     entry = here.enter(BARRIER, 0.0, True)
-    with pytest.raises(dist.DistBackendError, match=r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in barrier\(\) \(test_rendezvous.py:\d+\)"):
+    with pytest.raises(
+        dist.DistBackendError, match=r"^Watchdog caught .*rank 7 never entered it; rank 5 waits in barrier\(\) \(test_rendezvous.py:\d+\)"
+    ):
         here.meet(entry)
 
 
