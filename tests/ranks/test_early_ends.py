@@ -74,10 +74,19 @@ def test_in_processes_that_the_script_starts(script, method, tmp_path):
     run([sys.executable, "-m", "labkit", "run", "--gpus", "3", "--like", "H200", script(PAIRS + BY_SPAWN), with_address])
 
 
-def test_under_pytorchs_own_torchrun(script):
+def test_under_pytorchs_own_torchrun(script, tmp_path):
     inner = script(PAIRS + BY_TORCHRUN)
     outer = inner.with_name("outer.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(inner), "5"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=3",
+        f"--log-dir={tmp_path}",
+        str(inner),
+        "5",
+    ]
     outer.write_text(f"import subprocess, sys\nsys.exit(subprocess.run({command!r}).returncode)")
     run([sys.executable, "-m", "labkit", "run", "--gpus", "3", "--like", "H200", outer])
 
