@@ -175,8 +175,10 @@ class Endpoint:
         """Close this process's files without telling the peers. A forked process closes its copies."""
         self.is_open = False
         self._listener.close()
-        for either in (*self._outgoing.values(), *self._incoming.values()):
-            either.connection.close()
+        for outgoing in self._outgoing.values():
+            outgoing.connection.close()
+        for incoming in self._incoming.values():
+            incoming.connection.close()
         self._outgoing.clear()
         self._incoming.clear()
 
