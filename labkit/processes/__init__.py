@@ -21,7 +21,8 @@ def context() -> BaseContext:
     if "forkserver" not in torch.multiprocessing.get_all_start_methods():
         return torch.multiprocessing.get_context("spawn")
     chosen = torch.multiprocessing.get_context("forkserver")
-    chosen.set_forkserver_preload(["virtualgpu.processes.preload"])  # heeded by a server that is not yet running
+    preload = ["labkit.processes.preload", "virtualgpu.processes.preload"]
+    chosen.set_forkserver_preload(preload)  # heeded by a server that is not yet running
     return chosen
 
 

@@ -52,8 +52,7 @@ def main(folder: str, fileno: str, node: str) -> None:
         store = _meeting_place(host, port, address, request["join_timeout"])
         messages.send(caller, endpoint=f"{host}:{store.port}", devices="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "cpu")
         _name_interface(address, both=request["endpoint"] is not None)
-        # Or ranks that are started again would look for the dead ones, whose addresses the store of the first start still has.
-        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        _renew_stores()
         _report_exits(caller)
         if forkserver.is_here():
             _fork_ranks()
@@ -134,6 +133,24 @@ def _name_interface(address: str, both: bool) -> None:
             if both:
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
             return
+
+
+def _renew_stores() -> None:
+    """Have torchrun's agent, which keeps the store in which the ranks meet, make a new one whenever it starts them again.
+
+    In the store of the first start, they would look for the ranks that have ended: their addresses are still there.
+    """
+    handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
+    join = handler.next_rendezvous
+    kept = []  # so that each start has a port of its own
+
+    def next_rendezvous(self: Any) -> Any:
+        self._bootstrap_store_info = None
+        joined = join(self)
+        kept.append(self._shared_tcp_store_server)
+        return joined
+
+    handler.next_rendezvous = next_rendezvous
 
 
 def _report_exits(caller: socket.socket) -> None:

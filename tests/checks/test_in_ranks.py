@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -118,3 +120,32 @@ def test_ranks_that_wait_in_vain_are_told(other, monkeypatch):
 
     with pytest.raises(RankError, match="does every rank call the same collectives"):
         in_ranks(add, answer, [1, 2])
+
+
+BESIDE_FILES_NAMED_LIKE_PACKAGES = """
+import importlib.metadata, os, sys
+from labkit.checks.in_ranks import in_ranks
+from labkit.processes import by_value
+
+KIT = {"virtualgpu", "gputrace", "labkit", "labcourse"}
+for name in importlib.metadata.packages_distributions():
+    if name.isidentifier() and name not in KIT:
+        with open(f"{name}.py", "w") as file:
+            file.write(f"print('imported {name}', flush=True)")
+sys.path.insert(0, "")  # as in a notebook
+print(in_ranks(lambda answer, number: answer(number), lambda number: 2 * number, [1, 2], like=sys.argv[1] or None))
+sys.path.remove("")  # torch itself imports `tabulate` when this process ends
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("like", ["", "H200"])
+def test_files_named_like_packages_are_not_imported_by_ranks(like, tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", BESIDE_FILES_NAMED_LIKE_PACKAGES, like],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.stdout, ended.stderr) == ("[2, 4]\n", "")

@@ -302,7 +302,8 @@ WRONG = {
     ),
     "rank 0 ends early": (
         "for _ in range(2 + rank): dist.all_reduce(x)",
-        r"rank 0 as a rule, ended while rank 1 waited in all_reduce\(4 x float32, SUM\) \(\S+:12\), all_reduce number 4 of its group",
+        r"all_reduce number 4 of its group will never start: rank 0 never entered it, and was last in number 3, all_reduce.*; "
+        r"rank 1 waits in all_reduce\(4 x float32, SUM\) \(\S+:12\)",
     ),
     "another call": (
         "if rank: dist.broadcast(x, 0)\nelse: dist.all_reduce(x)",

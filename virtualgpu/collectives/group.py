@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
 from virtualgpu.collectives.by_hand import called_by_hand
-from virtualgpu.collectives.rendezvous import Rendezvous
+from virtualgpu.collectives.rendezvous import Rendezvous, of_group
 from virtualgpu.collectives.ring import collective_seconds, launch_seconds
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.without_values import all_known, forget
@@ -74,7 +74,7 @@ class ProcessGroupNCCL(_Gloo):
         self.store, self.group_around = store, None
         super().__init__(store, rank, size, timeout=self._options._timeout)
         self.ranks_of_all = list(self._options.global_ranks_in_group) or list(range(size))
-        self.rendezvous = Rendezvous(PrefixStore("virtual nccl", store), rank, self.ranks_of_all, self._options._timeout)
+        self.rendezvous = of_group(self._options.group_name) or self._made_by_hand(store, rank)
         self.coalescing: list[VirtualWork] | None = None
         self.to_itself: deque[list[torch.Tensor]] = deque()  # what this rank has sent to itself
         self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
@@ -84,6 +84,13 @@ class ProcessGroupNCCL(_Gloo):
         self._destroyed = False
         self._watched = 0.0  # when the watchdog looked last, beside its period
         _alive.append(self)
+
+    def _made_by_hand(self, store: Any, rank: int) -> Rendezvous:
+        """Let the ranks of a group meet that PyTorch did not make."""
+        rendezvous = Rendezvous(rank, self.ranks_of_all, self._options._timeout)
+        if self.size() > 1:
+            rendezvous.open(PrefixStore("virtual nccl", store), "ProcessGroupNCCL()")
+        return rendezvous
 
     def name(self) -> str:
         return "nccl"

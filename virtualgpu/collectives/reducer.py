@@ -14,7 +14,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from virtualgpu.collectives.group import Options, ProcessGroupNCCL, end_coalescing, let_watchdogs_look, ordered
-from virtualgpu.collectives.rendezvous import made_by_all
+from virtualgpu.collectives.rendezvous import end_group, made_by_all
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
 from virtualgpu.ops.call import made_on
@@ -88,6 +88,7 @@ def _shutting_down(shut_down: Callable[[Any], None]) -> Callable[[Any], None]:
         for device in self._device_types:
             if isinstance(backend := self._get_backend(device), ProcessGroupNCCL):
                 backend.abort()
+        end_group(self.group_name)
         shut_down(self)
 
     return shutdown

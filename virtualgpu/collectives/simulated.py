@@ -51,9 +51,7 @@ class Everybody(Rendezvous):
         return True
 
     def meet(self, entry: Entry, patience: Any = None) -> list[dict[str, Any]]:
-        said = self._said(entry.channel, entry.number, self._rank)
-        self._remove(entry.channel, entry.number)
-        return [said] * len(entry.ranks)
+        return [self._said.pop(entry.key)[self._rank]] * len(entry.ranks)
 
 
 class SimulatedNCCL(ProcessGroupNCCL):
@@ -64,7 +62,7 @@ class SimulatedNCCL(ProcessGroupNCCL):
         options.global_ranks_in_group = list(options.global_ranks_in_group) or list(range(size))
         self._place = rank, size
         super().__init__(HashStore(), 0, 1, options)
-        self.rendezvous = Everybody(HashStore(), rank, self.ranks_of_all, options._timeout)
+        self.rendezvous = Everybody(rank, self.ranks_of_all, options._timeout)
 
     def rank(self) -> int:
         return self._place[0]

@@ -1,29 +1,25 @@
 """What gloo does with tensors on GPUs: it moves copies on the host, where Python waits. The network takes no time here."""
 
 import datetime
-import weakref
 from typing import Any
 
 import torch
 from torch._C import _DisableTorchDispatch
-from torch.distributed import PrefixStore, ProcessGroup, distributed_c10d
+from torch.distributed import ProcessGroup
 
 from virtualgpu.clock.machine_clock import EventTime
 from virtualgpu.collectives.group import Transfer, VirtualWork
-from virtualgpu.collectives.rendezvous import Rendezvous
+from virtualgpu.collectives.rendezvous import Rendezvous, of_group
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.without_values import all_known, forget
-
-_rendezvous: "weakref.WeakKeyDictionary[ProcessGroup, Rendezvous]" = weakref.WeakKeyDictionary()
 
 
 def through_host(group: ProcessGroup, backend: Any, gpu: Gpu, transfer: Transfer) -> VirtualWork:
     """Begin it: gloo's own threads move the values from now on, in the order in which this rank has called."""
-    if group not in _rendezvous:
-        store = PrefixStore("virtual gloo", distributed_c10d._world.pg_map[group][1])
-        ranks = torch.distributed.get_process_group_ranks(group)
-        _rendezvous[group] = Rendezvous(store, group.rank(), ranks, backend.options._timeout)
-    return VirtualWork([OnHost(_rendezvous[group], gpu, transfer)], list(transfer.received))
+    rendezvous = of_group(group.group_name)
+    if rendezvous is None:  # of one rank
+        rendezvous = Rendezvous(group.rank(), torch.distributed.get_process_group_ranks(group), backend.options._timeout)
+    return VirtualWork([OnHost(rendezvous, gpu, transfer)], list(transfer.received))
 
 
 class OnHost:
