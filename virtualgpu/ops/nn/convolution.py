@@ -1,20 +1,13 @@
 """Convolutions as cuDNN computes them: a workspace for the output, one for the input's gradient, one for the weight's.
 
-cuDNN chooses its algorithm by itself, and no rule for its workspaces is known: these are estimates. The table among the profiles holds
-what it asked for on an H200 for 111,000 convolutions (benchmarks/fidelity/cudnn.py measures them): for each layer and size of image,
-straight lines over the batch. Another size takes the nearest one of the same layer, at the batch with as many positions; another layer
-the nearest one of the same kind. With a size left out of the table, 81% of 12,120 workspaces are found within 2% that way.
-Most workspaces are copies in the order that the kernels want (input, output, and weight with channels last) and a little more,
-so what is found is carried over by the size of these copies; it is also what a layer of an unknown kind gets.
-Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and native/Convolution.cpp.
+`convolution_workspaces` says how many bytes cuDNN takes. Order of allocations: PyTorch's native/cudnn/ConvShared.cpp and
+native/Convolution.cpp.
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, partial
-from importlib.resources import files
-from math import log, prod
-from typing import Any, NamedTuple
+from functools import partial
+from math import prod
+from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
@@ -25,141 +18,75 @@ from virtualgpu.ops import operators, reductions
 from virtualgpu.ops.blas import cudnn_format
 from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles, operator, shapes_by
 from virtualgpu.ops.half import sums_in_float32
+from virtualgpu.ops.nn.convolution_workspaces import (
+    DTYPES,
+    INPUT_GRADIENT,
+    OUTPUT,
+    WEIGHT_GRADIENT,
+    Convolution,
+    workspaces,
+)
 from virtualgpu.ops.sequence import Out, Plan, perform
 from virtualgpu.ops.work import UNVECTORIZED
 
 Tensor = torch.Tensor
 CONVOLUTION, CONVOLUTION_BACKWARD = 0.85, 0.5  # of a product's rate
 CHANNEL_TILE, CHANNEL_VECTOR = 128, 8  # output channels are computed so many at a time, input channels read so many at a time
-OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
-FEW = 8  # channels on either side, up to which the table has no entries
 FEW_PIXELS = 75  # an image of so many takes a depthwise weight's gradient twice as long a pixel as a large one
 WIDE = 7  # a window
-VECTOR = 4  # channels, from which on cuDNN copies so few into whole vectors
 
 
-NO_SLOPE = -1  # of a line that is a single point
-LITTLE = 2048  # bytes that a workspace of copies has more than these, at most
-
-
-class Layer(NamedTuple):
-    """What a convolution is but for the size of its input. `kind` is the rest of it."""
-
-    kind: str
-    into: int
-    out: int
-
-    @classmethod
-    def read(cls, key: str) -> "Layer":
-        dtype, order, transposed, into, out, *settings, groups = key.split()
-        groups = "depthwise" if groups == into != "1" else groups
-        return cls(" ".join((dtype, order, transposed, *settings, groups)), int(into), int(out))
-
-    def distance(self, other: "Layer") -> float:
-        return abs(log(self.into / other.into)) + abs(log(self.out / other.out))
-
-
-@lru_cache(maxsize=1)
-def _recording() -> tuple[dict[str, dict[str, list[list[int]]]], dict[str, list[tuple[Layer, str]]]]:
-    """Lines by layer and size, and the layers of each kind."""
-    lines = json.loads((files("virtualgpu.profiles") / "cudnn_convolution_h200.json").read_text())["lines"]
-    kinds: dict[str, list[tuple[Layer, str]]] = {}
-    for key in lines:
-        layer = Layer.read(key)
-        kinds.setdefault(layer.kind, []).append((layer, key))
-    return lines, kinds
-
-
-def on_line(lines: list[int], batch: int) -> int:
-    """Bytes at a batch: lines are triples of the first batch of each, bytes there, and bytes a further sample."""
-    starts = lines[::3]
-    at = max((i for i, start in enumerate(starts) if start <= batch), default=0)
-    start, size, slope = lines[3 * at : 3 * at + 3]
-    if slope == NO_SLOPE:
-        if start == batch or not size:
-            return size
-        if at + 1 < len(starts) and batch > start:  # between two points
-            following, larger = lines[3 * at + 3 : 3 * at + 5]
-            return size + (larger - size) * (batch - start) // (following - start)
-        return size * batch // start
-    return max(0, size + slope * (batch - start))
-
-
-def _joined(numbers: Any, dims: int) -> str:
-    numbers = list(numbers)
-    return ",".join(map(str, numbers * dims if len(numbers) == 1 else numbers))
-
-
-def carried_over(size: int, copies: int, its_copies: int) -> int:
-    """A workspace of a similar convolution, whose copies have `its_copies` bytes, for one whose copies have `copies`."""
-    if size <= LITTLE:
-        return size
-    return size - its_copies + copies if size >= its_copies - LITTLE else size * copies // its_copies
-
-
-@lru_cache(maxsize=4096)
-def workspaces(key: str, extent: tuple[int, ...], x: int, y: int, w: int, last: bool) -> tuple[int, ...]:
-    """Bytes of the three workspaces of a layer: x, y, w are those of input, output and weight, `extent` the input's batch and size."""
-    lines, kinds = _recording()
-    batch, pixels = extent[0], prod(extent[1:])
-    if key in lines and (exact := lines[key].get(",".join(map(str, extent[1:])))):
-        return tuple(on_line(line, batch) for line in exact)
-    layer = Layer.read(key)
-    similar = [(layer, key)] if key in lines else kinds.get(layer.kind)
-    if not similar or not pixels:
-        copies = 0 if last else x + y + w
-        return copies, copies, copies
-    other, found = min(similar, key=lambda entry: layer.distance(entry[0]))
-    size, ratio = min(((size, prod(map(int, size.split(","))) / pixels) for size in lines[found]), key=lambda entry: abs(log(entry[1])))
-    into, out = other.into / layer.into, other.out / layer.out
-    its_batch = max(1, round(batch / ratio))  # that has as many positions, by which cuDNN chooses
-    its_copies = round((x * into + y * out) * ratio * its_batch / batch + w * into * out)
-    return tuple(carried_over(on_line(line, its_batch), x + y + w, its_copies) for line in lines[found][size])
-
-
-def _layer(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, transposed: bool, groups: int) -> tuple[str, bool]:
+def figures(
+    x: Tensor,
+    result: Tensor,
+    weight: Tensor,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    groups: int,
+) -> tuple[int, ...]:
+    """Return the bytes of the three workspaces. `result` has the shape of the output."""
     dims = x.dim() - 2
-    last = dims == 2 and any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in (x, weight))
-    channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    settings = " ".join(_joined(n, dims) for n in (weight.shape[2:], stride, padding, dilation))
     name = str(x.dtype)[6:]
-    return f"{name} {'last' if last else 'first'} {'FT'[transposed]} {x.shape[1]} {channels} {settings} {groups}", last
+    if name not in DTYPES:  # cuDNN's kernels for images of float64 asked for none
+        copies = 0 if dims == 2 else bytes_of(x) + bytes_of(result) + bytes_of(weight)
+        return copies, copies, copies
+    tensors = (x, weight)
+    last = dims == 2 and any(lies_channels_last(tensor, dims) for tensor in tensors)
+    into, out = _channels(weight, transposed, groups)
+    return workspaces(
+        Convolution(
+            dtype=DTYPES.index(name),
+            channels_last=last,
+            transposed=transposed,
+            into=into,
+            out=out,
+            groups=groups,
+            batch=x.shape[0],
+            dims=dims,
+            kernel=_triple(weight.shape[2:], dims),
+            stride=_triple(stride, dims),
+            padding=_triple(padding, dims, fill=0),
+            dilation=_triple(dilation, dims),
+            extent=_triple(x.shape[2:], dims),
+            result=_triple(result.shape[2:], dims),
+        )
+    )
 
 
-def figures(x: Tensor, y: int, weight: Tensor, *settings: Any) -> tuple[int, ...]:
-    if x.dtype is torch.float64 and x.dim() == 4:
-        return 0, 0, 0  # cuDNN's kernels for float64 asked for none
-    if max(_channels(weight, *settings[-2:])) <= FEW:
-        return few_channels(x, y, weight, *settings[-2:])
-    layer, last = _layer(x, weight, *settings)
-    return workspaces(layer, (x.shape[0], *x.shape[2:]), bytes_of(x), y, bytes_of(weight), last)
+def _triple(numbers: Sequence[int], dims: int, fill: int = 1) -> tuple[int, ...]:
+    """Return three numbers: those of each dimension, or one number for all, and then `fill`."""
+    given = tuple(numbers)
+    if len(given) == 1:
+        given *= dims
+    return given + (fill,) * (3 - dims)
 
 
 def _channels(weight: Tensor, transposed: bool, groups: int) -> tuple[int, int]:
     """Channels of the input and of the output."""
     first, second = weight.shape[0], weight.shape[1] * groups
     return (first, second) if transposed else (second, first)
-
-
-def few_channels(x: Tensor, y: int, weight: Tensor, transposed: bool, groups: int) -> tuple[int, ...]:
-    """The workspaces where so few channels are convolved that they do not fill the vectors which tensor cores want.
-
-    What cuDNN takes is either nothing, or copies with channels last, filled up to whole vectors of 16 bytes; an estimate after 150
-    convolutions of three to eight channels.
-    """
-    if groups > 1:
-        return 0, 0, 0
-    item = x.itemsize
-    into, out = _channels(weight, transposed, groups)
-    wide_into, wide_out = (-(-channels * item // 16) * 16 for channels in (into, out))  # bytes of a position
-    copies = x.numel() // into * wide_into + y // (item * out) * wide_out + prod(weight.shape[2:]) * wide_into * wide_out // item
-    filled, plain = copies + 16, bytes_of(x) + y + bytes_of(weight) + 16
-    half = item == 2
-    if min(into, out) < VECTOR:
-        return (filled, 0, 0) if half and x.dim() == 5 else (0, 0, filled if x.dim() == 5 else 0)
-    if x.dim() == 5:
-        return filled if transposed or x.dtype is torch.bfloat16 else plain, filled, filled
-    return filled if transposed and half else 0, filled if half and not transposed else 0, 0
 
 
 def _require_floating(dtype: torch.dtype) -> None:
@@ -206,7 +133,7 @@ def convolution(call: Call) -> Any:
         return operators.compute(call)
 
     def plan(outputs: list[Any]) -> Plan:
-        space = figures(x, bytes_of(outputs[0]), weight, stride, padding, dilation, transposed, groups)[OUTPUT]
+        space = figures(x, outputs[0], weight, stride, padding, dilation, transposed, groups)[OUTPUT]
         return Out(0), space, -space
 
     return perform(call, plan)
@@ -263,7 +190,7 @@ def convolution_backward(call: Call) -> Any:
     grad, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = call.args
     if call.kwargs or not _takes(x):
         return operators.compute(call)
-    spaces = figures(x, bytes_of(grad), weight, stride, padding, dilation, transposed, groups)
+    spaces = figures(x, grad, weight, stride, padding, dilation, transposed, groups)
     own_kernels = groups == x.shape[1] > 1 and not any(spaces)  # PyTorch's for depthwise convolutions: the weight's gradient comes first
     copy = 0 if grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last) else bytes_of(grad)
     both, each = (copy, 0) if transposed else (0, copy)
