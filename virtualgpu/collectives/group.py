@@ -75,7 +75,7 @@ class ProcessGroupNCCL(_Gloo):
         self.store, self.group_around = store, None
         super().__init__(store, rank, size, timeout=self._options._timeout)
         self.ranks_of_all = list(self._options.global_ranks_in_group) or list(range(size))
-        self.rendezvous = of_group(self._options.group_name) or self._made_by_hand(store, rank)
+        self.rendezvous = of_group(self._options.group_name) or self._made_by_hand(store, rank, size)
         self.coalescing: list[VirtualWork] | None = None
         self.to_itself: deque[list[torch.Tensor]] = deque()  # what this rank has sent to itself
         self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
@@ -87,10 +87,10 @@ class ProcessGroupNCCL(_Gloo):
         self._watched = 0.0  # when the watchdog looked last, beside its period
         _alive.append(self)
 
-    def _made_by_hand(self, store: Any, rank: int) -> Rendezvous:
+    def _made_by_hand(self, store: Any, rank: int, size: int) -> Rendezvous:
         """Let the ranks of a group meet that PyTorch did not make."""
         rendezvous = Rendezvous(rank, self.ranks_of_all, self._options._timeout)
-        if self.size() > 1:
+        if size > 1:
             rendezvous.open(PrefixStore("virtual nccl", store), "ProcessGroupNCCL()")
         return rendezvous
 

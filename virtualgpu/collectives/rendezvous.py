@@ -121,6 +121,7 @@ class Rendezvous:
             if store.check([str(rank)]):
                 self._said.setdefault(entry.key, {})[rank] = json.loads(store.get(str(rank)))
         with suppress(RuntimeError):  # the next attempt is the first that counts
+            store.delete_key(str(self._rank))
             store.underlying_store.add(f"count/{self._rank}", -1)
         return torch.distributed.DistBackendError(self._waited_in_vain(entry, self.timeout))
 

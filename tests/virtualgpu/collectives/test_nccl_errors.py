@@ -8,7 +8,10 @@ import torch.distributed as dist
 
 from virtualgpu.collectives.nccl_errors import check_own_gpus
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [
+    pytest.mark.usefixtures("world"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # of names that newer versions of torch give collectives
+]
 
 
 def ones(*shape, **options):
