@@ -1,6 +1,8 @@
-"""What NCCL and ProcessGroupNCCL refuse, in their words: tensors, reductions, and ranks that share a GPU.
+"""What NCCL and ProcessGroupNCCL refuse, in their words: tensors, reductions, and ranks that share
+a GPU.
 
-The checks and their texts are those of ProcessGroupNCCL.cpp and NCCLUtils.cpp (torch/csrc/distributed/c10d), and of NCCL's init.cc.
+The checks and their texts are those of ProcessGroupNCCL.cpp and NCCLUtils.cpp
+(torch/csrc/distributed/c10d), and of NCCL's init.cc.
 """
 
 import socket
