@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
-
 PATIENCE = 10.0  # seconds to wait for another process that holds the lock
 POLL = 0.01  # seconds between two attempts
 # What a network folder without locks answers. There we write without a lock: rarely an entry is lost, never the file.
@@ -22,6 +20,8 @@ def locked(file: Path) -> Iterator[None]:
 
     Raises OSError if the folder cannot be written, or if another process keeps the lock too long.
     """
+    from filelock import FileLock  # ranks of checks import this module and need no lock
+
     lock = FileLock(file.with_suffix(".lock"), timeout=PATIENCE, poll_interval=POLL)
     try:
         lock.acquire()

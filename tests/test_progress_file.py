@@ -26,6 +26,7 @@ for number in range({MANY}):
 # The superuser may write everywhere, so the program first gives up that right.
 IN_A_READ_ONLY_FOLDER = """
 import os, sys, warnings
+import filelock  # before the change of user, who may not read the installation
 from labkit import progress_file
 if os.getuid() == 0:
     os.setuid(65534)

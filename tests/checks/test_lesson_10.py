@@ -110,7 +110,7 @@ def test_accumulation_is_judged_by_gradient_and_messages(change, hint):
 
 # Momenta 8, 12, 14 with gradients of 8: the weight falls by an eighth of their sum.
 LIVES = {"steps": 3, "dies": 1, "gradients": [8, 8, 8]}
-NOTHING = {"saved": 0, "placed": 0, "removed": 0}
+NOTHING = {"saved": 0, "placed": 0, "removed": 0, "moved": 0, "overwritten": 0}
 SAVED = NOTHING | {"saved": 2, "placed": 2}
 FIRST = {"begun": [0, 1], "files": [None, 7], "weight": 0.0, "momentum": 8.0}
 SECOND = {"begun": [1, 2], "weight": -3.25, "momentum": 14.0} | NOTHING
@@ -129,6 +129,8 @@ def lives(first=FIRST | SAVED, other=FIRST | NOTHING, second=SECOND, third=()):
         (lives(FIRST | SAVED | {"files": [7, 7]}), "after step 0, the file was as before"),
         (lives(other=FIRST | SAVED), "2 ranks saved the checkpoint"),
         (lives(FIRST | SAVED | {"placed": 0}), "was written in its place"),
+        (lives(FIRST | SAVED | {"overwritten": 1}), "was written in its place"),
+        (lives(FIRST | SAVED | {"moved": 1}), "was written in another folder, and moved"),
         (lives(FIRST | SAVED | {"removed": 1}), "the file was removed"),
         (lives(second=SECOND | {"begun": [0, 1, 2]}), "1 steps were done when the ranks died; started again, rank 1 did [0, 1, 2] of 3"),
         (lives(second=SECOND | {"weight": -2.0, "momentum": 12.0}), "The momentum was not restored"),

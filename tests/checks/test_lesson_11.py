@@ -27,10 +27,11 @@ def test_what_an_answer_changes_of_its_layers_is_told():
         ({"type": "Tensor", "shape": [1, 2], "values": [11.0, 11.0]}, "a tensor of [1, 2]; [1, 1] was due"),
         ({"type": "Tensor", "shape": [1, 1], "values": [14.0]}, "rank 1 of 2 has [14] from element 0 on, where the whole layers give [11]"),
         ({"changed": ["second_bias"]}, "rank 1 of 2 has changed second_bias"),
+        ({"sent": 5000}, "Leave the weights where they are"),
     ],
 )
 def test_cut_layers_are_judged_on_every_rank(answer, hint):
-    good = {"type": "Tensor", "shape": [1, 1], "values": [11.0], "changed": []}
+    good = {"type": "Tensor", "shape": [1, 1], "values": [11.0], "changed": [], "sent": 4}
     verdict = judge_layers([[good, good | answer]], [LAYERS])
     assert verdict.passed == (hint is None), verdict
     assert hint is None or hint in verdict.message

@@ -175,4 +175,4 @@ def test_a_guess_is_about_the_claim_that_is_selected_on_the_page():
         panel.guesses["holds"].click()
         panel.choice.value = "empy_cache"
         page.reply()
-    assert "never held" in text(panel)
+    assert "it has a typo" in text(panel)
