@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.isolation import exit_status
+from labkit.processes import exit_status
 from labkit.processes.supervision import KeptOutput
 
 # What is said in a rank that has lost another one (the virtual NCCL's words, gloo's pair.cc, NCCL's and the stores' errors).
