@@ -338,8 +338,11 @@ def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
 HALVES = ["cuda:0"] * 2 + ["cuda:1"] * 2  # where weight and bias of both halves belong
 
 
+MOVES = {torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.type, torch.Tensor.copy_}
+
+
 class _CopiesToHost(TorchFunctionMode):
-    """Notice whether a tensor on the CPU is made from one on a GPU."""
+    """Notice whether a function that moves tensors makes one on the CPU from one on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -347,9 +350,9 @@ class _CopiesToHost(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
-        from_gpu = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_leaves(args))
-        on_host = any(isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" for leaf in tree_leaves(made))
-        self.seen |= from_gpu and on_host
+        if function in MOVES and made.device.type == "cpu":
+            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+            self.seen |= any(tensor.is_cuda for tensor in tensors)
         return made
 
 
