@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.utils._device
+from torch._C import _DisableTorchDispatch
 
 from virtualgpu import hardware
 from virtualgpu.errors import outermost, unsupported
@@ -61,7 +62,8 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any
     scripted = {id(made): operator for name, made in makers.items() if (operator := builtins.get(id(getattr(torch, name)))) is not None}
     yield torch, makers
     yield builtins, scripted
-    yield torch.Tensor, {name: with_any_device(getattr(torch.Tensor, name)) for name in METHODS} | {"new_tensor": new_tensor}
+    methods = {name: with_any_device(getattr(torch.Tensor, name)) for name in METHODS}
+    yield torch.Tensor, methods | {"new_tensor": new_tensor, "__new__": staticmethod(legacy_constructor(torch.Tensor.__new__))}
     yield torch.fft, {name: with_any_device(getattr(torch.fft, name)) for name in ("fftfreq", "rfftfreq")}
     yield torch._C, {"_set_default_tensor_type": set_default_tensor_type}
     exported = to_dlpack(torch.utils.dlpack.to_dlpack)
@@ -267,6 +269,18 @@ class Device(metaclass=_AnyDevice):
 
 
 # Legacy constructors
+
+
+def legacy_constructor(construct: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.Tensor.__new__`. C++ cannot make a tensor of a subclass while a dispatch mode has Python see each new tensor."""
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: N807 (Python's name)
+        if cls is torch.Tensor or any(type(x) is VirtualTensor for x in args):
+            return construct(cls, *args, **kwargs)
+        with _DisableTorchDispatch():
+            return construct(cls, *args, **kwargs)
+
+    return __new__
 
 
 class _LegacyType(type):

@@ -21,7 +21,7 @@ from virtualgpu.hardware import Machine
 from virtualgpu.host import benchmark, data_loading, pinned, python_costs, time_module
 from virtualgpu.host.cpu_operators import HostOperators
 from virtualgpu.ops import call, fourier
-from virtualgpu.ops.nn import convolution, recurrent, synchronized_norm
+from virtualgpu.ops.nn import attention_backends, convolution, recurrent, synchronized_norm
 from virtualgpu.processes import sharing, usage_table
 from virtualgpu.streams import backward, cuda_streams
 from virtualgpu.tensor import VirtualTensor, tensors
@@ -31,7 +31,7 @@ from virtualgpu.threads import replacements as threads
 _PARTS = (
     reducer, wrappers, profiled,
     generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing, autocast, backward, comm, torchscript,
-    python_costs, time_module, data_loading, benchmark, eager, profiler, convolution, synchronized_norm, fourier,
+    python_costs, time_module, data_loading, benchmark, eager, profiler, attention_backends, convolution, synchronized_norm, fourier,
 )  # fmt: skip
 _ABSENT = object()
 

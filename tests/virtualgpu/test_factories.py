@@ -275,3 +275,14 @@ def test_out_beside_a_device(name):
         getattr(torch, name)(*arguments, device="cpu", out=out)
     with pytest.raises(RuntimeError, match=r"device type cuda does not match device type of out parameter \(cpu\)"):
         getattr(torch, name)(*arguments, device="cuda", out=out.cpu())
+
+
+class Labelled(torch.Tensor):
+    """A subclass that is made by the legacy constructor."""
+
+
+def test_the_legacy_constructor_makes_tensors_of_a_subclass(machine):
+    for made in (Labelled(2, 3), Labelled([1.0, 2.0]), Labelled(torch.ones(2))):
+        assert type(made) is Labelled and made.device.type == "cpu"
+    assert Labelled([1.0, 2.0]).tolist() == [1.0, 2.0]
+    assert type(torch.Tensor([1.0])) is torch.Tensor
