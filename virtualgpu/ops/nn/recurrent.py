@@ -19,6 +19,7 @@ from torch._C import _DisableTorchDispatch
 from torch.autograd.function import once_differentiable
 
 from virtualgpu.clock import costs
+from virtualgpu.errors import scalar_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
 from virtualgpu.ops.blas import cudnn_format
@@ -403,6 +404,11 @@ def flatten_weight(call: Call) -> Tensor:
 
 @handles("_pack_padded_sequence")
 def pack_padded_sequence(call: Call) -> Any:
+    """Raises RuntimeError, as PyTorch does, for lengths on a GPU."""
+    lengths = call.args[1]
+    if type(lengths) is VirtualTensor:
+        kind = f"{lengths.dim()}D {lengths.device} {scalar_name(lengths.dtype)}"
+        raise RuntimeError(f"'lengths' argument should be a 1D CPU int64 tensor, but got {kind} tensor")
     gpu = call.common_gpu(host=True)
     data, sizes = call.on_cpu()
     gpu.launch(2 * call.moved, name="_pack_padded_sequence")

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from recorded import check, recorded
-
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
