@@ -13,7 +13,7 @@ import torch.accelerator
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 
-from virtualgpu import autocast, comm, eager, factories, generators, hardware, moves, torchscript
+from virtualgpu import autocast, comm, eager, factories, generators, gradient_devices, hardware, moves, torchscript
 from virtualgpu.collectives import profiled, reducer, wrappers
 from virtualgpu.driver import cuda, nvml, profiler, smi
 from virtualgpu.graphs import cuda_graph, pools
@@ -30,8 +30,8 @@ from virtualgpu.threads import replacements as threads
 # Each has `replacements(machine)`: by owner, the names that change.
 _PARTS = (
     reducer, wrappers, profiled,
-    generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing, autocast, backward, comm, torchscript,
-    python_costs, time_module, data_loading, benchmark, eager, profiler, attention_backends, convolution, synchronized_norm, fourier,
+    generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing, autocast, backward, gradient_devices, comm,
+    torchscript, python_costs, time_module, data_loading, benchmark, eager, profiler, attention_backends, convolution, synchronized_norm, fourier,
 )  # fmt: skip
 _ABSENT = object()
 
