@@ -10,7 +10,7 @@ import torch.utils._device
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu import hardware
-from virtualgpu.errors import outermost, unsupported
+from virtualgpu.errors import is_wrapped, outermost, unsupported
 from virtualgpu.host.pinned import pinned
 from virtualgpu.moves import gpu_of, to_device
 from virtualgpu.tensor import VirtualTensor, empty, tensors
@@ -44,6 +44,7 @@ LEGACY = {
 }  # fmt: skip
 
 
+_default_is_cuda = False  # has set_default_tensor_type made a CUDA type the default?
 _COPY_CONSTRUCT = (
     "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
     "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor)."
@@ -167,6 +168,8 @@ def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
         if isinstance(kwargs.get("device"), int):
             kwargs["device"] = _device("cuda", kwargs["device"])
+        elif args and kwargs.get("device") is not None and _is_of_wrapper(args[0], kwargs["device"]):
+            del kwargs["device"]
         beside_out = kwargs.pop("device", None) if type(kwargs.get("out")) is VirtualTensor else None  # C++ takes out= for the CPU's
         if beside_out is not None and _device(beside_out).type != "cuda":
             raise RuntimeError(f"device type {_device(beside_out).type} does not match device type of out parameter (cuda)")
@@ -177,6 +180,11 @@ def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
         return factory(*args, **kwargs)
 
     return make
+
+
+def _is_of_wrapper(model: Any, device: Any) -> bool:
+    """Return whether `device` may be what the wrapper of a function transform gave as its own: the CPU, wherever its tensor is."""
+    return isinstance(model, torch.Tensor) and is_wrapped(model) and _device(device).type == "cpu"
 
 
 def made_on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -314,7 +322,16 @@ class _LegacySparseType(_LegacyType):
 
 
 def set_default_tensor_type(kind: Any) -> None:
-    """`torch._C._set_default_tensor_type`: C++ takes CPU types only."""
-    if isinstance(kind, _LegacyType):
-        raise unsupported('a CUDA type in torch.set_default_tensor_type (torch.set_default_device("cuda") takes its place)')
-    _set_default_tensor_type(kind)
+    """`torch._C._set_default_tensor_type`. C++ takes CPU types only: of a CUDA type it gets the dtype, and PyTorch the default device."""
+    global _default_is_cuda
+    is_cuda = isinstance(kind, _LegacyType)
+    _set_default_tensor_type(getattr(torch, kind.__name__) if is_cuda else kind)
+    if is_cuda != _default_is_cuda:
+        torch.set_default_device("cuda" if is_cuda else None)
+        _default_is_cuda = is_cuda
+
+
+def remove() -> None:
+    """Make the CPU the default device again if a CUDA type is the default."""
+    if _default_is_cuda:
+        set_default_tensor_type(torch.FloatTensor)

@@ -69,6 +69,7 @@ class Installation:
         self.machine.alive = False
         self.machine.scheduler.close()
         autocast.remove()
+        factories.remove()
         if self._mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
             self._mode.__exit__(None, None, None)
         if self._smi is not None:
