@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def test_targets_of_the_wrong_type():
     for dtype, name in ((torch.int32, "Int"), (torch.float32, "Float")):
         target = torch.ones(2, device="cuda", dtype=dtype)
         kernel = "nll_loss_forward_reduce_cuda_kernel_2d_index"
-        assert words(lambda: F.cross_entropy(scores, target), NotImplementedError) == f"\"{kernel}\" not implemented for '{name}'"
+        assert words(partial(F.cross_entropy, scores, target), NotImplementedError) == f"\"{kernel}\" not implemented for '{name}'"
     assert F.cross_entropy(scores, torch.ones(2, device="cuda", dtype=torch.uint8)).isfinite()
 
 
@@ -71,7 +72,7 @@ def test_a_recurrent_state_on_the_cpu(kind):
     x = torch.randn(2, 1, 4, device="cuda")
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2]))
     for inputs in (x, packed):
-        said = words(lambda: kind(4, 4).cuda()(inputs, (state, state) if kind is nn.LSTM else state))
+        said = words(partial(kind(4, 4).cuda(), inputs, (state, state) if kind is nn.LSTM else state))
         assert said == "Input and hidden tensors are not at the same device, found input tensor at cuda:0 and hidden tensor at cpu"
 
 

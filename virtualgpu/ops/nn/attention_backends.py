@@ -11,7 +11,6 @@ import torch
 import torch.nn.attention.bias
 from torch.nn.attention import SDPBackend
 
-from virtualgpu import hardware
 from virtualgpu.errors import VERSION, argument_differs, cpp_name, scalar_name
 from virtualgpu.hardware import Machine
 from virtualgpu.ops.call import Call, handles
@@ -109,8 +108,8 @@ def _order(capability: Capability) -> Iterator[str]:
 
 
 def _capability(query: Tensor) -> Capability:
-    gpu = query._gpu if type(query) is VirtualTensor else hardware.machine().selected.gpu
-    return gpu.profile.major, gpu.profile.minor
+    profile = query._gpu.profile  # type: ignore[attr-defined]
+    return profile.major, profile.minor
 
 
 def _warn(reason: str | None) -> None:
