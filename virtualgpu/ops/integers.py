@@ -30,12 +30,20 @@ def _dividing(func: Any) -> Callable[..., Any]:
     divide = CPU_KERNELS.get(func, getattr(func, "_op", func))
     name = func._schema.name.removeprefix("aten::").rstrip("_")
 
+    writes = any(argument.alias_info is not None for argument in func._schema.arguments)
+
     def kernel(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (_is_integral(x) and _is_integral(y)) or torch.result_type(x, y) is torch.bool:
+        if writes and _is_integral(x) and _is_integral(y) and bool((_plain(y) == 0).any()):
+            return by_zero(x, y, *args, **kwargs)  # beforehand, because the CPU would write a part before it raises an error
+        try:
             return divide(x, y, *args, **kwargs)
+        except RuntimeError as error:
+            if str(error) != "ZeroDivisionError":
+                raise
+        return by_zero(x, y, *args, **kwargs)
+
+    def by_zero(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
         zero = _plain(y) == 0
-        if not zero.any():
-            return divide(x, y, *args, **kwargs)
         floors = name == "floor_divide" or kwargs.get("rounding_mode") == "floor"
         undefined = _divided_by_zero(_plain(x), torch.result_type(x, y), floors)
         nonzero = y.masked_fill(zero, 1) if isinstance(y, Tensor) else 1

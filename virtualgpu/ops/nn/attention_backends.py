@@ -5,6 +5,7 @@ and Blackwell cuDNN, flash, memory-efficient, math, unless the program has set a
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -198,8 +199,13 @@ def _dense(attention: Attention, capability: Capability) -> str | None:
 def _dtype(attention: Attention, allowed: tuple[torch.dtype, ...]) -> str | None:
     if attention.query.dtype in allowed:
         return None
-    q, k, v = (cpp_name(x.dtype) for x in attention[:3])
-    names = ", ".join(scalar_name(dtype) for dtype in allowed)
+    return _wrong_dtype(tuple(x.dtype for x in attention[:3]), allowed)
+
+
+@lru_cache(maxsize=64)
+def _wrong_dtype(given: tuple[torch.dtype, ...], allowed: tuple[torch.dtype, ...]) -> str:
+    q, k, v = map(cpp_name, given)
+    names = ", ".join(map(scalar_name, allowed))
     return (
         f"Expected query, key and value to all be of dtype: {{{names}}}. "
         f"Got Query dtype: {q}, Key dtype: {k}, and Value dtype: {v} instead."
