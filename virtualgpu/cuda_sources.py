@@ -1,4 +1,4 @@
-"""Refusal of CUDA code that a program brings to `torch.utils.cpp_extension`: nothing here can compile or run it.
+"""Refusal of CUDA code in `torch.utils.cpp_extension`, because nothing here can run it.
 
 That module takes a second to import, so it is changed when the program imports it.
 """
@@ -59,7 +59,7 @@ class CudaSources(importlib.abc.MetaPathFinder):
 
 
 def _without_cuda(load: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which raises NotImplementedError for CUDA code. C++ code for the host is compiled."""
+    """Return the function with a refusal of CUDA code. C++ code for the host is compiled."""
     signature = inspect.signature(load)
 
     @outermost

@@ -1,4 +1,6 @@
-"""Checks of the devices of gradients that a program's own code returns: C++ sees CPU tensors everywhere and cannot make them.
+"""Checks of the devices of gradients that a program's own code returns.
+
+PyTorch makes these checks in C++, which sees only CPU tensors here.
 
 A `torch.autograd.Function` must return each gradient on the device of its input, and a hook must return a tensor of the same type.
 """
@@ -43,7 +45,7 @@ def noting_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def checking_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`BackwardCFunction.apply`, which raises RuntimeError as PyTorch's engine does for a gradient on another device than its input."""
+    """`BackwardCFunction.apply`, which raises RuntimeError for a gradient on a wrong device."""
 
     def checking(self: Any, *args: Any) -> Any:
         gradients = apply(self, *args)

@@ -1,4 +1,7 @@
-"""Integers where CUDA computes otherwise than the CPU: division by zero, and floating point numbers that no integer can hold.
+"""Integer results of CUDA that differ from those of the CPU.
+
+The CPU raises an error for a division by zero. Floating point numbers that no integer can hold
+become other integers on the CPU.
 
 An H100 with torch 2.11 gave these values. CUDA raises no error for either.
 """
@@ -65,7 +68,7 @@ def _is_integral(x: Any) -> bool:
 
 
 def _divided_by_zero(x: Tensor, dtype: torch.dtype, floors: bool) -> Tensor:
-    """Quotient by zero. The remainder is the same, except that a quotient of a negative number is rounded down."""
+    """Return the quotient by zero, which is the remainder, too. Rounding down changes negative ones."""
     x = x.to(torch.int64)
     quotient = torch.full_like(x, -1)
     if dtype is torch.int64:
@@ -74,7 +77,9 @@ def _divided_by_zero(x: Tensor, dtype: torch.dtype, floors: bool) -> Tensor:
 
 
 def saturate(target: Tensor, source: Tensor) -> None:
-    """Correct integers that were converted from floating point numbers: the nearest integer of the type, for NaN 0 or the least int64.
+    """Correct integers that were converted from floating point numbers that the type cannot hold.
+
+    The result is the nearest integer of the type. NaN becomes 0, or the least int64.
 
     The tensors are plain. Narrower types than 32 bits stay as the CPU converts them.
     """

@@ -72,13 +72,14 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     questions["_can_use_mem_efficient_attention"] = "efficient"
     answers = {name: _can_use(backend) for name, backend in questions.items() if hasattr(torch._C, name)}
     yield torch._C, {"_is_flash_attention_available": lambda: True} | answers
-    # For a bias that ends in the lower right corner PyTorch would call operators that have kernels for CUDA alone: the mask serves.
+    # For a bias that ends in the lower right corner, PyTorch would call operators that have kernels
+    # for CUDA alone. The materialized mask replaces them.
     names = ("can_use_flash_attention", "can_use_efficient_attention")
     yield torch.nn.attention.bias, {name: _only_on_cpu(getattr(torch.nn.attention.bias, name)) for name in names}
 
 
 def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool) -> str:
-    """Return the backend's name: "cudnn", "flash", "efficient" or "math". Raises RuntimeError if none may run."""
+    """Return "cudnn", "flash", "efficient" or "math". Raises RuntimeError if no backend may run."""
     attention = Attention(q, k, v, mask, dropout, causal, gqa)
     capability = _capability(q)
     math = torch._C._get_math_sdp_enabled()
@@ -145,7 +146,10 @@ def choose_backend(call: Call) -> int:
 
 
 def _can_use(name: str) -> Callable[..., bool]:
-    """Return the function that says whether a backend can compute an attention, and warns why not if asked to."""
+    """Return the function that says whether a backend can compute an attention.
+
+    The function warns about the reason if it is asked to.
+    """
 
     def can_use(parameters: Any, debug: bool = False) -> bool:
         q, k, v = parameters.query, parameters.key, parameters.value
