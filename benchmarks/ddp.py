@@ -42,7 +42,10 @@ SECONDS_COLUMNS = {"width": "neurons", "ranks": "", "seconds": "seconds"}
 
 
 def ddp_seconds(repeats: int = RUNS) -> Run:
-    """Seconds of the training step of `labkit.labs.bucket_step` in so many runs, on one GPU without DistributedDataParallel and on two."""
+    """Measure the training step of `labkit.labs.BucketsLab` in `repeats` runs.
+
+    It runs on one GPU without DistributedDataParallel, and on two GPUs with it.
+    """
     parameters = {"widths": list(WIDTHS), "ranks": list(RANKS), "repeats": repeats, "bucket": "25 MiB", "link": "NVLink"}
     points = (
         {"width": width, "ranks": ranks, "seconds": max(marks[-1] for marks in programs.results("ddp_lanes", ranks, width, 25, 1))}

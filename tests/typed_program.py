@@ -35,7 +35,7 @@ def in_other_processes() -> list[float]:
         run: labkit.Isolated = labkit.isolated(sum, [1, 2], timeout=10)
         ranks = labkit.torchrun("train.py", 3, ranks=2, devices="cpu")
     except labkit.IsolatedError as error:
-        print(error.kind, error.output)
+        print(error, error.output)
     except labkit.TorchrunError as error:
         print(error.rank, error.outputs)
     else:

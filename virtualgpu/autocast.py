@@ -59,6 +59,23 @@ APPEND_FLOAT32 = {
 PROMOTE = words("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
 
 
+def _casts_have_gradients() -> bool:
+    """Return whether the installed torch records the cast of a weight for autograd even in a block without gradients.
+
+    Older versions do not: a weight that was first used under `no_grad` gets no gradient until the region ends. The cache is the same
+    on all devices, so that of the CPU answers. Versions that record the cast do not cache it in inference mode, where they cannot.
+    """
+    weight = torch.ones(1, 1, device="cpu", requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            torch.mm(weight, weight)
+        with torch.enable_grad():
+            return torch.mm(weight, weight).requires_grad
+
+
+CASTS_HAVE_GRADIENTS = _casts_have_gradients()
+
+
 class WeightCache:
     """Lower-precision copies of float32 leaves that need gradients: made once, alive until the outermost region ends."""
 
@@ -69,7 +86,8 @@ class WeightCache:
         found = self._casts.get(id(weight))
         if found is not None and found[0]() is weight:
             return found[1]
-        cast = _to(weight, dtype)
+        with torch.set_grad_enabled(CASTS_HAVE_GRADIENTS or torch.is_grad_enabled()):
+            cast = _to(weight, dtype)
         self._casts[id(weight)] = weakref.ref(weight), cast
         return cast
 
@@ -162,7 +180,9 @@ def cast(x: Any, dtype: torch.dtype, lower: torch.dtype) -> Any:
     if not eligible(x) or x.dtype is dtype:
         return x
     is_weight = dtype is lower and x.dtype is torch.float32 and x.requires_grad and x.is_leaf and not x._is_view()
-    return cache.cast(x, dtype) if is_weight and torch.is_autocast_cache_enabled() else _to(x, dtype)
+    if is_weight and torch.is_autocast_cache_enabled() and not (CASTS_HAVE_GRADIENTS and torch.is_inference_mode_enabled()):
+        return cache.cast(x, dtype)
+    return _to(x, dtype)
 
 
 def cast_all(args: tuple, kwargs: dict, dtype: torch.dtype, lower: torch.dtype) -> tuple[tuple, dict]:

@@ -6,6 +6,7 @@ generated code checks devices argument by argument for most operators, and names
 themselves. Which operator does what stands in PyTorch's own native_functions.yaml, which comes with torch.
 """
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,6 +173,14 @@ def cpp_name(dtype: torch.dtype) -> str:
 def tensor_type(dtype: torch.dtype) -> str:
     """The type of a CUDA tensor, as PyTorch's messages print it: bfloat16 has no legacy name."""
     return "CUDABFloat16Type" if dtype is torch.bfloat16 else f"torch.cuda.{scalar_name(dtype)}Tensor"
+
+
+_CPU_TYPE = re.compile(r"\btorch\.(?=(sparse\.)?[A-Z]\w*Tensor\b)")
+
+
+def with_cuda_types(words: str) -> str:
+    """The words of an error about GPU tensors, which C++ calls by the types of CPU tensors: `torch.FloatTensor`."""
+    return _CPU_TYPE.sub("torch.cuda.", words).replace("CPUBFloat16Type", "CUDABFloat16Type")
 
 
 _NOT_SERVED = "is not served by the virtual GPU"

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.utils._device
+from torch._C import _DisableTorchDispatch
 
 from virtualgpu import hardware
-from virtualgpu.errors import outermost, unsupported
+from virtualgpu.errors import is_wrapped, outermost, unsupported
 from virtualgpu.host.pinned import pinned
 from virtualgpu.moves import gpu_of, to_device
 from virtualgpu.tensor import VirtualTensor, empty, tensors
@@ -43,6 +44,7 @@ LEGACY = {
 }  # fmt: skip
 
 
+_default_is_cuda = False  # has set_default_tensor_type made a CUDA type the default?
 _COPY_CONSTRUCT = (
     "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
     "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor)."
@@ -61,7 +63,8 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any
     scripted = {id(made): operator for name, made in makers.items() if (operator := builtins.get(id(getattr(torch, name)))) is not None}
     yield torch, makers
     yield builtins, scripted
-    yield torch.Tensor, {name: with_any_device(getattr(torch.Tensor, name)) for name in METHODS} | {"new_tensor": new_tensor}
+    methods = {name: with_any_device(getattr(torch.Tensor, name)) for name in METHODS}
+    yield torch.Tensor, methods | {"new_tensor": new_tensor, "__new__": staticmethod(legacy_constructor(torch.Tensor.__new__))}
     yield torch.fft, {name: with_any_device(getattr(torch.fft, name)) for name in ("fftfreq", "rfftfreq")}
     yield torch._C, {"_set_default_tensor_type": set_default_tensor_type}
     exported = to_dlpack(torch.utils.dlpack.to_dlpack)
@@ -165,6 +168,8 @@ def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
         if isinstance(kwargs.get("device"), int):
             kwargs["device"] = _device("cuda", kwargs["device"])
+        elif args and kwargs.get("device") is not None and _is_of_wrapper(args[0], kwargs["device"]):
+            del kwargs["device"]
         beside_out = kwargs.pop("device", None) if type(kwargs.get("out")) is VirtualTensor else None  # C++ takes out= for the CPU's
         if beside_out is not None and _device(beside_out).type != "cuda":
             raise RuntimeError(f"device type {_device(beside_out).type} does not match device type of out parameter (cuda)")
@@ -175,6 +180,11 @@ def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
         return factory(*args, **kwargs)
 
     return make
+
+
+def _is_of_wrapper(model: Any, device: Any) -> bool:
+    """Return whether `device` may be what the wrapper of a function transform gave as its own: the CPU, wherever its tensor is."""
+    return isinstance(model, torch.Tensor) and is_wrapped(model) and _device(device).type == "cpu"
 
 
 def made_on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -269,6 +279,18 @@ class Device(metaclass=_AnyDevice):
 # Legacy constructors
 
 
+def legacy_constructor(construct: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.Tensor.__new__`. C++ cannot make a tensor of a subclass while a dispatch mode has Python see each new tensor."""
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: N807 (Python's name)
+        if cls is torch.Tensor or any(type(x) is VirtualTensor for x in args):
+            return construct(cls, *args, **kwargs)
+        with _DisableTorchDispatch():
+            return construct(cls, *args, **kwargs)
+
+    return __new__
+
+
 class _LegacyType(type):
     """The type of `torch.cuda.FloatTensor` and others: calls make tensors, and `isinstance` works."""
 
@@ -300,7 +322,16 @@ class _LegacySparseType(_LegacyType):
 
 
 def set_default_tensor_type(kind: Any) -> None:
-    """`torch._C._set_default_tensor_type`: C++ takes CPU types only."""
-    if isinstance(kind, _LegacyType):
-        raise unsupported('a CUDA type in torch.set_default_tensor_type (torch.set_default_device("cuda") takes its place)')
-    _set_default_tensor_type(kind)
+    """`torch._C._set_default_tensor_type`. C++ takes CPU types only: of a CUDA type it gets the dtype, and PyTorch the default device."""
+    global _default_is_cuda
+    is_cuda = isinstance(kind, _LegacyType)
+    _set_default_tensor_type(getattr(torch, kind.__name__) if is_cuda else kind)
+    if is_cuda != _default_is_cuda:
+        torch.set_default_device("cuda" if is_cuda else None)
+        _default_is_cuda = is_cuda
+
+
+def remove() -> None:
+    """Make the CPU the default device again if a CUDA type is the default."""
+    if _default_is_cuda:
+        set_default_tensor_type(torch.FloatTensor)

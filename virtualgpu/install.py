@@ -13,15 +13,16 @@ import torch.accelerator
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 
-from virtualgpu import autocast, comm, eager, factories, generators, hardware, moves, torchscript
+from virtualgpu import autocast, comm, eager, factories, generators, gradient_devices, hardware, moves, torchscript
 from virtualgpu.collectives import profiled, reducer, wrappers
+from virtualgpu.cuda_sources import CudaSources
 from virtualgpu.driver import cuda, nvml, profiler, smi
 from virtualgpu.graphs import cuda_graph, pools
 from virtualgpu.hardware import Machine
 from virtualgpu.host import benchmark, data_loading, pinned, python_costs, time_module
 from virtualgpu.host.cpu_operators import HostOperators
 from virtualgpu.ops import call, fourier
-from virtualgpu.ops.nn import convolution, recurrent, synchronized_norm
+from virtualgpu.ops.nn import attention_backends, convolution, recurrent, synchronized_norm
 from virtualgpu.processes import sharing, usage_table
 from virtualgpu.streams import backward, cuda_streams
 from virtualgpu.tensor import VirtualTensor, tensors
@@ -30,8 +31,9 @@ from virtualgpu.threads import replacements as threads
 # Each has `replacements(machine)`: by owner, the names that change.
 _PARTS = (
     reducer, wrappers, profiled,
-    generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing, autocast, backward, comm, torchscript,
-    python_costs, time_module, data_loading, benchmark, eager, profiler, convolution, synchronized_norm, fourier,
+    generators, nvml, cuda, cuda_streams, cuda_graph, pools, factories, moves, pinned, sharing, autocast, backward,
+    gradient_devices, comm, torchscript, python_costs, time_module, data_loading, benchmark, eager, profiler,
+    attention_backends, convolution, synchronized_norm, fourier,
 )  # fmt: skip
 _ABSENT = object()
 
@@ -50,6 +52,7 @@ class Installation:
         self._originals: list[tuple[Any, Any, Any]] = []
         self._smi: smi.Server | None = None
         self._library: torch.library.Library | None = None
+        self._cuda_sources = CudaSources()
         self._mode = machine.host_operators = HostOperators(machine)
         try:
             hardware.put_in_place(machine)
@@ -57,6 +60,7 @@ class Installation:
             for owner, names in self._replacements():
                 self._replace(owner, names)
             self._register_kernels()
+            self._cuda_sources.begin()
             self._mode.__enter__()
             machine.stop_driver()  # some of PyTorch's modules ask `is_available()` at their import
         except BaseException:
@@ -69,6 +73,8 @@ class Installation:
         self.machine.alive = False
         self.machine.scheduler.close()
         autocast.remove()
+        factories.remove()
+        self._cuda_sources.end()
         if self._mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
             self._mode.__exit__(None, None, None)
         if self._smi is not None:

@@ -5,6 +5,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import warnings
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -79,3 +80,13 @@ def caller_line() -> str:
     """Return the location of the user's line that calls this, such as "train.py:12"; "" if there is none."""
     line = caller()
     return "" if line is None else line.location
+
+
+def warn_as_cpp(message: str) -> None:
+    """Warn as PyTorch's C++ does: at the innermost line of Python that is not the kit's own."""
+    frame: Any = sys._getframe(1)
+    level = 2
+    while frame.f_back is not None and front_end.is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, stacklevel=level)

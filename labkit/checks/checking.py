@@ -69,6 +69,14 @@ def not_yet(message: str) -> Verdict:
     return Verdict(False, f"Not yet: {message}")
 
 
+def wrong_type(returned: Any, expected: str, hint: str = "") -> Verdict:
+    """Return the verdict on a function that returned something of another type.
+
+    `returned` names what the function returned, usually its type.
+    """
+    return not_yet(f"your function returned {returned}, not {expected}. {hint}".rstrip())
+
+
 def not_attempted() -> Verdict:
     return Verdict(False, "not attempted")
 

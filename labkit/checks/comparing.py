@@ -1,4 +1,4 @@
-"""Texts that tell an answer's value from the expected one."""
+"""Comparisons of an answer's values with the expected ones, and texts about the differences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +18,44 @@ def sizes_alike(*sizes: float) -> list[str]:
     if all(size >= 0 and size % MIB == 0 for size in sizes):
         return [f"{size / MIB:,.0f} MiB" for size in sizes]
     return [f"{size:,} bytes" for size in sizes]
+
+
+def near(found: Any, expected: Any, relative: float = 1e-4, absolute: float = 1e-4) -> bool:
+    """Compare numbers that may differ by rounding.
+
+    The tolerance of a number is `absolute` plus `relative` times the expected number. Lists and dicts
+    are compared entry by entry. Two whole numbers are near only if they are equal, and so are values
+    that are no numbers.
+    """
+    if isinstance(expected, list | tuple):
+        if not isinstance(found, list | tuple) or len(found) != len(expected):
+            return False
+        return all(near(*pair, relative, absolute) for pair in zip(found, expected, strict=True))
+    if isinstance(expected, dict):
+        if not isinstance(found, dict) or found.keys() != expected.keys():
+            return False
+        return all(near(found[key], expected[key], relative, absolute) for key in expected)
+    if found == expected:
+        return True
+    numbers = isinstance(found, int | float) and isinstance(expected, int | float)
+    if not numbers or (isinstance(found, int) and isinstance(expected, int)):
+        return False
+    return abs(found - expected) <= absolute + relative * abs(expected)
+
+
+def apart(found: list[float], expected: list[float], whose: str) -> str:
+    """Quote three elements, from the first that is not near the expected one, and those expected."""
+    places = range(len(expected))
+    first = next(i for i in places if not near(found[i : i + 1], expected[i : i + 1]))
+    here = slice(first, first + 3)
+    return f"{shown(found[here])} from element {first} on, where {whose} {shown(expected[here])}"
+
+
+def shown(values: list[float] | None) -> str:
+    """Format a list of numbers."""
+    if values is None:
+        return "none"
+    return "[" + ", ".join(f"{value:g}" for value in values) + "]"
 
 
 def first_difference(found: Sequence[Any], expected: Sequence[torch.Tensor]) -> str:

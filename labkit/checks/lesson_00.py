@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from labkit.checks.checking import Check, Plain, Verdict, describe, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, not_yet, right, wrong_type
 
 
 def draw(generator: random.Random) -> Plain:
@@ -19,7 +19,7 @@ def observe(on_gpu: Any, numbers: Plain) -> Plain:
 
 def judge(tensor: Plain, numbers: Plain) -> Verdict:
     if tensor["type"] != "Tensor":
-        return not_yet(f"your function returned {tensor['type']}, not a tensor.")
+        return wrong_type(tensor["type"], "a tensor")
     if not tensor["device"].startswith("cuda"):
         return not_yet(f"your tensor is on {tensor['device']}. Which argument of torch.tensor says where?")
     if tensor["dtype"] != "torch.float32":

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, quote, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, quote, right, wrong_type
 
 DEVICES = ("cpu", "cuda:0", "cuda:1")
 
@@ -47,7 +47,7 @@ def judge_masks(masks: Plain, cases: Plain) -> Verdict:
     for mask, case in zip(masks, cases, strict=True):
         lengths, size, device = case["lengths"], case["size"], case["device"]
         if mask["type"] != "Tensor":
-            return not_yet(f"your function returned {mask['type']}, not a tensor.")
+            return wrong_type(mask["type"], "a tensor")
         if mask["device"] != device:
             return not_yet(f"the lengths were on {device}, your mask is on {mask['device']}. What does lengths.device tell you?")
         if mask["dtype"] != "torch.bool" or mask["shape"] != [len(lengths), size]:
@@ -235,7 +235,7 @@ def judge_models(observations: Plain, models: Plain) -> Verdict:
     for observed, layers in zip(observations, models, strict=True):
         expected, counted = expected_bytes(layers), observed["bytes"]
         if counted is None:
-            return not_yet(f"your function returned {observed['type']}, not a dict from device to bytes.")
+            return wrong_type(observed["type"], "a dict from device to bytes")
         if counted.keys() != expected.keys():
             return not_yet(f"the model is on {', '.join(sorted(expected))}; your dict has {', '.join(sorted(counted)) or 'nothing'}.")
         if observed["keys"] != ["str"]:
@@ -382,7 +382,7 @@ def judge_copies(observations: Plain, cases: Plain) -> Verdict:
             if attempt["calls"] != 1:
                 return not_yet(f"expected work to run once before your function returns; it ran {plural(attempt['calls'], 'time')}.")
             if "same" not in attempt:
-                return not_yet(f"your function returned {attempt['type']}, not the copy.")
+                return wrong_type(attempt["type"], "the copy")
             if attempt["device"] != case["device"]:
                 return not_yet(f"the copy is on {attempt['device']}, not on {case['device']}.")
             if attempt["shape"] != observed["shape"]:

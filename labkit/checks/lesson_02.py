@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, quote, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, quote, right, wrong_type
 from labkit.checks.gpu_seconds import cycles_in, gpu_seconds, told_by_values, turn_streams
 
 LONG = 0.1  # seconds: longer than the host needs for anything that a check asks
@@ -65,7 +65,7 @@ def observe_durations(seconds_of: Any, cases: Plain) -> Plain:
 def judge_durations(observations: Plain, cases: Plain) -> Verdict:
     for (said, due, ran), case in zip(observations, cases, strict=True):
         if isinstance(said, str):
-            return not_yet(f"your function returned {said}, not a number of seconds.")
+            return wrong_type(said, "a number of seconds")
         if not abs(said - due) <= CLOSE * due + OVERHEAD:  # so that nan fails, here and below
             asked = "Did the GPU have time to finish, and do you read a clock that knows it, labkit.host_time() or events?"
             asked = "Is what was queued before part of it?" if case["queued"] and said > due else asked
@@ -221,7 +221,7 @@ def judge_work(observations: Plain, cases: Plain) -> Verdict:
                 f"expected work to run once, on `stream`; it {where}. `with torch.cuda.stream(stream):` makes it the current stream."
             )
         if observed["sum"] is None:
-            return not_yet(f"your function returned {observed['type']}, not work's result.")
+            return wrong_type(observed["type"], "work's result")
         if observed["left"]:
             return not_yet("the caller's stream was no longer the current one when your function returned.")
         if observed["waited"]:

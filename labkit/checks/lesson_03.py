@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right, wrong_type
+from labkit.checks.comparing import near
 
 WIDTH = 1 << 16  # features of a row: 256 KiB, so that what lies where shows in the memory
 ROW_BYTES = 4 * WIDTH
@@ -120,7 +121,7 @@ def judge_batches(observations: Plain, cases: Plain) -> Verdict:
         devices, values, result = observed["devices"], observed["values"], observed["result"]
         given = f"with {plural(len(values), 'row')} and device_ids={devices}"
         if result["type"] != "Tensor":
-            return not_yet(f"your function returned {result['type']}, not one tensor. What puts the outputs together?")
+            return wrong_type(result["type"], "one tensor", "What puts the outputs together?")
         if result["device"] != f"cuda:{devices[0]}":
             return not_yet(f"{given} the result is on {result['device']}; it belongs on the first of the devices.")
         if result["shape"] != [len(values), 1] or result["values"] != [value * case["weight"] * WIDTH for value in values]:
@@ -187,7 +188,7 @@ def _take(index: int, units: int) -> torch.Tensor:
 
 def judge_peaks(observed: Plain, inputs: Plain) -> Verdict:
     if not isinstance(observed["said"], list):
-        return not_yet(f"your function returned {observed['said']}, not a list of bytes.")
+        return wrong_type(observed["said"], "a list of bytes")
     if observed["calls"] != 1:
         return not_yet(f"expected step to run once; it ran {plural(observed['calls'], 'time')}.")
     due, said = [max(inputs["gpus"][device]["brief"]) * UNIT for device in inputs["devices"]], observed["said"]
@@ -293,7 +294,7 @@ def judge_parts(observations: Plain, cases: Plain) -> Verdict:
         devices, rows = case["devices"], case["rows"]
         given = f"of a batch on {case['source']}, with device_ids={devices} and rows={rows},"
         if "parts" not in observed:
-            return not_yet(f"your function returned {observed['type']}, not a list of tensors.")
+            return wrong_type(observed["type"], "a list of tensors")
         due, start = [], 0
         for device, count in zip(devices, rows, strict=True):
             due.append([f"cuda:{device}", [count, WIDTH], "torch.float32", [float(row) for row in range(start, start + count)]])
@@ -396,7 +397,7 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
     if observed["rows"] != sizes:
         return not_yet(f"the two GPUs have {sizes} rows; your module says {observed['rows']}.")
     due = [sum((shift - target) ** 2 for target in part) for part in parts]
-    if not _close(observed["losses"], due):
+    if not near(observed["losses"], due, 1e-3, 1e-3):
         return not_yet(f"the sums of the rows' losses are {due}; yours are {observed['losses']}. The criterion gives their mean.")
     slope = sum(2 * (shift - target) for target in targets) / len(targets)
     if observed["gradient"] is None:
@@ -404,15 +405,11 @@ def judge_losses(observed: Plain, inputs: Plain) -> Verdict:
             "the model's weights get no gradient from the losses that your module returns. "
             "Does a line leave the graph, as detach() and item() do, or copy the model?"
         )
-    if not _close([observed["gradient"]], [slope]):
+    if not near(observed["gradient"], slope, 1e-3, 1e-3):
         return not_yet(
             f"the weights' gradient adds up to {observed['gradient']}, not to {slope:.4g}. Does it come back through your module?"
         )
     return right("Two numbers from each GPU travel; the outputs stay where they are.")
-
-
-def _close(found: list[float], due: list[float]) -> bool:
-    return all(abs(a - b) <= 1e-3 * max(1.0, abs(b)) for a, b in zip(found, due, strict=True))
 
 
 CHECKS = [

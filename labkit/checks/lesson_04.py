@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from labkit import machine
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right, wrong_type
+from labkit.checks.comparing import near
 from labkit.labs.micro_batches import compute_first
 from labkit.labs.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 
@@ -159,7 +160,7 @@ def observe_seconds(forward_seconds: Any, cases: Plain) -> Plain:
 def judge_seconds(answers: Plain, cases: Plain) -> Verdict:
     for answer, (stages, count) in zip(answers, cases, strict=True):
         if isinstance(answer, str):
-            return not_yet(f"your function returned {answer}, not a number.")
+            return wrong_type(answer, "a number")
         due = sum(stages) + (count - 1) * max(stages)
         if not abs(answer - due) <= 1e-6 * due:  # so that nan fails
             return not_yet(f"stages that take {stages} seconds end {count} micro-batches after {due} s; you say {answer:g} s. Draw it.")
@@ -238,7 +239,7 @@ def observe_best_cuts(best_cut: Any, cases: Plain) -> Plain:
 def judge_best_cuts(answers: Plain, cases: Plain) -> Verdict:
     for answer, layers in zip(answers, cases, strict=True):
         if isinstance(answer, str):
-            return not_yet(f"your function returned {answer}, not a whole number.")
+            return wrong_type(answer, "a whole number")
         if not 1 <= answer < len(layers):
             return not_yet(f"a cut after {answer} of {len(layers)} layers leaves a GPU without work.")
         if _share(layers, answer) > TOLERANCE:
@@ -307,7 +308,7 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
     if observed["seen"] != [[f"cuda:{index}"] * count for index in range(2)]:
         ran = " and ".join(str(len(seen)) for seen in observed["seen"])
         return not_yet(f"{len(values)} rows, splits={splits}: each half should see {count} micro-batches on its GPU; they saw {ran}.")
-    if not _close(loss, due):
+    if not near(loss, due, 1e-3, 1e-3):
         return not_yet(f"the loss of the batch {values} is {due:g}; yours is {loss:g}. The micro-batches are not equal.")
     for found, gradient in zip(observed["gradients"], (2 * squares * a * b * b, 2 * squares * a * a * b), strict=True):
         if found is None:
@@ -315,7 +316,7 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
                 f"a gradient is None; for the whole batch it is {gradient:g}. Does a backward pass run, "
                 "and is the copy between the halves part of the graph?"
             )
-        if not _close(found, gradient):
+        if not near(found, gradient, 1e-3, 1e-3):
             return not_yet(f"a gradient is {found:g}; for the whole batch it is {gradient:g}. Count each row once.")
     answer, known = observed["seconds"]
     if not answer <= ALLOWED * known:
@@ -324,10 +325,6 @@ def judge_steps(observed: Plain, inputs: Plain) -> Verdict:
             "What is launched between a copy and the second half that needs it, when does the backward begin, and who waits for whom?"
         )
     return right(f"The values of one batch, and {splits} micro-batches take no longer than they need.")
-
-
-def _close(found: float, due: float) -> bool:
-    return abs(found - due) <= 1e-3 * max(1.0, abs(due))
 
 
 # 04.5: the order of 1F1B
@@ -363,7 +360,7 @@ def judge_orders(observations: Plain, cases: Plain) -> Verdict:
         for stage, actions in enumerate(lists):
             of = f"stage {stage} of {stages}, {count} micro-batches"
             if isinstance(actions, str):
-                return not_yet(f"your function returned {actions}, not a list.")
+                return wrong_type(actions, "a list")
             if sorted(actions) != every:
                 return not_yet(
                     f"{of}: expected F1 to F{count} and B1 to B{count}, each once. Your list has {', '.join(actions) or 'nothing'}."

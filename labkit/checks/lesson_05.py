@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gputrace.units import byte_text
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right, wrong_type
 from labkit.checks.comparing import first_difference, sizes_alike
 from labkit.labs.allocator_by_hand import unused_stream
 
@@ -72,7 +72,7 @@ def _requests() -> int:
 def judge_requests(observed: Plain, sizes: Plain) -> Verdict:
     for (answer, measured, asked), size in zip(observed, sizes, strict=True):
         if isinstance(answer, str):
-            return not_yet(f"your function returned {answer}, not a number of bytes.")
+            return wrong_type(answer, "a number of bytes")
         if asked:
             return not_yet("your function allocated memory on the GPU and looked. Compute what PyTorch will do.")
         if answer != measured:
@@ -124,7 +124,7 @@ def _requested() -> int:
 
 def judge_batches(observed: Plain, inputs: Plain) -> Verdict:
     if observed["type"] != "list":
-        return not_yet(f"your function returned {observed['type']}, not a list of tensors.")
+        return wrong_type(observed["type"], "a list of tensors")
     count = inputs["count"]
     if observed["difference"]:
         return not_yet(
@@ -200,7 +200,7 @@ def judge_holes(observed: Plain, inputs: Plain) -> Verdict:
         answer, free = found["answer"], found["free"]
         due = max(free, default=0)
         if isinstance(answer, str):
-            return not_yet(f"your function returned {answer}, not a number of bytes.")
+            return wrong_type(answer, "a number of bytes")
         if found["emptied"]:
             return not_yet("your function has returned free segments to the GPU. It should only look.")
         if answer == due:

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from math import isclose
 from typing import Any
 from weakref import WeakSet
 
@@ -21,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from gputrace import units
 from labkit.checks import leaky_scripts as scripts
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.checks.comparing import near
 from labkit.checks.graphs import Graphs
 
 STEPS = 12
@@ -208,11 +208,11 @@ def judge(observed: Plain, inputs: Plain, hint: str) -> Verdict:
     answer, expected = observed["answer"], observed["expected"]
     if len(answer["held"]) != STEPS + 1:
         return not_yet(f"your function took {len(answer['held'])} of {STEPS} batches, and did not ask for more. What of the others?")
-    if not _same(answer["returned"], expected["returned"]):
+    if not near(answer["returned"], expected["returned"], RELATIVE, ABSOLUTE):
         got, due = _short(answer["returned"]), _short(expected["returned"])
         other = " with other values" if got == due else ""
         return not_yet(f"your function must return what the script returned, {due}; yours returned {got}{other}.")
-    if not _same(answer["model"], expected["model"]):
+    if not near(answer["model"], expected["model"], RELATIVE, ABSOLUTE):
         return not_yet("the model has not learned what it learns from the script.")
     if not observed["raised"]:
         return not_yet("of a batch too narrow for the model, your function kept the RuntimeError to itself. The script lets it go up.")
@@ -255,16 +255,6 @@ def _rise(held: list[int]) -> int:
     """The most that three steps in a row added, each of them: what is let go now and then grows until it is."""
     runs = [held[start : start + 4] for start in range(EARLY.start, len(held) - 3)]
     return max((run[-1] - run[0] for run in runs if run[0] < run[1] < run[2] < run[3]), default=0)
-
-
-def _same(answer: Plain, expected: Plain) -> bool:
-    if isinstance(expected, list):
-        return isinstance(answer, list) and len(answer) == len(expected) and all(map(_same, answer, expected))
-    if isinstance(expected, dict):
-        return isinstance(answer, dict) and answer.keys() == expected.keys() and all(_same(answer[key], expected[key]) for key in expected)
-    if isinstance(expected, float):
-        return isinstance(answer, float) and isclose(answer, expected, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
-    return answer == expected
 
 
 def _short(value: Plain) -> str:

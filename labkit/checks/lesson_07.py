@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right, wrong_type
 
 DEVICE = "cuda:0"
 
@@ -128,7 +128,7 @@ def overlap(a: list[int], b: list[int]) -> float:
 
 def judge_boxes(found: Plain, pairs: Plain) -> Verdict:
     if found["type"] != "Tensor":
-        return not_yet(f"your function returned {found['type']}, not a tensor.")
+        return wrong_type(found["type"], "a tensor")
     if found["shape"] != [len(pairs)] or found["dtype"] != "torch.float16":
         return not_yet(f"a tensor of torch.float16 and shape [{len(pairs)}] was due; yours is {found['dtype']}, {found['shape']}.")
     if found["device"] != found["due"]:
@@ -211,7 +211,7 @@ def observe_model(half_but_norms: Any, model: Plain) -> Plain:
 
 def judge_model(found: Plain, model: Plain) -> Verdict:
     if found["type"] != "Module":
-        return not_yet(f"your function returned {found['type']}, not the model.")
+        return wrong_type(found["type"], "the model")
     if not found["same"] or not found["names"]:
         return not_yet("the model that came back is not the one you were given, with all its parts. Convert it in place.")
     if not found["kept"]:
@@ -273,7 +273,7 @@ def observe_gradients(best_scale: Any, cases: Plain) -> Plain:
 def judge_gradients(answers: Plain, cases: Plain) -> Verdict:
     for (scale, same), case in zip(answers, cases, strict=True):
         if isinstance(scale, str):
-            return not_yet(f"your function returned {scale}, not a number.")
+            return wrong_type(scale, "a number")
         if not same:
             return not_yet("the gradients have other values than before. Which of your operations works in place?")
         if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):

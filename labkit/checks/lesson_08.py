@@ -13,7 +13,7 @@ from torch import nn
 
 from gputrace import units
 from labkit import processes
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right, wrong_type
 from labkit.checks.producer import ENDING, observe_producer
 
 DEVICE = "cuda:0"
@@ -198,7 +198,7 @@ def judge_held(found: Plain, inputs: Plain) -> Verdict:
     for told in found:
         answer, truth = told["answer"], told["used"] - told["reserved"]
         if isinstance(answer, str):
-            return not_yet(f"your function returned {answer}, not a number of bytes.")
+            return wrong_type(answer, "a number of bytes")
         if not abs(answer - truth) <= MIB:  # so that nan fails
             names = ("used", "reserved", "allocated")
             sizes = {name: f"{told[name] / MIB:,.0f} MiB" for name in names}

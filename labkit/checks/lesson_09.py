@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gputrace import units
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right, wrong_type
+from labkit.checks.comparing import near
 from labkit.checks.graphs import Graphs
 
 DEVICE = "cuda:0"
@@ -69,7 +70,7 @@ def judge_bytes(observed: Plain, models: Plain, expected: Plain) -> Verdict:
     for answer, each, item in zip(observed, expected, models, strict=True):
         due = sum(each.values())
         if isinstance(answer, str):
-            return not_yet(f"your function returned {answer}, not a number.")
+            return wrong_type(answer, "a number")
         if answer != due:
             parts = ", ".join(f"{name} {nbytes} B" for name, nbytes in each.items())
             hint = "A layer is frozen, one is in half precision, two share a weight, and some buffers are never saved."
@@ -140,7 +141,7 @@ def judge_accumulate(observed: Plain, inputs: Plain, due: Plain) -> Verdict:
         return not_yet(f"the model met {max(seen, default=0)} rows at once; at most {rows} were allowed.")
     if sum(seen) < inputs["batch"]:
         return not_yet(f"the model met {sum(seen)} of {inputs['batch']} rows.")
-    if not _close(observed["got"], due):
+    if not near(observed["got"], due, RELATIVE, ABSOLUTE):
         hint = f"The parts have {seen[0]} rows, and the last {seen[-1]}. What was in .grad before stays in the sum."
         return not_yet(f"these are not the gradients of the whole batch. {hint}")
     least = -(-inputs["batch"] // rows)
@@ -164,12 +165,6 @@ def _take_workspaces() -> None:
 
 def _values(tensor: Any) -> Plain:
     return None if tensor is None else tensor.detach().float().cpu().flatten().tolist()
-
-
-def _close(got: Plain, due: Plain) -> bool:
-    if isinstance(due, list):
-        return isinstance(got, list) and len(got) == len(due) and all(map(_close, got, due))
-    return got == due or (isinstance(got, float) and abs(got - due) <= ABSOLUTE + RELATIVE * abs(due))
 
 
 # 09.3: a prediction that keeps nothing
@@ -235,10 +230,10 @@ def judge_predict(found: Plain, tries: Plain) -> Verdict:
 
 def _judge_prediction(observed: Plain, inputs: Plain) -> Verdict:
     if observed["type"] != "Tensor":
-        return not_yet(f"your function returned {observed['type']}, not a tensor.")
+        return wrong_type(observed["type"], "a tensor")
     if not observed["statistics"]:
         return not_yet("BatchNorm's averages have changed: it learned from rows that it should only predict. In which mode was the model?")
-    if observed["shape"] != [inputs["batch"], 4] or not _close(observed["values"], observed["due"]):
+    if observed["shape"] != [inputs["batch"], 4] or not near(observed["values"], observed["due"], RELATIVE, ABSOLUTE):
         return not_yet("these are not the model's predictions in evaluation mode, all of them in order.")
     if not observed["device"].startswith("cuda"):
         return not_yet(f"the predictions are on {observed['device']}. They should stay on the GPU.")
@@ -316,12 +311,12 @@ def judge_checkpoints(observed: Plain, inputs: Plain) -> Verdict:
     without = units.byte_text(expected["kept"])
     for answer in observed["answers"]:
         if answer["type"] != "Tensor":
-            return not_yet(f"your function returned {answer['type']}, not a tensor.")
-        if not _close(answer["result"], expected["result"]):
+            return wrong_type(answer["type"], "a tensor")
+        if not near(answer["result"], expected["result"], RELATIVE, ABSOLUTE):
             return not_yet("this is not what the blocks make of x, one after the other.")
         if answer["gradients"] is None:
             return not_yet("the result has no gradient, though the blocks' weights are trained. What if x itself needs none?")
-        if not _close(answer["gradients"], expected["gradients"][-len(answer["gradients"]) :]):
+        if not near(answer["gradients"], expected["gradients"][-len(answer["gradients"]) :], RELATIVE, ABSOLUTE):
             return not_yet("the gradients are not those of the blocks without checkpoints.")
         kept = units.byte_text(answer["kept"])
         if answer["kept"] > allowed:
@@ -374,7 +369,7 @@ def observe_largest(most_rows: Any, cases: Plain) -> Plain:
 def judge_largest(found: Plain, cases: Plain) -> Verdict:
     for got, case in zip(found, cases, strict=True):
         if isinstance(got["answer"], str):
-            return not_yet(f"your function returned {got['answer']}, not a number of rows.")
+            return wrong_type(got["answer"], "a number of rows")
         due = max(0, (case["limit"] - case["fixed"]) // case["row"])
         line = f"a step takes {case['fixed']} B and {case['row']} B a row, the limit is {case['limit']} B"
         if len(got["asked"]) > CALLS:

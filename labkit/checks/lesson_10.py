@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from labkit.checks import own_ddp
-from labkit.checks.checking import Check, Plain, Verdict, not_yet, right
+from labkit.checks.checking import Check, Plain, Verdict, not_yet, right, wrong_type
+from labkit.checks.comparing import near, shown
 from labkit.checks.in_ranks import in_ranks
 from labkit.checks.rank_programs import accumulated, gradients_after, life, rows_of
-
-CLOSE = 1e-4
 
 # 10.1: the mean of all ranks' gradients
 
@@ -68,21 +67,6 @@ def _average_hint(found: list[float] | None, own: list[float], ranks: int) -> st
     return ""
 
 
-def near(found: Any, due: list[float]) -> bool:
-    return len(found) == len(due) and all(abs(a - b) <= CLOSE * max(1.0, abs(b)) for a, b in zip(found, due, strict=True))
-
-
-def apart(found: list[float], due: list[float], whose: str) -> str:
-    """Three elements from the first that is not near the one that is due, beside those."""
-    first = next(place for place in range(len(due)) if not near(found[place : place + 1], due[place : place + 1]))
-    here = slice(first, first + 3)
-    return f"{shown(found[here])} from element {first} on, where {whose} {shown(due[here])}"
-
-
-def shown(values: Any) -> str:
-    return "none" if values is None else "[" + ", ".join(f"{value:g}" for value in values) + "]"
-
-
 # 10.2: each rank's rows of a dataset
 
 LATER = 12600  # epochs: a multiple of 1 to 10 and of 100, after which orders that come again would do so
@@ -116,7 +100,7 @@ def _judge_epochs(told: Plain, case: Plain) -> Verdict:
     by_epoch = list(zip(*(of_rank["rows"] for of_rank in told), strict=True))
     for shares, epoch in zip(by_epoch, epochs, strict=True):
         if odd := next((rows for rows in shares if isinstance(rows, str)), None):
-            return not_yet(f"your function returned {odd}, not a list of numbers of rows.")
+            return wrong_type(odd, "a list of numbers of rows")
         every, lengths = sorted(row for rows in shares for row in rows), [len(rows) for rows in shares]
         if every != list(range(count)):
             missing, twice = count - len(set(every) & set(range(count))), len(every) - len(set(every))

@@ -4,9 +4,9 @@ import random
 from typing import Any
 
 from gputrace import units
-from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number, right
+from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number, right, wrong_type
+from labkit.checks.comparing import apart, near
 from labkit.checks.in_ranks import in_ranks
-from labkit.checks.lesson_10 import apart, near
 from labkit.checks.rank_programs import RIGHT, adam_steps, cut_layers, due_groups, groups_of, layer_backward
 
 # 11.1: two layers cut among the ranks
@@ -106,7 +106,7 @@ def judge_budgets(answers: Plain, cases: Plain) -> Verdict:
     for answer, (parameters, layer, memory) in zip(answers, cases, strict=True):
         due = -(-HELD * parameters // (memory - WHOLE * layer))
         if isinstance(answer, str):
-            return not_yet(f"your function returned {answer}, not a whole number.")
+            return wrong_type(answer, "a whole number")
         if answer != due:
             enough = "1 GPU is enough" if due == 1 else f"{due} GPUs are enough and fewer are not"
             return not_yet(

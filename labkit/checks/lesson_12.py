@@ -6,8 +6,8 @@ from typing import Any
 
 from gputrace import units
 from labkit.checks.checking import Check, Plain, Verdict, not_yet, right
+from labkit.checks.comparing import apart, near, shown
 from labkit.checks.in_ranks import in_ranks
-from labkit.checks.lesson_10 import apart, near, shown
 from labkit.checks.node_programs import checked_sums, newest_of, node_work, summed_by_nodes, uneven_gradient
 
 # 12.1: work that is done once on each node

@@ -11,7 +11,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right, wrong_type
+from labkit.checks.comparing import near
 from labkit.checks.deprecated import deprecated_calls
 from labkit.checks.graphs import Graphs
 
@@ -19,6 +20,7 @@ from labkit.checks.graphs import Graphs
 
 DTYPES = {"torch.float32": torch.float32, "torch.float16": torch.float16, "torch.int64": torch.int64}
 PLACES = ("cuda:0", "cuda:1", "cpu")
+CLOSE = 1e-5  # closer than float16 rounds
 
 
 def draw_tensors(generator: random.Random) -> Plain:
@@ -59,7 +61,7 @@ def judge_zeros(observations: Plain, cases: Plain) -> Verdict:
     for observed, case in zip(observations, cases, strict=True):
         made = observed["made"]
         if made["type"] != "Tensor":
-            return not_yet(f"your function returned {made['type']}, not a tensor.")
+            return wrong_type(made["type"], "a tensor")
         if not observed["kept"]:
             return not_yet("the tensor that you were given has changed. Make a new one beside it.")
         for what in ("device", "dtype", "shape"):
@@ -144,7 +146,7 @@ def judge_report(observations: Plain, sizes: Plain) -> Verdict:
     for device, observed in enumerate(observations):
         said, truth = observed["said"], observed["truth"]
         if isinstance(said, str):
-            return not_yet(f"your function returned {said}, not a dict.")
+            return wrong_type(said, "a dict")
         if observed["warned"]:
             return not_yet(f"PyTorch warns, though you may have silenced it: {observed['warned'][0]}.")
         numbers = [name for name in FIGURES if said.get(name) is not None]
@@ -320,7 +322,7 @@ def observe_outcomes(outcomes: Any, snippets: Plain) -> Plain:
 
 def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
     if isinstance(found, str):
-        return not_yet(f"your function returned {found}, not a list.")
+        return wrong_type(found, "a list")
     if len(found) != len(snippets):
         return not_yet(f"you gave the outcomes of {len(found)} programs; there were {len(snippets)}.")
     for outcome, (text, due) in zip(found, snippets, strict=True):
@@ -336,8 +338,11 @@ def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
 HALVES = ["cuda:0"] * 2 + ["cuda:1"] * 2  # where weight and bias of both halves belong
 
 
+MOVES = {torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.type, torch.Tensor.copy_}
+
+
 class _CopiesToHost(TorchFunctionMode):
-    """Notice whether a tensor on the CPU is made from one on a GPU."""
+    """Notice whether a function that moves tensors makes one on the CPU from one on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -345,9 +350,9 @@ class _CopiesToHost(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
-        from_gpu = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_leaves(args))
-        on_host = any(isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" for leaf in tree_leaves(made))
-        self.seen |= from_gpu and on_host
+        if function in MOVES and made.device.type == "cpu":
+            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+            self.seen |= any(tensor.is_cuda for tensor in tensors)
         return made
 
 
@@ -393,7 +398,7 @@ def observe_halves(two_halves: Any, inputs: Plain) -> Plain:
 
 def judge_halves(observed: Plain, inputs: Plain) -> Verdict:
     if observed["type"] != "Module":
-        return not_yet(f"your function returned {observed['type']}, not a module: an optimizer must find the parameters.")
+        return wrong_type(observed["type"], "a module: an optimizer must find the parameters")
     if observed["places"] != HALVES:
         return not_yet(
             f"weight and bias of the first half belong on cuda:0, of the second on cuda:1; yours: {', '.join(observed['places'])}."
@@ -402,7 +407,7 @@ def judge_halves(observed: Plain, inputs: Plain) -> Verdict:
         output = run["output"]
         if output["type"] != "Tensor" or output["device"] != "cuda:1":
             return not_yet(f"for an input on {place} the output belongs on cuda:1; yours is on {output.get('device', output['type'])}.")
-        if not _close(output["values"], observed["due"]):
+        if not near(output["values"], observed["due"], CLOSE, CLOSE):
             return not_yet(f"for an input on {place} the output is not what both halves make of it, one after the other.")
         if run["computed"] != [["0", "cuda:0"], ["1", "cuda:1"]]:
             calls = ", ".join(f"the {('first', 'second')[int(half)]} on {device}" for half, device in run["computed"]) or "none"
@@ -410,15 +415,10 @@ def judge_halves(observed: Plain, inputs: Plain) -> Verdict:
         if run["by_host"]:
             return not_yet(f"for an input on {place} the outputs are right, but a tensor went through the CPU. Copy it from GPU to GPU.")
         for gradient, due in zip(run["gradients"], observed["due_gradients"], strict=True):
-            if gradient is None or not _close(gradient, due):
+            if gradient is None or not near(gradient, due, CLOSE, CLOSE):
                 found = "no" if gradient is None else "another"
                 return not_yet(f"for an input on {place} it, or a parameter, has {found} gradient. Who cut the graph?")
     return right("Copies between GPUs have gradients.")
-
-
-def _close(some: list[float], due: list[float]) -> bool:
-    """Closer than float16 rounds."""
-    return len(some) == len(due) and all(abs(a - b) < 1e-5 * (1 + abs(b)) for a, b in zip(some, due, strict=True))
 
 
 CHECKS = [

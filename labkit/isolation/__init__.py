@@ -1,142 +1,99 @@
-"""Experiments that may crash: a function runs in a process of its own, and this process goes on whatever happens there."""
+"""`isolated` runs a function in a process of its own, which may crash."""
 
-import json
 import linecache
 import os
+import pickle
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from labkit import machine
-from labkit.isolation import exit_status, payload
-from labkit.isolation.exit_status import Isolated, IsolatedError, Original
-from labkit.isolation.process import LIMITS, EndedProcess, IsolatedProcess, Stage
+from labkit.processes import by_value, exit_status, forkserver
+from labkit.processes.supervision import job_environment, kill_job
 
-__all__ = ["Isolated", "IsolatedError", "Original", "isolated"]
+_PROGRAM = str(Path(__file__).with_name("child.py"))
 
-NOT_RUN = "the function was not run"
+
+@dataclass(frozen=True)
+class Isolated:
+    """The `value` that a function returned, and the `output` of its process (stdout and stderr)."""
+
+    value: Any
+    output: str
+
+
+class IsolatedError(Exception):
+    """The function did not return. `output` is what its process wrote to stdout and stderr."""
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
 
 
 def isolated(function: Callable[..., Any], /, *args: Any, timeout: float | None = 60, **keywords: Any) -> Isolated:
-    """Run `function(*args, **keywords)` in a process of its own, on the same machine, and return its result, output and trace.
+    """Run `function(*args, **keywords)` in a new process and return its result and output.
 
-    The process is new: besides the machine it has only this one's working directory, environment and import path, no input, and what
-    the function and its arguments bring along. A function of a cell takes the variables and the classes that it uses with it, as copies.
-    Tensors on a GPU cannot come along, nor be returned: make them inside, and return `.cpu()` copies or numbers.
-    When it ends, all its memory is free again, on the GPU too, and every process that it started is ended.
+    The process has the same GPUs, working directory, environment and import path. It gets copies of
+    the arguments and of the variables and classes of a notebook's cell that the function uses.
+    When the function ends, the process and all processes that it started are killed.
 
     Args:
-        timeout: seconds that the function may take, not counting the start of the process. None: no limit.
+        timeout: the seconds that the process may take. None: no limit.
 
     Raises:
-        IsolatedError: the function raised an error, crashed its process, took too long, or cannot be sent there or its result back. Its
-            message names what happened, and its note shows where; `IsolatedError` lists its attributes.
-        TypeError, ValueError: `function` cannot be called, or `timeout` is no positive number.
+        IsolatedError: the function raised an error, ended its process or took too long. The
+            message says which. A note of the error shows the traceback in the process.
+        ValueError: `timeout` is not positive.
+        Exception: what pickle raises if the function or an argument cannot be copied.
     """
-    _check(function, timeout)
+    if timeout is not None and not timeout > 0:
+        choices = "choose a positive number of seconds, or None for no limit"
+        raise ValueError(f"timeout={timeout!r}: {choices}")
     name = f"{getattr(function, '__name__', type(function).__name__)}()"
-    with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as name_of_folder:
-        folder = Path(name_of_folder)
-        _write_request(folder, name, function, args, keywords, timeout)
-        try:
-            process = IsolatedProcess(name_of_folder)
-        except OSError as error:
-            raise IsolatedError(
-                f"a process of its own for {name} cannot be started: {error}", kind="start", why_no_trace=NOT_RUN
-            ) from error
-        return _result(folder, name, process.run(timeout), timeout)
-
-
-def _check(function: Any, timeout: Any) -> None:
-    if os.name != "posix":
-        raise NotImplementedError("labkit.isolated works on Linux and macOS, not on this system")
-    if not callable(function):
-        raise TypeError(f"{function!r} is no function: call labkit.isolated(function, arguments...)")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < 1e9):
-        raise ValueError(f"timeout={timeout!r}: choose a positive number of seconds, or None for no limit")
-
-
-def _write_request(
-    folder: Path, name: str, function: Callable[..., Any], args: tuple, keywords: dict[str, Any], timeout: float | None
-) -> None:
     used = machine.current()
-    cells = {name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and not os.path.exists(name)}
-    request = {"machine": asdict(used.request) if used else None, "timeout": timeout, "cells": cells}
-    (folder / "request.json").write_text(json.dumps(request))
-    try:
-        payload.pack(folder / "call", (function, args, keywords))
-    except Exception:
-        part, error = payload.unsendable(name, function, args, keywords, folder / "call")
-        if isinstance(error, payload.DeviceTensorError):
-            advice = f"holds {error}, whose memory belongs to this process: make it inside the function, or send x.cpu()"
-        else:
-            advice = f"cannot be sent to another process ({type(error).__name__}: {error}): make it inside the function"
-        raise IsolatedError(f"{part} {advice}.", kind="argument", why_no_trace=NOT_RUN) from error
-
-
-def _result(folder: Path, name: str, ended: EndedProcess, timeout: float | None) -> Isolated:
-    """The result, or the error, from what the worker left in its folder."""
-    try:
-        report = json.loads((folder / "report.json").read_text())
-    except FileNotFoundError:
-        raise _without_report(folder, name, ended, timeout) from None
-    ending = report["ending"]
-    known = {"output": ended.output, **_trace(folder, ran=ending in ("returned", "raised", "result"))}
-    if ending == "returned":
+    request = asdict(used.request) if used else None
+    call = by_value.dumps((function, args, keywords))
+    with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
+        Path(folder, "call").write_bytes(pickle.dumps((sys.path, _cells(), request, call)))
         try:
-            return Isolated(payload.unpack(folder / "value"), cut=ended.cut, **known)
-        except Exception as error:
-            raise IsolatedError(
-                f"{name} returned a value of type {report['of']} that cannot be built in this process ({type(error).__name__}: {error}).",
-                kind="result",
-                **known,
-            ) from error
-    original = Original(report["type"], report["text"], report["traceback"])
-    kind = report["kind"] if ending == "raised" else ending
-    raise IsolatedError(_message(name, kind, original, report, ended.output), kind=kind, original=original, **known)
+            status = _run(folder, timeout)
+        except subprocess.TimeoutExpired:
+            late = f"{name} took longer than {timeout:g} s and was stopped."
+            raise IsolatedError(late, _output(folder)) from None
+        result = Path(folder, "result")
+        if not result.exists():
+            _, message = exit_status.without_report(name, status)
+            raise IsolatedError(message, _output(folder))
+        failure, traceback, value = pickle.loads(result.read_bytes())
+        if not failure:
+            return Isolated(pickle.loads(value), _output(folder))
+        error = IsolatedError(f"{name} {failure}.", _output(folder))
+        if traceback:
+            error.add_note(f"In the process of its own:\n{traceback}")
+        raise error
 
 
-def _trace(folder: Path, ran: bool) -> dict[str, Any]:
-    """The trace, or why there is none."""
-    if (folder / "trace").exists():
-        from gputrace import Trace
-
-        return {"trace": Trace.load(folder / "trace"), "why_no_trace": ""}
-    why = folder / "why_no_trace"
-    reason = why.read_text() if why.exists() else "the process ended before it was written" if ran else NOT_RUN
-    return {"trace": None, "why_no_trace": reason}
+def _cells() -> dict[str, Any]:
+    """Return the source lines of a notebook's cells, for tracebacks."""
+    cache = linecache.cache.items()
+    return {name: lines for name, lines in cache if len(lines) == 4 and not os.path.exists(name)}
 
 
-def _message(name: str, kind: str, error: Original, report: dict[str, str], output: str) -> str:
-    cause = f"{error.type}: {error.text}"
-    if kind == "start":
-        return f"the machine of this process cannot be put in place in the one for {name} ({cause})."
-    if kind == "argument":
-        return f"{name} or an argument cannot be built in another process ({cause})."
-    if kind == "result":
-        if error.type.endswith("DeviceTensorError"):
-            held = error.text if report["of"].endswith(("Tensor", "Parameter")) else f"a {report['of']} with {error.text} in it"
-            return f"{name} returned {held}, whose memory ends with its process: return x.cpu(), or a number."
-        return f"{name} returned a value of type {report['of']} that cannot be sent to this process ({cause}): return plain data."
-    return exit_status.raised(name, kind, error, output)
+def _run(folder: str, timeout: float | None) -> int:
+    """Run the call in `folder` and return the exit status. Kill whatever is left of the process."""
+    environment = {**os.environ, **job_environment(folder)}
+    with Path(folder, "output").open("wb") as output:
+        process = forkserver.popen([_PROGRAM, folder], environment, output=output.fileno(), with_caller=True)
+    try:
+        return process.wait(timeout)
+    finally:
+        kill_job(folder)
+        process.wait()
 
 
-def _without_report(folder: Path, name: str, ended: EndedProcess, timeout: float | None) -> IsolatedError:
-    """The error for a process that ended before it had written its report."""
-    crash = folder / "crash"
-    stack = exit_status.stack(crash.read_text(errors="replace")) if crash.exists() else ""
-    kind, message = exit_status.without_report(name, ended.status)
-    if ended.stage == Stage.STARTING:
-        why = f"it was not ready after {LIMITS[ended.stage]:g} s" if ended.late else (ended.output.strip() or message).splitlines()[-1]
-        kind, message = "start", f"the process of its own for {name} cannot be started: {why.rstrip('.')}."
-    elif ended.late:
-        kind, message = "timeout", f"{name} took longer than {timeout:g} s and was stopped."
-    return IsolatedError(
-        message,
-        kind=kind,
-        original=Original("", "", stack) if stack else None,
-        output=ended.output,
-        why_no_trace=NOT_RUN if ended.stage == Stage.STARTING else "the recording went with the process",
-    )
+def _output(folder: str) -> str:
+    return Path(folder, "output").read_text(errors="replace")

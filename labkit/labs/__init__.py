@@ -16,14 +16,11 @@ if TYPE_CHECKING:
     from labkit.lab_parts.networks import GPT as GPT
     from labkit.lab_parts.networks import MLP as MLP
     from labkit.lab_parts.networks import ResNet as ResNet
-    from labkit.lab_parts.panel import Lab as Lab
     from labkit.lab_parts.programs import rank_program as rank_program
     from labkit.labs.allocator_by_hand import AllocatorByHand as AllocatorByHand
     from labkit.labs.allocator_by_hand import AllocatorLab as AllocatorLab
     from labkit.labs.allocator_by_hand import plot_allocator_by_hand as plot_allocator_by_hand
     from labkit.labs.buckets import BucketsLab as BucketsLab
-    from labkit.labs.buckets import bucket_step as bucket_step
-    from labkit.labs.buckets import plot_bucket_step as plot_bucket_step
     from labkit.labs.claims import ClaimsPanel as ClaimsPanel
     from labkit.labs.claims import articles_on_trial as articles_on_trial
     from labkit.labs.claims import claims_table as claims_table
@@ -75,15 +72,12 @@ if TYPE_CHECKING:
     from labkit.labs.saving_memory import prices as prices
     from labkit.labs.scaling import plot_scaling_steps as plot_scaling_steps
     from labkit.labs.scaling import scaling_steps as scaling_steps
-    from labkit.labs.schedules import pipelining as pipelining
-    from labkit.labs.sharding import CUT_BY_WAY as CUT_BY_WAY
     from labkit.labs.sharding import held_by_ranks as held_by_ranks
     from labkit.labs.sharding import plot_held_by_ranks as plot_held_by_ranks
     from labkit.labs.sharding import rank_memory as rank_memory
     from labkit.labs.sizes import host_and_device as host_and_device
     from labkit.labs.sizes import plot_host_and_device as plot_host_and_device
     from labkit.labs.strategies import StrategiesLab as StrategiesLab
-    from labkit.labs.strategies import plot_strategy_steps as plot_strategy_steps
     from labkit.labs.strategies import strategy_steps as strategy_steps
     from labkit.labs.stream_program import StreamsLab as StreamsLab
     from labkit.labs.training_leaks import LeakLab as LeakLab

@@ -1,9 +1,6 @@
-"""The order in which the stages of a pipeline take up their work, GPipe and 1F1B: by rule, and in torch.distributed.pipelining."""
+"""The order of work in the stages of a pipeline, under GPipe and 1F1B."""
 
-from collections.abc import Iterator, Sequence
-
-from labkit.lab_parts import programs
-from labkit.lab_parts.experiment import Row, Run, checked_count
+from collections.abc import Sequence
 
 FORWARD, BACKWARD = "forward", "backward"
 ONE_BATCH, GPIPE, ONE_F_ONE_B = "one batch", "GPipe", "1F1B"
@@ -59,39 +56,3 @@ def _needs(stage: int, work: str, micro_batch: int, last: int) -> set[tuple[int,
         return {(stage - 1, FORWARD, micro_batch)} if stage else set()
     behind = set() if stage == last else {(stage + 1, BACKWARD, micro_batch)}
     return behind | {(stage, FORWARD, micro_batch)}
-
-
-# torch.distributed.pipelining
-
-
-TORCH_SCHEDULES = ("GPipe", "1F1B")
-WIDTH, ROWS = 16, 32
-COLUMNS = {"schedule": "", "rank": "", "order": "", "loss": "", "gradients": ""}
-
-
-def pipelining(ranks: int = 2, micro_batches: int = 4) -> Run:
-    """What each rank did in one step of a pipeline of `ranks` stages, under each of the `TORCH_SCHEDULES` of torch.distributed.pipelining.
-
-    The model has two linear layers of 16 neurons a stage, with the weights that `torch.manual_seed(0)` gives; the batch of 32 rows rises
-    evenly from -1 to 1, and the targets are its sines. `order` is such as "FFBB": F for the forward of a micro-batch, B for a backward.
-    `loss` is that of the last stage (None elsewhere), `gradients` the norm of each parameter's.
-
-    Raises ValueError for ranks outside 2 to 8, and for micro-batches that are fewer or do not divide the batch; and as `labkit.torchrun`
-    does.
-    """
-    if not 2 <= checked_count("ranks", ranks) <= 8:
-        raise ValueError(f"ranks={ranks}: choose 2 to 8")
-    allowed = [count for count in (2, 4, 8, 16, 32) if count >= ranks]
-    if checked_count("micro_batches", micro_batches) not in allowed:
-        raise ValueError(f"micro_batches={micro_batches}: choose {', '.join(map(str, allowed))}")
-    parameters = {"schedules": list(TORCH_SCHEDULES), "ranks": ranks, "micro_batches": micro_batches}
-    total = len(TORCH_SCHEDULES) * ranks
-    return Run("pipelining", parameters, COLUMNS, programs.badge(ranks), total, _points(ranks, micro_batches))
-
-
-def _points(ranks: int, micro_batches: int) -> Iterator[Row]:
-    told = programs.results("stages", ranks, micro_batches, WIDTH, ROWS)
-    for schedule in TORCH_SCHEDULES:
-        for rows in told:
-            found = next(row for row in rows if row["schedule"] == schedule)
-            yield {column: found[column] for column in COLUMNS}

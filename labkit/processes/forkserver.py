@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,8 +263,9 @@ def _fork_on_request(line: socket.socket) -> list[int]:
                 _follow(fd, copies.pop(fd))
                 continue
             asked, fds, _, _ = socket.recv_fds(line, 1, 64)
-            if not asked:
-                os._exit(0)  # nobody can ask any more
+            if not asked:  # every process that used this server has ended
+                _kill_with_callers(copies.values())
+                os._exit(0)
             pid = _fork()
             if pid == 0:
                 for other in {line.detach(), *copies}:
@@ -296,6 +297,13 @@ def _fork() -> int | None:
     with contextlib.suppress(OSError):
         return os.fork() if len(os.listdir("/proc/self/task")) == 1 else None
     return None
+
+
+def _kill_with_callers(copies: Iterable[_Copy]) -> None:
+    """Kill the copies that may not outlive their callers, which have ended."""
+    for copy in copies:
+        if copy.with_caller and not copy.has_ended:
+            os.kill(copy.pid, signal.SIGKILL)
 
 
 def _follow(fd: int, copy: _Copy) -> None:

@@ -1,7 +1,8 @@
-"""Imported by the fork server of Python's multiprocessing, before anything else that its children need.
+"""Imported by the fork server of Python's multiprocessing, before anything else that its children
+need.
 
-The server looks for nothing in the working folder, where a learner may keep files named like packages. The children look where their parent
-does, but they have what the kit needs already.
+The server looks for nothing in the working folder, where a learner may keep files named like
+packages. The children look where their parent does, but they have what the kit needs already.
 """
 
 import os

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.isolation.exit_status import is_whole_stack
 from labkit.processes import forkserver, messages
+from labkit.processes.exit_status import is_whole_stack
 from labkit.processes.forkserver import Forked
 from labkit.processes.messages import Inbox
 from labkit.processes.supervision import CHUNK, KILLING, LOOK, KeptOutput, is_running, kill_job, rank_environment

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.isolation import exit_status
+from labkit.processes import exit_status
 from labkit.processes.supervision import KeptOutput
 
 # What is said in a rank that has lost another one (the virtual NCCL's words, gloo's pair.cc, NCCL's and the stores' errors).
@@ -71,6 +71,9 @@ class RankProcess:
 
 
 def _first_sentence(text: str) -> str:
-    """Of a message's first line, where that is long. PyTorch's C++ begins with its own file and line."""
+    """The first sentence of a message's first line, where that is long. PyTorch's C++ begins with its own file and line, and its errors of
+    NCCL end with what NCCL says."""
+    _, _, of_nccl = text.partition("\nLast error:\n")
+    text = of_nccl or text
     line = re.sub(r"^\[\S+:\d+\] ", "", text.strip().split("\n")[0])
     return line if len(line) <= 120 else line.split(". ")[0]

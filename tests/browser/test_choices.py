@@ -6,7 +6,7 @@ from labkit import labs
 
 pytestmark = pytest.mark.browser
 
-LABS = [name for name in labs.__all__ if name.endswith(("Lab", "Panel")) and name not in ("Lab", "MemoryPanel")]  # the panel asks nothing
+LABS = [name for name in labs.__all__ if name.endswith(("Lab", "Panel")) and name != "MemoryPanel"]  # the panel asks nothing
 SET_UP = "import labkit\n\nlabkit.use(gpus=4, virtual=True)"
 # The choices on which other fields depend: what each option needs of them. All other fields are always there.
 NEEDS = {

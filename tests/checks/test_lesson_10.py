@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from labkit.checks import lesson_10
-from labkit.checks.lesson_10 import apart, judge_accumulation, judge_gradients, judge_lives, judge_rows
+from labkit.checks.lesson_10 import judge_accumulation, judge_gradients, judge_lives, judge_rows
 from labkit.labs import rank_program
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -33,11 +33,6 @@ def test_lessons_show_lines_of_the_programs_as_they_stand():
     for name, lines in shown:
         there = [line.strip() for line in rank_program(name).read_text().splitlines()]
         assert [line for line in lines.splitlines() if line.strip() not in there] == []
-
-
-def test_what_is_not_as_due_is_shown_from_there_on():
-    assert apart([3, 1, 4, 1, 6], [3, 1, 4, 1, 5], "it is") == "[6] from element 4 on, where it is [5]"
-    assert apart([float("nan"), 1, 4, 1], [3, 1, 4, 1], "it is") == "[nan, 1, 4] from element 0 on, where it is [3, 1, 4]"
 
 
 CASE = [[[1, 2, 3], [4, 5], None], [[3, 4, 5], [0, 1], None]]

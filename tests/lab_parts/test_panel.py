@@ -111,7 +111,7 @@ def test_at_first_only_a_prediction_can_be_made():
     assert lab.result is None
 
 
-@pytest.mark.parametrize("name", ["FakeLab", *(name for name in labs.__all__ if name.endswith(("Lab", "Panel")) and name != "Lab")])
+@pytest.mark.parametrize("name", ["FakeLab", *(name for name in labs.__all__ if name.endswith(("Lab", "Panel")))])
 def test_its_text_in_a_stored_notebook_says_what_it_is_and_how_to_bring_it_up(name):
     with labkit.use(gpus=2, virtual=True, quiet=True):
         lab = FakeLab() if name == "FakeLab" else getattr(labs, name)()
@@ -370,7 +370,7 @@ def test_a_cancelled_run_lets_go_of_the_experiment():
     assert buttons(lab) == (True, True, False)
 
 
-LABS = [name for name in labs.__all__ if name.endswith(("Lab", "Panel")) and name != "Lab"]
+LABS = [name for name in labs.__all__ if name.endswith(("Lab", "Panel"))]
 
 
 def parts(widget: ipywidgets.Widget) -> Iterator[ipywidgets.Widget]:

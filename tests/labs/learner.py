@@ -1,6 +1,6 @@
 """What a learner does with a lab."""
 
-from labkit.labs import Lab
+from labkit.lab_parts.panel import Lab
 
 
 def predict_and_run(lab: Lab, prediction: str) -> str:

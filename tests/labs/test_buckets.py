@@ -3,8 +3,8 @@
 import pytest
 from learner import predict_and_run as run
 
-from labkit.labs import BucketsLab, Result, bucket_step, collect, plot_bucket_step
-from labkit.labs.buckets import ALL_REDUCE, COLUMNS, recorded_seconds
+from labkit.labs import BucketsLab, Result, collect
+from labkit.labs.buckets import ALL_REDUCE, COLUMNS, bucket_step, plot_bucket_step, recorded_seconds
 
 WORK = [["forward", 0.0, 1e-3], ["backward", 1e-3, 3e-3], ["optimizer", 6e-3, 2e-3], [ALL_REDUCE, 2e-3, 1e-3], [ALL_REDUCE, 4e-3, 2e-3]]
 

@@ -3,8 +3,8 @@
 import pytest
 from learner import predict_and_run as run
 
-from labkit.labs import Result, StrategiesLab, collect, plot_strategy_steps, strategy_steps
-from labkit.labs.strategies import COLUMNS, GPUS, MODELS, PER_NODE, WAYS, least
+from labkit.labs import Result, StrategiesLab, collect, strategy_steps
+from labkit.labs.strategies import COLUMNS, GPUS, MODELS, PER_NODE, WAYS, least, plot_strategy_steps
 
 PEAKS = {("FSDP", 8): 20, ("FSDP", 32): 16, ("tensor", 8): 32, ("DDP", 8): None}  # GiB by way and GPUs, on paper
 

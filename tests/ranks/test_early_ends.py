@@ -1,4 +1,5 @@
-"""Ranks that end before the others: these go on, however the ranks were started, and whoever keeps the program's store."""
+"""Ranks that end before the others: these go on, however the ranks were started, and whoever keeps
+the program's store."""
 
 import os
 import socket

@@ -175,6 +175,27 @@ def test_the_server_ends_with_its_process(script, how):
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
+WITH_CALLER = """
+import os
+from labkit.processes import forkserver
+from labkit.processes.supervision import rank_environment
+folder = os.getcwd()
+print(forkserver.popen([{path!r}], rank_environment(folder), with_caller=True).pid, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_with_its_killed_caller(script):
+    code = "import sys" + WITH_CALLER.format(path=str(script("import time\ntime.sleep(1000)")))
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as caller:
+        started = psutil.Process(int(caller.stdout.readline()))
+        caller.kill()
+    psutil.wait_procs([started], timeout=60)
+    assert not started.is_running() or started.status() == psutil.STATUS_ZOMBIE
+
+
 @pytest.mark.slow
 def test_a_process_that_was_forked_has_a_server_of_its_own(script):
     path = script(RANK + "result = os.getppid()")

@@ -312,6 +312,36 @@ WRONG = {
 }
 
 
+SHARED = """
+    import sys
+    import torch
+    import torch.distributed as dist
+    torch.cuda.set_device(0)
+    dist.init_process_group()
+    x = torch.ones(2, device="cuda")
+    first = {
+        "all_reduce": lambda: dist.all_reduce(x, async_op=True),
+        "barrier": dist.barrier,
+        "send": lambda: (dist.recv if dist.get_rank() else dist.send)(x, 1 - dist.get_rank()),
+        "DDP": lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1).cuda()),
+    }
+    first[sys.argv[1]]()
+"""
+
+
+@pytest.mark.parametrize("first", ["all_reduce", "barrier", "send", "DDP"])
+def test_ranks_that_share_a_gpu_are_refused_in_nccls_words(script, first):
+    with pytest.raises(labkit.TorchrunError) as caught:
+        labkit.torchrun(script(SHARED), first, like="H200", quiet=True)
+    assert re.search(r"DistBackendError: Duplicate GPU detected : rank \d and rank \d both on CUDA device 1000 \(line", str(caught.value))
+    assert "torch.cuda.set_device(local_rank) is missing" in caught.value.__notes__[0]
+
+
+def test_the_same_number_on_two_nodes_is_another_gpu(script):
+    program = SHARED + "    x.tolist()"
+    assert labkit.torchrun(script(program), "all_reduce", nodes=2, like="H200", quiet=True).exit_codes == [0, 0]
+
+
 def explained(script, case):
     """What is said of the ranks. A busy machine may take long to start them: only then is the time short in which they must meet."""
     begin = "dist.barrier(); x = torch.ones(4, device=device)"

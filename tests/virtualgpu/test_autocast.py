@@ -284,3 +284,19 @@ def test_a_region_costs_nothing_after_it():
     with torch.autocast("cuda"):
         pass
     assert not torch._C._dispatch_tls_is_dispatch_key_included(autocast.KEY)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])  # the CPU's cache is PyTorch's own
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_a_weight_that_was_first_used_without_gradients_follows_the_installed_torch(device, without_gradients, machine):
+    weight = torch.ones(2, 2, device=device, requires_grad=True)
+    with torch.autocast(device, torch.bfloat16):
+        with without_gradients():
+            assert not torch.mm(weight, weight).requires_grad
+        if without_gradients is torch.inference_mode and not autocast.CASTS_HAVE_GRADIENTS:
+            return  # those versions refuse the cached tensor in a graph
+        first, second = torch.mm(weight, weight), torch.mm(weight, weight)
+    assert first.requires_grad is second.requires_grad is autocast.CASTS_HAVE_GRADIENTS
+    if first.requires_grad:
+        casts = [[function for function, _ in y.grad_fn.next_functions] for y in (first, second)]
+        assert casts[0][0] is casts[1][0]  # one cast serves both

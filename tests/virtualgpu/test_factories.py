@@ -1,7 +1,6 @@
 """How tensors come to be on a virtual GPU: every maker, every way to name the device."""
 
 import copy
-import warnings
 
 import numpy as np
 import pytest
@@ -153,14 +152,6 @@ def test_a_loader_shuffles_on_the_default_device():
     assert sorted(torch.cat(batches).tolist()) == list(range(8))
 
 
-def test_a_cuda_type_as_default_is_refused():
-    for kind in ("torch.cuda.FloatTensor", torch.cuda.HalfTensor):
-        with pytest.raises(NotImplementedError, match="set_default_device.* is not served by the virtual GPU"):
-            torch.set_default_tensor_type(kind)
-    with warnings.catch_warnings(action="ignore"):  # it is deprecated, and says so once
-        torch.set_default_tensor_type("torch.FloatTensor")
-
-
 def test_legacy_constructors():
     assert torch.cuda.FloatTensor([1.0, 2.0]).tolist() == [1, 2]
     assert torch.cuda.LongTensor(2, 3).shape == (2, 3)
@@ -275,3 +266,30 @@ def test_out_beside_a_device(name):
         getattr(torch, name)(*arguments, device="cpu", out=out)
     with pytest.raises(RuntimeError, match=r"device type cuda does not match device type of out parameter \(cpu\)"):
         getattr(torch, name)(*arguments, device="cuda", out=out.cpu())
+
+
+class Labelled(torch.Tensor):
+    """A subclass that is made by the legacy constructor."""
+
+
+def test_the_legacy_constructor_makes_tensors_of_a_subclass(machine):
+    for made in (Labelled(2, 3), Labelled([1.0, 2.0]), Labelled(torch.ones(2))):
+        assert type(made) is Labelled and made.device.type == "cpu"
+    assert Labelled([1.0, 2.0]).tolist() == [1.0, 2.0]
+    assert type(torch.Tensor([1.0])) is torch.Tensor
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type.* is deprecated")
+def test_a_cuda_type_may_be_the_default(machine):
+    try:
+        torch.set_default_tensor_type("torch.cuda.DoubleTensor")
+        assert torch.ones(1).device == torch.tensor([1.0]).device == torch.device("cuda", 0)
+        assert torch.ones(1).dtype == torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_tensor_type(torch.FloatTensor)
+    assert torch.ones(1).device.type == "cpu" and torch.ones(1).dtype is torch.float32
+
+
+def test_a_model_in_a_function_transform_gives_its_device(machine):
+    x = torch.ones(3, device="cuda")
+    assert torch.vmap(lambda y: y + y.new_ones((), device=y.device))(x).tolist() == [2, 2, 2]

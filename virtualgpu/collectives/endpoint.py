@@ -1,11 +1,14 @@
-"""Connections between the processes of a program's ranks, over which the ranks tell each other what they call.
+"""Connections between the processes of a program's ranks, over which the ranks tell each other what
+they call.
 
-The program's store only introduces the ranks when a group is made. After that, NCCL sends to its peers directly, and so do virtual GPUs.
-A rank that ends takes nothing along that others still need, not even if its process kept the store.
+The program's store only introduces the ranks when a group is made. After that, NCCL sends to its
+peers directly, and so do virtual GPUs. A rank that ends takes nothing along that others still need,
+not even if its process kept the store.
 
-Each process listens on a port of its own. It hears each peer over one connection and speaks to each peer over another one, so whatever a
-process has said reaches its peers even if the process ends without reading what they said. No thread reads: the kernel keeps what peers
-send until this process looks.
+Each process listens on a port of its own. It hears each peer over one connection and speaks to each
+peer over another one, so whatever a process has said reaches its peers even if the process ends
+without reading what they said. No thread reads: the kernel keeps what peers send until this process
+looks.
 """
 
 import json

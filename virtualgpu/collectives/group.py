@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from virtualgpu.clock.machine_clock import EventTime, StreamTime
 from virtualgpu.collectives.by_hand import called_by_hand
+from virtualgpu.collectives.nccl_errors import check_own_gpus, identity
 from virtualgpu.collectives.rendezvous import Rendezvous, of_group
 from virtualgpu.collectives.ring import collective_seconds, launch_seconds
 from virtualgpu.hardware import Gpu
@@ -74,7 +75,7 @@ class ProcessGroupNCCL(_Gloo):
         self.store, self.group_around = store, None
         super().__init__(store, rank, size, timeout=self._options._timeout)
         self.ranks_of_all = list(self._options.global_ranks_in_group) or list(range(size))
-        self.rendezvous = of_group(self._options.group_name) or self._made_by_hand(store, rank)
+        self.rendezvous = of_group(self._options.group_name) or self._made_by_hand(store, rank, size)
         self.coalescing: list[VirtualWork] | None = None
         self.to_itself: deque[list[torch.Tensor]] = deque()  # what this rank has sent to itself
         self.barrier_tensor: torch.Tensor | None = None  # of the last barrier: real ranks have 512 bytes more from the first one on
@@ -82,13 +83,14 @@ class ProcessGroupNCCL(_Gloo):
         self._streams: dict[int, StreamTime] = {}
         self._stashed: list[VirtualWork] = []
         self._destroyed = False
+        self._communicators: set[Any] = set()  # the GPUs on which the ranks have connected: for all, and for two that send
         self._watched = 0.0  # when the watchdog looked last, beside its period
         _alive.append(self)
 
-    def _made_by_hand(self, store: Any, rank: int) -> Rendezvous:
+    def _made_by_hand(self, store: Any, rank: int, size: int) -> Rendezvous:
         """Let the ranks of a group meet that PyTorch did not make."""
         rendezvous = Rendezvous(rank, self.ranks_of_all, self._options._timeout)
-        if self.size() > 1:
+        if size > 1:
             rendezvous.open(PrefixStore("virtual nccl", store), "ProcessGroupNCCL()")
         return rendezvous
 
@@ -149,6 +151,8 @@ class ProcessGroupNCCL(_Gloo):
         machine.clock.advance_host(launch_seconds(transfer.kind))
         underway = Underway(self, gpu, stream, transfer)
         machine.under_way.append(underway)
+        if transfer.peers is None and gpu.index not in self._communicators:
+            underway.start_in_order()  # NCCL connects the ranks, for which the host waits
         if self.coalescing is not None:
             self.coalescing.append(VirtualWork([underway], []))
             return self.coalescing[-1]
@@ -159,6 +163,21 @@ class ProcessGroupNCCL(_Gloo):
             work.settle()
         return work
 
+    def identity(self, gpu: Gpu) -> list[Any] | None:
+        """This rank's GPU, as all ranks know it."""
+        return identity(gpu)
+
+    def connect(self, gpu: Gpu, peers: Any, gpus: list[Any]) -> None:
+        """Connect ranks when they first use this GPU together. Raises torch.distributed.DistBackendError if two of them share a GPU."""
+        key = gpu.index if peers is None else (gpu.index, *sorted(peers))
+        if key in self._communicators:
+            return
+        if peers is None:
+            check_own_gpus(self.rank(), gpus)
+        elif peers[0] != peers[1]:
+            check_own_gpus(*_as_two(self.rank(), peers, gpus))
+        self._communicators.add(key)
+
     def _unstash(self, now: float) -> None:
         """Let go of the tensors of works that nobody has waited for: the watchdog finds out now and then that they are done, and the next
         collective drops them (shelvesToUnstash_, ProcessGroupNCCL.cpp). Where real ranks' memory varies between runs, this is why."""
@@ -167,6 +186,12 @@ class ProcessGroupNCCL(_Gloo):
             if work.is_over(looked):
                 work.note_over()
                 work.drop()
+
+
+def _as_two(rank: int, peers: tuple[int, int], gpus: list[Any]) -> tuple[int, list[Any]]:
+    """Ranks that send and receive as NCCL numbers them in a communicator of two."""
+    in_order = [gpu for _, gpu in sorted(zip(peers, gpus, strict=True))]
+    return int(rank == max(peers)), in_order
 
 
 def let_watchdogs_look(now: float) -> None:
@@ -183,7 +208,7 @@ class Underway:
         self.launched = gpu.machine.clock.host
         self.known = all_known(transfer.sent, transfer.received)
         self.stashed = group._stashed
-        self.entry = group.rendezvous.enter(transfer, max(self.launched, stream.ready), self.known)
+        self.entry = group.rendezvous.enter(transfer, max(self.launched, stream.ready), self.known, group.identity(gpu))
         written = transfer.received if transfer.written is None else transfer.written
         name = "recv" if transfer.kind == "send" and written else transfer.name.partition("(")[0]
         self.races = gpu.machine.races.collectives
@@ -201,8 +226,19 @@ class Underway:
         """Let the values move, when all ranks are there."""
         if self.works is None:
             self.said = self.group.rendezvous.meet(self.entry, patience)
+            try:
+                self.group.connect(self.gpu, self.transfer.peers, [each["gpu"] for each in self.said])
+            except Exception:
+                self.gpu.machine.under_way.remove(self)  # it never begins
+                raise
             with _DisableTorchDispatch():
                 self.works = self.transfer.start() if all(each["known"] for each in self.said) else []
+
+    def start_in_order(self) -> None:
+        """As `start`, after those before it in its group."""
+        for other in list(self.gpu.machine.under_way):
+            if other.group is self.group and other.entry.channel == self.entry.channel:
+                other.start()
 
     def land(self, patience: datetime.timedelta | None = None) -> EventTime:
         """Wait for it: its values are there, and it has its place on its stream. Without `patience`, the group's timeout holds."""

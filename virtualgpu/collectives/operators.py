@@ -12,6 +12,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
 
 from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, read_by
+from virtualgpu.collectives.nccl_errors import check_reduction, check_tensors
 from virtualgpu.collectives.profiled import record
 from virtualgpu.collectives.through_host import through_host
 from virtualgpu.errors import unsupported
@@ -34,6 +35,8 @@ def run(call: Call) -> Any:
         raise RuntimeError("Tensors must be CUDA and dense")
     if not call.is_on_one_gpu():
         raise different_devices(call.args, call.kwargs)
+    if isinstance(backend, ProcessGroupNCCL):
+        check_tensors(name, call)
     with torch.no_grad():
         transfer = _OPERATORS[name](call, backend)
         if isinstance(backend, ProcessGroupNCCL):
@@ -94,7 +97,7 @@ def _options(kind: type, **values: Any) -> Any:
     return options
 
 
-def _reduction(call: Call, ranks: int) -> tuple[Any, str, Callable[[Tensor], Tensor]]:
+def _reduction(call: Call, group: Any) -> tuple[Any, str, Callable[[Tensor], Tensor]]:
     """The reduction as gloo knows it, its name, and what is done to its result."""
     given: Any = call.argument("reduce_op")
     op = given.op() if hasattr(given, "op") else given
@@ -102,8 +105,12 @@ def _reduction(call: Call, ranks: int) -> tuple[Any, str, Callable[[Tensor], Ten
     name = getattr(kind, "name", str(kind)).rpartition(".")[2]
     if name == "PREMUL_SUM":
         raise unsupported("a reduction by PREMUL_SUM")
+    if isinstance(group, ProcessGroupNCCL):
+        check_reduction(name, call.tensors()[0].dtype)
     if name != "AVG":
         return ReduceOp(kind), name, lambda x: x
+
+    ranks = group.size()
 
     def mean(x: Tensor) -> Tensor:
         return x.div_(ranks) if x.is_floating_point() or x.is_complex() else x.div_(ranks, rounding_mode="trunc")
@@ -118,7 +125,7 @@ def _all_reduce_values(group: ProcessGroupNCCL, values: list[Tensor], op: Any) -
 @_operator("allreduce_", "allreduce_coalesced_")
 def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given = call.argument("tensors")
-    op, name, after = _reduction(call, group.size())
+    op, name, after = _reduction(call, group)
     values = private(given, group)
 
     def together() -> Any:  # as one tensor, and so in another order than one by one
@@ -138,7 +145,7 @@ def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
 @_operator("reduce_")
 def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
     (given,), root = call.argument("tensors"), call.argument("root_rank")
-    op, name, after = _reduction(call, group.size())
+    op, name, after = _reduction(call, group)
     values = private([given], group)
     here = [given] if group.rank() == root else []
     return Transfer(
@@ -236,7 +243,7 @@ def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
     sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
     if any(source.numel() != output.numel() * group.size() for source, output in zip(sources, outputs, strict=True)):
         raise ValueError("input tensor must be the same size as output size times world size")
-    op, name, after = _reduction(call, group.size())
+    op, name, after = _reduction(call, group)
     values, received, options = private(sources, group), private(outputs, group), _options(c10d.ReduceScatterOptions, reduceOp=op)
     return Transfer(
         "reduce_scatter",
@@ -253,7 +260,7 @@ def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     """Each output gets the reduction of all ranks' parts for this rank."""
     sources, outputs = call.argument("input_tensors"), call.argument("output_tensors")
-    op, name, after = _reduction(call, group.size())
+    op, name, after = _reduction(call, group)
     values = [private(each, group) for each in sources]
     mine = group.rank()
     flat = [x for each in sources for x in each]

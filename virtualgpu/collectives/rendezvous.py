@@ -47,9 +47,9 @@ class Rendezvous:
         self._token = ""
         self._peers: dict[int, dict[str, str]] = {}  # by rank: the name of its endpoint, and the token of its end of this group
 
-    def enter(self, transfer: Any, ready: float, known: bool) -> Entry:
+    def enter(self, transfer: Any, ready: float, known: bool, gpu: list[Any] | None = None) -> Entry:
         """This rank enters the next collective of its channel: that of the whole group, or from one rank to another. It is ready at `ready`
-        seconds, and `known` says whether its values are kept."""
+        seconds, `known` says whether its values are kept, and `gpu` is the GPU that it uses, as all ranks know it."""
         channel, name = "all", transfer.name
         if transfer.peers:
             channel = "{}>{} {}".format(*transfer.peers, transfer.tag)
@@ -63,7 +63,7 @@ class Rendezvous:
             place = f"{name} to rank {other}" if sends else f"{name.replace('send', 'recv', 1)} from rank {other}"
         place += f" ({caller_line()})"
         entry = Entry(channel, number, transfer.kind, ranks, place)
-        self._tell(entry, {"call": name, "kind": transfer.kind, "ready": ready, "known": known, "place": place})
+        self._tell(entry, {"call": name, "kind": transfer.kind, "ready": ready, "known": known, "place": place, "gpu": gpu})
         return entry
 
     def _everybody(self) -> list[int]:
@@ -121,6 +121,7 @@ class Rendezvous:
             if store.check([str(rank)]):
                 self._said.setdefault(entry.key, {})[rank] = json.loads(store.get(str(rank)))
         with suppress(RuntimeError):  # the next attempt is the first that counts
+            store.delete_key(str(self._rank))
             store.underlying_store.add(f"count/{self._rank}", -1)
         return torch.distributed.DistBackendError(self._waited_in_vain(entry, self.timeout))
 

@@ -70,6 +70,9 @@ class SimulatedNCCL(ProcessGroupNCCL):
     def size(self) -> int:
         return self._place[1]
 
+    def identity(self, gpu: Gpu) -> None:
+        """Each rank is taken to have a GPU of its own."""
+
     def run(self, gpu: Gpu, transfer: Transfer, is_async: bool) -> VirtualWork:
         received = [] if transfer.sent else transfer.received
         for x in received:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from virtualgpu.errors import unsupported
 from virtualgpu.hardware import Machine
+from virtualgpu.refusals import refuse
 
 _PRIM_DEVICE: Any = torch.ops.prim.device.default
 
@@ -56,6 +57,8 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     # C++ makes a DTensor on the device of its local tensor. Its class may be imported already, or takes this __new__ when it is.
     if made := getattr(torch.Tensor, "_dtensor__new__", None):
         yield torch.Tensor, {"_dtensor__new__": staticmethod(_make_dtensor(made))}
+    if hasattr(rpc := sys.modules.get("torch.distributed.rpc"), "init_rpc"):
+        yield rpc, {"init_rpc": refuse("torch.distributed.rpc.init_rpc")}
     if imported := sys.modules.get("torch.distributed.tensor"):
         yield imported.DTensor, _DEVICE
 

@@ -72,6 +72,8 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
             "ExternalStream": external_stream(machine),
         },
     )
+    if hasattr(torch.cuda, "_compile_kernel"):
+        yield torch.cuda, {"_compile_kernel": refuse("torch.cuda._compile_kernel, which compiles CUDA code with nvrtc,")}
     yield torch.cuda.memory, {"_get_nvml_device_index": machine.nvml_index}
     yield torch.cuda.nvtx, {"_nvtx": nvtx()}
     yield torch.version, {"cuda": CUDA_VERSION}

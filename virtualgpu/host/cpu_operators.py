@@ -113,7 +113,7 @@ class HostOperators(TorchDispatchMode):
     def _on_host(self, func: Any, types: Any, args: tuple, kwargs: dict, call: tuple) -> Any:
         """An operator without device tensors: on the CPU, or a factory."""
         selected = self.machine.selected
-        waits = selected.waiting == call and "pin_memory" not in kwargs
+        waits = selected.waiting == call and "pin_memory" not in kwargs and all(x.dim() == 0 or _waits(x, call) for x in tensors(args))
         if "device" in kwargs and not types and "pin_memory" not in kwargs and kwargs["device"].type == "cpu":
             gpu = selected.made_on or (selected.gpu if selected.call == call else self._only_place(call))
             if gpu is not None:
@@ -153,6 +153,11 @@ class HostOperators(TorchDispatchMode):
                 moved += x.numel() * x.itemsize
         work = matrix_work(op.name, args)
         self.machine.clock.advance_host(costs.cpu_seconds(self.machine.profile, moved, 0 if work is None else work[0]))
+
+
+def _waits(x: torch.Tensor, call: tuple) -> bool:
+    """Return whether C++ made this tensor on the CPU in this call, perhaps for a GPU."""
+    return x.layout is torch.strided and getattr(x.untyped_storage(), "waiting", None) == call
 
 
 def adopt(args: tuple) -> tuple:

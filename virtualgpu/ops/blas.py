@@ -193,12 +193,12 @@ def _product(left: torch.Tensor, right: torch.Tensor, result: VirtualTensor, lt:
 
 @handles_operators(*PRODUCTS, "addbmm", "addbmm_")
 def product(call: Call) -> Any:
-    """A matrix product: CUDA has none for integers."""
+    """A matrix product: CUDA has none for integers and float8."""
     call.common_gpu()
     if _is_deterministic() and not (call.op.name == "addmm" and call.args[0].dim() == 1):  # that is cuBLASLt's
         require_fixed_workspaces()
     dtype = call.args[0].dtype
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if not (dtype.is_floating_point or dtype.is_complex) or dtype.itemsize == 1:
         raise not_implemented(INTEGER_PRODUCT.get(call.op.name, "addmm_cuda"), dtype)
     for x in call.args[1:3]:
         if isinstance(x, torch.Tensor) and x.dtype is not dtype:

@@ -13,7 +13,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch.library import _impls  # what Python has registered: "namespace/name.overload/key"
 
 from virtualgpu import hardware
-from virtualgpu.errors import VERSION, unsupported
+from virtualgpu.errors import VERSION, argument_differs, unsupported
 from virtualgpu.ops.call import Call, checks, composes, handles, made_of, made_on
 from virtualgpu.tensor import VirtualTensor, tensors
 
@@ -152,6 +152,14 @@ def check_devices(args: tuple, kwargs: dict) -> None:
         if coordinates.device != args[0].device:
             devices = f"{args[0].device} and {coordinates.device}"
             raise RuntimeError(f"torch.gradient expected each tensor to be on the same device, but got devices {devices}!")
+
+
+@checks("cosine_similarity")
+def check_both_devices(args: tuple, kwargs: dict) -> None:
+    """Raises RuntimeError unless both are on one device: the smallest norm is made where the first is (native/Distance.cpp)."""
+    first, second = args[:2]
+    if first.device != second.device:
+        raise RuntimeError(argument_differs([("self", second), ("min", first)], "wrapper_CUDA_clamp_min__Tensor"))
 
 
 @composes("cov")

@@ -19,6 +19,7 @@ from virtualgpu.memory import require_values
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import Call, bytes_of, handles, operator, overwrites
 from virtualgpu.ops.elementwise import contiguous_copies
+from virtualgpu.ops.integers import saturate
 from virtualgpu.ops.operators import compute, refuse_waiting
 from virtualgpu.ops.sequence import OUT, perform
 from virtualgpu.ops.without_values import forget
@@ -117,6 +118,8 @@ def _copy_on_gpus(source: torch.Tensor, target: torch.Tensor, there: Gpu, here: 
     else:
         with _DisableTorchDispatch():
             target.copy_(source)
+            if target.dtype is not source.dtype:
+                saturate(target, source)
     nbytes = bytes_of(target)
     if here is not there:
         # On the source's stream, which waits for the target's, and that one for the copy (copy_kernel_cuda, ATen/native/cuda/Copy.cu).

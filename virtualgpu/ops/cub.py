@@ -8,7 +8,6 @@ sizes are those of CUB's tuning for sm_90; where the headers leave a choice to t
 from functools import lru_cache
 from math import ceil
 
-SCAN_THREADS = 132 * 8 * 5  # SMs x blocks an SM x CUB's subscription factor: the blocks of a large reduction on an H200
 # Elements a tile of a one-sweep radix sort, by bytes of a key and of a value; 0 is a sort of keys alone.
 SORT_TILES = {
     (1, 8): 3456, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (8, 4): 5760, (4, 4): 6528,

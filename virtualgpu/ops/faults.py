@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu.errors import DifferentDevicesError, Fault, argument_differs, at_least_two, unsupported
+from virtualgpu.errors import DifferentDevicesError, Fault, argument_differs, at_least_two, unsupported, with_cuda_types
 from virtualgpu.ops.call import CUDA_KERNELS, CUDA_OPERATORS, DEVICE_ERRORS, REFUSE_HALF, Call, asserts, cuda_operator
 from virtualgpu.ops.half import FOR_COMPLEX_HALF, HALF, in_float32
 from virtualgpu.ops.without_values import on_meta
@@ -49,7 +49,7 @@ def survive(call: Call, error: Exception) -> Any:
             return call.op.handler(call)
         assertion, about_values = call.op.assertion
         if not about_values.search(str(error)):
-            raise as_on_cuda(call.op.name, error) from None
+            raise as_on_cuda(call, error) from None
         gpu = call.gpu
         shapes = _result_without_values(call, error)
         gpu.launch(0, name=call.op.name)
@@ -96,9 +96,9 @@ def _result_without_values(call: Call, error: Exception) -> Any:
         return torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: torch.zeros_like(x, device="cpu"), shapes)
 
 
-def as_on_cuda(name: str, error: Exception) -> Exception:
+def as_on_cuda(call: Call, error: Exception) -> Exception:
     """The error of a CPU kernel, in the words of CUDA's."""
-    words = str(error)
+    name, words = call.op.name, str(error)
     found = _UNIMPLEMENTED.match(words)
     if found and name in CUDA_KERNELS:
         return type(error)(words.replace(found[1], CUDA_KERNELS[name], 1))
@@ -110,6 +110,8 @@ def as_on_cuda(name: str, error: Exception) -> Exception:
         return type(error)(words.replace("_cpu_template", "_cuda_template"))
     if words.startswith("expected m1 and m2 to have the same dtype"):
         return type(error)(words.replace("m1 and m2", "mat1 and mat2", 1))
+    if (renamed := with_cuda_types(words)) != words and all(type(x) is VirtualTensor for x in call.tensors()):
+        return type(error)(renamed)
     return error
 
 

@@ -121,7 +121,8 @@ def starting_at_roots(machine: Machine, run: Callable[..., Any]) -> Callable[...
     def run_from(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal threads_in
         roots = {x._gpu if type(x) is VirtualTensor else None for x in tensors(outputs)}
-        if roots - {None}:
+        roots_on_gpus = roots - {None}
+        if roots_on_gpus:
             machine.require_alive()  # a graph of nothing but views calls no operator that would
         process = os.getpid()
         if threads_in not in (None, process):
@@ -130,6 +131,10 @@ def starting_at_roots(machine: Machine, run: Callable[..., Any]) -> Callable[...
         before, machine.selected.root = machine.selected.root, roots.pop() if len(roots) == 1 else None
         try:
             return run_on_streams(machine, run, outputs, *args, **kwargs)
+        except RuntimeError as error:
+            if roots_on_gpus and "modified by an inplace operation" in str(error):
+                error.args = (errors.with_cuda_types(str(error)),)
+            raise
         finally:
             machine.selected.root = before
 

@@ -1,7 +1,6 @@
-"""Scaled dot product attention: which of CUDA's backends computes it, and what each one allocates, forward and backward.
+"""Scaled dot product attention: what each of CUDA's backends computes and allocates, forward and backward.
 
-The choice is that of `_select_sdp_backend` in PyTorch's native/transformers/cuda/sdp_utils.cpp: on Hopper and newer cuDNN, flash,
-memory-efficient, math in this order, on others flash first and cuDNN last; each with its conditions on dtype, sizes, mask, dropout.
+`attention_backends` chooses the backend.
 Allocations: native/transformers/cuda/attention.cu and attention_backward.cu, cutlass' kernel_backward.h (workspace of the memory-
 efficient backward), native/cudnn/MHA.cpp. cuDNN's own workspaces are estimates, measured on an H200 (cuDNN 9.19).
 """
@@ -19,8 +18,9 @@ from torch.nn.attention import SDPBackend
 from virtualgpu.errors import cpp_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.blas import product_format
-from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, composes_dtensors, handles
+from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, composes_dtensors, handles, made_of
 from virtualgpu.ops.half import HALF, sums_in_float32
+from virtualgpu.ops.nn.attention_backends import backend, require_mask_beside_query
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 from virtualgpu.tensor import VirtualTensor, empty, empty_without_values, memory_of
 
@@ -39,63 +39,6 @@ sums_in_float32(fused_backward)
 def scratch_tensor(gpu: Gpu, nbytes: int) -> VirtualTensor:
     """Memory that a graph keeps and nobody reads."""
     return empty_without_values(gpu, (nbytes,), (1,), torch.uint8)
-
-
-# Which backend
-
-
-def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool) -> str:
-    """The name of the backend: "cudnn", "flash", "efficient" or "math"."""
-    profile = q._gpu.profile  # type: ignore[attr-defined]
-    capability = profile.major, profile.minor
-    if any(x.dim() != 4 or x.numel() == 0 for x in (q, k, v)):
-        return "math"
-    order = ("cudnn", "flash", "efficient") if capability >= (9, 0) else ("flash", "efficient", "cudnn")
-    for name in order:
-        if ENABLED[name]() and FITS[name](q, k, v, mask, dropout, causal, gqa, capability):
-            return name
-    if not torch._C._get_math_sdp_enabled():
-        raise RuntimeError("No available kernel. Aborting execution.")
-    return "math"
-
-
-def _fits_cudnn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool, capability: tuple) -> bool:
-    queries, keys = q.shape[2], k.shape[2]
-    if capability < (8, 0) or q.dtype not in HALF or (mask is not None and mask.requires_grad):
-        return False
-    if q.shape[3] % 8 or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) > (256 if capability >= (9, 0) else 128):
-        return False
-    return not (queries == 1 and (keys == 1 or dropout > 0)) and _lie_dense(q, k, v, mask)
-
-
-def _fits_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool, capability: tuple) -> bool:
-    if capability < (8, 0) or q.dtype not in HALF or mask is not None or q.shape[3] > 256:
-        return False
-    same_width = q.shape[3] == k.shape[3] == v.shape[3]
-    return same_width and not (causal and q.shape[2] != k.shape[2]) and _lie_dense(q, k, v)
-
-
-def _fits_efficient(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool, capability: tuple
-) -> bool:
-    if q.dtype not in (*HALF, torch.float32) or gqa or (q.dtype is torch.bfloat16 and capability < (8, 0)):
-        return False
-    alignment = 8 if q.dtype in HALF else 4 if capability >= (8, 0) else 1
-    same_heads = q.shape[:2] == k.shape[:2] == v.shape[:2]
-    return same_heads and not (q.shape[3] % alignment or v.shape[3] % alignment) and _lie_dense(q, k, v, mask)
-
-
-def _lie_dense(*operands: Tensor | None) -> bool:
-    """All fused kernels want the last dimension's numbers side by side, the mask's too (sdp_utils_cpp.h)."""
-    return all(x is None or x.stride(-1) == 1 for x in operands)
-
-
-FITS = {"cudnn": _fits_cudnn, "flash": _fits_flash, "efficient": _fits_efficient}
-ENABLED = {
-    "cudnn": torch._C._get_cudnn_sdp_enabled,
-    "flash": torch._C._get_flash_sdp_enabled,
-    "efficient": torch._C._get_mem_efficient_sdp_enabled,
-}
 
 
 @checks("scaled_dot_product_attention")
@@ -121,11 +64,15 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    if type(q) is not VirtualTensor:  # the mask alone is on a GPU: PyTorch chooses a kernel for the CPU
+        operator = aten.scaled_dot_product_attention.default
+        return made_of(operator, q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     _check(q, k, v, attn_mask, is_causal)
     chosen = backend(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
-        zero = torch.scalar_tensor(0.0, dtype=q.dtype, device=q.device)
-        attn_mask = torch.where(attn_mask, zero, torch.scalar_tensor(-inf, dtype=q.dtype, device=q.device))
+        where = attn_mask.device
+        zero = torch.scalar_tensor(0.0, dtype=q.dtype, device=where)
+        attn_mask = torch.where(attn_mask, zero, torch.scalar_tensor(-inf, dtype=q.dtype, device=where))
         del zero
     if chosen == "math":
         return aten._scaled_dot_product_attention_math.default(
@@ -141,6 +88,7 @@ def scaled_dot_product_attention(
             attn_mask = F.pad(attn_mask, (0, 8 - keys % 8))[..., :keys]
         if chosen == "efficient":
             attn_mask = attn_mask.expand(*q.shape[:3], keys)
+        require_mask_beside_query(chosen, q, attn_mask)
     out = Attention.apply(q, k, v, attn_mask, dropout_p, is_causal, scale, chosen)
     return out[..., :width] if out.shape[3] != width else out
 
@@ -201,8 +149,14 @@ def _operands(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Ten
 
 
 def _cpu_is_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float) -> bool:
-    """Has the CPU a kernel of its own for this, other than a product, a softmax and a product?"""
-    return torch._fused_sdp_choice(q, k, v, mask, dropout, causal, scale=scale) == SDPBackend.FLASH_ATTENTION.value
+    """Return whether the CPU has a fused kernel for this attention. The program's choice of backends is for CUDA."""
+    before = torch._C._get_flash_sdp_enabled()
+    torch._C._set_sdp_use_flash(True)
+    try:
+        choice = torch._fused_sdp_choice(q, k, v, mask, dropout, causal, scale=scale)
+    finally:
+        torch._C._set_sdp_use_flash(before)
+    return choice == SDPBackend.FLASH_ATTENTION.value
 
 
 def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:

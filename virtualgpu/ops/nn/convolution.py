@@ -30,6 +30,7 @@ from virtualgpu.ops.sequence import Out, Plan, perform
 from virtualgpu.ops.work import UNVECTORIZED
 
 Tensor = torch.Tensor
+_select_on_cpu = torch._C._select_conv_backend
 CONVOLUTION, CONVOLUTION_BACKWARD = 0.85, 0.5  # of a product's rate
 CHANNEL_TILE, CHANNEL_VECTOR = 128, 8  # output channels are computed so many at a time, input channels read so many at a time
 FEW_PIXELS = 75  # an image of so many takes a depthwise weight's gradient twice as long a pixel as a large one
@@ -108,12 +109,37 @@ sums_in_float32(torch.ops.aten.convolution_overrideable, torch.ops.aten.convolut
 def operands_elsewhere(given: Devices) -> str | None:
     found = dict(given)
     image = found["input"]
-    if not image.is_cuda:
-        return argument_differs([("self", image), *given[1:]], "wrapper_CUDA___slow_conv2d_forward")
     argument = next(name for name in ("weight", "bias") if name in found and found[name].device != image.device)
     if found[argument].is_cuda:
         return None
     return f"Input type ({image.type()}) and {argument} type ({found[argument].type()}) should be the same"
+
+
+# The kernels that the CPU would choose, and the operators by which they begin.
+FIRST_OPERATORS = {
+    "Slow2d": "__slow_conv2d_forward",
+    "SlowTranspose2d": "_slow_conv_transpose2d",
+    "SlowDilated2d": "__slow_conv_dilated2d",
+    "SlowDilated3d": "__slow_conv_dilated3d",
+    "SlowTranspose3d": "__slow_conv_transpose3d",
+}
+
+
+def image_on_host(call: Call) -> Exception:
+    """CUDA's error for an image on the CPU, by the kernel that PyTorch then chooses (native/Convolution.cpp): one of the CPU's."""
+    x, weight, bias = call.args[:3]
+    chosen = _select_on_cpu(*call.args[:9]).name
+    argument, other = ("weight", weight) if weight.is_cuda else ("bias", bias)
+    if chosen in ("Mkldnn", "???"):  # Python has no name for oneDNN's transposed convolution
+        return RuntimeError(
+            f"Input type ({x.type()}) and {argument} type ({other.type()}) should be the same "
+            f"or input should be a MKLDNN tensor and {argument} is a dense tensor"
+        )
+    if chosen in FIRST_OPERATORS:
+        return RuntimeError(argument_differs([("self", x), (argument, other)], f"wrapper_CUDA_{FIRST_OPERATORS[chosen]}"))
+    if chosen == "Slow3d":
+        return NotImplementedError("Could not run 'aten::slow_conv3d_forward' with arguments from the 'CUDA' backend.")
+    return RuntimeError(f"Input type ({x.type()}) and {argument} type ({other.type()}) should be the same")
 
 
 @shapes_by("convolution")
@@ -127,6 +153,8 @@ def convolution_shape(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 @handles("convolution")
 def convolution(call: Call) -> Any:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = call.args
+    if not x.is_cuda:
+        raise image_on_host(call)
     if x.dtype != weight.dtype and (bias is None or transposed):  # else the bias is looked at first, in the CPU's words
         raise RuntimeError(f"Input type ({tensor_type(x.dtype)}) and weight type ({tensor_type(weight.dtype)}) should be the same")
     if call.kwargs or not _takes(x):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from virtualgpu.errors import not_implemented, scalar_name
 from virtualgpu.ops import operators
 from virtualgpu.ops.call import (
     Call,
@@ -142,6 +143,27 @@ def pointwise_losses(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     shape = x.shape if x.shape == y.shape else torch.broadcast_shapes(x.shape, y.shape)
     numel = prod(shape)
     return numel * x.itemsize, *contiguous_staging(x._gpu, numel, sum_bytes(x.dtype))
+
+
+@handles("nll_loss_forward")
+def nll_loss(call: Call) -> Any:
+    """CUDA's kernel takes targets of two types alone (aten/src/ATen/native/cuda/Loss.cu)."""
+    x, target = call.args[:2]
+    if target.dtype not in (torch.int64, torch.uint8):
+        kernel = f"reduce_cuda_kernel_{x.dim()}d_index"
+        if call.argument("reduction") == NONE and x.dim() == 2:
+            kernel = "no_reduce_cuda_kernel_index"
+        raise not_implemented(f"nll_loss_forward_{kernel}", target.dtype)
+    return operators.compute_or_into_given(call)
+
+
+@handles("nll_loss2d_forward")
+def nll_loss2d(call: Call) -> Any:
+    """CUDA's kernel takes int64 targets alone (aten/src/ATen/native/cuda/NLLLoss2d.cu)."""
+    target = call.args[1]
+    if target.dtype is not torch.int64:
+        raise RuntimeError(f"expected scalar type Long but found {scalar_name(target.dtype)}")
+    return operators.compute_or_into_given(call)
 
 
 @device_time("nll_loss_forward")

@@ -19,6 +19,7 @@ from torch._C import _DisableTorchDispatch
 from torch.autograd.function import once_differentiable
 
 from virtualgpu.clock import costs
+from virtualgpu.errors import scalar_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
 from virtualgpu.ops.blas import cudnn_format
@@ -29,6 +30,7 @@ from virtualgpu.ops.nn.recurrent_cells import plain_values
 from virtualgpu.ops.sequence import play
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.profiles import Profile
+from virtualgpu.source_lines import warn_as_cpp
 from virtualgpu.tensor import VirtualTensor, empty, wrap
 
 aten = torch.ops.aten
@@ -150,7 +152,10 @@ class Recurrent(torch.autograd.Function):
         shape = (*x.shape[:-1], hx.shape[2] * directions)
         out = _time_first(gpu, shape, x.dtype, setup)
         states = [empty(gpu, y.shape, _strides(y.shape), x.dtype) for y in (hx, cx) if y is not None]
-        buffer = None if one_chunk(weights) else scratch_tensor(gpu, sum(w.numel() * w.itemsize for w in weights))
+        buffer = None
+        if not one_chunk(weights):
+            warn_as_cpp(_SCATTERED)
+            buffer = scratch_tensor(gpu, sum(w.numel() * w.itemsize for w in weights))
         training = (str(x.dtype)[6:], setup.train)
         rows = x.numel() // x.shape[-1]
         space = workspace(setup.kind, rows, _batch(x, setup), x.shape[-1], hidden, setup.layers, directions, *training)
@@ -245,6 +250,13 @@ def _with_workspace(gpu: Gpu, space: int, kept: int) -> Tensor | None:
     result = scratch_tensor(gpu, kept) if kept else None
     del work
     return result
+
+
+_SCATTERED = (
+    "RNN module weights are not part of single contiguous chunk of memory. This means they need to be compacted at every call, "
+    "possibly greatly increasing memory usage. To compact weights again call flatten_parameters(). "
+    "(Triggered internally at /pytorch/aten/src/ATen/native/cudnn/RNN.cpp.)"
+)
 
 
 def one_chunk(weights: Any) -> bool:
@@ -362,15 +374,26 @@ def _run(kind: str, x: Tensor, state: Any, params: Any, *settings: Any, batch_si
     return Recurrent.apply(setup, x, hx, cx, *params)
 
 
-@checks("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
-def check_devices(args: tuple, kwargs: dict) -> None:
-    """Raises RuntimeError unless the weights, the third argument, are where the input is."""
-    for weight in args[2]:
-        if weight.device != args[0].device:
+def _require_beside_input(x: Tensor, hidden: Any, weights: Any) -> None:
+    """Raises RuntimeError, as PyTorch does, for a state or a weight that is not where the input is."""
+    named = [("hidden", y) for y in (hidden if isinstance(hidden, (list, tuple)) else (hidden,))]
+    named += [("parameter", y) for y in weights]
+    for name, y in named:
+        if y.device != x.device:
             raise RuntimeError(
-                "Input and parameter tensors are not at the same device, "
-                f"found input tensor at {args[0].device} and parameter tensor at {weight.device}"
+                f"Input and {name} tensors are not at the same device, found input tensor at {x.device} and {name} tensor at {y.device}"
             )
+
+
+@checks(*(f"{kind}.input" for kind in GATES))
+def check_devices(args: tuple, kwargs: dict) -> None:
+    _require_beside_input(*args[:3])
+
+
+@checks(*(f"{kind}.data" for kind in GATES))
+def check_devices_of_packed(args: tuple, kwargs: dict) -> None:
+    data, _, hidden, weights = args[:4]
+    _require_beside_input(data, hidden, weights)
 
 
 for _kind in GATES:
@@ -403,6 +426,11 @@ def flatten_weight(call: Call) -> Tensor:
 
 @handles("_pack_padded_sequence")
 def pack_padded_sequence(call: Call) -> Any:
+    """Raises RuntimeError, as PyTorch does, for lengths on a GPU."""
+    lengths = call.args[1]
+    if type(lengths) is VirtualTensor:
+        kind = f"{lengths.dim()}D {lengths.device} {scalar_name(lengths.dtype)}"
+        raise RuntimeError(f"'lengths' argument should be a 1D CPU int64 tensor, but got {kind} tensor")
     gpu = call.common_gpu(host=True)
     data, sizes = call.on_cpu()
     gpu.launch(2 * call.moved, name="_pack_padded_sequence")

@@ -124,3 +124,11 @@ def test_a_gradient_that_does_not_lie_step_by_step_is_copied(machine):
 
 def test_its_node_is_named_as_cudnns(machine):
     assert torch.nn.LSTM(2, 3, device="cuda")(torch.ones(1, 1, 2, device="cuda"))[0].grad_fn.name() == "CudnnRnnBackward0"
+
+
+@pytest.mark.parametrize("options", [{}, {"enforce_sorted": False}])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_lengths_on_a_gpu_are_refused(options, device, machine):
+    lengths = torch.tensor([5, 3, 2], device="cuda")
+    with pytest.raises(RuntimeError, match="^'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor$"):
+        pack_padded_sequence(torch.randn(3, 5, 4, device=device), lengths, batch_first=True, **options)

@@ -1,4 +1,4 @@
-"""The beginning and the end of long output are kept, and a worker that cannot start says why."""
+"""Output that is kept in part, and processes that lose their caller."""
 
 import os
 import signal
@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-import labkit
-from labkit.isolation import process
 from labkit.processes import supervision
 
 pytestmark = pytest.mark.slow
@@ -65,33 +63,3 @@ def test_workers_in_one_folder_that_lose_their_caller_at_once_leave_nothing(tmp_
         line.close()
     assert [worker.wait(20) for worker in workers] == [-signal.SIGKILL] * 4
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("exit 7", "the process of its own for len() cannot be started: len() ended with exit status 7 without returning."),
-        ("echo no module; exit 1", "the process of its own for len() cannot be started: no module."),
-        ("kill -9 $$", r"cannot be started: .*SIGKILL"),
-        (None, r"a process of its own for len() cannot be started: .*No such file"),
-    ],
-)
-def test_a_process_that_does_not_start(script, message, monkeypatch, tmp_path):
-    program = tmp_path / "python"
-    if script is not None:
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", os.fspath(program))
-    with pytest.raises(labkit.IsolatedError, match=message.replace("()", r"\(\)")) as caught:
-        labkit.isolated(len, [])
-    assert (caught.value.kind, caught.value.why_no_trace) == ("start", "the function was not run")
-
-
-def test_a_process_that_never_gets_ready_is_stopped(monkeypatch, tmp_path):
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nsleep 1000\n")
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", os.fspath(program))
-    monkeypatch.setitem(process.LIMITS, process.Stage.STARTING, 0.01)
-    with pytest.raises(labkit.IsolatedError, match="it was not ready after 0.01 s"):
-        labkit.isolated(len, [])

@@ -1,0 +1,107 @@
+"""What NCCL refuses is refused in its words, before anything moves."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from virtualgpu.collectives.nccl_errors import check_own_gpus
+
+pytestmark = [
+    pytest.mark.usefixtures("world"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # of names that newer versions of torch give collectives
+]
+
+
+def ones(*shape, **options):
+    return torch.ones(*shape, device="cuda", **options)
+
+
+STRIDED = {
+    "all_reduce": lambda x: dist.all_reduce(x),
+    "broadcast": lambda x: dist.broadcast(x, 0),
+    "reduce": lambda x: dist.reduce(x, 0),
+    "all_gather": lambda x: dist.all_gather([ones(4, 4)], x),
+    "all_gather_into_tensor": lambda x: dist.all_gather_into_tensor(ones(4, 4), x),
+    "all_gather_into_tensor, output": lambda x: dist.all_gather_into_tensor(x, ones(4, 4)),
+    "reduce_scatter": lambda x: dist.reduce_scatter(x, [ones(4, 4)]),
+    "all_to_all_single": lambda x: dist.all_to_all_single(ones(4, 4), x),
+    "all_to_all": lambda x: dist.all_to_all([ones(4, 4)], [x]),
+}
+
+
+@pytest.mark.parametrize("kind", STRIDED)
+@pytest.mark.parametrize("strided", [lambda: ones(4, 4).t(), lambda: ones(4, 8)[:, ::2], lambda: ones(1, 4).expand(4, 4)])
+def test_tensors_that_are_not_contiguous(kind, strided):
+    with pytest.raises(ValueError, match=r"^Tensors must be contiguous$"):
+        STRIDED[kind](strided())
+
+
+def test_channels_last_is_contiguous_for_nccl():
+    x = ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    dist.all_reduce(x)
+    assert x.sum().item() == 120
+    with pytest.raises(ValueError, match="contiguous"):
+        dist.all_reduce(x[:, :2])
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.int16, "Short"), (torch.uint16, "UInt16")])
+def test_dtypes_that_nccl_does_not_have(dtype, name):
+    with pytest.raises(TypeError, match=f"^Input tensor data type is not supported for NCCL process group: {name}$"):
+        dist.broadcast(ones(2, dtype=dtype), 0)
+    with pytest.raises(RuntimeError, match=f"^Unconvertible NCCL type {name}$"):
+        dist.all_to_all_single(ones(2, dtype=dtype), ones(2, dtype=dtype))
+
+
+@pytest.mark.parametrize("op", ["BAND", "BOR", "BXOR"])
+def test_reductions_that_nccl_does_not_have(op):
+    with pytest.raises(ValueError, match=f"^Cannot use ReduceOp.{op} with NCCL$"):
+        dist.all_reduce(ones(2, dtype=torch.int64), op=getattr(dist.ReduceOp, op))
+
+
+def test_a_mean_of_booleans():
+    with pytest.raises(TypeError, match=r"^Cannot use ReduceOp.AVG with boolean inputs$"):
+        dist.all_reduce(ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG)
+
+
+def test_tensors_of_the_cpu():
+    with pytest.raises(RuntimeError, match="^No backend type associated with device type cpu"):
+        dist.all_reduce(torch.ones(2))
+
+
+def test_a_strided_tensor_is_sent_with_a_warning():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, ones(4, 8)[:, ::2], 0), dist.P2POp(dist.irecv, x := ones(4, 4), 0)])
+        works[0].wait()
+    assert [str(each.message).split(".")[0] for each in caught] == ["Detected non-contiguous tensor in P2P operations"]
+    assert x.sum().item() == 16
+
+
+def gpu(number, machine="a", count=4):
+    return ["host", machine, number, count]
+
+
+@pytest.mark.parametrize(
+    ("rank", "gpus", "said"),
+    [
+        (
+            0,
+            [gpu(0), gpu(0)],
+            r"Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000\nEach .*set_device\(local_rank\) is missing",
+        ),
+        (2, [gpu(0), gpu(3), gpu(3)], "Duplicate GPU detected : rank 2 and rank 1 both on CUDA device 4000"),
+        (0, [gpu(0), gpu(3), gpu(3)], "ncclRemoteError: .*remote process exiting prematurely"),
+        (1, [gpu(0, count=1), gpu(0, count=1)], "this machine has 1 for 2 ranks"),
+    ],
+)
+def test_ranks_that_share_a_gpu(rank, gpus, said):
+    with pytest.raises(dist.DistBackendError, match="^NCCL error in: ") as caught:
+        check_own_gpus(rank, gpus)
+    assert caught.match(said)
+
+
+@pytest.mark.parametrize("gpus", [[gpu(0), gpu(1)], [gpu(0), gpu(0, "b")], [None, None], [gpu(0)]])
+def test_ranks_with_gpus_of_their_own(gpus):
+    check_own_gpus(0, gpus)

@@ -1,0 +1,115 @@
+"""What NCCL and ProcessGroupNCCL refuse, in their words: tensors, reductions, and ranks that share
+a GPU.
+
+The checks and their texts are those of ProcessGroupNCCL.cpp and NCCLUtils.cpp
+(torch/csrc/distributed/c10d), and of NCCL's init.cc.
+"""
+
+import socket
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from virtualgpu.hardware import Gpu
+
+Tensor = torch.Tensor
+
+# Arguments of each operator whose tensors must be contiguous.
+_CONTIGUOUS = {
+    "allreduce_": ("tensors",),
+    "broadcast_": ("tensors",),
+    "reduce_": ("tensors",),
+    "allgather_": ("input_tensors",),
+    "_allgather_base_": ("input_tensor", "output_tensor"),
+    "reduce_scatter_": ("output_tensors",),
+    "alltoall_base_": ("output", "input"),
+    "alltoall_": ("output_tensors", "input_tensors"),
+}
+_POINT_TO_POINT = ("send", "recv_")
+_BY_POINT_TO_POINT = (*_POINT_TO_POINT, "alltoall_", "alltoall_base_")  # these go through torch/csrc/cuda/nccl.cpp
+_BITWISE = ("BAND", "BOR", "BXOR")
+_NOT_IN_NCCL = {
+    torch.int16: "Short",
+    torch.uint16: "UInt16",
+    torch.uint32: "UInt32",
+    torch.uint64: "UInt64",
+}
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+_STRIDED_P2P = (
+    "Detected non-contiguous tensor in P2P operations. It is user responsibility to guarantee that "
+    "source and destination tensors have the same contiguity format."
+)
+
+
+def check_tensors(operator: str, call: Any) -> None:
+    """Refuse the tensors that ProcessGroupNCCL refuses. Raises ValueError, TypeError or RuntimeError, as it does."""
+    for name in _CONTIGUOUS.get(operator, ()):
+        given = call.argument(name)
+        for x in [given] if isinstance(given, Tensor) else given:
+            if not _is_contiguous(x):
+                raise ValueError("Tensors must be contiguous")
+    for x in call.tensors():
+        if operator in _POINT_TO_POINT and not _is_contiguous(x):
+            warnings.warn(_STRIDED_P2P, UserWarning, stacklevel=2)
+        if x.dtype in _NOT_IN_NCCL and operator in _BY_POINT_TO_POINT:
+            raise RuntimeError(f"Unconvertible NCCL type {_NOT_IN_NCCL[x.dtype]}")
+        if x.dtype in _NOT_IN_NCCL:
+            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {_NOT_IN_NCCL[x.dtype]}")
+
+
+def _is_contiguous(x: Tensor) -> bool:
+    if x.is_contiguous():
+        return True
+    return x.dim() in _CHANNELS_LAST and x.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()])
+
+
+def check_reduction(name: str, dtype: torch.dtype) -> None:
+    """Refuse the reductions that NCCL does not have."""
+    if name in _BITWISE:
+        raise ValueError(f"Cannot use ReduceOp.{name} with NCCL")
+    if name == "AVG" and dtype == torch.bool:
+        raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
+
+
+def identity(gpu: Gpu) -> list[Any]:
+    """A virtual GPU as all ranks know it: its computer, its machine there, and its number in that machine."""
+    machine = gpu.machine
+    return [socket.gethostname(), machine.usage.address.rpartition(":")[2], gpu.index, len(machine.gpus)]
+
+
+def check_own_gpus(rank: int, gpus: Sequence[list[Any] | None]) -> None:
+    """Refuse ranks that share a GPU, as NCCL does when ranks connect. `gpus` has the identity of each rank's GPU.
+
+    Raises torch.distributed.DistBackendError.
+    """
+    if None in gpus or len({tuple(gpu or ()) for gpu in gpus}) == len(gpus):
+        return
+    mine = gpus[rank] or []
+    sharing = [other for other, gpu in enumerate(gpus) if gpu == mine and other != rank]
+    if not sharing:
+        raise _error(
+            "remote process exited or there was a network error",
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+            "Other ranks share a GPU.",
+        )
+    bus = f"{(mine[2] + 1) << 12:x}"
+    here = sum(gpu is not None and gpu[:2] == mine[:2] for gpu in gpus)
+    advice = "Each rank needs a GPU of its own: torch.cuda.set_device(local_rank) is missing before the rank uses CUDA."
+    if here > mine[3]:
+        advice = f"Each rank needs a GPU of its own, and this machine has {mine[3]} for {here} ranks."
+    raise _error(
+        "invalid usage (run with NCCL_DEBUG=WARN for details)",
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+        f"Duplicate GPU detected : rank {rank} and rank {sharing[0]} both on CUDA device {bus}",
+        advice,
+    )
+
+
+def _error(what: str, explained: str, last: str, advice: str = "") -> Exception:
+    version = ".".join(map(str, torch.cuda.nccl.version()[:3]))
+    lines = [f"NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, {what}, NCCL version {version}"]
+    lines += [explained, "Last error:", last]
+    return torch.distributed.DistBackendError("\n".join([*lines, *([advice] if advice else [])]))

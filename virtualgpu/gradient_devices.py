@@ -1,0 +1,101 @@
+"""Checks of the devices of gradients that a program's own code returns.
+
+PyTorch makes these checks in C++, which sees only CPU tensors here.
+
+A `torch.autograd.Function` must return each gradient on the device of its input, and a hook must return a tensor of the same type.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction, Function
+
+from virtualgpu.errors import is_wrapped, leave_out_the_kit
+from virtualgpu.hardware import Machine
+from virtualgpu.tensor import VirtualTensor
+
+_DEVICES = "_input_devices"  # attribute of a Function's node: the devices of the arguments, None for those that are no tensors
+_PLAIN = frozenset({torch.Tensor, VirtualTensor, torch.nn.Parameter})
+
+
+def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """By owner, the names that change."""
+    yield Function, {"apply": classmethod(noting_devices(vars(Function)["apply"].__func__))}
+    checked = (name for name in ("apply", "apply_boxed") if name in vars(BackwardCFunction))
+    yield BackwardCFunction, {name: checking_devices(vars(BackwardCFunction)[name]) for name in checked}
+    yield torch.Tensor, {"register_hook": with_checked_hook(torch.Tensor.register_hook)}
+
+
+def noting_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`Function.apply`, which also notes at the node where the inputs are."""
+
+    def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        result = apply(cls, *args, **kwargs)
+        for output in result if type(result) is tuple else (result,):
+            if type(output) in _PLAIN and output.requires_grad:
+                node = output.grad_fn
+                if isinstance(node, BackwardCFunction) and not kwargs:
+                    setattr(node, _DEVICES, tuple(x.device if isinstance(x, torch.Tensor) else None for x in args))
+                break
+        return result
+
+    return wraps(apply)(noting)
+
+
+def checking_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`BackwardCFunction.apply`, which raises RuntimeError for a gradient on a wrong device."""
+
+    def checking(self: Any, *args: Any) -> Any:
+        gradients = apply(self, *args)
+        devices = getattr(self, _DEVICES, None)
+        if devices is None:
+            return gradients
+        given = gradients if isinstance(gradients, tuple) else (gradients,)
+        placed = _placed(self, given, devices)
+        return placed if isinstance(gradients, tuple) else placed[0]
+
+    return wraps(apply)(checking)
+
+
+def _placed(node: Any, gradients: tuple, devices: tuple) -> tuple:
+    """The gradients. A number on another device is moved, as the engine does."""
+    placed = list(gradients)
+    index = 0  # among the inputs that are tensors
+    for position, (gradient, device) in enumerate(zip(gradients, devices, strict=False)):
+        if device is None:
+            continue
+        elsewhere = type(gradient) in _PLAIN and gradient.device != device and not is_wrapped(gradient)
+        if elsewhere and node.next_functions[index][0] is not None:
+            if gradient.dim():
+                error = RuntimeError(
+                    f"Function {node.name()} returned an invalid gradient at index {index} - "
+                    f"expected device {device} but got {gradient.device}"
+                )
+                leave_out_the_kit(error)
+                raise error
+            placed[position] = gradient.to(device)
+        index += 1
+    return tuple(placed)
+
+
+def with_checked_hook(register: Callable[..., Any]) -> Callable[..., Any]:
+    """`Tensor.register_hook`, whose hooks must return a gradient of the same kind of device."""
+
+    @wraps(register)
+    def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
+        name = getattr(hook, "__name__", "<unknown>")
+
+        def checked(gradient: torch.Tensor) -> Any:
+            result = hook(gradient)
+            plain = type(result) in _PLAIN and type(gradient) in _PLAIN
+            if plain and result.is_cuda != gradient.is_cuda and not (is_wrapped(result) or is_wrapped(gradient)):
+                was, got = gradient.type(), result.type()
+                raise RuntimeError(f"hook '{name}' has changed the type of value (was {was} got {got})")
+            return result
+
+        checked.__name__ = name
+        return register(self, checked)
+
+    return register_hook
