@@ -228,15 +228,16 @@ def _convolution(
     """A convolution, and BatchNorm, which keeps mean and deviation of each channel.
 
     cuDNN takes a workspace for the output, for the input's gradient and for the weight's: mostly copies of input, output and weight in
-    the order that its kernels want. There is no rule for it but a table of what an H200 took, the same that virtual GPUs go by.
+    the order that its kernels want. The table and the rule are those of virtual GPUs (`virtualgpu.ops.nn.convolution_workspaces`).
     """
     (into, side), (channels, smaller) = before, after
     dtype = getattr(torch, mode.mixed or "float32")
     inputs = torch.empty(rows, into, side, side, dtype=dtype, device="meta")
     weight = torch.empty(channels, into, kernel, kernel, dtype=dtype, device="meta")
-    x, y, weights = inputs.nbytes, mode.size * rows * channels * smaller**2, weight.numel()
+    result = torch.empty(rows, channels, smaller, smaller, dtype=dtype, device="meta")
+    x, y, weights = inputs.nbytes, result.nbytes, weight.numel()
     copies = HALF * weights if mode.mixed else 0
-    output, input_gradient, weight_gradient = convolution_bytes(inputs, y, weight, (stride,), (kernel // 2,), (1,), False, 1)
+    output, input_gradient, weight_gradient = convolution_bytes(inputs, result, weight, (stride,), (kernel // 2,), (1,), False, 1)
     backward = x + y + max(input_gradient, weight.nbytes + weight_gradient)
     convolution = LayerMemory(name + "convolution", x, copies, y + output, backward, y, weights=(weights,), segment=segment)
     statistics = 2 * FULL * channels

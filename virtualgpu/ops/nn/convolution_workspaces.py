@@ -313,7 +313,6 @@ def workspaces(convolution: Convolution) -> tuple[int, int, int]:
         output, input_gradient, weight_gradient = (on_line(line, convolution.batch) for line in lines)
     else:
         output, input_gradient, weight_gradient = (
-            rule().bytes(convolution, result)
-            for result in (OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT)
+            rule().bytes(convolution, result) for result in (OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT)
         )
     return output, input_gradient, weight_gradient

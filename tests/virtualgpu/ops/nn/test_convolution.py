@@ -8,42 +8,11 @@ from heard import spans
 from recorded import check, recorded
 
 from virtualgpu import hardware
-from virtualgpu.ops.nn.convolution import workspaces
 
 
 @pytest.mark.parametrize("name", recorded(("conv",), every=3))
 def test_allocations_are_those_of_an_h200(name, machine):
     check(name)
-
-
-LAYER = "float32 first F 64 64 3,3 1,1 1,1 1,1 1"
-
-
-def space(layer: str, batch: int, size: int, channels: int = 64) -> tuple[int, ...]:
-    """Of a layer with as many channels in as out, float32, 3 x 3, padded."""
-    pixels = 4 * batch * channels * size * size
-    return workspaces(layer, (batch, size, size), pixels, pixels, 4 * 9 * channels * channels, False)
-
-
-def test_a_batch_between_two_measured_ones_lies_on_their_line():
-    few, more, many = (space(LAYER, n, 28)[0] for n in (32, 36, 40))
-    assert few < more < many and more - few == many - more == 4 * 2 * 4 * 64 * 28 * 28
-
-
-def test_another_size_of_image_takes_the_nearest_one_with_copies_of_its_own():
-    known, other = space(LAYER, 32, 28), space(LAYER, 32, 30)
-    copies = 2 * 4 * 32 * 64 * (30 * 30 - 28 * 28)
-    assert other[0] == known[0] + copies
-
-
-def test_another_layer_takes_the_nearest_one_of_its_kind():
-    near = space("float32 first F 60 60 3,3 1,1 1,1 1,1 1", 32, 28, 60)
-    copies = 2 * 4 * 32 * 60 * 28 * 28 + 4 * 9 * 60 * 60
-    assert copies <= near[0] <= copies + 2048
-
-
-def test_a_layer_of_an_unknown_kind_copies_input_output_and_weight():
-    assert workspaces("float32 first F 5 9 2,2 1,1 0,0 1,1 1", (3, 7, 7), 100, 200, 300, False) == (600, 600, 600)
 
 
 def test_memory_returns(machine):
