@@ -87,6 +87,7 @@ def with_checked_hook(register: Callable[..., Any]) -> Callable[..., Any]:
     def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
         name = getattr(hook, "__name__", "<unknown>")
 
+        @wraps(hook)
         def checked(gradient: torch.Tensor) -> Any:
             result = hook(gradient)
             plain = type(result) in _PLAIN and type(gradient) in _PLAIN
@@ -95,7 +96,6 @@ def with_checked_hook(register: Callable[..., Any]) -> Callable[..., Any]:
                 raise RuntimeError(f"hook '{name}' has changed the type of value (was {was} got {got})")
             return result
 
-        checked.__name__ = name
         return register(self, checked)
 
     return register_hook

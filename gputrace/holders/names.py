@@ -155,10 +155,16 @@ def _in_set(name: Name, chain: list[Any], how: str) -> Found:
 
 def _in_function(name: Name, chain: list[Any], how: str) -> Found:
     function, held = chain[0], chain[1]
-    if len(chain) < 3 or own_attributes(function) is held:
+    if len(chain) < 3:
+        return None
+    if own_attributes(function) is held:
+        if held.get("__wrapped__") is chain[2]:
+            return name, 2  # a wrapper stands for the function that it wraps
         return None
     code, of = function.__code__, name.text if name.expression else f"`{function.__qualname__}`, {name.text}"
     if held is function.__closure__:
+        if len(chain) > 3 and chain[3] is getattr(function, "__wrapped__", None):
+            return name, 3
         return Name("closure variable", code.co_freevars[_position(held, chain[2])], of), 3
     if held is function.__defaults__:
         return Name("default argument", code.co_varnames[code.co_argcount - len(held) + _position(held, chain[2])], of), 2
