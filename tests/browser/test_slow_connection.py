@@ -133,5 +133,5 @@ def test_a_guess_is_about_the_claim_that_is_selected(page):
     for _ in range(3):
         page.keyboard.press("ArrowDown", delay=BETWEEN_KEYS)
     click(button(place, "It holds"))
-    expect(message(place)).to_contain_text(f"it {articles.find(wanted).verdict}.")
+    expect(message(place)).to_contain_text(f"{articles.VERDICTS[articles.find(wanted).verdict]}.")
     expect(message(place)).to_contain_text(re.sub("`", "", articles.find(wanted).why))
