@@ -13,14 +13,14 @@ import torch.accelerator
 import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 
-from virtualgpu import autocast, comm, eager, factories, generators, gradient_devices, hardware, moves, torchscript
+from virtualgpu import autocast, comm, cuda_sources, eager, factories, generators, gradient_devices, hardware, moves, torchscript
 from virtualgpu.collectives import profiled, reducer, wrappers
-from virtualgpu.cuda_sources import CudaSources
 from virtualgpu.driver import cuda, nvml, profiler, smi
 from virtualgpu.graphs import cuda_graph, pools
 from virtualgpu.hardware import Machine
 from virtualgpu.host import benchmark, data_loading, pinned, python_costs, time_module
 from virtualgpu.host.cpu_operators import HostOperators
+from virtualgpu.late_modules import LateModules
 from virtualgpu.ops import call, fourier
 from virtualgpu.ops.nn import attention_backends, convolution, recurrent, synchronized_norm
 from virtualgpu.processes import sharing, usage_table
@@ -52,7 +52,12 @@ class Installation:
         self._originals: list[tuple[Any, Any, Any]] = []
         self._smi: smi.Server | None = None
         self._library: torch.library.Library | None = None
-        self._cuda_sources = CudaSources()
+        self._late_modules = LateModules(
+            {
+                cuda_sources.MODULE: cuda_sources.refusals,
+                attention_backends.CAUSAL_BIASES: attention_backends.causal_biases,
+            }
+        )
         self._mode = machine.host_operators = HostOperators(machine)
         try:
             hardware.put_in_place(machine)
@@ -60,7 +65,7 @@ class Installation:
             for owner, names in self._replacements():
                 self._replace(owner, names)
             self._register_kernels()
-            self._cuda_sources.begin()
+            self._late_modules.begin()
             self._mode.__enter__()
             machine.stop_driver()  # some of PyTorch's modules ask `is_available()` at their import
         except BaseException:
@@ -74,7 +79,7 @@ class Installation:
         self.machine.scheduler.close()
         autocast.remove()
         factories.remove()
-        self._cuda_sources.end()
+        self._late_modules.end()
         if self._mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
             self._mode.__exit__(None, None, None)
         if self._smi is not None:

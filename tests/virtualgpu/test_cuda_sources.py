@@ -7,12 +7,13 @@ import torch
 import torch.distributed.rpc
 
 import labkit
-from virtualgpu.cuda_sources import MODULE, CudaSources
+from virtualgpu.cuda_sources import MODULE, refusals
+from virtualgpu.late_modules import LateModules
 
 
 def test_cuda_code_is_refused_by_name(monkeypatch):
     monkeypatch.delitem(sys.modules, MODULE, raising=False)  # so that it is imported while the refusal is in place
-    refusal = CudaSources()
+    refusal = LateModules({MODULE: refusals})
     refusal.begin()
     try:
         cpp_extension = __import__(MODULE, fromlist=["load_inline"])
@@ -42,5 +43,5 @@ def test_nothing_is_refused_once_the_machine_is_gone():
     labkit.use(None)
     labkit.use(gpus=1, like="H200", virtual=True, quiet=True)
     labkit.use(None)
-    assert not any(isinstance(finder, CudaSources) for finder in sys.meta_path)
+    assert not any(isinstance(finder, LateModules) for finder in sys.meta_path)
     assert "refused" not in torch.distributed.rpc.init_rpc.__qualname__

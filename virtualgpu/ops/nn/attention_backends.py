@@ -6,10 +6,10 @@ and Blackwell cuDNN, flash, memory-efficient, math, unless the program has set a
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.attention.bias
 from torch.nn.attention import SDPBackend
 
 from virtualgpu.errors import VERSION, argument_differs, cpp_name, scalar_name
@@ -72,10 +72,19 @@ def replacements(machine: Machine) -> Iterator[tuple[Any, dict[str, Any]]]:
     questions["_can_use_mem_efficient_attention"] = "efficient"
     answers = {name: _can_use(backend) for name, backend in questions.items() if hasattr(torch._C, name)}
     yield torch._C, {"_is_flash_attention_available": lambda: True} | answers
-    # For a bias that ends in the lower right corner, PyTorch would call operators that have kernels
-    # for CUDA alone. The materialized mask replaces them.
+
+
+CAUSAL_BIASES = "torch.nn.attention.bias"  # imports the compiler, which takes a second
+
+
+def causal_biases(module: ModuleType) -> dict[str, Any]:
+    """Return the functions that replace those of the module of causal biases.
+
+    For a bias that ends in the lower right corner, PyTorch would call operators that have kernels
+    for CUDA alone. The materialized mask replaces them.
+    """
     names = ("can_use_flash_attention", "can_use_efficient_attention")
-    yield torch.nn.attention.bias, {name: _only_on_cpu(getattr(torch.nn.attention.bias, name)) for name in names}
+    return {name: _only_on_cpu(getattr(module, name)) for name in names}
 
 
 def backend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool) -> str:
