@@ -282,11 +282,12 @@ class Device(metaclass=_AnyDevice):
 def legacy_constructor(construct: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`torch.Tensor.__new__`. C++ cannot make a tensor of a subclass while a dispatch mode has Python see each new tensor."""
 
-    def __new__(cls: type, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: N807 (Python's name)
-        if cls is torch.Tensor or any(type(x) is VirtualTensor for x in args):
-            return construct(cls, *args, **kwargs)
+    # Without names: PyTorch's compiler compares the signature with that of its own substitute.
+    def __new__(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: N807 (Python's name)
+        if args[0] is torch.Tensor or any(type(x) is VirtualTensor for x in args[1:]):
+            return construct(*args, **kwargs)
         with _DisableTorchDispatch():
-            return construct(cls, *args, **kwargs)
+            return construct(*args, **kwargs)
 
     return __new__
 

@@ -192,3 +192,10 @@ def test_no_backward_runs_before_the_programs_first():
     """On a computer with real GPUs autograd starts threads for them then, and a child that is forked later can run no backward."""
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKED], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_the_compiler_can_be_imported_while_gpus_are_in_place():
+    program = "import virtualgpu; virtualgpu.use(1); import torch._dynamo; print('imported')"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout == "imported\n", result.stderr
