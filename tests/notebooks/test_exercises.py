@@ -107,6 +107,7 @@ def undisturbed(gpus):
     assert torch.cuda.current_device() == 1
     if memory()[0] != allocated:
         gc.collect()  # an answer's function and the names that it was defined among keep each other
+        torch.cuda.empty_cache()  # what the answer itself kept until now is still reserved
     if labkit.current().virtual:
         assert memory()[0] == allocated
     allocated_now, reserved_now = memory()
