@@ -338,19 +338,18 @@ def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
 HALVES = ["cuda:0"] * 2 + ["cuda:1"] * 2  # where weight and bias of both halves belong
 
 
-MOVES = {torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.type, torch.Tensor.copy_}
-
-
 class _CopiesToHost(TorchFunctionMode):
     """Notice whether a function that moves tensors makes one on the CPU from one on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = False
+        # These functions are others while virtual GPUs are in place, so they are looked up now.
+        self._moves = {torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.type, torch.Tensor.copy_}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
-        if function in MOVES and made.device.type == "cpu":
+        if function in self._moves and made.device.type == "cpu":
             tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
             self.seen |= any(tensor.is_cuda for tensor in tensors)
         return made

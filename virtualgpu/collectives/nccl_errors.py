@@ -22,11 +22,15 @@ _CONTIGUOUS = {
     "broadcast_": ("tensors",),
     "reduce_": ("tensors",),
     "allgather_": ("input_tensors",),
+    "gather_": ("input_tensors",),
     "_allgather_base_": ("input_tensor", "output_tensor"),
     "reduce_scatter_": ("output_tensors",),
     "alltoall_base_": ("output", "input"),
     "alltoall_": ("output_tensors", "input_tensors"),
 }
+_REDUCE_SCATTER = ("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")
+# Reductions that ask whether NCCL knows the float8 dtype. `reduce_` does not ask: it adds the bytes.
+_ASK_FOR_FLOAT8 = ("allreduce_", "allreduce_coalesced_", *_REDUCE_SCATTER)
 _POINT_TO_POINT = ("send", "recv_")
 _BY_POINT_TO_POINT = (*_POINT_TO_POINT, "alltoall_", "alltoall_base_")  # these go through torch/csrc/cuda/nccl.cpp
 _BITWISE = ("BAND", "BOR", "BXOR")
@@ -36,6 +40,10 @@ _NOT_IN_NCCL = {
     torch.uint32: "UInt32",
     torch.uint64: "UInt64",
 }
+# Elsewhere complex tensors travel as pairs of real numbers; reduce_scatter refuses them.
+_COMPLEX = {torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble"}
+UNSUPPORTED_FLOAT8 = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_PREMULTIPLIED = (torch.float16, torch.float32, torch.bfloat16, torch.float64)
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 _STRIDED_P2P = (
@@ -53,11 +61,16 @@ def check_tensors(operator: str, call: Any) -> None:
                 raise ValueError("Tensors must be contiguous")
     for x in call.tensors():
         if operator in _POINT_TO_POINT and not _is_contiguous(x):
+            if not torch.ops.aten.is_non_overlapping_and_dense(x):
+                raise ValueError("Tensors for P2P must be non-overlapping and dense")
             warnings.warn(_STRIDED_P2P, UserWarning, stacklevel=2)
+        if x.dtype in UNSUPPORTED_FLOAT8 and operator in _ASK_FOR_FLOAT8:
+            raise RuntimeError("Unsupported Float8 type for NCCL reduction")
         if x.dtype in _NOT_IN_NCCL and operator in _BY_POINT_TO_POINT:
             raise RuntimeError(f"Unconvertible NCCL type {_NOT_IN_NCCL[x.dtype]}")
-        if x.dtype in _NOT_IN_NCCL:
-            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {_NOT_IN_NCCL[x.dtype]}")
+        unknown = _NOT_IN_NCCL | _COMPLEX if operator in _REDUCE_SCATTER else _NOT_IN_NCCL
+        if x.dtype in unknown:
+            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {unknown[x.dtype]}")
 
 
 def _is_contiguous(x: Tensor) -> bool:
@@ -68,6 +81,8 @@ def _is_contiguous(x: Tensor) -> bool:
 
 def check_reduction(name: str, dtype: torch.dtype) -> None:
     """Refuse the reductions that NCCL does not have."""
+    if name == "PREMUL_SUM" and dtype not in _PREMULTIPLIED:
+        raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
     if name in _BITWISE:
         raise ValueError(f"Cannot use ReduceOp.{name} with NCCL")
     if name == "AVG" and dtype == torch.bool:

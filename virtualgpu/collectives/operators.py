@@ -12,7 +12,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup, ReduceOp
 
 from virtualgpu.collectives.group import ProcessGroupNCCL, Transfer, read_by
-from virtualgpu.collectives.nccl_errors import check_reduction, check_tensors
+from virtualgpu.collectives.nccl_errors import UNSUPPORTED_FLOAT8, check_reduction, check_tensors
 from virtualgpu.collectives.profiled import record
 from virtualgpu.collectives.through_host import through_host
 from virtualgpu.errors import unsupported
@@ -22,6 +22,8 @@ from virtualgpu.tensor import VirtualTensor
 
 Tensor = torch.Tensor
 Values = list[tuple[Tensor, Tensor]]
+Change = Callable[[Tensor], Tensor]
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _OPERATORS: dict[str, Callable[[Call, ProcessGroupNCCL], Transfer]] = {}
 
 
@@ -84,6 +86,11 @@ def private(xs: Sequence[Tensor], group: Any) -> list[Tensor]:
         return [x.clone(memory_format=whole) if all_known(x) else torch.empty(x.shape, dtype=x.dtype, device=home) for x in xs]
 
 
+def _as_bytes(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors, float8 ones as bytes: gloo has no float8."""
+    return [x.view(torch.uint8) if x.dtype in _FLOAT8 else x for x in xs]
+
+
 def _said(kind: str, xs: Sequence[Tensor], *more: Any) -> str:
     """What all ranks must call alike, as a reader sees it."""
     shapes = ", ".join(f"{x.numel()} x {str(x.dtype).removeprefix('torch.')}" for x in xs)
@@ -97,25 +104,34 @@ def _options(kind: type, **values: Any) -> Any:
     return options
 
 
-def _reduction(call: Call, group: Any) -> tuple[Any, str, Callable[[Tensor], Tensor]]:
-    """The reduction as gloo knows it, its name, and what is done to its result."""
+def _reduction(call: Call, group: Any) -> tuple[Any, str, Change, Change]:
+    """Return the reduction as gloo knows it, its name, and what is done to each summand and to the result."""
     given: Any = call.argument("reduce_op")
     op = given.op() if hasattr(given, "op") else given
     kind = ReduceOp.RedOpType(op) if isinstance(op, int) else op
     name = getattr(kind, "name", str(kind)).rpartition(".")[2]
-    if name == "PREMUL_SUM":
-        raise unsupported("a reduction by PREMUL_SUM")
+    dtype = call.tensors()[0].dtype
     if isinstance(group, ProcessGroupNCCL):
-        check_reduction(name, call.tensors()[0].dtype)
-    if name != "AVG":
-        return ReduceOp(kind), name, lambda x: x
+        check_reduction(name, dtype)
+    if name == "PREMUL_SUM":  # PyTorch does not hand its factor to Python
+        raise unsupported("a reduction by PREMUL_SUM")
+    known, after = ReduceOp(kind), _unchanged
+    if name == "AVG":
+        known, ranks = ReduceOp(ReduceOp.SUM), group.size()
+        rounding = None if dtype.is_floating_point or dtype.is_complex else "trunc"
 
-    ranks = group.size()
+        def after(x: Tensor) -> Tensor:
+            return x.div_(ranks, rounding_mode=rounding)
 
-    def mean(x: Tensor) -> Tensor:
-        return x.div_(ranks) if x.is_floating_point() or x.is_complex() else x.div_(ranks, rounding_mode="trunc")
+    if dtype in UNSUPPORTED_FLOAT8:  # to NCCL these are bytes
+        return known, name, lambda x: x.view(torch.uint8), lambda x: x.view(dtype)
+    if dtype in _FLOAT8:  # gloo has none: added in float32, and rounded once
+        return known, name, Tensor.float, after
+    return known, name, _unchanged, after
 
-    return ReduceOp(ReduceOp.SUM), name, mean
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def _all_reduce_values(group: ProcessGroupNCCL, values: list[Tensor], op: Any) -> list[Any]:
@@ -125,8 +141,8 @@ def _all_reduce_values(group: ProcessGroupNCCL, values: list[Tensor], op: Any) -
 @_operator("allreduce_", "allreduce_coalesced_")
 def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given = call.argument("tensors")
-    op, name, after = _reduction(call, group)
-    values = private(given, group)
+    op, name, before, after = _reduction(call, group)
+    values = list(map(before, private(given, group)))
 
     def together() -> Any:  # as one tensor, and so in another order than one by one
         return group.allreduce_coalesced(values, _options(c10d.AllreduceCoalescedOptions, reduceOp=op))
@@ -145,8 +161,8 @@ def _all_reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
 @_operator("reduce_")
 def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
     (given,), root = call.argument("tensors"), call.argument("root_rank")
-    op, name, after = _reduction(call, group)
-    values = private([given], group)
+    op, name, before, after = _reduction(call, group)
+    values = list(map(before, private([given], group)))
     here = [given] if group.rank() == root else []
     return Transfer(
         "reduce",
@@ -162,14 +178,14 @@ def _reduce(call: Call, group: ProcessGroupNCCL) -> Transfer:
 @_operator("broadcast_")
 def _broadcast(call: Call, group: ProcessGroupNCCL) -> Transfer:
     given, root = call.argument("tensors"), call.argument("root_rank")
-    values = private(given, group)
+    values, options = private(given, group), _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)
     return Transfer(
         "broadcast",
         _said("broadcast", given, f"src={root}"),
         sum(map(bytes_of, given)),
         given,
         given,
-        start=lambda: [group.broadcast([value], _options(c10d.BroadcastOptions, rootRank=root, rootTensor=0)) for value in values],
+        start=lambda: [group.broadcast([value], options) for value in _as_bytes(values)],
         finish=lambda: list(zip(given, values, strict=True)) if group.rank() != root else [],
         written=given if group.rank() != root else [],
     )
@@ -188,12 +204,13 @@ def _gathering(group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[
     def start() -> list[Any]:
         if all(part.numel() == value.numel() for value, each in zip(values, received, strict=True) for part in each):
             flat = [[part.view(value.shape) for part in each] for value, each in zip(values, received, strict=True)]
-            return [group.allgather([each], [value], c10d.AllgatherOptions()) for value, each in zip(values, flat, strict=True)]
+            pairs = zip(_as_bytes(values), map(_as_bytes, flat), strict=True)
+            return [group.allgather([each], [value], c10d.AllgatherOptions()) for value, each in pairs]
         works = []  # of several sizes: each rank sends its own to all
         for value, each in zip(values, received, strict=True):
             each[group.rank()].copy_(value.view(each[group.rank()].shape))
             options = [_options(c10d.BroadcastOptions, rootRank=rank, rootTensor=0) for rank in range(group.size())]
-            works += [group.broadcast([part], option) for part, option in zip(each, options, strict=True)]
+            works += [group.broadcast([part], option) for part, option in zip(_as_bytes(each), options, strict=True)]
         return works
 
     outs = [x for each in parts for x in each]
@@ -212,6 +229,8 @@ def _gathering(group: ProcessGroupNCCL, sources: list[Tensor], parts: list[list[
 @_operator("_allgather_base_", "allgather_into_tensor_coalesced_")
 def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
     sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
+    if any(output.dtype != source.dtype for source, output in zip(sources, outputs, strict=True)):
+        raise TypeError("output tensor must have the same type as input tensor")
     if any(output.numel() != source.numel() * group.size() for source, output in zip(sources, outputs, strict=True)):
         raise ValueError("output tensor size must be equal to world_size times input tensor size")
     values, received, options = private(sources, group), private(outputs, group), c10d.AllgatherOptions()
@@ -221,7 +240,9 @@ def _all_gather_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, sources)),
         sources,
         outputs,
-        start=lambda: [group._allgather_base(x.view(-1), y.view(-1), options) for x, y in zip(received, values, strict=True)],
+        start=lambda: [
+            group._allgather_base(x.view(-1), y.view(-1), options) for x, y in zip(_as_bytes(received), _as_bytes(values), strict=True)
+        ],
         finish=lambda: list(zip(outputs, received, strict=True)),
     )
 
@@ -241,10 +262,13 @@ def _all_gather_many(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
     """Reduce-scatter of whole tensors, which gloo sums in another order than lists of parts."""
     sources, outputs = _one_or_more(call, "input"), _one_or_more(call, "output")
+    if any(output.dtype != source.dtype for source, output in zip(sources, outputs, strict=True)):
+        raise TypeError("input tensor must be the same type as the output tensor.")
     if any(source.numel() != output.numel() * group.size() for source, output in zip(sources, outputs, strict=True)):
         raise ValueError("input tensor must be the same size as output size times world size")
-    op, name, after = _reduction(call, group)
-    values, received, options = private(sources, group), private(outputs, group), _options(c10d.ReduceScatterOptions, reduceOp=op)
+    op, name, before, after = _reduction(call, group)
+    values, received = (list(map(before, private(xs, group))) for xs in (sources, outputs))
+    options = _options(c10d.ReduceScatterOptions, reduceOp=op)
     return Transfer(
         "reduce_scatter",
         _said("reduce_scatter", outputs, name),
@@ -260,8 +284,8 @@ def _reduce_scatter_into(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     """Each output gets the reduction of all ranks' parts for this rank."""
     sources, outputs = call.argument("input_tensors"), call.argument("output_tensors")
-    op, name, after = _reduction(call, group)
-    values = [private(each, group) for each in sources]
+    op, name, before, after = _reduction(call, group)
+    values = [list(map(before, private(each, group))) for each in sources]
     mine = group.rank()
     flat = [x for each in sources for x in each]
     return Transfer(
@@ -275,10 +299,19 @@ def _reduce_scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     )
 
 
+def _check_length(name: str, kind: str, tensors: list[Tensor], is_root: bool, group: Any) -> None:
+    if is_root and len(tensors) != group.size():
+        raise ValueError(
+            f"ProcessGroupNCCL::{name}: Incorrect {kind} list size {len(tensors)}. "
+            f"{kind.capitalize()} list size should be {group.size()}, same as size of the process group."
+        )
+
+
 @_operator("scatter_")
 def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
     outputs, root = call.argument("output_tensors"), call.argument("root_rank")
     sources = [x for each in call.argument("input_tensors") for x in each] if group.rank() == root else []
+    _check_length("scatter", "input", sources, group.rank() == root, group)
     values, received = private(sources, group), private(outputs, group)
     options = _options(c10d.ScatterOptions, rootRank=root)
     return Transfer(
@@ -287,7 +320,7 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, outputs)),
         sources,
         outputs,
-        start=lambda: [group.scatter(received, [values] if sources else [], options)],
+        start=lambda: [group.scatter(_as_bytes(received), [_as_bytes(values)] if sources else [], options)],
         finish=lambda: list(zip(outputs, received, strict=True)),
     )
 
@@ -296,6 +329,7 @@ def _scatter(call: Call, group: ProcessGroupNCCL) -> Transfer:
 def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
     sources, root = call.argument("input_tensors"), call.argument("root_rank")
     outputs = [x for each in call.argument("output_tensors") for x in each] if group.rank() == root else []
+    _check_length("gather", "output", outputs, group.rank() == root, group)
     values, received = private(sources, group), private(outputs, group)
     options = _options(c10d.GatherOptions, rootRank=root)
     return Transfer(
@@ -304,7 +338,7 @@ def _gather(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, sources)),
         sources,
         outputs,
-        start=lambda: [group.gather([received] if outputs else [], values, options)],
+        start=lambda: [group.gather([_as_bytes(received)] if outputs else [], _as_bytes(values), options)],
         finish=lambda: list(zip(outputs, received, strict=True)),
     )
 
@@ -320,7 +354,7 @@ def _all_to_all_single(call: Call, group: ProcessGroupNCCL) -> Transfer:
         bytes_of(source),
         [source],
         [output],
-        start=lambda: [group.alltoall_base(received, value, *splits, c10d.AllToAllOptions())],
+        start=lambda: [group.alltoall_base(*_as_bytes([received, value]), *splits, c10d.AllToAllOptions())],
         finish=lambda: [(output, received)],
     )
 
@@ -334,7 +368,7 @@ def _all_to_all(call: Call, group: ProcessGroupNCCL) -> Transfer:
 
     def start() -> list[Any]:
         flat = torch.cat([value.view(-1) for value in values])
-        return [group.alltoall_base(received, flat, *sizes, c10d.AllToAllOptions())]
+        return [group.alltoall_base(*_as_bytes([received, flat]), *sizes, c10d.AllToAllOptions())]
 
     return Transfer(
         "all_to_all",
@@ -360,7 +394,7 @@ def _send(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, given)),
         given,
         [],
-        start=lambda: [group.send(values, there, tag)] if itself is None else [],
+        start=lambda: [group.send(_as_bytes(values), there, tag)] if itself is None else [],
         peers=(group.rank(), there),
         tag=tag,
     )
@@ -383,7 +417,7 @@ def _receive(call: Call, group: ProcessGroupNCCL) -> Transfer:
         sum(map(bytes_of, given)),
         [],
         given,
-        start=lambda: [group.recv(values, there, tag)] if itself is None else [],
+        start=lambda: [group.recv(_as_bytes(values), there, tag)] if itself is None else [],
         finish=lambda: list(zip(given, received(), strict=True)),
         peers=(there, group.rank()),
         tag=tag,

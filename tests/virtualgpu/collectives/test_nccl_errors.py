@@ -70,13 +70,18 @@ def test_tensors_of_the_cpu():
         dist.all_reduce(torch.ones(2))
 
 
-def test_a_strided_tensor_is_sent_with_a_warning():
+def test_a_transposed_tensor_is_sent_with_a_warning():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, ones(4, 8)[:, ::2], 0), dist.P2POp(dist.irecv, x := ones(4, 4), 0)])
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, ones(3, 4).t(), 0), dist.P2POp(dist.irecv, x := ones(4, 3), 0)])
         works[0].wait()
     assert [str(each.message).split(".")[0] for each in caught] == ["Detected non-contiguous tensor in P2P operations"]
-    assert x.sum().item() == 16
+    assert x.sum().item() == 12
+
+
+def test_a_tensor_with_gaps_is_not_sent():
+    with pytest.raises(ValueError, match=r"^Tensors for P2P must be non-overlapping and dense$"):
+        dist.isend(ones(4, 8)[:, ::2], 0)
 
 
 def gpu(number, machine="a", count=4):
@@ -105,3 +110,26 @@ def test_ranks_that_share_a_gpu(rank, gpus, said):
 @pytest.mark.parametrize("gpus", [[gpu(0), gpu(1)], [gpu(0), gpu(0, "b")], [None, None], [gpu(0)]])
 def test_ranks_with_gpus_of_their_own(gpus):
     check_own_gpus(0, gpus)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_is_added_and_moved(dtype):
+    x = torch.tensor([1.5, -2.0], device="cuda").to(dtype)
+    dist.all_reduce(x)
+    dist.broadcast(x, 0)
+    parts = [torch.empty_like(x)]
+    dist.all_gather(parts, x)
+    dist.reduce_scatter_tensor(y := torch.empty_like(x), parts[0])
+    assert y.dtype == dtype and y.float().tolist() == [1.5, -2.0]
+
+
+def test_float8_dtypes_that_nccl_does_not_add():
+    with pytest.raises(RuntimeError, match=r"^Unsupported Float8 type for NCCL reduction$"):
+        dist.all_reduce(ones(2).to(torch.float8_e4m3fnuz))
+
+
+def test_a_list_of_another_length_than_the_group():
+    with pytest.raises(ValueError, match=r"^ProcessGroupNCCL::scatter: Incorrect input list size 2. Input list size should be 1, same as"):
+        dist.scatter(ones(2), [ones(2), ones(2)], 0)
+    with pytest.raises(ValueError, match=r"^ProcessGroupNCCL::gather: Incorrect output list size 2. Output list size should be 1, same as"):
+        dist.gather(ones(2), [ones(2), ones(2)], 0)
