@@ -23,6 +23,10 @@ from labkit.processes.supervision import processes_of
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Variables that may change in a test: pytest's own, one that PyTorch sets when its compiler is first
+# imported, and those by which children find the machine in use, which a test may take away.
+MAY_CHANGE = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "LABKIT_MACHINE", "LABKIT_NVIDIA_SMI", "PATH"}
+
 # No deadlines: a busy machine is no failure. Derandomized: a run finds today what it found yesterday.
 settings.register_profile("whole", deadline=None, max_examples=200, derandomize=True)
 settings.register_profile("sample", deadline=None, max_examples=15, derandomize=True)
@@ -56,6 +60,15 @@ def pytest_report_header(config: pytest.Config) -> str:
     if config.getoption("rest"):
         return "the rest: slow tests, and the cases of large sets outside the fixed samples"
     return "fast tests, and a fixed sample of each large set; --rest runs the others, --everything all"
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Fail a test that leaves another environment to the tests after it."""
+    before = dict(os.environ)
+    yield
+    left = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
+    assert left <= MAY_CHANGE
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,8 @@ def test_a_semicolon_at_the_end_hides_the_value(shell, cell, shown):
     assert (run(shell, "%%gpu_memory\n" + cell)[0].result is not None) == shown
 
 
-def test_ipythons_own_syntax_works_inside(shell):
+def test_ipythons_own_syntax_works_inside(shell, monkeypatch):
+    monkeypatch.setenv("LABKIT_NO_SUCH", "0")  # taken back after the test
     result, _, printed = run(shell, "%%gpu_memory\n%env LABKIT_NO_SUCH=1\nhere = !echo word\nhere[0]")
     assert result.result == "word" and "LABKIT_NO_SUCH" in printed
 

@@ -40,7 +40,7 @@ def test_it_runs_without_the_kit_and_goes_on_where_it_stopped(tmp_path, devices)
     program = tmp_path / "train.py"
     program.write_text(script("whole"))
     assert "labkit" not in program.read_text()
-    assert [line.split(" loss")[0] for line in torchrun(tmp_path, **environment)] == [f"epoch {epoch}:" for epoch in range(3)]
+    assert [line.split(" loss")[0] for line in torchrun(tmp_path, **environment)] == [f"epoch {epoch}: mean" for epoch in range(3)]
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".pt"] == ["checkpoint.pt"]
     program.write_text(script("whole").replace("EPOCHS, PARTS, CHECKPOINT = 3", "EPOCHS, PARTS, CHECKPOINT = 5"))
     again = torchrun(tmp_path, **environment)

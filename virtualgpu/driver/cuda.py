@@ -150,7 +150,8 @@ def device_answers(machine: Machine) -> dict[str, Any]:
 
     def checked(index: int) -> int:
         machine.require_alive()
-        if not 0 <= index < len(machine.gpus):
+        machine.start_driver()  # CUDA_VISIBLE_DEVICES may hide some of the machine's GPUs
+        if not 0 <= index < len(machine.visible()):
             raise errors.invalid_ordinal()
         return index
 

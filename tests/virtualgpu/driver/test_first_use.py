@@ -106,3 +106,11 @@ def test_the_kit_itself_fixes_nothing_before_a_script_runs(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != NAMES}
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.stdout == "2\n", result.stderr
+
+
+def test_set_device_refuses_a_gpu_that_is_hidden(machine, monkeypatch):
+    monkeypatch.setenv(NAMES, "1")
+    with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
+        torch.cuda.set_device(1)
+    torch.cuda.set_device(0)
+    assert torch.ones(1, device="cuda").device.index == 0
