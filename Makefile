@@ -78,8 +78,9 @@ unit: $(VENV)/installed
 unit-all: $(VENV)/installed
 	$(PYTEST) $(PARALLEL) --everything tests
 
+# Most of these tests wait for processes that they start, so more of them than there are cores run at once.
 unit-rest: $(VENV)/installed
-	$(PYTEST) $(PARALLEL) --rest tests
+	$(PYTEST) -n 4 --rest tests
 
 # With one thread each (tests/conftest.py says why): what they print was stored with as many as there were cores.
 notebooks: $(VENV)/installed
