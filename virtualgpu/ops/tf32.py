@@ -1,0 +1,48 @@
+"""TF32 in the values: float32 products whose factors the GPU rounds to 10 bits of mantissa. The sums are in float32.
+
+`Gpu.multiplies_in_tf32` says when a GPU does so. The rounding is that of the PTX instruction `cvt.rna.tf32.f32`: to the
+nearest, with ties away from zero.
+"""
+
+from collections.abc import Callable, Collection
+from math import inf, nan
+from typing import Any
+
+import torch
+
+from virtualgpu.ops.call import CPU_KERNELS
+
+aten = torch.ops.aten
+SINGLE = (torch.float32, torch.complex64)
+DROPPED_BITS = 13  # float32 has 23 bits of mantissa
+HALF_UNIT = 1 << (DROPPED_BITS - 1)
+KEPT_BITS = -(1 << DROPPED_BITS)
+
+
+def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a float32 or complex64 tensor that has TF32's mantissas."""
+    # The copy has one pattern of bits for all NaNs. Some of the other patterns would become numbers.
+    copy = aten.nan_to_num.default(x, nan, inf, -inf)
+    numbers = torch.view_as_real(copy) if copy.is_complex() else copy
+    numbers.view(torch.int32).add_(HALF_UNIT).bitwise_and_(KEPT_BITS)
+    return copy
+
+
+def rounds_factors(packet: Any, positions: Collection[int], multiplies_in_tf32: Callable[..., bool]) -> None:
+    """Have an operator round its arguments at these positions if `multiplies_in_tf32`, called with its arguments, says so."""
+    for overload in packet.overloads():
+        func = getattr(packet, overload)
+        CPU_KERNELS[func] = _rounding(func, positions, multiplies_in_tf32)
+
+
+def _rounding(func: Any, positions: Collection[int], multiplies_in_tf32: Callable[..., bool]) -> Callable[..., Any]:
+    names = {func._schema.arguments[position].name for position in positions}
+    compute = CPU_KERNELS.get(func, getattr(func, "_op", func))
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if args[0].dtype in SINGLE and multiplies_in_tf32(*args, **kwargs):
+            args = tuple(round_to_tf32(x) if position in positions else x for position, x in enumerate(args))
+            kwargs = {name: round_to_tf32(x) if name in names else x for name, x in kwargs.items()}
+        return compute(*args, **kwargs)
+
+    return kernel
