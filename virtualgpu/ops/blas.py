@@ -26,7 +26,7 @@ from virtualgpu.ops.call import handles as handles_operators
 from virtualgpu.ops.determinism import require_fixed_workspaces
 from virtualgpu.ops.half import sums_in_float32
 from virtualgpu.ops.tf32 import SINGLE, rounds_factors
-from virtualgpu.tensor import VirtualTensor, memory_of
+from virtualgpu.tensor import VirtualTensor, memory_of, tensors
 
 KIB = 1024
 WORKSPACE = 8 * 1024 * KIB + 8 * 16 * KIB  # two of 4 MiB and eight of 16 KiB
@@ -233,11 +233,10 @@ def product_format(dtype: torch.dtype, gpu: Gpu, operation: str = "matmul") -> s
 
 def multiplies_in_tf32(*args: Any, **kwargs: Any) -> bool:
     """Return whether cuBLAS multiplies these arguments of a matrix product in TF32. Sparse matrices go to cuSPARSE."""
-    given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-    if not all(x.layout is torch.strided for x in given):
+    gpu = next((x._gpu for x in args if type(x) is VirtualTensor), None)
+    if gpu is None or product_format(args[0].dtype, gpu) != "tf32":
         return False
-    gpu = next((x._gpu for x in given if type(x) is VirtualTensor), None)
-    return gpu is not None and product_format(given[0].dtype, gpu) == "tf32"
+    return all(x.layout is torch.strided for x in tensors(args, kwargs))
 
 
 for _name, _positions in PRODUCTS.items():

@@ -5,7 +5,7 @@ nearest, with ties away from zero.
 """
 
 from collections.abc import Callable, Collection
-from math import inf, nan
+from math import inf, isnan, nan
 from typing import Any
 
 import torch
@@ -21,11 +21,14 @@ KEPT_BITS = -(1 << DROPPED_BITS)
 
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
     """Return a copy of a float32 or complex64 tensor that has TF32's mantissas."""
-    # The copy has one pattern of bits for all NaNs. Some of the other patterns would become numbers.
-    copy = aten.nan_to_num.default(x, nan, inf, -inf)
-    numbers = torch.view_as_real(copy) if copy.is_complex() else copy
-    numbers.view(torch.int32).add_(HALF_UNIT).bitwise_and_(KEPT_BITS)
-    return copy
+    if x.is_complex():
+        return torch.view_as_complex(round_to_tf32(torch.view_as_real(x.resolve_conj())))
+    if x.is_neg():
+        x = x.resolve_neg()
+    if isnan(x.sum().item()):
+        # Give all NaNs the same bits. The addition below would turn some NaNs into numbers.
+        x = aten.nan_to_num.default(x, nan, inf, -inf)
+    return x.view(torch.int32).add(HALF_UNIT).bitwise_and_(KEPT_BITS).view(torch.float32)
 
 
 def rounds_factors(packet: Any, positions: Collection[int], multiplies_in_tf32: Callable[..., bool]) -> None:
@@ -41,8 +44,13 @@ def _rounding(func: Any, positions: Collection[int], multiplies_in_tf32: Callabl
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if args[0].dtype in SINGLE and multiplies_in_tf32(*args, **kwargs):
-            args = tuple(round_to_tf32(x) if position in positions else x for position, x in enumerate(args))
-            kwargs = {name: round_to_tf32(x) if name in names else x for name, x in kwargs.items()}
+            changed = list(args)
+            for position in positions:
+                if position < len(args):
+                    changed[position] = round_to_tf32(args[position])
+            if kwargs:
+                kwargs = {name: round_to_tf32(x) if name in names else x for name, x in kwargs.items()}
+            return compute(*changed, **kwargs)
         return compute(*args, **kwargs)
 
     return kernel

@@ -15,7 +15,7 @@ from torch._prims_common import suggest_memory_format
 from virtualgpu.clock.costs import clocks_beyond_memory
 from virtualgpu.errors import argument_differs, scalar_name, tensor_type
 from virtualgpu.ops import operators, reductions
-from virtualgpu.ops.blas import FORMATS, product_format
+from virtualgpu.ops.blas import product_format
 from virtualgpu.ops.call import (
     CPU_KERNELS,
     Call,
@@ -44,8 +44,8 @@ from virtualgpu.ops.work import UNVECTORIZED
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-SIZES = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 _select_on_cpu = torch._C._select_conv_backend
+_cudnn_is_enabled = torch._C._get_cudnn_enabled
 CONVOLUTION, CONVOLUTION_BACKWARD = 0.85, 0.5  # of a product's rate
 CHANNEL_TILE, CHANNEL_VECTOR = 128, 8  # output channels are computed so many at a time, input channels read so many at a time
 FEW_PIXELS = 75  # an image of so many takes a depthwise weight's gradient twice as long a pixel as a large one
@@ -158,17 +158,28 @@ sums_in_float32(aten.convolution_overrideable, aten.convolution_backward)
 
 def convolution_format(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> str:
     """Return the format in which a convolution multiplies. No depthwise kernel uses tensor cores."""
-    if is_depthwise(x, weight, transposed, groups):
-        return FORMATS.get(x.dtype, "float32")
     # Without cuDNN, PyTorch's own kernels multiply with cuBLAS.
-    operation = "conv" if torch.backends.cudnn.enabled else "matmul"
-    return product_format(x.dtype, x._gpu, operation)  # type: ignore[attr-defined]
+    operation = "conv" if _cudnn_is_enabled() else "matmul"
+    format = product_format(x.dtype, x._gpu, operation)  # type: ignore[attr-defined]
+    if format == "tf32" and is_depthwise(x, weight, transposed, groups):
+        return "float32"
+    return format
 
 
-def _in_tf32(x: Tensor, weight: Tensor, *sizes: Any, **named: Any) -> bool:
-    """Return whether a convolution uses TF32. `sizes` are its arguments after the bias or the bias's shape."""
-    given = dict(zip(SIZES, sizes, strict=False)) | named
-    return convolution_format(x, weight, given["transposed"], given["groups"]) == "tf32"
+def _in_tf32(
+    x: Tensor,
+    weight: Tensor,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    *mask: Any,
+    **rest: Any,
+) -> bool:
+    """Return whether a convolution, or its backward pass, uses TF32."""
+    return convolution_format(x, weight, transposed, groups) == "tf32"
 
 
 def _rounding_backward(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,7 +282,7 @@ def select_backend(on_cpu: Any, input: Tensor, weight: Tensor, bias: Any, *sizes
     """
     if not input.is_cuda or not input.numel():
         return on_cpu(input, weight, bias, *sizes, **named)
-    given = named | dict(zip(SIZES, sizes, strict=False))
+    given = named | dict(zip(("stride", "padding", "dilation", "transposed", "output_padding", "groups"), sizes, strict=False))
     groups, transposed = given["groups"], given["transposed"]
     dims = max(weight.dim() - 2, 2)
     cudnn = torch.backends.cudnn.enabled and all(more < step for more, step in zip(given["output_padding"], given["stride"], strict=True))
