@@ -23,6 +23,7 @@ from virtualgpu.processes.usage_table import UsageTable
 from virtualgpu.profiles import Profile
 from virtualgpu.streams.numbering import StreamPool
 from virtualgpu.streams.sync_debug import SyncDebug
+from virtualgpu.tf32_guard import is_guarded
 from virtualgpu.threads.scheduler import Scheduler
 
 # Kept even with values=False: one number, which a script may print, and what programs count, index and mask with.
@@ -107,7 +108,9 @@ class Gpu:
         `operation` is "matmul" for products by cuBLAS, "conv" for cuDNN's convolutions and "rnn" for its recurrent
         layers. torch.backends has a setting for each.
         """
-        return self._has_tf32 and _float32_precision("cuda", operation) == "tf32"
+        if not self._has_tf32 or _float32_precision("cuda", operation) != "tf32":
+            return False
+        return operation != "matmul" or not is_guarded()
 
     @property
     def stream(self) -> StreamTime:

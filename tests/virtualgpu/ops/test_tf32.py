@@ -2,6 +2,7 @@
 
 import math
 import struct
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -203,6 +204,27 @@ def test_a_product_rounds_its_factors_and_nothing_else(matmul_tf32, name, dtype)
 def test_products_with_vectors_and_of_sparse_matrices_are_not_rounded(matmul_tf32, name):
     a, b, c = operands()
     assert_close(UNROUNDED[name](a.cuda(), b.cuda(), c.cuda()).cpu(), UNROUNDED[name](a, b, c))
+
+
+GUARDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "pinv": torch.linalg.pinv,
+    "svd": torch.linalg.svdvals,
+    "cholesky": torch.linalg.cholesky,
+    "matrix_exp": torch.linalg.matrix_exp,
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the compiler names the guard otherwise there")
+@pytest.mark.parametrize("name", GUARDED)
+def test_functions_from_which_pytorch_keeps_tf32_are_not_rounded(matmul_tf32, name):
+    """PyTorch has a guard in them and in their gradients (NoTF32Guard in ATen and FunctionsManual.cpp)."""
+    x = random(4, 4).abs() + 4 * torch.eye(4)
+    results = []
+    for given in (x.clone().requires_grad_(), x.cuda().requires_grad_()):
+        result = GUARDED[name](given)
+        result.square().sum().backward()
+        results.append((result.detach().cpu(), given.grad.cpu()))
+    assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.float16, torch.bfloat16])
