@@ -32,7 +32,8 @@ CONSTANTS_BYTES = 1 << 16  # of other floats
 INTEGERS_BYTES = 1 << 20  # of integers or truth values
 OPERATIONS = ("matmul", "conv", "rnn")  # that torch.backends has a precision for
 AMPERE = 8  # the first major compute capability with TF32
-_float32_precision = torch._C._get_fp32_precision_getter  # by either of the names that torch.backends has for a setting
+# Unlike `allow_tf32`, the getter raises no error if a program uses PyTorch's old and new settings.
+_float32_precision = torch._C._get_fp32_precision_getter
 _graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
 
 
@@ -99,14 +100,17 @@ class Gpu:
 
     @cached_property
     def _has_tf32(self) -> bool:
-        """Whether the GPU has TF32, and NVIDIA's libraries use it. They read this variable at their first use."""
+        """Whether the GPU has TF32 and NVIDIA's libraries use it.
+
+        The libraries read the variable at their first use.
+        """
         return self.profile.major >= AMPERE and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
 
     def multiplies_in_tf32(self, operation: str) -> bool:
         """Return whether float32 products use TF32 now.
 
-        `operation` is "matmul" for products by cuBLAS, "conv" for cuDNN's convolutions and "rnn" for its recurrent
-        layers. torch.backends has a setting for each.
+        `operation` is "matmul" for products by cuBLAS, "conv" for cuDNN's convolutions and "rnn"
+        for its recurrent layers. torch.backends has a setting for each.
         """
         if not self._has_tf32 or _float32_precision("cuda", operation) != "tf32":
             return False

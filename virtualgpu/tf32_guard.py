@@ -1,6 +1,7 @@
-"""The guard with which PyTorch's C++ keeps TF32 from some functions' products, such as those in the gradient of an SVD.
+"""Guard with which PyTorch's C++ turns TF32 off in some functions, such as the gradient of an SVD.
 
-It is `NoTF32Guard` of ATen/Context.h. Python has no name for it, so it is looked up in PyTorch's libraries.
+It is `NoTF32Guard` of ATen/Context.h. Python has no name for it, so this module looks it up in
+PyTorch's libraries.
 """
 
 import ctypes
@@ -15,7 +16,10 @@ _library = ctypes.PyDLL(torch._C.__file__)
 
 
 def _function(name: str, answer: Any, *arguments: Any) -> Callable[..., Any]:
-    """Return a function of the guard. Where the compiler has named it otherwise, return one that does nothing."""
+    """Return a function of the guard.
+
+    If the compiler has given it another name, return a function that does nothing.
+    """
     try:
         function = getattr(_library, f"_ZN2at11NoTF32Guard{name}")
     except AttributeError:

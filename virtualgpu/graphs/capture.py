@@ -52,8 +52,10 @@ class ReplayingGpu(Gpu):
             super().copy(*work, **more)
 
     def multiplies_in_tf32(self, operation: str) -> bool:
-        """A graph keeps the kernels of its capture, and with them the format in which they multiply."""
-        return operation in of_thread.tf32 if _is_replaying() else super().multiplies_in_tf32(operation)
+        """Return whether float32 products use TF32. A graph keeps the kernels of its capture."""
+        if _is_replaying():
+            return operation in of_thread.tf32
+        return super().multiplies_in_tf32(operation)
 
 
 def _is_replaying() -> bool:
@@ -87,7 +89,11 @@ class Outer:
 
 
 class Node(NamedTuple):
-    """An operator of a graph. `draws` are generators with the state from which each drew, `tf32` the operations that used TF32."""
+    """An operator of a graph.
+
+    `draws` are generators with the state from which each drew. `tf32` are the operations that used
+    TF32 during the capture.
+    """
 
     op: Operator
     args: tuple

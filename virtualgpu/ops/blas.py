@@ -39,7 +39,8 @@ PRODUCTS = {
     "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "baddbmm_": (1, 2), "addmv": (1, 2), "addmv_": (1, 2),
     "_addmm_activation": (1, 2),
 }  # fmt: skip
-# Products with a vector. PyTorch keeps TF32 from them (ATen/cuda/CUDABlas.cpp), or cuBLAS has no tensor cores for them.
+# Products with a vector use no TF32. PyTorch turns it off for matrix times vector
+# (ATen/cuda/CUDABlas.cpp), and cuBLAS computes dot products without tensor cores.
 WITH_VECTORS = {"mv", "dot", "vdot", "addmv", "addmv_"}
 FORMATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 # The names that CUDA gives the kernels it does not have for integers.
@@ -225,14 +226,14 @@ def _require_one_dtype(call: Call) -> None:
 
 
 def product_format(dtype: torch.dtype, gpu: Gpu, operation: str = "matmul") -> str:
-    """Return the format in which cuBLAS multiplies matrices. cuDNN's operations are "conv" and "rnn"."""
+    """Return the format in which cuBLAS multiplies matrices, or cuDNN ("conv", "rnn")."""
     if dtype in SINGLE and gpu.multiplies_in_tf32(operation):
         return "tf32"
     return FORMATS.get(dtype, "float32")
 
 
 def multiplies_in_tf32(*args: Any, **kwargs: Any) -> bool:
-    """Return whether cuBLAS multiplies these arguments of a matrix product in TF32. Sparse matrices go to cuSPARSE."""
+    """Return whether a matrix product of these arguments uses TF32. cuSPARSE does not."""
     gpu = next((x._gpu for x in args if type(x) is VirtualTensor), None)
     if gpu is None or product_format(args[0].dtype, gpu) != "tf32":
         return False
@@ -243,8 +244,10 @@ for _name, _positions in PRODUCTS.items():
     if _name not in WITH_VECTORS:
         rounds_factors(getattr(torch.ops.aten, _name), _positions, multiplies_in_tf32)
 # PyTorch computes these with one matrix product for each matrix of a batch, group or window.
-for _name, _positions in {"addbmm": (1, 2), "addbmm_": (1, 2), "_grouped_mm": (0, 1), "conv_tbc": (0, 1)}.items():
-    rounds_factors(getattr(torch.ops.aten, _name), _positions, multiplies_in_tf32)
+for _name in ("addbmm", "addbmm_"):
+    rounds_factors(getattr(torch.ops.aten, _name), (1, 2), multiplies_in_tf32)
+for _name in ("_grouped_mm", "conv_tbc"):
+    rounds_factors(getattr(torch.ops.aten, _name), (0, 1), multiplies_in_tf32)
 
 
 def matrix_work(name: str, args: tuple) -> tuple[int, int] | None:
@@ -264,7 +267,10 @@ def product_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     left, right = (call.args[position] for position in PRODUCTS[call.op.name])
     matrix = left.shape[-2] if left.dim() > 1 else 1, right.shape[-1] if right.dim() > 1 else 1
     dtype = call.args[0].dtype
-    format = FORMATS.get(dtype, "float32") if call.op.name in WITH_VECTORS else product_format(dtype, call.gpu)
+    if call.op.name in WITH_VECTORS:
+        format = FORMATS.get(dtype, "float32")
+    else:
+        format = product_format(dtype, call.gpu)
     return Work(moved, flops, format, outputs, matrix=matrix)
 
 

@@ -1,7 +1,7 @@
-"""TF32 in the values: float32 products whose factors the GPU rounds to 10 bits of mantissa. The sums are in float32.
+"""TF32 in the values: the factors of float32 products are rounded to 10 bits of mantissa.
 
-`Gpu.multiplies_in_tf32` says when a GPU does so. The rounding is that of the PTX instruction `cvt.rna.tf32.f32`: to the
-nearest, with ties away from zero.
+The sums are in float32. `Gpu.multiplies_in_tf32` says when a GPU uses TF32. The rounding is that of
+the PTX instruction `cvt.rna.tf32.f32`: to the nearest number, with ties away from zero.
 """
 
 from collections.abc import Callable, Collection
@@ -32,7 +32,10 @@ def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
 
 
 def rounds_factors(packet: Any, positions: Collection[int], multiplies_in_tf32: Callable[..., bool]) -> None:
-    """Have an operator round its arguments at these positions if `multiplies_in_tf32`, called with its arguments, says so."""
+    """Have an operator round its arguments at these positions if a call uses TF32.
+
+    `multiplies_in_tf32` gets the call's arguments and returns whether it does.
+    """
     for overload in packet.overloads():
         func = getattr(packet, overload)
         CPU_KERNELS[func] = _rounding(func, positions, multiplies_in_tf32)

@@ -183,7 +183,10 @@ def _in_tf32(
 
 
 def _rounding_backward(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Add TF32 to a kernel of `convolution_backward`. The bias's gradient is no product but a sum of unrounded numbers."""
+    """Add TF32 to a kernel of `convolution_backward`.
+
+    The bias's gradient is a sum, so its terms are not rounded.
+    """
 
     def kernel(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *sizes: Any, **named: Any) -> Any:
         if not _in_tf32(x, weight, *sizes, **named):
@@ -196,7 +199,12 @@ def _rounding_backward(compute: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-rounds_factors(aten.convolution, (0, 1), lambda x, weight, bias=None, *sizes, **named: _in_tf32(x, weight, *sizes, **named))
+def _forward_in_tf32(x: Tensor, weight: Tensor, bias: Any = None, *sizes: Any, **named: Any) -> bool:
+    """Return whether a convolution with these arguments uses TF32."""
+    return _in_tf32(x, weight, *sizes, **named)
+
+
+rounds_factors(aten.convolution, (0, 1), _forward_in_tf32)
 for _overload in aten.convolution_backward.overloads():
     _func = getattr(aten.convolution_backward, _overload)
     CPU_KERNELS[_func] = _rounding_backward(CPU_KERNELS[_func])
@@ -395,7 +403,10 @@ def _depthwise_clocks(x: Tensor, weight: Tensor, cudnn: int) -> tuple[float, flo
 
 
 def _in_tensor_cores(x: Tensor, format: str) -> bool:
-    """Return whether the GPU has units of their own for the format. Kernels without them take the channels as they come."""
+    """Return whether the GPU has tensor cores for the format.
+
+    Kernels without tensor cores take the channels as they are.
+    """
     rates = x._gpu.profile.peak_flops  # type: ignore[attr-defined]
     return rates[format] > rates["float32"]
 

@@ -334,10 +334,16 @@ def _without_onednn() -> Iterator[None]:
 
 
 def _rounded_factors(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """Round the input and the weights' matrices to TF32. The hidden states, which cuDNN rounds at each step, are left as they are."""
-    x, hx, cx, *weights = tensors
-    assert x is not None
-    return [round_to_tf32(x), hx, cx, *(round_to_tf32(w) if w is not None and w.dim() > 1 else w for w in weights)]
+    """Round the input and the weights' matrices to TF32.
+
+    The hidden states, which cuDNN rounds at each step, are not rounded.
+    """
+    rounded = list(tensors)
+    for index, x in enumerate(tensors):
+        is_state = index in (1, 2)
+        if x is not None and x.dim() > 1 and not is_state:
+            rounded[index] = round_to_tf32(x)
+    return rounded
 
 
 def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool) -> Any:
