@@ -279,7 +279,8 @@ def grouped_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     """Of a batch, each matrix meets only its group of the other's columns."""
     left, right = call.args[:2]
     times = left.shape[0] if left.dim() > right.dim() else 1
-    return Work(moved, 2 * left.numel() * right.shape[-1] // times, product_format(left.dtype, call.gpu), results[0].numel())
+    flops = 2 * left.numel() * right.shape[-1] // times
+    return Work(moved, flops, product_format(left.dtype, call.gpu), results[0].numel())
 
 
 @shapes_by("_grouped_mm")

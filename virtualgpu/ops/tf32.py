@@ -20,7 +20,12 @@ KEPT_BITS = -(1 << DROPPED_BITS)
 
 
 def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a float32 or complex64 tensor that has TF32's mantissas."""
+    """Return a copy of a float32 or complex64 tensor that has TF32's mantissas.
+
+    Return a tensor of another dtype unchanged. The operator's kernel refuses it then.
+    """
+    if x.dtype not in SINGLE:
+        return x
     if x.is_complex():
         return torch.view_as_complex(round_to_tf32(torch.view_as_real(x.resolve_conj())))
     if x.is_neg():

@@ -235,6 +235,25 @@ def test_other_dtypes_are_not_rounded(matmul_tf32, dtype):
     assert torch.equal(allowed, (a.cuda() @ b.cuda()).cpu())
 
 
+MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "bmm": lambda x, y: torch.bmm(x[0, :, :2], y[0, :, :2, :3]),
+    "conv2d": lambda x, y: F.conv2d(x, y, x[0, 0, 0]),
+    "baddbmm": lambda x, y: torch.baddbmm(x[0, :, :2, :2], x[0, :, :2], y[0, :, :, :2]),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_operands_of_two_dtypes_get_the_same_error(machine, name):
+    x, y = torch.zeros(3, 3, 3, 3, device="cuda"), torch.zeros(3, 3, 3, 3, device="cuda").half()
+    messages = []
+    for allowed in (True, False):
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+        with pytest.raises(RuntimeError) as error:
+            MIXED[name](x, y)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
 def test_a_product_in_half_precision_that_stays_float32_is_not_rounded_to_tf32(matmul_tf32):
     a, b = random(8, 8).bfloat16(), random(8, 8, seed=1).bfloat16()
     assert_close(torch.mm(a.cuda(), b.cuda(), out_dtype=torch.float32).cpu(), a.float() @ b.float())

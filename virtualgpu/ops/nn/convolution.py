@@ -193,7 +193,8 @@ def _rounding_backward(compute: Callable[..., Any]) -> Callable[..., Any]:
             return compute(grad, x, weight, bias_sizes, *sizes, **named)
         gradients = compute(*map(round_to_tf32, (grad, x, weight)), bias_sizes, *sizes, **named)
         if gradients[2] is not None:
-            aten.sum.IntList_out(grad, [dim for dim in range(grad.dim()) if dim != 1], out=gradients[2])
+            dims = [dim for dim in range(grad.dim()) if dim != 1]
+            aten.sum.IntList_out(grad, dims, out=gradients[2])
         return gradients
 
     return kernel
