@@ -6,7 +6,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import takewhile
 from typing import Any
 
@@ -23,12 +23,17 @@ from virtualgpu.processes.usage_table import UsageTable
 from virtualgpu.profiles import Profile
 from virtualgpu.streams.numbering import StreamPool
 from virtualgpu.streams.sync_debug import SyncDebug
+from virtualgpu.tf32_guard import is_guarded
 from virtualgpu.threads.scheduler import Scheduler
 
 # Kept even with values=False: one number, which a script may print, and what programs count, index and mask with.
 NUMBER_BYTES = 8  # of one tensor of floats that were drawn at random or come from the host: parameters and data
 CONSTANTS_BYTES = 1 << 16  # of other floats
 INTEGERS_BYTES = 1 << 20  # of integers or truth values
+OPERATIONS = ("matmul", "conv", "rnn")  # that torch.backends has a precision for
+AMPERE = 8  # the first major compute capability with TF32
+# Unlike `allow_tf32`, the getter raises no error if a program uses PyTorch's old and new settings.
+_float32_precision = torch._C._get_fp32_precision_getter
 _graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
 
 
@@ -92,6 +97,24 @@ class Gpu:
         self.fault: errors.Fault | None = None  # the device-side assert that stopped it
         self.generator: Any = None  # set by virtualgpu.install
         self.libraries: dict[str, Any] = {}  # what CUDA's libraries keep on this GPU, by library (virtualgpu.ops.blas)
+
+    @cached_property
+    def _has_tf32(self) -> bool:
+        """Whether the GPU has TF32 and NVIDIA's libraries use it.
+
+        The libraries read the variable at their first use.
+        """
+        return self.profile.major >= AMPERE and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
+
+    def multiplies_in_tf32(self, operation: str) -> bool:
+        """Return whether float32 products use TF32 now.
+
+        `operation` is "matmul" for products by cuBLAS, "conv" for cuDNN's convolutions and "rnn"
+        for its recurrent layers. torch.backends has a setting for each.
+        """
+        if not self._has_tf32 or _float32_precision("cuda", operation) != "tf32":
+            return False
+        return operation != "matmul" or not is_guarded()
 
     @property
     def stream(self) -> StreamTime:

@@ -63,3 +63,9 @@ def machine(shared_machine: None) -> Iterator[MachineInUse]:
     torch.cuda.set_device(0)
     yield used
     assert left_over() == [0] * COUNT
+
+
+@pytest.fixture
+def without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn TF32 off, for tests that compare values with the CPU. It is on in cuDNN by default."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

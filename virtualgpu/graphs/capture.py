@@ -18,7 +18,7 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu import errors
 from virtualgpu.allocator.pool import NO_POOL
 from virtualgpu.clock.machine_clock import EventTime, Known, Span, StreamTime
-from virtualgpu.hardware import Gpu
+from virtualgpu.hardware import OPERATIONS, Gpu
 from virtualgpu.memory import Memory
 from virtualgpu.ops.call import Call, Operator
 from virtualgpu.ops.dispatch import RANKS
@@ -29,7 +29,7 @@ from virtualgpu.streams.race_detector import copies_elsewhere
 from virtualgpu.tensor import VirtualTensor, empty_without_values, hang, memory_of, tensors
 
 _make_subclass = torch.Tensor._make_subclass
-of_thread = threading.local()  # is it `replaying` a graph?
+of_thread = threading.local()  # is it `replaying` a graph, and which operations use TF32 there?
 _PAGES = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
 _GONE = (
     "A CUDA graph works on a tensor of size {} that is gone since the capture: a GPU works on whatever lies there now. "
@@ -50,6 +50,12 @@ class ReplayingGpu(Gpu):
     def copy(self, *work: Any, **more: Any) -> None:
         if not _is_replaying():
             super().copy(*work, **more)
+
+    def multiplies_in_tf32(self, operation: str) -> bool:
+        """Return whether float32 products use TF32. A graph keeps the kernels of its capture."""
+        if _is_replaying():
+            return operation in of_thread.tf32
+        return super().multiplies_in_tf32(operation)
 
 
 def _is_replaying() -> bool:
@@ -83,13 +89,18 @@ class Outer:
 
 
 class Node(NamedTuple):
-    """An operator of a graph. `draws` are generators with the state from which each drew."""
+    """An operator of a graph.
+
+    `draws` are generators with the state from which each drew. `tf32` are the operations that used
+    TF32 during the capture.
+    """
 
     op: Operator
     args: tuple
     kwargs: dict[str, Any]
     results: list[torch.Tensor]
     draws: list[tuple[Any, Any]]
+    tf32: tuple[str, ...]
 
 
 class Touched(NamedTuple):
@@ -227,7 +238,8 @@ class Capture:
         result = homed(result)
         if not (op.model_only and "empty" in op.name):
             results = [self.argument(x, True) for x in tensors(result)]
-            self.nodes.append(Node(op, args, kwargs, results, self._draws))
+            tf32 = tuple(filter(self.gpu.multiplies_in_tf32, OPERATIONS))
+            self.nodes.append(Node(op, args, kwargs, results, self._draws, tf32))
         return result
 
     def made(self, x: torch.Tensor) -> torch.Tensor:

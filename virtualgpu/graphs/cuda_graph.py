@@ -217,6 +217,7 @@ def compute(nodes: list[Node], gpu: Gpu) -> None:
                 for generator, state in node.draws:
                     before.setdefault(generator, generator.state)
                     generator.state = state
+                of_thread.tf32 = node.tf32
                 _run(node)
     finally:
         gpu.machine.clock.host = host  # the operators are the graph's: the host has launched that alone

@@ -25,7 +25,8 @@ from virtualgpu.ops.call import Call, Work, device_time, shapes_by, temporaries
 from virtualgpu.ops.call import handles as handles_operators
 from virtualgpu.ops.determinism import require_fixed_workspaces
 from virtualgpu.ops.half import sums_in_float32
-from virtualgpu.tensor import VirtualTensor, memory_of
+from virtualgpu.ops.tf32 import SINGLE, rounds_factors
+from virtualgpu.tensor import VirtualTensor, memory_of, tensors
 
 KIB = 1024
 WORKSPACE = 8 * 1024 * KIB + 8 * 16 * KIB  # two of 4 MiB and eight of 16 KiB
@@ -38,11 +39,13 @@ PRODUCTS = {
     "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2), "baddbmm_": (1, 2), "addmv": (1, 2), "addmv_": (1, 2),
     "_addmm_activation": (1, 2),
 }  # fmt: skip
+# Products with a vector use no TF32. PyTorch turns it off for matrix times vector
+# (ATen/cuda/CUDABlas.cpp), and cuBLAS computes dot products without tensor cores.
+WITH_VECTORS = {"mv", "dot", "vdot", "addmv", "addmv_"}
 FORMATS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 # The names that CUDA gives the kernels it does not have for integers.
 INTEGER_PRODUCT = {"bmm": "baddbmm_cuda", "baddbmm": "baddbmm_cuda", "baddbmm_": "baddbmm_cuda", "dot": "dot", "vdot": "vdot"}
 INTEGER_PRODUCT |= {"mv": "addmv_impl_cuda", "addmv": "addmv_impl_cuda", "addmv_": "addmv_impl_cuda"}
-_allow_tf32 = torch._C._get_cublas_allow_tf32  # what torch.backends.cuda.matmul says, without the way there
 sums_in_float32(*(getattr(torch.ops.aten, name) for name in (*PRODUCTS, "addr", "addbmm")))
 _is_deterministic = torch._C._get_deterministic_algorithms
 _current_graph_task = torch._C._current_graph_task_id  # -1 outside of a backward
@@ -222,14 +225,29 @@ def _require_one_dtype(call: Call) -> None:
         raise RuntimeError(f"expected scalar type {words[0]} but found {words[1]}")
 
 
-def product_format(dtype: torch.dtype) -> str:
-    """The format in which cuBLAS multiplies."""
-    return FORMATS.get(dtype, "tf32" if _allow_tf32() else "float32")
+def product_format(dtype: torch.dtype, gpu: Gpu, operation: str = "matmul") -> str:
+    """Return the format in which cuBLAS multiplies matrices, or cuDNN ("conv", "rnn")."""
+    if dtype in SINGLE and gpu.multiplies_in_tf32(operation):
+        return "tf32"
+    return FORMATS.get(dtype, "float32")
 
 
-def cudnn_format(dtype: torch.dtype) -> str:
-    """The format in which cuDNN multiplies: by default it takes float32 for tf32."""
-    return FORMATS.get(dtype, "tf32" if torch.backends.cudnn.allow_tf32 else "float32")
+def multiplies_in_tf32(*args: Any, **kwargs: Any) -> bool:
+    """Return whether a matrix product of these arguments uses TF32. cuSPARSE does not."""
+    gpu = next((x._gpu for x in args if type(x) is VirtualTensor), None)
+    if gpu is None or product_format(args[0].dtype, gpu) != "tf32":
+        return False
+    return all(x.layout is torch.strided for x in tensors(args, kwargs))
+
+
+for _name, _positions in PRODUCTS.items():
+    if _name not in WITH_VECTORS:
+        rounds_factors(getattr(torch.ops.aten, _name), _positions, multiplies_in_tf32)
+# PyTorch computes these with one matrix product for each matrix of a batch, group or window.
+for _name in ("addbmm", "addbmm_"):
+    rounds_factors(getattr(torch.ops.aten, _name), (1, 2), multiplies_in_tf32)
+for _name in ("_grouped_mm", "conv_tbc"):
+    rounds_factors(getattr(torch.ops.aten, _name), (0, 1), multiplies_in_tf32)
 
 
 def matrix_work(name: str, args: tuple) -> tuple[int, int] | None:
@@ -248,7 +266,12 @@ def product_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     flops, outputs = matrix_work(call.op.name, call.args) or (0, 0)
     left, right = (call.args[position] for position in PRODUCTS[call.op.name])
     matrix = left.shape[-2] if left.dim() > 1 else 1, right.shape[-1] if right.dim() > 1 else 1
-    return Work(moved, flops, product_format(call.args[0].dtype), outputs, matrix=matrix)
+    dtype = call.args[0].dtype
+    if call.op.name in WITH_VECTORS:
+        format = FORMATS.get(dtype, "float32")
+    else:
+        format = product_format(dtype, call.gpu)
+    return Work(moved, flops, format, outputs, matrix=matrix)
 
 
 @device_time("_grouped_mm")
@@ -256,7 +279,8 @@ def grouped_time(call: Call, results: list[torch.Tensor], moved: int) -> Work:
     """Of a batch, each matrix meets only its group of the other's columns."""
     left, right = call.args[:2]
     times = left.shape[0] if left.dim() > right.dim() else 1
-    return Work(moved, 2 * left.numel() * right.shape[-1] // times, product_format(left.dtype), results[0].numel())
+    flops = 2 * left.numel() * right.shape[-1] // times
+    return Work(moved, flops, product_format(left.dtype, call.gpu), results[0].numel())
 
 
 @shapes_by("_grouped_mm")

@@ -12,6 +12,7 @@ import torch
 from virtualgpu.ops import blas, operators
 from virtualgpu.ops.call import Call, cuda_kernel, handles, refuses_half
 from virtualgpu.ops.sequence import Out, Plan, perform, play
+from virtualgpu.tf32_guard import without_tf32
 
 Tensor = torch.Tensor
 
@@ -390,7 +391,8 @@ def pseudoinverse(call: Call) -> Any:
     inverse = torch.where(above, reciprocal, zero)
     del above, reciprocal, zero
     scaled = v.mH * inverse.unsqueeze(-2)
-    result = scaled @ u.mH
+    with without_tf32():
+        result = scaled @ u.mH
     del scaled, inverse, limit, u, values, v
     return result
 

@@ -9,6 +9,7 @@ import torch
 from operator_cases import CASES, Inputs
 from torch.testing import assert_close
 
+pytestmark = pytest.mark.usefixtures("without_tf32")
 CANNOT = "derivative|MKL FFT error"  # has no derivative of it, or no Fourier transform of an expanded gradient
 DEVICE = torch.device("cuda", 1)  # not the current one: what ends on cuda:0 by default shows
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
+pytestmark = pytest.mark.usefixtures("without_tf32")
 Losses = list[float]
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 1)  # not the current one

@@ -345,7 +345,8 @@ def attention_work(q: Tensor, k: Tensor, v: Tensor, causal: bool, backward: bool
     queries, outputs = q.shape[2], prod(q.shape[:3]) * v.shape[3]
     flops = 2 * k.shape[2] * prod(q.shape[:3]) * (q.shape[3] + v.shape[3]) * (2.5 if backward else 1) * (0.5 if causal else 1)
     share, half = (ATTENTION_BACKWARD, ATTENTION_BACKWARD_HALF) if backward else (ATTENTION, ATTENTION_HALF)
-    format, peak = product_format(q.dtype), q._gpu.profile.peak_flops  # type: ignore[attr-defined]
+    gpu = q._gpu  # type: ignore[attr-defined]
+    format, peak = product_format(q.dtype, gpu), gpu.profile.peak_flops
     half *= peak[format] / peak["float16"]
     moved = sum(map(bytes_of, (q, k, v))) + outputs * q.itemsize
     return Work(moved * (2 if backward else 1), flops / (share * queries / (queries + half)), format, outputs)

@@ -4,7 +4,7 @@
 native/Convolution.cpp.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -15,8 +15,20 @@ from torch._prims_common import suggest_memory_format
 from virtualgpu.clock.costs import clocks_beyond_memory
 from virtualgpu.errors import argument_differs, scalar_name, tensor_type
 from virtualgpu.ops import operators, reductions
-from virtualgpu.ops.blas import cudnn_format
-from virtualgpu.ops.call import Call, Devices, Work, bytes_of, cuda_operator, device_error, device_time, handles, operator, shapes_by
+from virtualgpu.ops.blas import product_format
+from virtualgpu.ops.call import (
+    CPU_KERNELS,
+    Call,
+    Devices,
+    Work,
+    bytes_of,
+    cuda_operator,
+    device_error,
+    device_time,
+    handles,
+    operator,
+    shapes_by,
+)
 from virtualgpu.ops.half import sums_in_float32
 from virtualgpu.ops.nn.convolution_workspaces import (
     DTYPES,
@@ -27,10 +39,13 @@ from virtualgpu.ops.nn.convolution_workspaces import (
     workspaces,
 )
 from virtualgpu.ops.sequence import Out, Plan, perform
+from virtualgpu.ops.tf32 import round_to_tf32, rounds_factors
 from virtualgpu.ops.work import UNVECTORIZED
 
+aten = torch.ops.aten
 Tensor = torch.Tensor
 _select_on_cpu = torch._C._select_conv_backend
+_cudnn_is_enabled = torch._C._get_cudnn_enabled
 CONVOLUTION, CONVOLUTION_BACKWARD = 0.85, 0.5  # of a product's rate
 CHANNEL_TILE, CHANNEL_VECTOR = 128, 8  # output channels are computed so many at a time, input channels read so many at a time
 FEW_PIXELS = 75  # an image of so many takes a depthwise weight's gradient twice as long a pixel as a large one
@@ -137,8 +152,63 @@ def _takes(x: Tensor) -> bool:
 
 
 cuda_operator("convolution", "_slow_conv2d_forward", input="self")
-sums_in_float32(torch.ops.aten.convolution, require=_require_floating)
-sums_in_float32(torch.ops.aten.convolution_overrideable, torch.ops.aten.convolution_backward)
+sums_in_float32(aten.convolution, require=_require_floating)
+sums_in_float32(aten.convolution_overrideable, aten.convolution_backward)
+
+
+def convolution_format(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> str:
+    """Return the format in which a convolution multiplies. No depthwise kernel uses tensor cores."""
+    # Without cuDNN, PyTorch's own kernels multiply with cuBLAS.
+    operation = "conv" if _cudnn_is_enabled() else "matmul"
+    format = product_format(x.dtype, x._gpu, operation)  # type: ignore[attr-defined]
+    if format == "tf32" and is_depthwise(x, weight, transposed, groups):
+        return "float32"
+    return format
+
+
+def _in_tf32(
+    x: Tensor,
+    weight: Tensor,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    *mask: Any,
+    **rest: Any,
+) -> bool:
+    """Return whether a convolution, or its backward pass, uses TF32."""
+    return convolution_format(x, weight, transposed, groups) == "tf32"
+
+
+def _rounding_backward(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Add TF32 to a kernel of `convolution_backward`.
+
+    The bias's gradient is a sum, so its terms are not rounded.
+    """
+
+    def kernel(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *sizes: Any, **named: Any) -> Any:
+        if not _in_tf32(x, weight, *sizes, **named):
+            return compute(grad, x, weight, bias_sizes, *sizes, **named)
+        gradients = compute(*map(round_to_tf32, (grad, x, weight)), bias_sizes, *sizes, **named)
+        if gradients[2] is not None:
+            dims = [dim for dim in range(grad.dim()) if dim != 1]
+            aten.sum.IntList_out(grad, dims, out=gradients[2])
+        return gradients
+
+    return kernel
+
+
+def _forward_in_tf32(x: Tensor, weight: Tensor, bias: Any = None, *sizes: Any, **named: Any) -> bool:
+    """Return whether a convolution with these arguments uses TF32."""
+    return _in_tf32(x, weight, *sizes, **named)
+
+
+rounds_factors(aten.convolution, (0, 1), _forward_in_tf32)
+for _overload in aten.convolution_backward.overloads():
+    _func = getattr(aten.convolution_backward, _overload)
+    CPU_KERNELS[_func] = _rounding_backward(CPU_KERNELS[_func])
 
 
 @device_error("convolution")
@@ -181,7 +251,7 @@ def image_on_host(call: Call) -> Exception:
 @shapes_by("convolution")
 def convolution_shape(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     """Channels last where those of the input or the weight are (cudnn_conv_suggest_memory_format, native/ConvUtils.h)."""
-    shape = torch.ops.aten.convolution.default(x, weight, *rest)
+    shape = aten.convolution.default(x, weight, *rest)
     forms = [form for form in map(suggest_memory_format, (x, weight)) if form is not torch.contiguous_format]
     return shape.contiguous(memory_format=forms[0]) if forms and x.dtype is not torch.float64 else shape
 
@@ -211,7 +281,7 @@ def cudnn_convolution(call: Call) -> Any:
     added = rest.pop(0) if transposed else [0] * (x.dim() - 2)
     stride, dilation, groups = rest[:3]
     args = (x, weight, None, stride, padding, dilation, transposed, added, groups)
-    return convolution(Call(operator(torch.ops.aten.convolution.default), args, {}))
+    return convolution(Call(operator(aten.convolution.default), args, {}))
 
 
 def select_backend(on_cpu: Any, input: Tensor, weight: Tensor, bias: Any, *sizes: Any, **named: Any) -> Any:
@@ -284,9 +354,10 @@ def convolution_time(call: Call, results: list[Tensor], moved: int) -> Work:
         clocks += _depthwise_clocks(x, weight, cudnn)[OUTPUT] * out.numel()
         return Work(moved, clocks=clocks_beyond_memory(call.gpu.profile, clocks, moved), cudnn=cudnn)
     flops = _flops(x, weight, transposed, out.shape[2:]) / CONVOLUTION
-    wasted = _wasted(x, weight, transposed, groups)
-    around = _reordered(x, weight, out) + (0 if bias is None else 2 * bytes_of(out))
-    return Work(moved, flops * wasted, cudnn_format(x.dtype), round(out.numel() * wasted), clocks, around=around, cudnn=cudnn)
+    format = convolution_format(x, weight, transposed, groups)
+    wasted = _wasted(x, weight, transposed, groups, format)
+    around = _reordered(x, weight, out, format) + (0 if bias is None else 2 * bytes_of(out))
+    return Work(moved, flops * wasted, format, round(out.numel() * wasted), clocks, around=around, cudnn=cudnn)
 
 
 @device_time("convolution_backward")
@@ -305,9 +376,10 @@ def convolution_backward_time(call: Call, results: list[Tensor], moved: int) -> 
         clocks = clocks_beyond_memory(call.gpu.profile, clocks, moved)
         return Work(moved, clocks=clocks, around=mask[2] * bytes_of(grad), cudnn=cudnn)
     flops = _flops(x, weight, transposed, grad.shape[2:]) * gradients / CONVOLUTION_BACKWARD
-    wasted = _wasted(x, weight, transposed, groups)
-    around = gradients * _reordered(x, weight, grad) + mask[2] * bytes_of(grad)
-    return Work(moved, flops * wasted, cudnn_format(x.dtype), round(grad.numel() * wasted), around=around, cudnn=cudnn)
+    format = convolution_format(x, weight, transposed, groups)
+    wasted = _wasted(x, weight, transposed, groups, format)
+    around = gradients * _reordered(x, weight, grad, format) + mask[2] * bytes_of(grad)
+    return Work(moved, flops * wasted, format, round(grad.numel() * wasted), around=around, cudnn=cudnn)
 
 
 def _calls(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> int:
@@ -331,24 +403,27 @@ def _depthwise_clocks(x: Tensor, weight: Tensor, cudnn: int) -> tuple[float, flo
     return 0.175 * taps, 0.227 * taps, 0.39
 
 
-def _in_tensor_cores(x: Tensor) -> bool:
-    """Does the GPU have units of their own for the format? Kernels without them take the channels as they come."""
+def _in_tensor_cores(x: Tensor, format: str) -> bool:
+    """Return whether the GPU has tensor cores for the format.
+
+    Kernels without tensor cores take the channels as they are.
+    """
     rates = x._gpu.profile.peak_flops  # type: ignore[attr-defined]
-    return rates[cudnn_format(x.dtype)] > rates["float32"]
+    return rates[format] > rates["float32"]
 
 
-def _wasted(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> float:
+def _wasted(x: Tensor, weight: Tensor, transposed: bool, groups: int, format: str) -> float:
     """How many times more tensor cores compute than is asked for: channels come in tiles and vectors, but where a group is one channel."""
     into, out = (weight.shape[0] // groups, weight.shape[1]) if transposed else (weight.shape[1], weight.shape[0] // groups)
-    if not weight.numel() or into == out == 1 or not _in_tensor_cores(x):
+    if not weight.numel() or into == out == 1 or not _in_tensor_cores(x, format):
         return 1.0
     return -(-out // CHANNEL_TILE) * CHANNEL_TILE / out * (-(-into // CHANNEL_VECTOR) * CHANNEL_VECTOR / into)
 
 
-def _reordered(x: Tensor, weight: Tensor, out: Tensor) -> int:
+def _reordered(x: Tensor, weight: Tensor, out: Tensor, format: str) -> int:
     """Bytes of reading and writing input and output once more: tensor cores want the channels last, unless the weight is a point."""
     last = x.dim() == 4 and any(t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in (x, weight))
-    return 0 if last or prod(weight.shape[2:]) == 1 or not _in_tensor_cores(x) else 2 * (bytes_of(x) + bytes_of(out))
+    return 0 if last or prod(weight.shape[2:]) == 1 or not _in_tensor_cores(x, format) else 2 * (bytes_of(x) + bytes_of(out))
 
 
 def _flops(x: Tensor, weight: Tensor, transposed: bool, extent: Sequence[int]) -> int:

@@ -40,7 +40,7 @@ def multi_head_attention_time(call: Call, results: list[torch.Tensor], moved: in
         return Work(moved)
     width = call.argument("embed_dim")
     flops = query.numel() * (8 * width + 4 * key.numel() // (key.shape[0] * width))
-    return Work(moved, flops, product_format(query.dtype), query.numel())
+    return Work(moved, flops, product_format(query.dtype, call.gpu), query.numel())
 
 
 @handles("_transformer_encoder_layer_fwd")

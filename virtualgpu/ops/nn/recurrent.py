@@ -22,12 +22,13 @@ from virtualgpu.clock import costs
 from virtualgpu.errors import scalar_name
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import operators
-from virtualgpu.ops.blas import cudnn_format
+from virtualgpu.ops.blas import product_format
 from virtualgpu.ops.call import Call, Work, bytes_of, checks, common_gpu, composes, handles, made_of
 from virtualgpu.ops.half import HALF
 from virtualgpu.ops.nn.attention import scratch_tensor
 from virtualgpu.ops.nn.recurrent_cells import plain_values
 from virtualgpu.ops.sequence import play
+from virtualgpu.ops.tf32 import round_to_tf32
 from virtualgpu.ops.without_values import all_known
 from virtualgpu.profiles import Profile
 from virtualgpu.source_lines import warn_as_cpp
@@ -165,7 +166,8 @@ class Recurrent(torch.autograd.Function):
         del turned
         inner = _compute(gpu, setup, (x, hx, cx, *weights), (out, *states), needs and setup.train)
         moved, total = sum(map(bytes_of, (x, out, *weights))), sum(w.numel() for w in weights if w.dim() > 1)
-        work = Work(moved, 2 * rows * total / RECURRENT, cudnn_format(x.dtype), out.numel() * GATES[setup.kind], cudnn=1)
+        format = product_format(x.dtype, gpu, "rnn")
+        work = Work(moved, 2 * rows * total / RECURRENT, format, out.numel() * GATES[setup.kind], cudnn=1)
         gpu.launch(*_for_at_least(_steps(setup, x, hidden) * STEP_SECONDS, work, gpu.profile), name=setup.kind)
         if needs:
             if kept is not None:
@@ -204,7 +206,8 @@ class Recurrent(torch.autograd.Function):
         zeros.clear()
         # The gradients of the weights, of all steps at once, are one product.
         flops = 2 * (x.numel() // x.shape[-1]) * total * (1 + 1 / RECURRENT)
-        work = Work(2 * sum(map(bytes_of, (x, out, *weights))), flops, cudnn_format(x.dtype), 2 * out.numel() * GATES[setup.kind], cudnn=2)
+        moved, outputs = 2 * sum(map(bytes_of, (x, out, *weights))), 2 * out.numel() * GATES[setup.kind]
+        work = Work(moved, flops, product_format(x.dtype, gpu, "rnn"), outputs, cudnn=2)
         least = _steps(setup, x, models[-1].shape[2]) * STEP_BACK_SECONDS
         gpu.launch(*_for_at_least(least, work, gpu.profile), name=f"{setup.kind}_backward")
         return None, *(y if needed else None for y, needed in zip((dx, *states, None), ctx.needs_input_grad[1:4], strict=False)), *dws
@@ -330,12 +333,28 @@ def _without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
+def _rounded_factors(tensors: list[Tensor | None]) -> list[Tensor | None]:
+    """Round the input and the weights' matrices to TF32.
+
+    The hidden states, which cuDNN rounds at each step, are not rounded.
+    """
+    rounded = list(tensors)
+    for index, x in enumerate(tensors):
+        is_state = index in (1, 2)
+        if x is not None and x.dim() > 1 and not is_state:
+            rounded[index] = round_to_tf32(x)
+    return rounded
+
+
 def _compute(gpu: Gpu, setup: Setup, inputs: tuple, outputs: tuple, needs: bool) -> Any:
     """The values by the CPU's kernels, with a graph of their own for the gradients. None if values were not kept."""
     if not all_known(inputs, outputs):
         return None
     with _DisableTorchDispatch(), torch.set_grad_enabled(needs):
-        plain = [None if x is None else plain_values(x).detach().requires_grad_(needs) for x in inputs]  # type: ignore[union-attr]
+        plain = [None if x is None else plain_values(x).detach() for x in inputs]  # type: ignore[union-attr]
+        if product_format(inputs[0].dtype, gpu, "rnn") == "tf32":
+            plain = _rounded_factors(plain)
+        plain = [None if x is None else x.requires_grad_(needs) for x in plain]
         plain[1:3] = [None if y is None else y.detach().clone().requires_grad_(needs) for y in plain[1:3]]  # may be freed before the rest
         x, hx, cx, *weights = plain
         state = (hx, cx) if setup.kind == "lstm" else hx

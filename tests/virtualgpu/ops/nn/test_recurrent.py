@@ -55,7 +55,7 @@ def pair(kind, *sizes, **options):
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True, "bias": False}])
-def test_values_agree_with_the_cpu(kind, options, machine):
+def test_values_agree_with_the_cpu(kind, options, machine, without_tf32):
     plain, moved = pair(kind, 3, 4, **options)
     x = torch.randn(5, 2, 3, requires_grad=True)
     y = x.detach().cuda().requires_grad_()
@@ -68,7 +68,7 @@ def test_values_agree_with_the_cpu(kind, options, machine):
         torch.testing.assert_close(a.grad.cpu(), b.grad)
 
 
-def test_packed_sequences_agree_with_the_cpu(machine):
+def test_packed_sequences_agree_with_the_cpu(machine, without_tf32):
     plain, moved = pair(nn.LSTM, 3, 4, batch_first=True)
     x, lengths = torch.randn(2, 3, 3), torch.tensor([3, 2])
     outputs = []

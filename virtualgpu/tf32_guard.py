@@ -1,0 +1,44 @@
+"""Guard with which PyTorch's C++ turns TF32 off in some functions, such as the gradient of an SVD.
+
+It is `NoTF32Guard` of ATen/Context.h. Python has no name for it, so this module looks it up in
+PyTorch's libraries.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# A PyDLL keeps Python's lock during a call, so no other thread runs meanwhile.
+_library = ctypes.PyDLL(torch._C.__file__)
+
+
+def _function(name: str, answer: Any, *arguments: Any) -> Callable[..., Any]:
+    """Return a function of the guard.
+
+    If the compiler has given it another name, return a function that does nothing.
+    """
+    try:
+        function = getattr(_library, f"_ZN2at11NoTF32Guard{name}")
+    except AttributeError:
+        return lambda *given: False
+    function.restype, function.argtypes = answer, arguments
+    return function
+
+
+is_guarded = _function("19should_disable_tf32Ev", ctypes.c_bool)  # on the calling thread
+_construct = _function("C1Ev", None, ctypes.c_void_p)
+_destroy = _function("D1Ev", None, ctypes.c_void_p)
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """In the block, matrix products of the calling thread use no TF32."""
+    guard = ctypes.create_string_buffer(16)  # the object has one byte
+    _construct(guard)
+    try:
+        yield
+    finally:
+        _destroy(guard)
