@@ -35,7 +35,7 @@ COLUMNS = {"setting": "", "measured": "bytes"}
 
 
 def training_memory() -> Run:
-    """The peak of a training step on the first GPU for each of the ten settings, in the third of three steps.
+    """The peak of the third training step on the first GPU, for each of the ten settings.
 
     Virtual GPUs compute no values meanwhile.
     """
@@ -51,7 +51,7 @@ def _points() -> Iterator[Row]:
 
 
 def _peak(setting: Setting) -> int:
-    """The most bytes allocated on the first GPU in the last step. What other tensors hold does not count."""
+    """The most bytes that the last step has allocated on the first GPU, without other tensors."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()  # the steps take them again, whoever took them first
     before = torch.cuda.memory_allocated(0)

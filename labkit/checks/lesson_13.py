@@ -337,7 +337,8 @@ def judge_outcomes(found: Plain, snippets: Plain) -> Verdict:
 HALVES = ["cuda:0"] * 2 + ["cuda:1"] * 2  # where weight and bias of both halves belong
 
 
-MOVES = {"cpu", "to", "type", "copy_"}  # by name: virtual GPUs bring functions of their own, others each time
+# Names, because each machine of virtual GPUs brings functions of its own.
+MOVES = {"cpu", "to", "type", "copy_"}
 
 
 class _CopiesToHost(TorchFunctionMode):

@@ -231,7 +231,10 @@ GOOD = 1.25  # a prediction within this factor is called good
 
 
 class DataParallelLab(Lab):
-    """Predict how many times faster a training step of the large model is under `nn.DataParallel` on four GPUs; then measure."""
+    """Predict how many times faster a training step is under `nn.DataParallel` on four GPUs.
+
+    The step is that of the large model. Then measure.
+    """
 
     unit = "times"
 

@@ -1,4 +1,4 @@
-"""Does a training fit a GPU, and what should be changed first? The memory of a step, measured again and again."""
+"""Does a training fit a GPU, and what should be changed first? The memory of a step, measured."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,12 +18,13 @@ from gputrace.figures.figure import (
     new_canvas,
     shortened,
 )
+from labkit.lab_parts import training
 from labkit.lab_parts.experiment import Result, Row, Run
 from labkit.lab_parts.figures import badged, hollow, in_style
 from labkit.lab_parts.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, Network, ResNet
 from labkit.lab_parts.panel import Lab, choice
 from labkit.lab_parts.predictions import stays_open
-from labkit.lab_parts.training import MOST_GPUS, MOST_ROWS, SHARE, SPREADS, Setting, StepMemory, fits, measured, room
+from labkit.lab_parts.training import MOST_GPUS, MOST_ROWS, Setting, StepMemory, fits, measured
 from virtualgpu import profiles
 from virtualgpu.machines import DEFAULT_MODEL, with_maker
 
@@ -40,10 +41,10 @@ class PlanStep(NamedTuple):
 
 
 def plan(setting: Setting, model: str) -> Iterator[PlanStep]:
-    """Yield the setting unchanged, and then change after change until it fits, or no change helps any more.
+    """Yield the setting unchanged, and then change after change until it fits or nothing helps.
 
-    Changes are tried in order of their price. The first that makes it fit is taken. If none does, the plan takes the one that saves
-    most, unless a cheaper one saves nearly as much.
+    Changes are tried in order of their price. The first that makes it fit is taken. If none does, the
+    plan takes the one that saves most, unless a cheaper one saves nearly as much.
     """
     here = PlanStep("as chosen", setting, measured(setting, model))
     yield here
@@ -64,8 +65,9 @@ def plan(setting: Setting, model: str) -> Iterator[PlanStep]:
 def changes(setting: Setting, model: str) -> Iterator[tuple[str, Setting]]:
     """Yield what may be changed, in order of the price. The network stays, and the rows of a step.
 
-    Half precision and a fused optimizer cost nothing, micro-batches time for smaller kernels, checkpointing a second forward; momentum
-    in place of Adam is another training, and more GPUs cost money.
+    Half precision and a fused optimizer cost nothing. Micro-batches cost time for smaller kernels, and
+    checkpointing costs a second forward pass. Momentum instead of Adam trains differently. More GPUs
+    cost money.
     """
     if not PRECISIONS[setting.precision]:
         half = "bfloat16" if profiles.load(model).major >= AMPERE else "float16"
@@ -97,32 +99,48 @@ def _fewest_that_fit(setting: Setting, counts: list[int], model: str) -> int:
     return counts[first]
 
 
-TERMS = ("parameters", "optimizer state", "gradients", "activations", "in flight", "workspace", "other")
-COLUMNS = {"change": "", "phase": "", **dict.fromkeys(TERMS, "bytes"), "peak": "bytes", "room": "bytes"}
-PHASES = {"forward": "the forward pass", "backward": "the backward pass", "step": "the optimizer's step"}
+TERMS = (
+    "parameters",
+    "optimizer state",
+    "gradients",
+    "activations",
+    "in flight",
+    "workspace",
+    "other",
+)
+SIZES = dict.fromkeys((*TERMS, "peak", "room"), "bytes")
+COLUMNS = {"change": "", "phase": "", **SIZES}
+PHASES = {
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "step": "the optimizer's step",
+}
 MOST_STEPS = 9  # of a plan
 
 
 def memory_plan(setting: Setting, on: str = DEFAULT_MODEL) -> Run:
-    """Whether a training fits a GPU, and what to change first: the setting unchanged, then change after change until it fits.
+    """Measure whether a training fits a GPU, and what to change first.
 
-    `on` is a model of GPU. Each setting is trained for some steps on virtual GPUs of this model that have memory enough and compute no
-    values. Each row has the memory of the last step at its fullest moment, by category, the `phase` of that moment, and the `room` that
-    PyTorch has on such a GPU.
+    `on` is a model of GPU. Each setting is trained for some steps on virtual GPUs of this model that
+    have memory enough and compute no values. Each row has the memory of the last step at its fullest
+    moment, by category, the `phase` of that moment, and the `room` that PyTorch has on such a GPU. The
+    first row is the setting unchanged, and each other row has one more change.
 
     Raises ValueError for a GPU that has no profile.
     """
     name = profiles.load(on).name
     parameters: dict[str, Any] = {"setting": str(setting), "gpu": name, "whole": False}
-    run = Run("memory_plan", parameters, COLUMNS, f"measured on virtual GPUs, modelled on {with_maker(name)}", MOST_STEPS, iter(()))
+    badge = f"measured on virtual GPUs, modelled on {with_maker(name)}"
+    run = Run("memory_plan", parameters, COLUMNS, badge, MOST_STEPS, iter(()))
     run.points = _points(run, setting, on)
     return run
 
 
 def _points(run: Run, setting: Setting, model: str) -> Iterator[Row]:
     for step in plan(setting, model):
-        told = {"change": step.change, "phase": PHASES[step.memory.phase], "peak": step.memory.peak, "room": room(model)}
-        yield told | {term: step.memory.terms[term] for term in TERMS}
+        told = {"change": step.change, "phase": PHASES[step.memory.phase]}
+        sizes = {"peak": step.memory.peak, "room": training.room(model)}
+        yield told | sizes | {term: step.memory.terms[term] for term in TERMS}
     run.parameters["whole"] = True
     run.total = len(run.rows)
 
@@ -133,7 +151,8 @@ def answer(result: Result) -> str:
     if _fits(first):
         return "It fits."
     if len(result.rows) == 1 and result.parameters["whole"]:
-        return "It does not fit, and none of these changes helps: cut the network in pieces, or give each GPU a share of its weights."
+        others = "cut the network in pieces, or give each GPU a share of its weights"
+        return f"It does not fit, and none of these changes helps: {others}."
     told = "It does not fit." if first["peak"] > first["room"] else "It hardly fits."
     names = [row["change"] for row in result.rows[1:]]
     if names:
@@ -145,7 +164,7 @@ def answer(result: Result) -> str:
 
 
 def _fits(row: Row) -> bool:
-    return row["peak"] <= SHARE * row["room"]
+    return row["peak"] <= training.SHARE * row["room"]
 
 
 # The figure
@@ -191,8 +210,9 @@ def _draw_plan(axes: Axes, result: Result, prediction: float | None) -> None:
     for name in TERMS:
         sizes = [row[name] / GIB for row in rows]
         if any(sizes):
-            look: dict[str, Any] = {"color": CATEGORY_COLOURS[name], "hatch": CATEGORY_HATCHES.get(name)}
-            axes.barh(range(len(rows)), sizes, 0.55, left, label=name, edgecolor=BLACK, linewidth=0.6, **look)
+            look: dict[str, Any] = {"color": CATEGORY_COLOURS[name], "label": name}
+            look |= {"hatch": CATEGORY_HATCHES.get(name), "edgecolor": BLACK, "linewidth": 0.6}
+            axes.barh(range(len(rows)), sizes, 0.55, left, **look)
             left = [start + size for start, size in zip(left, sizes, strict=True)]
     if prediction is not None:
         axes.plot(prediction, 0, marker="o", **hollow(BLUE, 12), label="your prediction")
@@ -242,7 +262,7 @@ class BudgetLab(Lab):
         self.checkpointing = widgets.Checkbox(value=False, description="checkpointing", indent=False, layout=widgets.Layout(width="9em"))
         self.micro_batches = choice("Micro-batches:", [2**power for power in range(8)], 1, "11em")
         self.gpus = choice("GPUs:", [1, 2, 4, 8, 16], 1, "8em")
-        self.spread = choice("by", list(SPREADS), "DDP", "10em")
+        self.spread = choice("by", list(training.SPREADS), "DDP", "10em")
         self.gpu = choice("Each is:", profiles.names(), DEFAULT_MODEL, "16em")
         rows = [
             [self.network, self.batch, self.micro_batches],
@@ -281,7 +301,9 @@ class BudgetLab(Lab):
             return stays_open("Nothing was measured", prediction)
         first = result.rows[0]
         peak = first["peak"] / GIB
-        told = f"It takes {peak:.3g} GiB, at its fullest in {first['phase']}; you predicted {prediction:g}. "
+        told = f"It takes {peak:.3g} GiB, at its fullest in {first['phase']}; "
+        told += f"you predicted {prediction:g}. "
         if abs(prediction - peak) <= GOOD * peak:
             told += "A good prediction! "
-        return f"{told}Of {first['room'] / GIB:.3g} GiB on {result.parameters['gpu']}: {answer(result)}"
+        there = f"{first['room'] / GIB:.3g} GiB on {result.parameters['gpu']}"
+        return f"{told}Of {there}: {answer(result)}"

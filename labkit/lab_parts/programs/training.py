@@ -1,7 +1,7 @@
 """The memory of a training step of a network, on the first rank of a simulated world.
 
-Arguments: the class of the network, and the setting as JSON. `result` has the phase of the step in which most memory is allocated on
-the first GPU, and the bytes of each category at that moment.
+Arguments: the class of the network, and the setting as JSON. `result` has the phase of the step in
+which most memory is allocated on the first GPU, and the bytes of each category at that moment.
 """
 
 import json
@@ -43,15 +43,18 @@ def step() -> None:
     for first in range(0, min(2 * rows, batch), rows):
         end = first + rows
         with torch.autocast("cuda", dtype=dtype) if dtype else nullcontext():
-            loss = F.cross_entropy(parallel(inputs[first:end]), targets[first * predictions : end * predictions])
+            expected = targets[first * predictions : end * predictions]
+            loss = F.cross_entropy(parallel(inputs[first:end]), expected)
         loss.backward()
     optimizer.step()
 
 
-for _ in range(min(setting.gpus, 2)):  # the first makes the optimizer's state; with more GPUs, two fill caches
+# The first step makes the optimizer's state. With more GPUs, two steps fill caches. NCCL's watchdog
+# looks ten times a second which messages have arrived, and frees their buckets.
+for _ in range(min(setting.gpus, 2)):
     step()
     torch.cuda.synchronize()
-    time.sleep(0.2)  # ProcessGroupNCCL's watchdog looks ten times a second which messages have arrived, and frees their buckets
+    time.sleep(0.2)
 with record(timeline=False) as trace:
     step()
     torch.cuda.synchronize()
@@ -59,6 +62,7 @@ memory = trace.timeline(0)
 fullest = int(memory.allocated.argmax())
 moment = memory.times[fullest]
 phase = next(phase.name for phase in trace.phases if phase.start <= moment <= phase.end)
-result = {"phase": phase, "terms": {name: int(column[fullest]) for name, column in trace.layers(0).items()}}
+terms = {name: int(column[fullest]) for name, column in trace.layers(0).items()}
+result = {"phase": phase, "terms": terms}
 if dist.is_initialized():
     dist.destroy_process_group()
