@@ -8,19 +8,9 @@ from virtualgpu.ops.blas import free_workspaces as free_cublas
 from virtualgpu.ops.blas import held_workspaces as held_by_cublas
 from virtualgpu.ops.blas import workspace_bytes as cublas_bytes
 from virtualgpu.ops.blas import workspace_lt_bytes as cublaslt_bytes
-from virtualgpu.ops.nn.convolution import figures as convolution_bytes
 from virtualgpu.ops.nn.recurrent import free_dropout_state, has_dropout_state
-from virtualgpu.ops.reductions import MAX_THREADS as REDUCTION_THREADS
-from virtualgpu.ops.reductions import launch_buffers as reduction_bytes
 
-__all__ = [
-    "REDUCTION_THREADS",
-    "convolution_bytes",
-    "cublas_bytes",
-    "cublaslt_bytes",
-    "freed_afterwards",
-    "reduction_bytes",
-]
+__all__ = ["cublas_bytes", "cublaslt_bytes", "freed_afterwards"]
 
 
 @contextmanager

@@ -262,6 +262,12 @@ def one_number(value: Any) -> int | float | None:
     return number(value.item()) if value.dim() == 0 else None
 
 
+def number_or_type(value: Any) -> int | float | str:
+    """Return what `number` does, or else the name of the value's type."""
+    found = number(value)
+    return type(value).__name__ if found is None else found
+
+
 def number(value: Any) -> int | float | None:
     """`value` as a plain number, NumPy's and decimals too; None for what is no number: a bool, text, a tensor."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):

@@ -108,11 +108,12 @@ def _settings() -> dict[str, Any]:
         "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled(),
         "torch.is_autocast_enabled()": [torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu")],
         "what warnings do": general,
-        "the number of hooks that PyTorch calls for every module": _hooks(torch.nn.modules.module),
+        "the number of hooks that PyTorch calls for every module": hooks_of(torch.nn.modules.module),
     }
 
 
-def _hooks(holder: Any) -> int:
+def hooks_of(holder: Any) -> int:
+    """Count the hooks of a module, or those that PyTorch calls for every module."""
     return sum(len(hooks) for name, hooks in vars(holder).items() if name.endswith("_hooks"))
 
 
@@ -143,7 +144,7 @@ def _look_at_module(model: nn.Module, alters: tuple[str, ...]) -> Callable[[], s
         parameters = dict(model.named_parameters())
         return {
             "modes": {path: module.training for path, module in modules.items()},
-            "hooks": sum(map(_hooks, modules.values())),
+            "hooks": sum(map(hooks_of, modules.values())),
             "names": {f"{path}.{name}".strip(".") for path, module in modules.items() for name in vars(module)},
             "trained": {path: parameter.requires_grad for path, parameter in parameters.items()},
             "on GPUs": {path: parameter.device for path, parameter in parameters.items() if parameter.is_cuda},

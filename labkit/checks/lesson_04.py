@@ -12,6 +12,7 @@ from torch import nn
 from labkit import machine
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, one_number, plural, right, wrong_type
 from labkit.checks.comparing import near
+from labkit.lab_parts.timing import host_seconds
 from labkit.labs.micro_batches import compute_first
 from labkit.labs.schedules import BACKWARD, FORWARD, ONE_F_ONE_B, launches, order
 
@@ -276,26 +277,12 @@ def observe_steps(step: Any, inputs: Plain) -> Plain:
             "seen": [[device for at, _, device, _ in log if at == index] for index in range(2)],
         }
         tries = 1 if machine.in_use().virtual else 6  # the best counts on a real GPU, whose first is slow
-        sides = [[_seconds(run, first, second, x, splits) for run in (step, _known)] for _ in range(tries)]
+        sides = [[host_seconds(partial(run, first, second, x, splits), gpus=2) for run in (step, _known)] for _ in range(tries)]
     return told | {"seconds": [min(side) for side in zip(*sides, strict=True)]}
 
 
 def _known(first: nn.Module, second: nn.Module, x: torch.Tensor, splits: int) -> None:
     torch.cat(compute_first(first, second, x.chunk(splits))).square().mean().backward()
-
-
-def _seconds(step: Any, *given: Any) -> float:
-    """From idle GPUs to idle GPUs."""
-    _wait()
-    start = machine.host_time()
-    step(*given)
-    _wait()
-    return machine.host_time() - start
-
-
-def _wait() -> None:
-    for index in range(2):
-        torch.cuda.synchronize(index)
 
 
 def judge_steps(observed: Plain, inputs: Plain) -> Verdict:

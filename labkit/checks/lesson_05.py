@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gputrace.units import byte_text
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, quote, right, wrong_type
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number_or_type, quote, right, wrong_type
 from labkit.checks.comparing import first_difference, sizes_alike
 from labkit.labs.allocator_by_hand import unused_stream
 
@@ -60,7 +60,7 @@ def observe_requests(reserved_for: Any, sizes: Plain) -> Plain:
         with _tidy():
             before = torch.cuda.memory_reserved()
             tensor = _empty(size)
-            observed.append([_number(answer), torch.cuda.memory_reserved() - before, asked])
+            observed.append([number_or_type(answer), torch.cuda.memory_reserved() - before, asked])
             del tensor
     return observed
 
@@ -157,7 +157,7 @@ def draw_holes(generator: random.Random) -> Plain:
 def observe_holes(largest_free_block: Any, inputs: Plain) -> Plain:
     """What the answer says of streams without blocks and with some, and the stream's free blocks each time."""
     with _tidy(), during("a stream that has no blocks yet"):
-        observed = [{"answer": _number(largest_free_block()), "free": [], "emptied": False}]
+        observed: list[Plain] = [{"answer": number_or_type(largest_free_block()), "free": [], "emptied": False}]
     return observed + [_with_holes(largest_free_block, sizes, inputs["larger"]) for sizes in inputs["sizes"]]
 
 
@@ -178,7 +178,7 @@ def _with_holes(largest_free_block: Any, sizes: list[int], larger: int) -> Plain
         del pending
         free = _free(here)
         reserved = torch.cuda.memory_reserved()
-        answer = _number(largest_free_block())
+        answer = number_or_type(largest_free_block())
         emptied = torch.cuda.memory_reserved() < reserved
         other.synchronize()
         tensors.clear()
@@ -189,10 +189,6 @@ def _free(stream: torch.cuda.Stream) -> list[int]:
     """Sizes of a stream's free blocks."""
     segments = [segment for segment in torch.cuda.memory_snapshot() if segment["stream"] == stream.cuda_stream]
     return [block["size"] for segment in segments for block in segment["blocks"] if block["state"] == "inactive"]
-
-
-def _number(value: Any) -> Plain:
-    return type(value).__name__ if number(value) is None else number(value)
 
 
 def judge_holes(observed: Plain, inputs: Plain) -> Verdict:

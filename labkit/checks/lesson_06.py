@@ -6,7 +6,6 @@ may leave anything on the GPU.
 
 import gc
 import random
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from labkit.checks import leaky_scripts as scripts
 from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right
 from labkit.checks.comparing import near
 from labkit.checks.graphs import Graphs
+from labkit.checks.left_behind import hooks_of
 
 STEPS = 12
 MAY_BE_BAD = range(4, 9)  # batches, so that memory before and after them can be compared
@@ -151,7 +151,7 @@ class Steps:
 
         handle = register_module_forward_hook(mark)
         counter = list(model.parameters())[-1].register_post_accumulate_grad_hook(count)
-        self._model = weakref.ref(model)
+        self._model = model
         try:
             with torch.autograd.graph.saved_tensors_hooks(save, Saved.use):
                 yield
@@ -162,21 +162,13 @@ class Steps:
     def looked_at(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
             self.graphs.append(self._graphs.alive)
-            self.hooks.append(_hooks(self._model()))
+            self.hooks.append(sum(map(hooks_of, self._model.modules())))
             self.retained = max(self.retained, sum(saved.used for saved in self._saved))
             batch = next(batches, None)
             if batch is None:
                 return
             yield batch
             del batch
-
-
-def _hooks(model: nn.Module | None) -> int:
-    """Count the forward and backward hooks of a model and its layers."""
-    if model is None:
-        return 0
-    attributes = [item for module in model.modules() for item in vars(module).items()]
-    return sum(len(hooks) for name, hooks in attributes if name.endswith("_hooks"))
 
 
 def _batches(inputs: Plain, generator: torch.Generator, held: list[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

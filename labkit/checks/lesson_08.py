@@ -13,7 +13,7 @@ from torch import nn
 
 from gputrace import units
 from labkit import processes
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right, wrong_type
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number_or_type, right, wrong_type
 from labkit.checks.producer import ENDING, observe_producer
 
 DEVICE = "cuda:0"
@@ -190,8 +190,7 @@ def _asked(outside_cache: Any) -> Plain:
         own = {"reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
         answer = outside_cache()
     emptied = torch.cuda.memory_reserved(DEVICE) < own["reserved"]
-    said = number(answer)
-    return {"answer": type(answer).__name__ if said is None else said, "used": total - free, "emptied": emptied, **own}
+    return {"answer": number_or_type(answer), "used": total - free, "emptied": emptied, **own}
 
 
 def judge_held(found: Plain, inputs: Plain) -> Verdict:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gputrace import units
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right, wrong_type
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number_or_type, right, wrong_type
 from labkit.checks.comparing import near
 from labkit.checks.graphs import Graphs
 
@@ -33,8 +33,7 @@ def observe_bytes(training_bytes: Any, models: Plain) -> Plain:
         model = _mixed_model(item["sizes"], DEVICE)
         with during(f"a model and {item['optimizer']!r}"):
             answer = training_bytes(model, item["optimizer"])
-        said = number(answer)
-        found.append(type(answer).__name__ if said is None else float(said))
+        found.append(number_or_type(answer))
     return found
 
 
@@ -361,8 +360,7 @@ def observe_largest(most_rows: Any, cases: Plain) -> Plain:
 
         with during(f"a limit of {case['limit']} bytes"):
             answer = most_rows(peak, case["limit"])
-        said = number(answer)
-        found.append({"answer": type(answer).__name__ if said is None else said, "asked": asked})
+        found.append({"answer": number_or_type(answer), "asked": asked})
     return found
 
 

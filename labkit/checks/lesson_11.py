@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from gputrace import units
-from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number, right, wrong_type
+from labkit.checks.checking import Check, Plain, Verdict, during, not_yet, number_or_type, right, wrong_type
 from labkit.checks.comparing import apart, near
 from labkit.checks.in_ranks import in_ranks
 from labkit.checks.rank_programs import RIGHT, adam_steps, cut_layers, due_groups, groups_of, layer_backward
@@ -97,8 +97,7 @@ def observe_budgets(ranks_needed: Any, cases: Plain) -> Plain:
     for parameters, layer, memory in cases:
         with during(f"{parameters} parameters, the largest layer with {layer}, and {memory} bytes"):
             answer = ranks_needed(parameters, layer, memory)
-        said = number(answer)
-        answers.append(type(answer).__name__ if said is None else said)
+        answers.append(number_or_type(answer))
     return answers
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, right, wrong_type
+from labkit.checks.checking import Check, Plain, Verdict, describe, during, not_yet, number, number_or_type, right, wrong_type
 from labkit.checks.comparing import near
 from labkit.checks.deprecated import deprecated_calls
 from labkit.checks.graphs import Graphs
@@ -239,9 +239,8 @@ def observe_training(answer: Any, inputs: Plain) -> Plain:
     model.register_forward_hook(graphs.mark)
     with during(f"{len(batches)} batches"):
         loss = answer(model, batches)
-    said = number(loss)
     return {
-        "loss": type(loss).__name__ if said is None else float(said),
+        "loss": number_or_type(loss),
         "kept": kept,
         "forwards": forwards,
         "parameters": _numbers(model),
@@ -344,12 +343,13 @@ class _CopiesToHost(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen = False
-        # These functions are others while virtual GPUs are in place, so they are looked up now.
+        # Virtual GPUs put functions of their own in the places of these, so they are looked up now.
         self._moves = {torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.type, torch.Tensor.copy_}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
-        if function in self._moves and made.device.type == "cpu":
+        moved = function in self._moves and isinstance(made, torch.Tensor)
+        if moved and made.device.type == "cpu":
             tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
             self.seen |= any(tensor.is_cuda for tensor in tensors)
         return made

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.checks.checking import Plain, describe, number
+from labkit.checks.checking import Plain, describe, number_or_type
 from labkit.checks.sent_bytes import SentBytes
 
 PATIENCE = 1.0  # seconds in which a rank that does not wait for another is back
@@ -64,8 +64,7 @@ def newest_of(newest_common: Any, cases: Plain) -> Plain:
     for case in cases:
         steps = list(case[dist.get_rank()])
         answer = newest_common(steps)
-        said = number(answer)
-        told.append([None if answer is None else type(answer).__name__ if said is None else said, steps != case[dist.get_rank()]])
+        told.append([None if answer is None else number_or_type(answer), steps != case[dist.get_rank()]])
         dist.barrier()
     return told
 

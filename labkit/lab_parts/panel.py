@@ -364,6 +364,7 @@ class Lab(Panel):
     def _show(self, run: Run) -> None:
         assert self.prediction is not None  # Run does nothing without one
         self.result = run.result()
+        self.progress.max = run.total  # a run may end earlier than it expected
         self.picture.value = self.draw(self.result, self.prediction).html
         stopped = f"Stopped after {len(run.rows)} of {run.total} points. " if len(run.rows) < run.total else ""
         self._say(stopped + self.verdict(self.result, self.prediction))

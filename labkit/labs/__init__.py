@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from virtualgpu import front_end
 
 if TYPE_CHECKING:
-    from labkit.lab_parts.budget import Setting as Setting
     from labkit.lab_parts.experiment import Result as Result
     from labkit.lab_parts.experiment import Run as Run
     from labkit.lab_parts.experiment import collect as collect
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from labkit.lab_parts.networks import MLP as MLP
     from labkit.lab_parts.networks import ResNet as ResNet
     from labkit.lab_parts.programs import rank_program as rank_program
+    from labkit.lab_parts.training import Setting as Setting
     from labkit.labs.allocator_by_hand import AllocatorByHand as AllocatorByHand
     from labkit.labs.allocator_by_hand import AllocatorLab as AllocatorLab
     from labkit.labs.allocator_by_hand import plot_allocator_by_hand as plot_allocator_by_hand

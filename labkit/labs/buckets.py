@@ -104,7 +104,6 @@ LOOKS: dict[str, dict[str, Any]] = {
     "optimizer": {"color": GREEN},
     ALL_REDUCE: {"facecolor": "white", "edgecolor": VERMILLION, "hatch": "//////", "linewidth": 0.8},
 }
-ABOVE = -0.55  # where the prediction stands, and the recording, above rank 0
 
 
 @in_style

@@ -20,13 +20,15 @@ from labkit.lab_parts.predictions import compared_as_factor, stays_open
 from labkit.lab_parts.timing import host_seconds, synchronize
 
 MODELS = {"small": (1024, 512), "large": (4096, 8192)}  # width in neurons, rows of a batch
+ASKED = "large"  # the model of which learners predict
+GPUS = (1, 2, 4)
 LAYERS = 8
 LARGEST = 1 << 16
 COLUMNS = {"gpus": "GPUs", "model": "", "width": "neurons", "batch": "rows", "seconds": "seconds"}
 WORK_COLUMNS = {"model": "", "gpu": "", "computing": "seconds", "seconds": "seconds"}
 
 
-def data_parallel_step(gpus: Sequence[int] = (1, 2, 4), models: Mapping[str, Sequence[int]] = MODELS, repeats: int = 3) -> Run:
+def data_parallel_step(gpus: Sequence[int] = GPUS, models: Mapping[str, Sequence[int]] = MODELS, repeats: int = 3) -> Run:
     """Seconds of one training step of each of the `models` under `nn.DataParallel`, on each number of `gpus`.
 
     A model is given as (width, batch): eight linear layers of that width with ReLU between them, on a batch of so many rows, which
@@ -229,28 +231,20 @@ GOOD = 1.25  # a prediction within this factor is called good
 
 
 class DataParallelLab(Lab):
-    """Predict how many times faster a training step of the last of the `models` is under `nn.DataParallel` on all `gpus`; then measure.
+    """Predict how many times faster a training step is under `nn.DataParallel` on four GPUs.
 
-    `gpus`, `models` and `repeats` are those of `labkit.labs.data_parallel_step`. Raises ValueError without a number of GPUs or a
-    model.
+    The step is that of the large model. Then measure.
     """
 
     unit = "times"
 
-    def __init__(self, gpus: Sequence[int] = (1, 2, 4), models: Mapping[str, Sequence[int]] = MODELS, repeats: int = 3) -> None:
-        if not gpus or not models:
-            raise ValueError("give at least one number of gpus, such as (1, 2), and one of models, such as {'small': (1024, 512)}")
-        self.gpus, self.models, self.repeats = gpus, models, repeats
-        self.asked, self.most = list(models)[-1], max(gpus)
-        width, batch = models[self.asked]
-        self.question = (
-            f"{LAYERS} linear layers, {width} neurons wide, a batch of {batch} rows: how many times faster is a training step on "
-            f"{self.most} GPUs than on one? (0.5 means twice as slow.)"
-        )
-        super().__init__()
+    question = (
+        "{} linear layers, {} neurons wide, a batch of {} rows: how many times faster is a training step on {} GPUs than on one? "
+        "(0.5 means twice as slow.)"
+    ).format(LAYERS, *MODELS[ASKED], GPUS[-1])
 
     def experiment(self) -> Run:
-        return data_parallel_step(self.gpus, self.models, self.repeats)
+        return data_parallel_step()
 
     def point(self, row: dict[str, Any]) -> str:
         return f"{row['model']} model on {row['gpus']} GPU{'s' * (row['gpus'] > 1)}: {units.time_text(row['seconds'])}"
@@ -259,8 +253,8 @@ class DataParallelLab(Lab):
         return plot_data_parallel_step(result, result.recorded(), prediction)
 
     def verdict(self, result: Result, prediction: float) -> str:
-        gain = parallel_gain(result, self.asked).get(self.most)
+        gain = parallel_gain(result, ASKED).get(GPUS[-1])
         if gain is None:
-            return stays_open(f"The {self.asked} model was not measured on {self.most} GPUs", prediction)
-        was = f"The step was {gain:.2g} times as fast on {self.most} GPUs; you predicted {prediction:g}"
+            return stays_open(f"The {ASKED} model was not measured on {GPUS[-1]} GPUs", prediction)
+        was = f"The step was {gain:.2g} times as fast on {GPUS[-1]} GPUs; you predicted {prediction:g}"
         return compared_as_factor(was, prediction, gain, GOOD)

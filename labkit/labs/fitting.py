@@ -1,4 +1,4 @@
-"""Does a training fit a GPU, and what should be changed first? The formula of the budget, asked again and again."""
+"""Does a training fit a GPU, and what should be changed first? The memory of a step, measured."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,77 +13,71 @@ from gputrace.figures.figure import (
     BLUE,
     CATEGORY_COLOURS,
     CATEGORY_HATCHES,
-    GREY,
     TEXT_POINTS,
-    VERMILLION,
     Figure,
-    darker,
     new_canvas,
     shortened,
 )
-from labkit.lab_parts.budget import (
-    BF16_SINCE,
-    IN_USE,
-    MOST_GPUS,
-    MOST_ROWS,
-    SPREADS,
-    Budget,
-    GpuMemory,
-    Setting,
-    budget,
-    gpu_models,
-    gpu_of,
-)
-from labkit.lab_parts.experiment import Result, Row, Run, badge
+from labkit.lab_parts import training
+from labkit.lab_parts.experiment import Result, Row, Run
 from labkit.lab_parts.figures import badged, hollow, in_style
-from labkit.lab_parts.measured_memory import NOT_MEASURED, RAN_OUT, describe, measured_peak, obstacle
 from labkit.lab_parts.networks import GPT, MLP, OPTIMIZERS, PRECISIONS, Network, ResNet
 from labkit.lab_parts.panel import Lab, choice
 from labkit.lab_parts.predictions import stays_open
+from labkit.lab_parts.training import MOST_GPUS, MOST_ROWS, Setting, StepMemory, fits, measured
+from virtualgpu import profiles
+from virtualgpu.machines import DEFAULT_MODEL, with_maker
 
-WORTH = 0.98  # a change that leaves more than this is none
+WORTH = 0.98  # ignore a change that leaves more of the peak than this
+AMPERE = 8  # the first major compute capability with fast bfloat16
 
 
 class PlanStep(NamedTuple):
-    """One step of a plan: what is changed, the setting that comes of it, and its budget."""
+    """One step of a plan: what is changed, the changed setting, and its memory."""
 
     change: str
     setting: Setting
-    budget: Budget
+    memory: StepMemory
 
 
-def plan(setting: Setting, on: GpuMemory) -> Iterator[PlanStep]:
-    """The setting as it is, and then change after change until it fits, or nothing helps any more.
+def plan(setting: Setting, model: str) -> Iterator[PlanStep]:
+    """Yield the setting unchanged, and then change after change until it fits or nothing helps.
 
-    Changes are tried in order of their price. The first that makes it fit is taken; if none does, the one that saves most.
+    Changes are tried in order of their price. The first that makes it fit is taken. If none does, the
+    plan takes the one that saves most, unless a cheaper one saves nearly as much.
     """
-    here = PlanStep("as chosen", setting, budget(setting, on.chip))
+    here = PlanStep("as chosen", setting, measured(setting, model))
     yield here
-    while not on.holds(here.budget):
-        steps = [PlanStep(name, other, budget(other, on.chip)) for name, other in changes(here.setting, on)]
-        steps = [step for step in steps if step.budget.peak < WORTH * here.budget.peak]
-        if not steps:
+    while not fits(here.memory, model):
+        best = here
+        for change, other in changes(here.setting, model):
+            step = PlanStep(change, other, measured(other, model))
+            if step.memory.peak < WORTH * best.memory.peak:
+                best = step
+            if fits(best.memory, model):
+                break
+        if best is here:
             return
-        here = next((step for step in steps if on.holds(step.budget)), min(steps, key=lambda step: step.budget.peak))
+        here = best
         yield here
 
 
-def changes(setting: Setting, on: GpuMemory) -> Iterator[tuple[str, Setting]]:
-    """What may be changed, in order of the price. The network stays, and the rows of a step.
+def changes(setting: Setting, model: str) -> Iterator[tuple[str, Setting]]:
+    """Yield what may be changed, in order of the price. The network stays, and the rows of a step.
 
-    Half precision and a fused optimizer cost nothing, micro-batches time for smaller kernels, checkpointing a second forward; momentum
-    in place of Adam is another training, and more GPUs cost money.
+    Half precision and a fused optimizer cost nothing. Micro-batches cost time for smaller kernels, and
+    checkpointing costs a second forward pass. Momentum instead of Adam trains differently. More GPUs
+    cost money.
     """
-    half = "bfloat16" if on.chip.major >= BF16_SINCE else "float16"
-    if not setting.mixed:
+    if not PRECISIONS[setting.precision]:
+        half = "bfloat16" if profiles.load(model).major >= AMPERE else "float16"
         yield f"autocast to {half}", replace(setting, precision=f"autocast {half}")
     if setting.optimizer == "Adam":
         yield "a fused Adam", replace(setting, optimizer="Adam fused")
     more = [2**power for power in range(1, 21) if setting.micro_batches < 2**power <= setting.batch // setting.gpus]
     if more:
-        tried = (replace(setting, micro_batches=count) for count in more)
-        fitting = next((other for other in tried if on.holds(budget(other, on.chip))), replace(setting, micro_batches=more[-1]))
-        yield f"{fitting.micro_batches} micro-batches", fitting
+        fewest = _fewest_that_fit(setting, more, model)
+        yield f"{fewest} micro-batches", replace(setting, micro_batches=fewest)
     if not setting.checkpointing:
         yield "checkpointing", replace(setting, checkpointing=True)
     if setting.optimizer.startswith("Adam"):
@@ -93,61 +87,96 @@ def changes(setting: Setting, on: GpuMemory) -> Iterator[tuple[str, Setting]]:
         yield f"{gpus} GPUs", replace(setting, gpus=gpus)
 
 
-def answer(steps: list[PlanStep], on: GpuMemory) -> str:
-    """Whether it fits and what to change first, in a sentence or two."""
-    first, last = steps[0], steps[-1]
-    if on.holds(first.budget):
-        return "It fits."
-    if len(steps) == 1:
-        return "It does not fit, and none of these changes helps: cut the network in pieces, or give each GPU a share of its weights."
-    told = "It does not fit. " if first.budget.peak > on.memory else "It hardly fits. "
-    told += f"First change: {steps[1].change}"
-    then = [step.change for step in steps[2:]]
-    told += f"; then {', '.join(then)}." if then else "."
-    return told if on.holds(last.budget) else f"{told} Even so it does not fit."
+def _fewest_that_fit(setting: Setting, counts: list[int], model: str) -> int:
+    """Search the fewest micro-batches with which a step fits; the most where none fits."""
+    first, last = 0, len(counts) - 1
+    while first < last:
+        middle = (first + last) // 2
+        if fits(measured(replace(setting, micro_batches=counts[middle]), model), model):
+            last = middle
+        else:
+            first = middle + 1
+    return counts[first]
 
 
-TERMS = ("parameters", "optimizer state", "gradients", "activations", "in flight", "buckets", "batch", "workspace")
-COLUMNS = {"change": "", "moment": "", **dict.fromkeys(TERMS, "bytes"), "peak": "bytes", "room": "bytes", "measured": "bytes"}
+TERMS = (
+    "parameters",
+    "optimizer state",
+    "gradients",
+    "activations",
+    "in flight",
+    "workspace",
+    "other",
+)
+SIZES = dict.fromkeys((*TERMS, "peak", "room"), "bytes")
+COLUMNS = {"change": "", "phase": "", **SIZES}
+PHASES = {
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "step": "the optimizer's step",
+}
+MOST_STEPS = 9  # of a plan
 
 
-def memory_plan(setting: Setting, on: str = IN_USE) -> Run:
-    """Whether a training fits a GPU, and what to change first: the setting as it is, then change after change until it fits.
+def memory_plan(setting: Setting, on: str = DEFAULT_MODEL) -> Run:
+    """Measure whether a training fits a GPU, and what to change first.
 
-    `on` is one of `gpu_models()`. Each row has the terms of the formula, the name of the fullest `moment`, the `room` that PyTorch has on
-    that GPU, and the peak as `measured`, where `on` is the GPU in use and the setting one that can be measured there; 0 elsewhere, and -1
-    where memory ran out.
+    `on` is a model of GPU. Each setting is trained for some steps on virtual GPUs of this model that
+    have memory enough and compute no values. Each row has the memory of the last step at its fullest
+    moment, by category, the `phase` of that moment, and the `room` that PyTorch has on such a GPU. The
+    first row is the setting unchanged, and each other row has one more change.
 
-    Raises ValueError for an unknown GPU and for what has no formula, RuntimeError when no GPU is in use.
+    Raises ValueError for a GPU that has no profile.
     """
-    name, chosen = badge(), gpu_of(on)
-    if on != IN_USE:
-        name = f"by formula, for {chosen.name}"
-    steps = list(plan(setting, chosen))
-    changes = [step.change for step in steps]
-    parameters = {"setting": describe(setting), "gpu": chosen.name, "answer": answer(steps, chosen), "changes": changes}
-    return Run("memory_plan", parameters, COLUMNS, name, len(steps), _points(steps, chosen, on == IN_USE))
+    name = profiles.load(on).name
+    parameters: dict[str, Any] = {"setting": str(setting), "gpu": name, "whole": False}
+    badge = f"measured on virtual GPUs, modelled on {with_maker(name)}"
+    run = Run("memory_plan", parameters, COLUMNS, badge, MOST_STEPS, iter(()))
+    run.points = _points(run, setting, on)
+    return run
 
 
-def _points(steps: list[PlanStep], on: GpuMemory, here: bool) -> Iterator[Row]:
-    for step in steps:
-        measured = measured_peak(step.setting, step.budget) if here and obstacle(step.setting) is None else NOT_MEASURED
-        known = {"change": step.change, "moment": step.budget.moment, "peak": step.budget.peak, "room": on.memory}
-        yield {**known, **step.budget.terms, "measured": measured}
+def _points(run: Run, setting: Setting, model: str) -> Iterator[Row]:
+    for step in plan(setting, model):
+        told = {"change": step.change, "phase": PHASES[step.memory.phase]}
+        sizes = {"peak": step.memory.peak, "room": training.room(model)}
+        yield told | sizes | {term: step.memory.terms[term] for term in TERMS}
+    run.parameters["whole"] = True
+    run.total = len(run.rows)
+
+
+def answer(result: Result) -> str:
+    """Whether it fits and what to change first, in a sentence or two."""
+    first, last = result.rows[0], result.rows[-1]
+    if _fits(first):
+        return "It fits."
+    if len(result.rows) == 1 and result.parameters["whole"]:
+        others = "cut the network in pieces, or give each GPU a share of its weights"
+        return f"It does not fit, and none of these changes helps: {others}."
+    told = "It does not fit." if first["peak"] > first["room"] else "It hardly fits."
+    names = [row["change"] for row in result.rows[1:]]
+    if names:
+        then = f"; then {', '.join(names[1:])}" if names[1:] else ""
+        told += f" First change: {names[0]}{then}."
+    if _fits(last) or not result.parameters["whole"]:
+        return told
+    return f"{told} Even so it does not fit."
+
+
+def _fits(row: Row) -> bool:
+    return row["peak"] <= training.SHARE * row["room"]
 
 
 # The figure
 
 
 GIB = 1 << 30
-COLOURS = CATEGORY_COLOURS | {"buckets": "white", "batch": GREY}
-HATCHES = CATEGORY_HATCHES | {"buckets": "////"}
 
 
 @in_style
 def plot_memory_plan(result: Result, prediction: float | None = None) -> Figure:
     """The terms of each step's peak beside the room that there is. `prediction` says in GiB what the first takes."""
-    canvas, axes = new_canvas(_answer(result))
+    canvas, axes = new_canvas(_finding(result))
     axes.set_position((0.27, 0.36, 0.69, 0.48))
     if result.rows:
         _draw_plan(axes, result, prediction)
@@ -156,23 +185,23 @@ def plot_memory_plan(result: Result, prediction: float | None = None) -> Figure:
     return badged(canvas, result.badge, result.parameters["setting"], *told, said)
 
 
-def _answer(result: Result) -> str:
+def _finding(result: Result) -> str:
+    gpu = result.parameters["gpu"]
     if not result.rows:
-        return f"Not worked out yet: {result.parameters['gpu']}"
-    first, gpu = result.rows[0], result.parameters["gpu"]
+        return f"Not measured yet: {gpu}"
+    first, last = result.rows[0], result.rows[-1]
     sizes = f"Needs {units.byte_text(first['peak'])}, {gpu} has {units.byte_text(first['room'])}"
-    changes, last = result.parameters["changes"], result.rows[-1]
-    if len(changes) == 2 and last["change"] == changes[1] and last["peak"] <= last["room"]:
-        return f"{sizes}: enough with {changes[1]}"
-    return f"{sizes}: {f'first change {changes[1]}' if len(changes) > 1 else result.parameters['answer'].split(',')[0].rstrip('.').lower()}"
+    names = [row["change"] for row in result.rows[1:]]
+    if not names:
+        return f"{sizes}: {answer(result).split(',')[0].rstrip('.').lower()}"
+    if len(names) == 1 and _fits(last):
+        return f"{sizes}: enough with {names[0]}"
+    return f"{sizes}: first change {names[0]}"
 
 
 def _told(row: Row) -> str:
     terms = ", ".join(f"{name} {units.byte_text(row[name])}" for name in TERMS if row[name])
-    told = f"{units.byte_text(row['peak'])} at {row['moment']}: {terms}"
-    if row["measured"] == RAN_OUT:
-        return f"{told}; memory ran out"
-    return f"{told}; measured {units.byte_text(row['measured'])}" if row["measured"] else told
+    return f"{units.byte_text(row['peak'])} in {row['phase']}: {terms}"
 
 
 def _draw_plan(axes: Axes, result: Result, prediction: float | None) -> None:
@@ -181,15 +210,10 @@ def _draw_plan(axes: Axes, result: Result, prediction: float | None) -> None:
     for name in TERMS:
         sizes = [row[name] / GIB for row in rows]
         if any(sizes):
-            look: dict[str, Any] = {"color": COLOURS[name], "hatch": HATCHES.get(name), "edgecolor": BLACK, "linewidth": 0.6}
-            axes.barh(range(len(rows)), sizes, 0.55, left, label=name, **look)
+            look: dict[str, Any] = {"color": CATEGORY_COLOURS[name], "label": name}
+            look |= {"hatch": CATEGORY_HATCHES.get(name), "edgecolor": BLACK, "linewidth": 0.6}
+            axes.barh(range(len(rows)), sizes, 0.55, left, **look)
             left = [start + size for start, size in zip(left, sizes, strict=True)]
-    measured = {place: row["measured"] / GIB for place, row in enumerate(rows) if row["measured"] > 0}
-    if measured:
-        axes.plot(list(measured.values()), list(measured), "D", color=BLACK, markersize=6, label="measured")
-    for place, row in enumerate(rows):
-        if row["measured"] == RAN_OUT:
-            axes.annotate("ran out", (left[place], place), (6, 0), textcoords="offset points", va="center", color=darker(VERMILLION))
     if prediction is not None:
         axes.plot(prediction, 0, marker="o", **hollow(BLUE, 12), label="your prediction")
     room = rows[0]["room"] / GIB
@@ -223,8 +247,7 @@ _WIDE = {"description_width": "initial"}
 class BudgetLab(Lab):
     """Choose a network and how it is trained, predict what a step takes, and see whether it fits a GPU and what to change first.
 
-    `network` adds one of your own sizes: `BudgetLab(labkit.labs.GPT(width=256, layers=4, heads=4))`. Where the GPU in use is
-    chosen, each step of the plan is measured too, if it can be.
+    `network` adds one of your own sizes: `BudgetLab(labkit.labs.GPT(width=256, layers=4, heads=4))`.
     """
 
     question = "How many GiB does this training step take at its fullest moment?"
@@ -239,8 +262,8 @@ class BudgetLab(Lab):
         self.checkpointing = widgets.Checkbox(value=False, description="checkpointing", indent=False, layout=widgets.Layout(width="9em"))
         self.micro_batches = choice("Micro-batches:", [2**power for power in range(8)], 1, "11em")
         self.gpus = choice("GPUs:", [1, 2, 4, 8, 16], 1, "8em")
-        self.spread = choice("by", list(SPREADS), "DDP", "10em")
-        self.gpu = choice("Each is:", list(gpu_models()), IN_USE, "16em")
+        self.spread = choice("by", list(training.SPREADS), "DDP", "10em")
+        self.gpu = choice("Each is:", profiles.names(), DEFAULT_MODEL, "16em")
         rows = [
             [self.network, self.batch, self.micro_batches],
             [self.precision, self.optimizer, self.checkpointing],
@@ -275,13 +298,12 @@ class BudgetLab(Lab):
 
     def verdict(self, result: Result, prediction: float) -> str:
         if not result.rows:
-            return stays_open("Nothing was worked out", prediction)
+            return stays_open("Nothing was measured", prediction)
         first = result.rows[0]
         peak = first["peak"] / GIB
-        told = f"The formula says {peak:.3g} GiB, at its fullest in {first['moment']}; you predicted {prediction:g}"
-        told += ". A good prediction! " if abs(prediction - peak) <= GOOD * peak else ". "
-        if first["measured"] == RAN_OUT:
-            told += "When it was tried, memory ran out. "
-        elif first["measured"]:
-            told += f"When it was tried: {first['measured'] / GIB:.3g} GiB. "
-        return f"{told}Of {first['room'] / GIB:.3g} GiB on {result.parameters['gpu']}: {result.parameters['answer']}"
+        told = f"It takes {peak:.3g} GiB, at its fullest in {first['phase']}; "
+        told += f"you predicted {prediction:g}. "
+        if abs(prediction - peak) <= GOOD * peak:
+            told += "A good prediction! "
+        there = f"{first['room'] / GIB:.3g} GiB on {result.parameters['gpu']}"
+        return f"{told}Of {there}: {answer(result)}"

@@ -20,21 +20,13 @@ MEMORY = 640 * MIB  # that the experiment may reserve
 STEP = 2 * MIB  # the largest request is found to within this; every segment's size is a multiple of it
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the first that is set counts
 LEAST, MOST_BLOCKS = 64 * 1024, 4096
-# Which of the blocks, in order of their addresses, stay alive.
-PATTERNS = {
-    "every second": lambda index, count: index % 2 == 0,
-    "every fourth": lambda index, count: index % 4 == 0,
-    "the first half": lambda index, count: index < count // 2,
-}
 SETTINGS = {"default": "", "max_split_size_mb:64": "max_split_size_mb:64", "expandable_segments": "expandable_segments:True"}
 COLUMNS = {"block": "bytes", "setting": "", "largest": "bytes", "free": "bytes", "allocated": "bytes", "reserved": "bytes"}
 
 
-def fragmentation(
-    blocks: Sequence[int] = BLOCKS, kept: str = "every second", memory: int = MEMORY, settings: Mapping[str, str] = SETTINGS
-) -> Run:
+def fragmentation(blocks: Sequence[int] = BLOCKS, memory: int = MEMORY, settings: Mapping[str, str] = SETTINGS) -> Run:
     """The largest request that succeeds after a first tensor filled the `memory` (bytes) and went, `blocks` of one size (bytes) filled it
-    again, and only some of them were `kept`: "every second", "every fourth" or "the first half".
+    again, and every second block was freed.
 
     One row a size and setting: `largest` is found by trying, to within 2 MiB; `free` is what no tensor holds of the memory,
     `allocated` and `reserved` are as the blocks were freed. `settings` are those of PYTORCH_CUDA_ALLOC_CONF, by the name to show.
@@ -42,23 +34,18 @@ def fragmentation(
     The experiment works on a stream of its own under a limit of its own, and puts settings and limit back; it empties the cache.
     Virtual GPUs keep no values meanwhile.
 
-    Raises ValueError for sizes outside 64 KiB to `memory`, for another pattern, and for memory that is not there; RuntimeError when no
-    GPU is in use.
+    Raises ValueError for sizes outside 64 KiB to `memory`, and for memory that is not there; RuntimeError when no GPU is in use.
     """
     name = badge()
     if type(memory) is not int or memory < LEAST or memory % STEP:
         raise ValueError(f"memory={memory!r}: give a number of bytes that is a multiple of 2 MiB, such as {MEMORY}")
-    if kept not in PATTERNS:
-        raise ValueError(f"kept={kept!r}: choose one of {', '.join(map(repr, PATTERNS))}")
     sizes = checked_sizes("blocks", blocks, memory)
     if sizes[0] < max(LEAST, memory // MOST_BLOCKS):
         raise ValueError(
             f"blocks={list(blocks)!r}: the smallest that {memory} bytes are filled with is {max(LEAST, memory // MOST_BLOCKS)}"
         )
-    if not settings:
-        raise ValueError('settings={}: give at least one as name: text, such as {"default": ""}')
-    parameters = {"blocks": sizes, "kept": kept, "memory": memory, "settings": dict(settings)}
-    return Run("fragmentation", parameters, COLUMNS, name, len(sizes) * len(settings), _points(sizes, kept, memory, settings))
+    parameters = {"blocks": sizes, "kept": "every second", "memory": memory, "settings": dict(settings)}
+    return Run("fragmentation", parameters, COLUMNS, name, len(sizes) * len(settings), _points(sizes, memory, settings))
 
 
 def largest_share(result: Result, setting: str) -> dict[int, float]:
@@ -67,21 +54,19 @@ def largest_share(result: Result, setting: str) -> dict[int, float]:
     return {block: largest / free for block, largest, free in zip(*columns, strict=True)}
 
 
-def _points(blocks: Sequence[int], kept: str, memory: int, settings: Mapping[str, str]) -> Iterator[Row]:
+def _points(blocks: Sequence[int], memory: int, settings: Mapping[str, str]) -> Iterator[Row]:
     for block in blocks:
         for name, text in settings.items():
             with machine.in_use().without_values(), _allocator(text, memory), torch.cuda.stream(unused_stream()):
-                row = _point(block, kept, memory)
+                row = _point(block, memory)
             yield {"block": block, "setting": name, **row}
 
 
-def _point(block: int, kept: str, memory: int) -> dict[str, int]:
+def _point(block: int, memory: int) -> dict[str, int]:
     held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     first = _bytes(memory)
     del first
-    tensors = _fill(block, memory)
-    alive = [tensor for index, tensor in enumerate(tensors) if PATTERNS[kept](index, len(tensors))]
-    del tensors
+    alive = _fill(block, memory)[::2]
     allocated = torch.cuda.memory_allocated() - held
     row = {"free": memory - allocated, "allocated": allocated, "reserved": torch.cuda.memory_reserved() - reserved}
     largest = _largest_request(memory - allocated)
@@ -163,7 +148,7 @@ def plot_fragmentation(result: Result, recorded: Result | None = None) -> Figure
         for setting, look in zip(settings, LOOKS, strict=False):
             labels += _line(axes, source, setting, look, dashes)
     _free(axes, result, settings[0])
-    binary_scale(axes, f"size of the blocks, of which {_kept(result)} stays", units.byte_text, most=8)
+    binary_scale(axes, "size of the blocks, of which every second one stays", units.byte_text, most=8)
     axes.set_yscale("log", base=2)
     low, high = axes.get_ylim()
     ticks = [2.0**power for power in range(20, 40, 2) if low <= 2.0**power <= high]
@@ -171,12 +156,6 @@ def plot_fragmentation(result: Result, recorded: Result | None = None) -> Figure
     axes.set_ylabel("largest request that succeeds")
     label_ends(axes, labels)
     return finished(canvas, result, recorded, _proof)
-
-
-def _kept(result: Result) -> str:
-    return {"every second": "every second one", "every fourth": "every fourth one"}.get(
-        result.parameters["kept"], result.parameters["kept"]
-    )
 
 
 def _finding(result: Result, settings: list[str]) -> str:

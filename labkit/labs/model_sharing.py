@@ -22,16 +22,17 @@ MIB = 1 << 20
 PARTS = {"a copy each": ("worker", "worker"), "shared weights": ("owner", "borrower"), "one server": ("server", "client")}
 WAYS = tuple(PARTS)
 MOST_PROCESSES = 8
+WORK = 64 * MIB  # what a request takes for a moment
 LARGEST = 1 << 34  # bytes
 COLUMNS = {"way": "", "process": "", "context": "bytes", "weights": "bytes", "cache": "bytes"}
 HELD = ("context", "weights", "cache")
 
 
-def shared_model(ways: Sequence[str] = WAYS, processes: int = 3, weights: int = 512 * MIB, work: int = 64 * MIB) -> Run:
+def shared_model(ways: Sequence[str] = WAYS, processes: int = 3, weights: int = 512 * MIB) -> Run:
     """Bytes of the GPU that each of some `processes` holds, when all use one model, by way.
 
     "a copy each": each process has weights of its own. "shared weights": the first lends them to the others. "one server": the first
-    has them, the others send it numbers. A request takes `work` bytes for a moment, which stay in the cache of the process that
+    has them, the others send it numbers. A request takes 64 MiB for a moment, which stay in the cache of the process that
     answers it. One row a process: its CUDA `context`, with all that the GPU lost beside PyTorch's reserve; its own `weights`; and the
     rest of what it has reserved, the `cache`. Nothing is computed.
 
@@ -42,11 +43,10 @@ def shared_model(ways: Sequence[str] = WAYS, processes: int = 3, weights: int = 
         raise ValueError(f"ways={ways!r}: choose from {', '.join(map(repr, WAYS))}")
     if type(processes) is not int or not 2 <= processes <= MOST_PROCESSES:
         raise ValueError(f"processes={processes!r}: give a whole number from 2 to {MOST_PROCESSES}")
-    for name, size in (("weights", weights), ("work", work)):
-        if type(size) is not int or not MIB <= size <= LARGEST:
-            raise ValueError(f"{name}={size!r}: give a number of bytes from {MIB} (1 MiB) to {LARGEST} (16 GiB)")
-    parameters = {"ways": chosen, "processes": processes, "weights": weights, "work": work}
-    return Run("shared_model", parameters, COLUMNS, badge(), len(chosen) * processes, _points(chosen, processes, weights, work))
+    if type(weights) is not int or not MIB <= weights <= LARGEST:
+        raise ValueError(f"weights={weights!r}: give a number of bytes from {MIB} (1 MiB) to {LARGEST} (16 GiB)")
+    parameters = {"ways": chosen, "processes": processes, "weights": weights, "work": WORK}
+    return Run("shared_model", parameters, COLUMNS, badge(), len(chosen) * processes, _points(chosen, processes, weights))
 
 
 def held_by_way(result: Result) -> dict[str, int]:
@@ -54,19 +54,19 @@ def held_by_way(result: Result) -> dict[str, int]:
     return {way: sum(sum(result.column(name, way=way)) for name in HELD) for way in dict.fromkeys(result.column("way"))}
 
 
-def _points(ways: list[str], processes: int, weights: int, work: int) -> Iterator[Row]:
+def _points(ways: list[str], processes: int, weights: int) -> Iterator[Row]:
     torch.empty(1, device="cuda")  # this process's context is not counted
     for way in ways:
         first, other = PARTS[way]
-        yield from _rows(way, [first] + [other] * (processes - 1), weights, work)
+        yield from _rows(way, [first] + [other] * (processes - 1), weights)
 
 
-def _rows(way: str, parts: list[str], weights: int, work: int) -> Iterator[Row]:
+def _rows(way: str, parts: list[str], weights: int) -> Iterator[Row]:
     """Starts the processes, gives each its turn, and ends them in reverse: who borrows must go first."""
     make = context()
     queues = [make.SimpleQueue() for _ in range(3)]
     lines = [make.Pipe() for _ in parts]
-    arguments = [(theirs, part, weights, work, queues) for (_, theirs), part in zip(lines, parts, strict=True)]
+    arguments = [(theirs, part, weights, WORK, queues) for (_, theirs), part in zip(lines, parts, strict=True)]
     with children(take_part, arguments) as started:
         for _, theirs in lines:
             theirs.close()  # a child that dies is heard of
@@ -96,7 +96,7 @@ def _used() -> int:
 COLOURS = dict(zip(HELD, (GREY, BLUE, ORANGE), strict=True))
 FILLED, THIN = 0.56, 0.16  # of a bar's place: this machine's bar, and the recorded one below it
 ROW, MARGIN = 0.83, 0.75  # inches: a bar's place, and what stands above and below the bars
-MIB, GIB = 1 << 20, 1 << 30
+GIB = 1 << 30
 
 
 @in_style
@@ -177,7 +177,6 @@ def _proof(result: Result) -> str:
 
 
 WEIGHTS = (64 * MIB, 512 * MIB, 2 * GIB, 7 * GIB)
-WORK = 64 * MIB  # what a request takes for a moment
 PROCESSES = range(2, 7)
 GOOD = 0.1  # a prediction this close, as a share of what was measured, is called good
 
@@ -205,7 +204,7 @@ class SharingLab(Lab):
 
     def experiment(self) -> Run:
         chosen = {name: choice.value for name, choice in self.choices.items()}
-        return shared_model([chosen["way"]], chosen["processes"], chosen["weights"], WORK)
+        return shared_model([chosen["way"]], chosen["processes"], chosen["weights"])
 
     def point(self, row: dict[str, Any]) -> str:
         sizes = (f"{name} {units.byte_text(row[name])}" for name, unit in COLUMNS.items() if unit == "bytes")

@@ -59,28 +59,24 @@ def _points(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
 
 
 @in_style
-def plot_copy_speed(result: Result, recorded: Result | None = None, prediction: float | None = None, *, direction: str = "h2d") -> Figure:
-    """Copy speed by size, pageable and pinned, in one direction: "h2d" (host to device) or "d2h".
+def plot_copy_speed(result: Result, recorded: Result | None = None, prediction: float | None = None) -> Figure:
+    """Speed of copies from host to device by size, pageable and pinned.
 
     `prediction` says how many times faster pinned memory copies 16 MiB; it is drawn above the pageable speed measured there.
-    Raises ValueError for another direction.
     """
-    if direction not in ("h2d", "d2h"):
-        raise ValueError(f'direction={direction!r}: choose "h2d", host to device, or "d2h", device to host')
-    canvas, axes = new_canvas(_finding(pinned_gain(result, direction), max(result.parameters.get("sizes", ()), default=0)))
+    canvas, axes = new_canvas(_finding(pinned_gain(result), max(result.parameters.get("sizes", ()), default=0)))
     labels = []
     for source, dashes in sources(result, recorded):
         for memory, colour in (("pinned", BLUE), ("pageable", VERMILLION)):
-            sizes = source.column("size", memory=memory, direction=direction)
-            speeds = source.column("bytes_per_second", memory=memory, direction=direction)
+            sizes = source.column("size", memory=memory, direction="h2d")
+            speeds = source.column("bytes_per_second", memory=memory, direction="h2d")
             label = memory if source is result else f"{memory}, recorded"
             labels += add_line(axes, sizes, speeds, colour, dashes, label)
-    sentence = _predicted(axes, result, direction, prediction)
-    way = "host to device" if direction == "h2d" else "device to host"
-    binary_scale(axes, f"bytes copied, {way}", units.byte_text, most=7)
+    sentence = _predicted(axes, result, prediction)
+    binary_scale(axes, "bytes copied, host to device", units.byte_text, most=7)
     decimal_scale(axes, "copy speed", units.rate_text)
     label_ends(axes, labels)
-    return finished(canvas, result, recorded, partial(_proof, direction=direction), sentence)
+    return finished(canvas, result, recorded, _proof, sentence)
 
 
 def _finding(gain: dict[int, float], largest: int) -> str:
@@ -113,21 +109,20 @@ def _floor(factor: float) -> str:
     return f"{math.floor(factor * 10 + 1e-9) / 10:.1f}"
 
 
-def _proof(result: Result, direction: str) -> str:
-    if not (gain := pinned_gain(result, direction)):
+def _proof(result: Result) -> str:
+    if not (gain := pinned_gain(result)):
         return ""
     largest = max(gain)
     pinned, pageable = (
-        result.column("bytes_per_second", size=largest, memory=memory, direction=direction)[0] for memory in ("pinned", "pageable")
+        result.column("bytes_per_second", size=largest, memory=memory, direction="h2d")[0] for memory in ("pinned", "pageable")
     )
-    word = "from" if direction == "h2d" else "to"
-    speeds = f"{units.rate_text(pinned)} {word} pinned, {units.rate_text(pageable)} {word} pageable memory"
+    speeds = f"{units.rate_text(pinned)} from pinned, {units.rate_text(pageable)} from pageable memory"
     return f"{units.byte_text(largest)} copies at {speeds}."
 
 
-def _predicted(axes: Axes, result: Result, direction: str, prediction: float | None) -> str:
+def _predicted(axes: Axes, result: Result, prediction: float | None) -> str:
     """Draw the predicted speed of pinned memory as a hollow marker, and say it."""
-    pageable = result.column("bytes_per_second", size=PREDICTED_SIZE, memory="pageable", direction=direction)
+    pageable = result.column("bytes_per_second", size=PREDICTED_SIZE, memory="pageable", direction="h2d")
     if prediction is None or not pageable:
         return ""
     speed = prediction * pageable[0]

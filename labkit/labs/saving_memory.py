@@ -3,8 +3,7 @@
 A training step unchanged, with checkpoints, with its activations on the host, and in micro-batches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from statistics import median
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.autograd.graph import save_on_cpu
 from gputrace import units
 from gputrace.figures.figure import BESIDE, BLACK, BLUE, GREY, VERMILLION, Figure, new_canvas
 from labkit import machine
-from labkit.lab_parts.experiment import Result, Row, Run, badge, checked_count
+from labkit.lab_parts.experiment import Result, Row, Run, badge
 from labkit.lab_parts.figures import finished, hollow, in_style
 from labkit.lab_parts.networks import MLP
 
@@ -39,35 +38,27 @@ def _micro_batches(model: nn.Module, frugal: nn.Module, x: torch.Tensor) -> None
         model(part).sum().backward()
 
 
-def _offloading(pinned: bool) -> Callable[[nn.Module, nn.Module, torch.Tensor], None]:
-    def step(model: nn.Module, frugal: nn.Module, x: torch.Tensor) -> None:
-        with save_on_cpu(pin_memory=pinned):
-            loss = model(x).sum()
-        loss.backward()
-
-    return step
+def _offload(model: nn.Module, frugal: nn.Module, x: torch.Tensor) -> None:
+    with save_on_cpu(pin_memory=True):
+        loss = model(x).sum()
+    loss.backward()
 
 
 WAYS = {
     BASELINE: _plain,
     "4 micro-batches": _micro_batches,
     "checkpoints": _checkpoints,
-    "offload": _offloading(pinned=True),
-    "offload, not pinned": _offloading(pinned=False),
+    "offload": _offload,
 }
 
 
-def memory_for_time(ways: Sequence[str] = tuple(WAYS)[:-1], repeats: int = 1) -> Run:
+def memory_for_time() -> Run:
     """What forward and backward of nine linear layers add to the memory at their peak, and the seconds they take, each way of `WAYS`.
 
-    The median of `repeats`, after one that does not count. Needs 1 GiB of device memory.
-    Raises ValueError for other ways, RuntimeError when no GPU is in use.
+    The second of two steps counts. Needs 1 GiB of device memory. Raises RuntimeError when no GPU is in use.
     """
-    name, chosen = badge(), list(dict.fromkeys(ways))
-    if not chosen or not set(chosen) <= set(WAYS):
-        raise ValueError(f"ways={ways!r}: choose from {', '.join(map(repr, WAYS))}")
-    parameters = {"ways": chosen, "rows": ROWS, "width": NETWORK.width, "repeats": checked_count("repeats", repeats)}
-    return Run("memory_for_time", parameters, COLUMNS, name, len(chosen), _points(chosen, repeats))
+    parameters = {"ways": list(WAYS), "rows": ROWS, "width": NETWORK.width}
+    return Run("memory_for_time", parameters, COLUMNS, badge(), len(WAYS), _points())
 
 
 def prices(result: Result) -> dict[str, tuple[float, float]]:
@@ -79,18 +70,17 @@ def prices(result: Result) -> dict[str, tuple[float, float]]:
     return {way: (row["peak"] / plain["peak"], row["seconds"] / plain["seconds"]) for way, row in rows.items()}
 
 
-def _points(ways: list[str], repeats: int) -> Iterator[Row]:
-    for way in ways:
+def _points() -> Iterator[Row]:
+    for way, step in WAYS.items():
         with machine.in_use().without_values():
-            peak, seconds = _cost(WAYS[way], repeats)
+            peak, seconds = _cost(step)
         yield {"way": way, "peak": peak, "seconds": seconds}
 
 
-def _cost(step: Callable[[nn.Module, nn.Module, torch.Tensor], None], repeats: int) -> tuple[int, float]:
+def _cost(step: Callable[[nn.Module, nn.Module, torch.Tensor], None]) -> tuple[int, float]:
     model, frugal = NETWORK.build(device="cuda:0"), NETWORK.build(checkpointing=True, device="cuda:0")
     x, _ = NETWORK.batch(ROWS, "cuda:0")
-    peaks, times = [], []
-    for _ in range(1 + repeats):
+    for _ in range(2):
         model.zero_grad(set_to_none=False)  # gradients are there before, and stay: what is counted are the activations
         frugal.zero_grad(set_to_none=False)
         torch.cuda.synchronize(0)
@@ -98,9 +88,9 @@ def _cost(step: Callable[[nn.Module, nn.Module, torch.Tensor], None], repeats: i
         before, start = torch.cuda.memory_allocated(0), machine.host_time()
         step(model, frugal, x)
         torch.cuda.synchronize(0)
-        times.append(machine.host_time() - start)
-        peaks.append(torch.cuda.max_memory_allocated(0) - before)
-    return max(peaks[1:]), median(times[1:])
+        seconds = machine.host_time() - start
+        peak = torch.cuda.max_memory_allocated(0) - before
+    return peak, seconds
 
 
 # The figure

@@ -182,7 +182,6 @@ def _predicted(axes: Axes, result: Result, prediction: float | None) -> float | 
 # The widget
 
 
-MIB = 1 << 20
 NEAR = 0.02  # MiB: a prediction this close is right
 
 

@@ -16,7 +16,6 @@ from labkit.labs import (
     AllocatorLab,
     ClaimsPanel,
     CopySpeedLab,
-    DataParallelLab,
     FormatLab,
     LeakLab,
     PipelineLab,
@@ -37,8 +36,6 @@ from labkit.labs.pinned_memory import COLUMNS
         (lambda: SharingLab(way="x"), "'x' is no choice here: there are"),
         (lambda: SharingLab(processes=0), "0 is no choice here: there are"),
         (lambda: LeakLab(leaks=("foo",)), "'foo' is no choice here: there are .*'kept losses'"),
-        (lambda: DataParallelLab(gpus=()), "give at least one number of gpus"),
-        (lambda: DataParallelLab(models={}), "and one of models"),
         (lambda: CopySpeedLab(sizes=[]), "sizes: give at least one"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 
 import labkit
 from labkit.labs import Result, collect, fragmentation, plot_fragmentation
-from labkit.labs.fragmented_memory import COLUMNS, largest_share
+from labkit.labs.fragmented_memory import COLUMNS
 
 MIB = 1 << 20
 MEMORY = 320 * MIB
@@ -32,16 +32,6 @@ def test_holes_serve_requests_of_their_own_size_unless_a_setting_helps():
     assert found[32, "default"] == 32
     assert found[32, "max_split_size_mb"] == 160  # all that is free
     assert 32 < found[32, "expandable_segments"] < 160
-
-
-def test_it_is_the_pattern_that_counts():
-    default = {"default": ""}
-    assert largest(blocks=[4 * MIB], kept="every fourth", settings=default) == {(4, "default"): 12}
-    whole = collect(fragmentation(blocks=[4 * MIB], kept="the first half", memory=MEMORY, settings=default))
-    assert whole.rows[0] == {
-        "block": 4 * MIB, "setting": "default", "largest": 160 * MIB, "free": 160 * MIB, "allocated": 160 * MIB, "reserved": MEMORY
-    }  # fmt: skip
-    assert largest_share(whole, "default") == {4 * MIB: 1.0}
 
 
 def test_what_lies_free_elsewhere_plays_no_part_and_everything_is_put_back(monkeypatch):
@@ -70,10 +60,8 @@ def test_a_setting_that_torch_refuses_leaves_nothing_behind():
     ("parameters", "message"),
     [
         ({"memory": 3}, "memory=3: give a number of bytes that is a multiple of 2 MiB"),
-        ({"kept": "some"}, "kept='some': choose one of 'every second', 'every fourth', 'the first half'"),
         ({"blocks": [0]}, "blocks=.*give one or more whole numbers from 1 to 671088640"),
         ({"blocks": [512]}, "the smallest that 671088640 bytes are filled with is 163840"),
-        ({"settings": {}}, "give at least one as name: text"),
     ],
 )
 def test_bad_parameters_are_named(parameters, message):
@@ -87,14 +75,14 @@ def test_memory_that_is_not_there_is_refused():
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
 
 
-def fragmented(kept="every second", **largest):
+def fragmented(**largest):
     """A result of blocks of 4 and 32 MiB with 160 MiB free, from setting=(MiB, MiB)."""
     rows = [
         {"block": block * MIB, "setting": setting, "largest": found * MIB, "free": 160 * MIB, "allocated": 160 * MIB, "reserved": 320 * MIB}
         for setting, both in largest.items()
         for block, found in zip((4, 32), both, strict=True)
     ]
-    parameters = {"blocks": [4 * MIB, 32 * MIB], "kept": kept, "memory": 320 * MIB, "settings": dict.fromkeys(largest, "")}
+    parameters = {"blocks": [4 * MIB, 32 * MIB], "kept": "every second", "memory": 320 * MIB, "settings": dict.fromkeys(largest, "")}
     return Result("fragmentation", parameters, COLUMNS, rows, "measured on paper")
 
 
@@ -113,7 +101,7 @@ def test_a_setting_helps_as_soon_as_a_larger_request_succeeds(drawn):
 
 
 def test_no_fragmentation_is_a_finding_too():
-    assert plot_fragmentation(fragmented("the first half", default=(160, 160))).title == "All 160 MiB that are free serve one request"
+    assert plot_fragmentation(fragmented(default=(160, 160))).title == "All 160 MiB that are free serve one request"
 
 
 def test_a_recording_is_dashed(drawn):

@@ -43,16 +43,16 @@ def workers() -> list[psutil.Process]:
 def test_who_holds_what_in_each_way():
     context = 126 * MIB
     before = used()
-    result = collect(shared_model(processes=3, weights=100 * MIB, work=40 * MIB))
+    result = collect(shared_model(processes=3, weights=100 * MIB))
     rows = {way: [(row["context"], row["weights"], row["cache"]) for row in result.rows if row["way"] == way] for way in WAYS}
-    alone = (context, 100 * MIB, 40 * MIB)
+    alone = (context, 100 * MIB, 64 * MIB)
     assert rows["a copy each"] == [alone] * 3
-    assert rows["shared weights"] == [alone] + [(context, 0, 40 * MIB)] * 2
+    assert rows["shared weights"] == [alone] + [(context, 0, 64 * MIB)] * 2
     assert rows["one server"] == [alone, (0, 0, 0), (0, 0, 0)]
     assert result.column("process") == (
         ["worker 1", "worker 2", "worker 3", "owner", "borrower 1", "borrower 2", "server", "client 1", "client 2"]
     )
-    assert held_by_way(result) == {"a copy each": 3 * 266 * MIB, "shared weights": (3 * 166 + 100) * MIB, "one server": 266 * MIB}
+    assert held_by_way(result) == {"a copy each": 3 * 290 * MIB, "shared weights": (3 * 190 + 100) * MIB, "one server": 290 * MIB}
     assert used() == before and not workers()
 
 
@@ -78,9 +78,8 @@ def test_bad_arguments_name_what_is_allowed():
     for processes in (1, 9, 2.0):
         with pytest.raises(ValueError, match="processes=.*from 2 to 8"):
             shared_model(processes=processes)
-    for name in ("weights", "work"):
-        with pytest.raises(ValueError, match=f"{name}=0: give a number of bytes from 1048576"):
-            shared_model(**{name: 0})
+    with pytest.raises(ValueError, match="weights=0: give a number of bytes from 1048576"):
+        shared_model(weights=0)
 
 
 @pytest.mark.slow
@@ -88,7 +87,7 @@ def test_bad_arguments_name_what_is_allowed():
 def test_a_real_gpu_shares_the_same():
     labkit.use(None)
     with labkit.use(virtual=False, quiet=True):
-        result = collect(shared_model(weights=512 * MIB, work=64 * MIB))
+        result = collect(shared_model(weights=512 * MIB))
     assert result.column("weights", way="shared weights") == [512 * MIB, 0, 0]
     assert result.column("cache", way="a copy each") == [64 * MIB] * 3
     assert all(size > 100 * MIB for size in result.column("context", way="shared weights"))

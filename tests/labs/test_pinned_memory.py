@@ -151,12 +151,6 @@ def test_the_words_hold_finding_numbers_prediction_recording_and_badge():
     )
 
 
-def test_the_other_direction_is_drawn_too_and_a_third_is_refused():
-    assert "15 GB/s to pinned, 6 GB/s to pageable memory" in plot_copy_speed(USUAL, direction="d2h").alt
-    with pytest.raises(ValueError, match='direction=.sideways.: choose "h2d"'):
-        plot_copy_speed(USUAL, direction="sideways")
-
-
 def test_a_prediction_for_a_size_that_was_not_measured_is_not_drawn():
     figure = plot_copy_speed(copies({(MIB, "pageable"): 5, (MIB, "pinned"): 10}), prediction=3)
     assert "Predicted" not in figure.alt
