@@ -69,6 +69,11 @@ class Move(torch.autograd.Function):
         return to_device(gradient, gpu, dtype), None, None, None, None
 
 
+# `Function.apply` without its preparations for function transforms, and without the notes of
+# `gradient_devices`: the gradient of a move is always on the right device.
+_apply_move: Any = super(torch.autograd.Function, Move).apply
+
+
 class TransformedMove(torch.autograd.Function):
     """The same under vmap, grad and jvp, and of dual tensors, in the form that PyTorch asks for there, of which each call takes longer."""
 
@@ -150,7 +155,7 @@ def to_device(
         whole, level = _whole_batch(tensor)
         return torch._add_batch_dim(to_device(whole, gpu, dtype, non_blocking), 0, level)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return Move.apply(tensor, gpu, dtype, non_blocking, memory_format)
+        return _apply_move(tensor, gpu, dtype, non_blocking, memory_format)
     return move(tensor, gpu, dtype, non_blocking, memory_format)
 
 

@@ -324,8 +324,6 @@ def _put_back(x: torch.Tensor, kept: int | None, value: torch.Tensor | None) -> 
     if value is None:
         return
     if type(x) is VirtualTensor and (memory := memory_of(x)).kept is None:
-        memory.kept = kept
-        memory.gpu.machine.keep(None, -1)
-        memory.gpu.machine.keep(kept)
+        memory.remember(kept)
     with _DisableTorchDispatch(), torch.inference_mode(x.is_inference()):
         x.detach().copy_(value)

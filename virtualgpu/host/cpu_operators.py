@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -56,7 +56,7 @@ class HostOperators(TorchDispatchMode):
                 return func(*args)  # a data loader's worker: its clock is nobody's, and no GPU can be meant
             if self.scheduler.several:
                 self.scheduler.take_turn()
-            if isinstance(func, HigherOrderOperator):
+            if type(func) is not OpOverload and isinstance(func, HigherOrderOperator):
                 return self._by_parts(func, args, kwargs or {})
             selected = self.machine.selected
             task = _graph_task()

@@ -97,7 +97,10 @@ def _copy_with_host(source: torch.Tensor, target: torch.Tensor, gpu: Gpu, non_bl
     gpu.scratch(staging(source, target, to_host, non_blocking))
     if known and (waits or not to_host):
         with _DisableTorchDispatch():
-            target.copy_(source if to_host or not machine.races.host_copies else machine.races.on_arrival(source, gpu.stream))
+            arrived = source if to_host or not machine.races.host_copies else machine.races.on_arrival(source, gpu.stream)
+            target.copy_(arrived)
+            if non_blocking and target.dtype is not source.dtype:
+                saturate(target, arrived)  # the GPU converts
     gpu.copy("d2h" if to_host else "h2d", bytes_of(target), is_pinned(host_side), blocking=waits)
     if not waits and gpu.stream.capture is None:
         machine.races.host_copies.append((gpu.stream, gpu.stream.count))
