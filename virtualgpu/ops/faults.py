@@ -119,10 +119,11 @@ def as_on_cuda(call: Call, error: Exception) -> Exception:
 
 
 class NativeFunctions(NamedTuple):
-    """Names with overload of the operators that check devices by themselves, of structured kernels, of those without one for CUDA, and
-    of those with one for CUDA alone."""
+    """Names with overload of the operators that check devices by themselves, of those whose generated code checks each argument, of
+    structured kernels, of those without one for CUDA, and of those with one for CUDA alone."""
 
     by_themselves: frozenset[str] = frozenset()
+    by_argument: frozenset[str] = frozenset()
     structured: frozenset[str] = frozenset()
     without_cuda: frozenset[str] = frozenset()
     for_cuda_alone: frozenset[str] = frozenset()
@@ -135,18 +136,27 @@ def native_functions() -> NativeFunctions:
     if package is None or package.origin is None:
         return NativeFunctions()
     text = (Path(package.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
-    by_themselves, structured, without_cuda, for_cuda_alone = set(), set(), set(), set()
+    by_themselves, with_cuda, structured, without_cuda, for_cuda_alone = set(), set(), set(), set(), set()
+    delegates = {}  # by operator: the structured one whose kernel it shares
     for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
         name = entry[: entry.index("(")]
         if "device_check: NoCheck" in entry:
             by_themselves.add(name)
         if re.search(r"^  structured(_delegate)?: ", entry, flags=re.MULTILINE):
             structured.add(name)
-        elif re.search("^    (.*, )?CPU[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CUDA, entry, flags=re.MULTILINE):
+        if found := re.search(r"^  structured_delegate: (\S+)", entry, flags=re.MULTILINE):
+            delegates[name] = found[1]
+        if re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE):
+            with_cuda.add(name)
+        if name in structured:
+            continue
+        if re.search("^    (.*, )?CPU[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CUDA, entry, flags=re.MULTILINE):
             without_cuda.add(name)
         elif re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CPU, entry, flags=re.MULTILINE):
             for_cuda_alone.add(name)
-    return NativeFunctions(*map(frozenset, (by_themselves, structured, without_cuda, for_cuda_alone)))
+    with_cuda |= {name for name, delegate in delegates.items() if delegate in with_cuda}
+    by_argument = with_cuda - by_themselves
+    return NativeFunctions(*map(frozenset, (by_themselves, by_argument, structured, without_cuda, for_cuda_alone)))
 
 
 def _whole(name: str, overload: str) -> str:
@@ -157,6 +167,12 @@ def has_cpu_kernel_alone(func: Any) -> bool:
     """Does PyTorch say of this operator that it has a kernel for the CPU and none for CUDA?"""
     schema = func._schema
     return _whole(schema.name.removeprefix("aten::"), schema.overload_name) in native_functions().without_cuda
+
+
+def checks_each_argument(func: Any) -> bool:
+    """Does the code that PyTorch generates for CUDA want all tensors on one device, numbers too?"""
+    schema = func._schema
+    return _whole(schema.name.removeprefix("aten::"), schema.overload_name) in native_functions().by_argument
 
 
 def _named_tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
