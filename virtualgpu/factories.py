@@ -55,6 +55,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any
     """By owner, the names that change."""
     torch.utils._device._device_constructors()  # it remembers torch's own functions at its first call: not ours
     makers: dict[str, Any] = {name: with_any_device(getattr(torch, name)) for name in FACTORIES}
+    makers |= {name: with_number_limits(makers[name]) for name in ("linspace", "logspace")}
     makers |= {name: made_on_host(getattr(torch, name)) for name in MOVED}
     makers |= {name: made_of_parts(getattr(torch, name), parts) for name, parts in SPARSE.items()}
     makers |= {"tensor": tensor, "as_tensor": as_tensor, "asarray": asarray(torch.asarray), "device": Device}
@@ -178,6 +179,20 @@ def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
                 raise RuntimeError("Only dense CPU tensors can be pinned")
             return pinned(factory(*args, **kwargs))
         return factory(*args, **kwargs)
+
+    return make
+
+
+def with_number_limits(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A factory whose limits may be tensors without dimensions. C++ reads them, so they choose no device."""
+
+    def number(x: Any) -> Any:
+        return x.item() if type(x) is VirtualTensor and x.dim() == 0 else x
+
+    @wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        limits = {name: number(kwargs[name]) for name in ("start", "end") if name in kwargs}
+        return factory(*map(number, args), **kwargs | limits)
 
     return make
 

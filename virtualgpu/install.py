@@ -154,7 +154,7 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if of_dtensors is not None and any(hasattr(x, "_local_tensor") and x.device.type == "cuda" for x in tensors(args)):
             return of_dtensors(*args, **kwargs)
-        if any(type(x) is VirtualTensor for x in tensors(args)):
+        if any(type(x) is VirtualTensor for x in tensors(args, kwargs)):
             if check is not None:
                 check(args, kwargs)
             if function is not None:

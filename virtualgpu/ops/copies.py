@@ -147,6 +147,15 @@ def blank(target: torch.Tensor, makes_up: Callable[[], object] | None) -> None:
             target.fill_(torch.nan if floats else 0)
 
 
+@handles("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
+def scatter_into_view(call: Call) -> Any:
+    """A copy of a tensor, into a view of which another one is copied, from any device (native/TensorShape.cpp)."""
+    x, source = call.args[:2]
+    if x.device == source.device:
+        return operators.compute_or_into_given(call)
+    return call.func(x, source.to(x.device), *call.args[2:], **call.kwargs)
+
+
 @handles("_to_copy")
 def to_copy(call: Call) -> Any:
     """A copy with another dtype or layout on the same device; C++ says "cpu" for that. Another GPU may be named."""

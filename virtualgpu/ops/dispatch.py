@@ -22,7 +22,7 @@ NAMED: dict[str, Handler] = {
     "item": operators.read_scalar,
     "set_": operators.set_storage,
     "resize_": operators.resize,
-    "resize_as_": operators.resize,
+    "resize_as_": operators.resize_as,
 }
 # Operators of these namespaces have no kernels for CUDA.
 ON_THE_CPU_ALONE = {"quantized", "_quantized", "mkldnn", "mkldnn_prepacked", "onednn", "prepacked"}

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from virtualgpu.ops import blas, operators
-from virtualgpu.ops.call import Call, cuda_kernel, handles, refuses_half
+from virtualgpu.errors import at_least_two
+from virtualgpu.ops.call import Call, cuda_kernel, device_error, different_devices, handles, refuses_half
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 
 Tensor = torch.Tensor
@@ -373,6 +374,8 @@ def pseudoinverse(call: Call) -> Any:
     x = call.args[0]
     if call.op.outs:
         return operators.into_given(call)
+    if len({tensor.device for tensor in call.tensors()}) > 1:  # the tolerances too, which get a dimension
+        raise different_devices(call.args, call.kwargs)
     if call.kwargs.get("hermitian") or not _covered(x):
         return operators.compute(call)
     given = [call.kwargs.get(name) for name in ("atol", "rtol")]
@@ -393,6 +396,9 @@ def pseudoinverse(call: Call) -> Any:
     result = scaled @ u.mH
     del scaled, inverse, limit, u, values, v
     return result
+
+
+device_error("linalg_pinv")(at_least_two)
 
 
 @handles("_linalg_check_errors")

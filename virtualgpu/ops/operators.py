@@ -184,6 +184,16 @@ def resize(call: Call) -> Any:
         return refit(call.op.kernel(*call.args, **call.kwargs))
 
 
+def resize_as(call: Call) -> Any:
+    """`resize_as_`: the other tensor gives a size, wherever it is."""
+    x, template = call.args[:2]
+    form = call.argument("memory_format")
+    options = {} if form in (None, torch.preserve_format) else {"memory_format": form}
+    if form is torch.preserve_format:
+        options = {"memory_format": torch._prims_common.suggest_memory_format(template)}
+    return torch.ops.aten.resize_.default(x, template.size(), **options)
+
+
 def _require_within_capacity(x: VirtualTensor, shape: torch.Tensor) -> None:
     nbytes = int(x.storage_offset()) * x.itemsize + span_bytes(shape.size(), shape.stride(), shape.dtype)
     require_within_capacity(x.untyped_storage(), nbytes)
