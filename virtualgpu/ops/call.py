@@ -63,7 +63,8 @@ class Call:
     def _look(self) -> None:
         self._looked = True
         self.moved = 0
-        self._several = self._on_host = self._numbers = False
+        self._several = self._on_host = False
+        self._numbers = 0  # CPU tensors without dimensions
         self.most = self._look_at(self.args)
         if self.kwargs:
             self._look_at(self.kwargs.values())
@@ -85,7 +86,7 @@ class Call:
                 if x.dim():
                     self._on_host = True
                 else:
-                    self._numbers = True
+                    self._numbers += 1
             elif isinstance(x, (list, tuple)):
                 self._look_at(x)
                 gpu = self.gpu
@@ -103,6 +104,8 @@ class Call:
         gpu = self.gpu
         if self._several or (self._on_host and not host):
             raise different_devices(self.args, self.kwargs)
+        if self._numbers > 1 and self.op is not None and self.op.iterates and self._numbers_of_program() > 1:
+            raise RuntimeError("Trying to pass too many CPU scalars to non-CPU kernel!")
         self._on_host = False  # they are admitted
         machine = gpu.machine
         if machine.forked or not machine.alive:
@@ -114,13 +117,13 @@ class Call:
         """Check the devices as PyTorch's generated code does, which admits no CPU tensor. Raises RuntimeError."""
         if not self._looked:
             self._look()
-        if self._several or self._on_host or (self._numbers and self.gpu is not None and self._has_number_of_program()):
+        if self._several or self._on_host or (self._numbers and self.gpu is not None and self._numbers_of_program()):
             raise different_devices(self.args, self.kwargs)
 
-    def _has_number_of_program(self) -> bool:
-        """Is there a CPU tensor without dimensions that C++ has not made itself, perhaps for the GPU?"""
+    def _numbers_of_program(self) -> int:
+        """The number of CPU tensors without dimensions that C++ has not made itself, perhaps for the GPU."""
         numbers = (x for x in self.tensors() if type(x) is not VirtualTensor and x.dim() == 0)
-        return any(getattr(x.untyped_storage(), "waiting", None) is None for x in numbers)
+        return sum(getattr(x.untyped_storage(), "waiting", None) is None for x in numbers)
 
     def is_on_one_gpu(self) -> bool:
         """Are all device tensors on one GPU?"""
@@ -280,8 +283,8 @@ class Operator:
     """
 
     __slots__ = (
-        "arguments", "assertion", "by_argument", "defaults", "device_time", "func", "handler", "kernel", "marks_written", "model_only", "name",
-        "only_writes", "outs", "overwrites", "own_kernel", "positions", "returns_views", "temporaries", "touches_values", "written",
+        "arguments", "assertion", "by_argument", "defaults", "device_time", "func", "handler", "iterates", "kernel", "marks_written", "model_only", "name",
+        "only_writes", "outputs_anywhere", "outs", "overwrites", "own_kernel", "positions", "returns_views", "temporaries", "touches_values", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
@@ -303,6 +306,8 @@ class Operator:
         self.overwrites = self.name in OVERWRITES
         self.assertion = ASSERTIONS.get(self.name, NO_ASSERTION)
         self.handler: Handler | None = None
+        self.iterates = False  # is its kernel one of TensorIterator's, which takes one CPU number?
+        self.outputs_anywhere = False  # may all inputs of an `out=` be on the CPU?
         self.by_argument = False  # does generated code check the device of each argument?
         self.model_only = False  # does the first argument give a shape alone?
         self.touches_values = True  # does the handler itself read or write values?

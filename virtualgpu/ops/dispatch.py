@@ -63,7 +63,7 @@ VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignm
 def _prepare(op: Operator) -> Handler:
     """Choose what runs an operator. Raises NotImplementedError if a virtual GPU does not."""
     handler = choose(op)
-    op.by_argument = faults.checks_each_argument(op.func)
+    op.by_argument, op.iterates, op.outputs_anywhere = faults.device_rules(op.func)
     op.model_only = handler is operators.like
     op.touches_values = handler not in TOUCHES_NO_VALUES and op.func.namespace not in RANKS
     op.marks_written = bool(op.written) and op.touches_values and op.name != "copy_"

@@ -120,10 +120,12 @@ def as_on_cuda(call: Call, error: Exception) -> Exception:
 
 class NativeFunctions(NamedTuple):
     """Names with overload of the operators that check devices by themselves, of those whose generated code checks each argument, of
-    structured kernels, of those without one for CUDA, and of those with one for CUDA alone."""
+    those whose structured kernels are TensorIterator's, of those whose generated code copies a result into the output, of all structured kernels, of those without one for CUDA, and of those with one for CUDA alone."""
 
     by_themselves: frozenset[str] = frozenset()
     by_argument: frozenset[str] = frozenset()
+    iterators: frozenset[str] = frozenset()
+    copying: frozenset[str] = frozenset()
     structured: frozenset[str] = frozenset()
     without_cuda: frozenset[str] = frozenset()
     for_cuda_alone: frozenset[str] = frozenset()
@@ -136,7 +138,8 @@ def native_functions() -> NativeFunctions:
     if package is None or package.origin is None:
         return NativeFunctions()
     text = (Path(package.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
-    by_themselves, with_cuda, structured, without_cuda, for_cuda_alone = set(), set(), set(), set(), set()
+    by_themselves, with_cuda, iterators, copying, structured = set(), set(), set(), set(), set()
+    without_cuda, for_cuda_alone = set(), set()
     delegates = {}  # by operator: the structured one whose kernel it shares
     for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
         name = entry[: entry.index("(")]
@@ -144,6 +147,10 @@ def native_functions() -> NativeFunctions:
             by_themselves.add(name)
         if re.search(r"^  structured(_delegate)?: ", entry, flags=re.MULTILINE):
             structured.add(name)
+        if "structured_inherits: TensorIteratorBase" in entry:
+            iterators.add(name)
+        if found := re.search(r"^  autogen: (.+)$", entry, flags=re.MULTILINE):
+            copying.update(found[1].split(", "))
         if found := re.search(r"^  structured_delegate: (\S+)", entry, flags=re.MULTILINE):
             delegates[name] = found[1]
         if re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE):
@@ -155,8 +162,9 @@ def native_functions() -> NativeFunctions:
         elif re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CPU, entry, flags=re.MULTILINE):
             for_cuda_alone.add(name)
     with_cuda |= {name for name, delegate in delegates.items() if delegate in with_cuda}
+    iterators |= {name for name, delegate in delegates.items() if delegate in iterators}
     by_argument = with_cuda - by_themselves
-    return NativeFunctions(*map(frozenset, (by_themselves, by_argument, structured, without_cuda, for_cuda_alone)))
+    return NativeFunctions(*map(frozenset, (by_themselves, by_argument, iterators, copying, structured, without_cuda, for_cuda_alone)))
 
 
 def _whole(name: str, overload: str) -> str:
@@ -169,10 +177,20 @@ def has_cpu_kernel_alone(func: Any) -> bool:
     return _whole(schema.name.removeprefix("aten::"), schema.overload_name) in native_functions().without_cuda
 
 
-def checks_each_argument(func: Any) -> bool:
-    """Does the code that PyTorch generates for CUDA want all tensors on one device, numbers too?"""
-    schema = func._schema
-    return _whole(schema.name.removeprefix("aten::"), schema.overload_name) in native_functions().by_argument
+READS_LIMITS = {"linspace", "logspace", "where"}  # of CPU tensors without dimensions, whatever the output's device
+
+
+def device_rules(func: Any) -> tuple[bool, bool, bool]:
+    """How CUDA checks the devices of an operator's arguments.
+
+    The first value says whether generated code wants each tensor on one device. The second says
+    whether TensorIterator checks, which admits one CPU tensor without dimensions. The third says
+    whether a result may be copied into an output on another device.
+    """
+    schema, natives = func._schema, native_functions()
+    name = _whole(schema.name.removeprefix("aten::"), schema.overload_name)
+    copies = name in natives.copying or name.partition(".")[0] in READS_LIMITS
+    return name in natives.by_argument, name in natives.iterators, copies
 
 
 def _named_tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ import torch
 
 from virtualgpu.ops import blas, operators
 from virtualgpu.errors import at_least_two
-from virtualgpu.ops.call import Call, cuda_kernel, device_error, different_devices, handles, refuses_half
+from virtualgpu.ops.call import Call, cuda_kernel, device_error, handles, refuses_half
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 
 Tensor = torch.Tensor
@@ -374,8 +374,7 @@ def pseudoinverse(call: Call) -> Any:
     x = call.args[0]
     if call.op.outs:
         return operators.into_given(call)
-    if len({tensor.device for tensor in call.tensors()}) > 1:  # the tolerances too, which get a dimension
-        raise different_devices(call.args, call.kwargs)
+    call.require_one_device()  # of the tolerances too, which get a dimension
     if call.kwargs.get("hermitian") or not _covered(x):
         return operators.compute(call)
     given = [call.kwargs.get(name) for name in ("atol", "rtol")]

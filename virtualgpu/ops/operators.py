@@ -143,6 +143,8 @@ def into_given(call: Call) -> Any:
         if type(x) is not VirtualTensor:
             refuse_waiting(x)
             raise different_devices(call.args, call.kwargs)
+    if call.op.outs and not call.op.outputs_anywhere and not _has_input_on_gpu(call):
+        raise different_devices(call.args, call.kwargs)
     for position, name in enumerate(call.op.outs):
         given = call.kwargs.get(name)
         if type(given) is not VirtualTensor or given.layout is not torch.strided:
@@ -154,6 +156,12 @@ def into_given(call: Call) -> Any:
             found = list(tensors(on_meta(call.with_arguments(*call.args, **call.kwargs | {name: empty}))))
             _require_within_capacity(given, found[position])
     return refit(compute(call))
+
+
+def _has_input_on_gpu(call: Call) -> bool:
+    """Is there a device tensor beside the outputs, or no tensor at all?"""
+    inputs = [x for x in tensors(call.args, *(x for name, x in call.kwargs.items() if name not in call.op.outs))]
+    return not inputs or any(type(x) is VirtualTensor for x in inputs)
 
 
 def compute_or_into_given(call: Call) -> Any:
