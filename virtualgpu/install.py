@@ -17,6 +17,7 @@ from virtualgpu import autocast, comm, cuda_sources, eager, factories, generator
 from virtualgpu.collectives import profiled, reducer, wrappers
 from virtualgpu.driver import cuda, nvml, profiler, smi
 from virtualgpu.graphs import cuda_graph, pools
+from virtualgpu.errors import DifferentDevicesError
 from virtualgpu.hardware import Machine
 from virtualgpu.host import benchmark, data_loading, pinned, python_costs, time_module
 from virtualgpu.host.cpu_operators import HostOperators
@@ -158,7 +159,15 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
             if check is not None:
                 check(args, kwargs)
             if function is not None:
-                return function(*args, **kwargs)
+                return _composed(function, args, kwargs)
         return call.made_of(operator, *args, **kwargs)
 
     return kernel
+
+
+def _composed(function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """The function's result. An error of several devices has the class that it has on CUDA."""
+    try:
+        return function(*args, **kwargs)
+    except DifferentDevicesError as error:
+        raise RuntimeError(str(error)) from None

@@ -283,8 +283,10 @@ class Operator:
     """
 
     __slots__ = (
-        "arguments", "assertion", "by_argument", "defaults", "device_time", "func", "handler", "iterates", "kernel", "marks_written", "model_only", "name",
-        "only_writes", "outputs_anywhere", "outs", "overwrites", "own_kernel", "positions", "returns_views", "temporaries", "touches_values", "written",
+        "arguments", "assertion", "by_argument", "defaults", "device_time", "func", "handler",
+        "iterates", "kernel", "marks_written", "model_only", "name", "only_writes",
+        "outputs_anywhere", "outs", "overwrites", "own_kernel", "positions", "returns_views",
+        "temporaries", "touches_values", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:

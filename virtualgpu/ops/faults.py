@@ -119,13 +119,11 @@ def as_on_cuda(call: Call, error: Exception) -> Exception:
 
 
 class NativeFunctions(NamedTuple):
-    """Names with overload of the operators that check devices by themselves, of those whose generated code checks each argument, of
-    those whose structured kernels are TensorIterator's, of those whose generated code copies a result into the output, of all structured kernels, of those without one for CUDA, and of those with one for CUDA alone."""
+    """Names, with overload, of operators by what PyTorch's list says of them."""
 
-    by_themselves: frozenset[str] = frozenset()
-    by_argument: frozenset[str] = frozenset()
-    iterators: frozenset[str] = frozenset()
-    copying: frozenset[str] = frozenset()
+    by_themselves: frozenset[str] = frozenset()  # check devices in their kernels
+    by_argument: frozenset[str] = frozenset()  # generated code checks each argument
+    iterators: frozenset[str] = frozenset()  # structured kernels of TensorIterator's
     structured: frozenset[str] = frozenset()
     without_cuda: frozenset[str] = frozenset()
     for_cuda_alone: frozenset[str] = frozenset()
@@ -138,7 +136,7 @@ def native_functions() -> NativeFunctions:
     if package is None or package.origin is None:
         return NativeFunctions()
     text = (Path(package.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
-    by_themselves, with_cuda, iterators, copying, structured = set(), set(), set(), set(), set()
+    by_themselves, with_cuda, iterators, structured = set(), set(), set(), set()
     without_cuda, for_cuda_alone = set(), set()
     delegates = {}  # by operator: the structured one whose kernel it shares
     for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
@@ -149,8 +147,6 @@ def native_functions() -> NativeFunctions:
             structured.add(name)
         if "structured_inherits: TensorIteratorBase" in entry:
             iterators.add(name)
-        if found := re.search(r"^  autogen: (.+)$", entry, flags=re.MULTILINE):
-            copying.update(found[1].split(", "))
         if found := re.search(r"^  structured_delegate: (\S+)", entry, flags=re.MULTILINE):
             delegates[name] = found[1]
         if re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE):
@@ -164,7 +160,7 @@ def native_functions() -> NativeFunctions:
     with_cuda |= {name for name, delegate in delegates.items() if delegate in with_cuda}
     iterators |= {name for name, delegate in delegates.items() if delegate in iterators}
     by_argument = with_cuda - by_themselves
-    return NativeFunctions(*map(frozenset, (by_themselves, by_argument, iterators, copying, structured, without_cuda, for_cuda_alone)))
+    return NativeFunctions(*map(frozenset, (by_themselves, by_argument, iterators, structured, without_cuda, for_cuda_alone)))
 
 
 def _whole(name: str, overload: str) -> str:
@@ -177,7 +173,8 @@ def has_cpu_kernel_alone(func: Any) -> bool:
     return _whole(schema.name.removeprefix("aten::"), schema.overload_name) in native_functions().without_cuda
 
 
-READS_LIMITS = {"linspace", "logspace", "where"}  # of CPU tensors without dimensions, whatever the output's device
+# These read CPU tensors without dimensions, or move them to the output's device.
+READS_NUMBERS = {"linspace", "logspace", "where"}
 
 
 def device_rules(func: Any) -> tuple[bool, bool, bool]:
@@ -185,12 +182,12 @@ def device_rules(func: Any) -> tuple[bool, bool, bool]:
 
     The first value says whether generated code wants each tensor on one device. The second says
     whether TensorIterator checks, which admits one CPU tensor without dimensions. The third says
-    whether a result may be copied into an output on another device.
+    whether all inputs of an `out=` on a GPU may be on the CPU.
     """
     schema, natives = func._schema, native_functions()
-    name = _whole(schema.name.removeprefix("aten::"), schema.overload_name)
-    copies = name in natives.copying or name.partition(".")[0] in READS_LIMITS
-    return name in natives.by_argument, name in natives.iterators, copies
+    own = schema.name.removeprefix("aten::")
+    name = _whole(CUDA_OPERATORS.get(own, (own,))[0], schema.overload_name)
+    return name in natives.by_argument, name in natives.iterators, name.partition(".")[0] in READS_NUMBERS
 
 
 def _named_tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from virtualgpu.ops import blas, operators
 from virtualgpu.errors import at_least_two
+from virtualgpu.ops import blas, operators
 from virtualgpu.ops.call import Call, cuda_kernel, device_error, handles, refuses_half
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 
