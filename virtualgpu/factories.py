@@ -9,7 +9,7 @@ import torch
 import torch.utils._device
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu import hardware
+from virtualgpu import hardware, legacy_types
 from virtualgpu.errors import is_wrapped, outermost, unsupported
 from virtualgpu.host.pinned import pinned
 from virtualgpu.moves import gpu_of, to_device
@@ -74,6 +74,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any
     for owner, kind in ((torch.cuda, _LegacyType), (torch.cuda.sparse, _LegacySparseType)):
         named = ((name, dtype) for name, dtype in LEGACY.items() if hasattr(owner, name))
         yield owner, {name: kind(name, (), {"dtype": dtype, "__module__": owner.__name__}) for name, dtype in named}
+    yield from legacy_types.replacements(tuple(LEGACY))
     names = ("nested_tensor", "as_nested_tensor")
     yield torch.nested, {name: on_the_cpu_only(f"torch.nested.{name}", getattr(torch.nested, name)) for name in names}
 
@@ -321,6 +322,10 @@ class _LegacyType(type):
         device = "cuda" if device is None else device
         if len(args) == 1 and not isinstance(args[0], int):
             data = args[0]
+            if isinstance(data, torch.Tensor):
+                if not isinstance(data, cls):
+                    legacy_types.refuse(cls.dtype, "cuda", data)
+                return torch.ops.aten.alias.default(data)
             if not isinstance(data, torch.Size):
                 return tensor(data, dtype=cls.dtype, device=device)
             args = tuple(data)
@@ -341,7 +346,7 @@ def set_default_tensor_type(kind: Any) -> None:
     """`torch._C._set_default_tensor_type`. C++ takes CPU types only: of a CUDA type it gets the dtype, and PyTorch the default device."""
     global _default_is_cuda
     is_cuda = isinstance(kind, _LegacyType)
-    _set_default_tensor_type(getattr(torch, kind.__name__) if is_cuda else kind)
+    _set_default_tensor_type(legacy_types.made_in_cpp(getattr(torch, kind.__name__) if is_cuda else kind))
     if is_cuda != _default_is_cuda:
         torch.set_default_device("cuda" if is_cuda else None)
         _default_is_cuda = is_cuda

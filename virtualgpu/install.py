@@ -16,8 +16,8 @@ import torch.cuda.nccl
 from virtualgpu import autocast, comm, cuda_sources, eager, factories, generators, gradient_devices, hardware, moves, torchscript
 from virtualgpu.collectives import profiled, reducer, wrappers
 from virtualgpu.driver import cuda, nvml, profiler, smi
-from virtualgpu.graphs import cuda_graph, pools
 from virtualgpu.errors import DifferentDevicesError
+from virtualgpu.graphs import cuda_graph, pools
 from virtualgpu.hardware import Machine
 from virtualgpu.host import benchmark, data_loading, pinned, python_costs, time_module
 from virtualgpu.host.cpu_operators import HostOperators

@@ -378,7 +378,7 @@ def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **k
     name = dtype if isinstance(dtype, str) else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
     if name.startswith("torch.cuda."):
         return to(self, "cuda", _type(torch.empty(0, device="cpu"), name.replace(".cuda", "")).dtype, non_blocking)
-    return _type(self, dtype, non_blocking, **kwargs)
+    return _type(self, name if isinstance(dtype, type) else dtype, non_blocking, **kwargs)
 
 
 # torch.load
