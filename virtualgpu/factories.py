@@ -10,7 +10,7 @@ import torch.utils._device
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu import hardware, legacy_types
-from virtualgpu.errors import is_wrapped, outermost, unsupported
+from virtualgpu.errors import is_wrapped, outermost, refuse_legacy_conversion, unsupported
 from virtualgpu.host.pinned import pinned
 from virtualgpu.moves import gpu_of, to_device
 from virtualgpu.tensor import VirtualTensor, empty, tensors
@@ -324,7 +324,7 @@ class _LegacyType(type):
             data = args[0]
             if isinstance(data, torch.Tensor):
                 if not isinstance(data, cls):
-                    legacy_types.refuse(cls.dtype, "cuda", data)
+                    refuse_legacy_conversion(cls.dtype, "cuda", data)
                 return torch.ops.aten.alias.default(data)
             if not isinstance(data, torch.Size):
                 return tensor(data, dtype=cls.dtype, device=device)

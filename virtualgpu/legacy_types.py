@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from virtualgpu.errors import cpp_name, outermost
+from virtualgpu.errors import outermost, refuse_legacy_conversion
 from virtualgpu.moves import gpu_of
 from virtualgpu.tensor import VirtualTensor
 
@@ -25,7 +25,7 @@ class LegacyHostType(type):
     @outermost
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
         if args and type(args[0]) is VirtualTensor and cls.layout is torch.strided:
-            refuse(cls.original.dtype, "cpu", args[0])
+            refuse_legacy_conversion(cls.original.dtype, "cpu", args[0])
         return cls.original(*args, **kwargs)
 
     def __eq__(cls, other: object) -> bool:
@@ -55,13 +55,3 @@ def _standing_for(original: Any) -> LegacyHostType:
 def made_in_cpp(kind: Any) -> Any:
     """The type that C++ knows, of a type in its place."""
     return kind.original if isinstance(kind, LegacyHostType) else kind
-
-
-def refuse(dtype: torch.dtype, device: str, given: torch.Tensor) -> None:
-    """Raise TypeError for a tensor of another type, which a legacy constructor does not convert."""
-
-    def options(dtype: torch.dtype, device: Any) -> str:
-        rest = "requires_grad=false (default), pinned_memory=false (default), memory_format=(nullopt)"
-        return f"TensorOptions(dtype={cpp_name(dtype)}, device={device}, layout=Strided, {rest})"
-
-    raise TypeError(f"expected {options(dtype, device)} (got {options(given.dtype, given.device)})")

@@ -26,7 +26,7 @@ from virtualgpu.ops.faults import survive
 from virtualgpu.streams.accesses import Region, has_region, mapped
 from virtualgpu.streams.launches import user_line
 from virtualgpu.streams.race_detector import copies_elsewhere
-from virtualgpu.tensor import VirtualTensor, empty_without_values, hang, memory_of, tensors
+from virtualgpu.tensor import VirtualTensor, empty_without_values, hang, memory_of, plain_set, tensors
 
 _make_subclass = torch.Tensor._make_subclass
 of_thread = threading.local()  # is it `replaying` a graph?
@@ -306,7 +306,7 @@ def _at_home(memory: Memory, nbytes: int) -> Any:
 def shown(storage: Any, region: Region, gpu: Gpu, bits: tuple[bool, bool] = (False, False)) -> VirtualTensor:
     """The tensor that shows a region of a storage; `bits` say whether as its conjugate, and as its negative."""
     with _DisableTorchDispatch():
-        plain = torch.empty(0, dtype=region.dtype, device="cpu").set_(storage, *region[:3])
+        plain = plain_set(torch.empty(0, dtype=region.dtype, device="cpu"), storage, *region[:3])
         plain = torch._conj(plain) if bits[0] else plain
         plain = torch._neg_view(plain) if bits[1] else plain
         tensor = _make_subclass(VirtualTensor, plain)

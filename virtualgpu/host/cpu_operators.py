@@ -25,6 +25,7 @@ from virtualgpu.tensor import VirtualTensor, tensors
 # PyTorch's own operators fail or crash on symbolic zeros where a mode is active: real zeros serve as well.
 _SYMBOLIC_ZEROS, _ZEROS = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
 _OF_MODES = {"__torch_function__", "__torch_dispatch__"}  # such as a default device's: one line for all calls
+_LEAF = "torch::autograd::AccumulateGrad"
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
 
 
@@ -129,6 +130,8 @@ class HostOperators(TorchDispatchMode):
         if kwargs.get("generator") is not None and ("device" not in kwargs or kwargs["device"].type == "cpu"):
             refuse_device_generator(kwargs["generator"])
         op = operator(func)
+        if len(call) == 3 and call[2] == _LEAF and args:
+            require_gradient_on_host(_node(), args[0])
         result = self.races.host_runs(op, args, kwargs) if self.races.host_copies else func(*args, **kwargs)
         if type(result) is VirtualTensor:
             return result  # a factory on a GPU: its own operators have taken their time
@@ -173,6 +176,17 @@ def adopt(args: tuple) -> tuple:
         return x
 
     return tuple(moved(x) for x in args)
+
+
+def require_gradient_on_host(node: Any, gradient: torch.Tensor) -> None:
+    """Raise RuntimeError if a leaf on a GPU gets a gradient of the host.
+
+    A hook of a node that C++ has made has put it there. Nothing sees such hooks when they run.
+    """
+    leaf = node.variable
+    if type(leaf) is VirtualTensor and type(gradient) is torch.Tensor:
+        was, got = errors.type_of(leaf), errors.type_of(gradient)
+        raise RuntimeError(f"hook '<unknown>' has changed the type of value (was {was} got {got})")
 
 
 def refuse_device_generator(generator: torch.Generator) -> None:

@@ -209,19 +209,26 @@ def _require_within_capacity(x: VirtualTensor, shape: torch.Tensor) -> None:
 
 def set_storage(call: Call) -> Any:
     """`set_`: the tensor moves to another storage of its GPU."""
-    gpu = call.args[0]._gpu
+    x = call.args[0]
     source = call.args[1] if len(call.args) > 1 else None
     storage = source.untyped_storage() if isinstance(source, torch.Tensor) else source
     memory = getattr(storage, "memory", None)
+    if type(x) is not VirtualTensor:
+        raise storage_elsewhere(x, storage)
+    gpu = x._gpu
     if storage is not None and (storage.nbytes() > 0 if memory is None else memory.gpu is not gpu):
-        raise RuntimeError(
-            f'Attempted to set the storage of a tensor on device "{gpu.device}" to a storage on different device "{storage.device}".  '
-            "This is no longer allowed; the devices must match."
-        )
+        raise storage_elsewhere(x, storage)
     result = call.on_cpu()
     if not hasattr(result.untyped_storage(), "memory"):
         allocate_on(gpu, result.untyped_storage())
     return result
+
+
+def storage_elsewhere(x: torch.Tensor, storage: Any) -> RuntimeError:
+    return RuntimeError(
+        f'Attempted to set the storage of a tensor on device "{x.device}" to a storage on different device "{storage.device}".  '
+        "This is no longer allowed; the devices must match."
+    )
 
 
 def read_scalar(call: Call) -> Any:
