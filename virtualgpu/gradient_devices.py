@@ -36,9 +36,10 @@ def noting_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
         if type(result) is tuple:
             output = next((x for x in result if type(x) in _PLAIN and x.requires_grad), None)
         if type(output) in _PLAIN and output.requires_grad and not kwargs:
-            node: Any = output.grad_fn
+            node = output.grad_fn
             if isinstance(node, BackwardCFunction):
-                node._input_devices = [x.device if isinstance(x, torch.Tensor) else None for x in args]
+                noted: Any = node
+                noted._input_devices = [x.device if isinstance(x, torch.Tensor) else None for x in args]
         return result
 
     return wraps(apply)(noting)

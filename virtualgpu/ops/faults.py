@@ -186,7 +186,8 @@ def device_rules(func: Any) -> tuple[bool, bool, bool]:
     """
     schema, natives = func._schema, native_functions()
     own = schema.name.removeprefix("aten::")
-    name = _whole(CUDA_OPERATORS.get(own, (own,))[0], schema.overload_name)
+    on_cuda = own if own in DEVICE_ERRORS else CUDA_OPERATORS.get(own, (own,))[0]
+    name = _whole(on_cuda, schema.overload_name)
     return name in natives.by_argument, name in natives.iterators, name.partition(".")[0] in READS_NUMBERS
 
 
