@@ -15,7 +15,7 @@ from virtualgpu.tensor import VirtualTensor
 
 
 class LegacyHostType(type):
-    """The type of these types. Each stands for the `original` that C++ made, and is equal to it."""
+    """Metaclass of the stand-ins. Each stand-in is equal to the `original` type, which C++ has made."""
 
     original: Any
 
@@ -42,7 +42,7 @@ class LegacyHostType(type):
 
 
 def replacements(names: tuple[str, ...]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """By owner, the types that change."""
+    """Yield the types that change, by owner."""
     for owner in (torch, torch.sparse):
         originals = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
         yield owner, {name: _standing_for(original) for name, original in originals.items()}
@@ -53,5 +53,5 @@ def _standing_for(original: Any) -> LegacyHostType:
 
 
 def made_in_cpp(kind: Any) -> Any:
-    """The type that C++ knows, of a type in its place."""
+    """Return the type that C++ knows for a stand-in."""
     return kind.original if isinstance(kind, LegacyHostType) else kind

@@ -68,7 +68,7 @@ class Memory:
             self.kept = None
 
     def remember(self, kept: int | None) -> None:
-        """Undo `forget`: the storage has values again, of so many bytes."""
+        """Undo `forget`. The storage has values of `kept` bytes again."""
         if self.kept is None and kept is not None:
             self.gpu.machine.valueless_storages -= 1
             self.gpu.machine.kept_bytes += kept

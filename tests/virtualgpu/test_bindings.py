@@ -31,10 +31,44 @@ NAMES_WITHOUT_DEVICES = [
     "is_sparse_csr", "itemsize", "layout", "nbytes", "ndim", "ndimension", "nelement",
     "requires_grad", "shape", "volatile", "names",
 ]  # fmt: skip
-DEVICE_FLAGS = ["is_cpu", "is_ipu", "is_maia", "is_meta", "is_mps", "is_mtia", "is_vulkan", "is_xla", "is_xpu"]
+DEVICE_FLAGS = [
+    "is_cpu",
+    "is_ipu",
+    "is_maia",
+    "is_meta",
+    "is_mps",
+    "is_mtia",
+    "is_vulkan",
+    "is_xla",
+    "is_xpu",
+]
 OTHER_DEVICES = ["ipu", "mtia", "xpu"]
-CONVERSIONS = ["bfloat16", "bool", "byte", "cdouble", "cfloat", "char", "double", "float", "half", "int", "long", "short"]
-TRIED = ["apply_", "map_", "map2_", "new", "new_tensor", "numpy", "tolist", "type", "data_ptr", "const_data_ptr"]
+CONVERSIONS = [
+    "bfloat16",
+    "bool",
+    "byte",
+    "cdouble",
+    "cfloat",
+    "char",
+    "double",
+    "float",
+    "half",
+    "int",
+    "long",
+    "short",
+]
+TRIED = [
+    "apply_",
+    "map_",
+    "map2_",
+    "new",
+    "new_tensor",
+    "numpy",
+    "tolist",
+    "type",
+    "data_ptr",
+    "const_data_ptr",
+]
 TRIED += ["untyped_storage", "is_cuda"]
 
 
@@ -57,8 +91,16 @@ def test_a_conversion_stays_on_the_gpu(name):
 
 
 CALLS = {
-    "apply_": (lambda: on_gpu(2).apply_(first), TypeError, "apply_ is only implemented on CPU tensors"),
-    "map_": (lambda: on_gpu(2).map_(on_gpu(2), first), TypeError, "map_ is only implemented on CPU tensors"),
+    "apply_": (
+        lambda: on_gpu(2).apply_(first),
+        TypeError,
+        "apply_ is only implemented on CPU tensors",
+    ),
+    "map_": (
+        lambda: on_gpu(2).map_(on_gpu(2), first),
+        TypeError,
+        "map_ is only implemented on CPU tensors",
+    ),
     "map_, other": (
         lambda: torch.ones(2).map_(on_gpu(2), first),
         TypeError,
@@ -80,7 +122,11 @@ CALLS = {
         RuntimeError,
         OTHER_STORAGE,
     ),
-    "set_, typed": (lambda: torch.ones(2).set_(on_gpu(2)._typed_storage()), RuntimeError, OTHER_STORAGE),
+    "set_, typed": (
+        lambda: torch.ones(2).set_(on_gpu(2)._typed_storage()),
+        RuntimeError,
+        OTHER_STORAGE,
+    ),
     "numpy": (
         lambda: on_gpu(2).numpy(),
         TypeError,

@@ -36,20 +36,34 @@ def test_the_types_of_the_cpu_are_what_they_were(machine):
     assert stand_in == original and original == stand_in and hash(stand_in) == hash(original)
     assert {original: 1}[stand_in] == {stand_in: 1}[original] == 1
     assert repr(stand_in) == repr(original) and stand_in.__name__ == "FloatTensor"
-    assert (stand_in.dtype, stand_in.layout, stand_in.is_cuda) == (torch.float32, torch.strided, False)
+    assert (stand_in.dtype, stand_in.layout, stand_in.is_cuda) == (
+        torch.float32,
+        torch.strided,
+        False,
+    )
     assert pickle.loads(pickle.dumps(stand_in)) is stand_in
-    assert torch.FloatTensor([1.0, 2.0]).tolist() == [1, 2] and torch.LongTensor(2, 3).shape == (2, 3)
+    assert torch.FloatTensor([1.0, 2.0]).tolist() == [1, 2] and torch.LongTensor(2, 3).shape == (
+        2,
+        3,
+    )
     assert type(torch.FloatTensor(2)) is torch.Tensor
     assert torch.ones(1).type(torch.LongTensor).dtype is torch.int64
     assert torch.ones(1, device="cuda").type(torch.LongTensor).device.type == "cpu"
     assert torch.ones(1).type() == "torch.FloatTensor"
-    with pytest.raises(RuntimeError, match="legacy constructor expects device type: cpu but device type: cuda was passed"):
+    with pytest.raises(
+        RuntimeError,
+        match="legacy constructor expects device type: cpu but device type: cuda was passed",
+    ):
         torch.FloatTensor(2, device="cuda")
 
 
 def test_a_legacy_constructor_converts_no_tensor(machine):
     x = torch.ones(2)
     assert torch.equal(torch.FloatTensor(x), x) and torch.equal(torch.cuda.FloatTensor(x.cuda()), x.cuda())
-    for make, given in ((torch.FloatTensor, x.cuda()), (torch.cuda.FloatTensor, x), (torch.cuda.FloatTensor, x.cuda().int())):
+    for make, given in (
+        (torch.FloatTensor, x.cuda()),
+        (torch.cuda.FloatTensor, x),
+        (torch.cuda.FloatTensor, x.cuda().int()),
+    ):
         with pytest.raises(TypeError, match="^expected TensorOptions.dtype=float, device=.*got TensorOptions"):
             make(given)

@@ -121,7 +121,7 @@ class Call:
             raise different_devices(self.args, self.kwargs)
 
     def _numbers_of_program(self) -> int:
-        """The number of CPU tensors without dimensions that C++ has not made itself, perhaps for the GPU."""
+        """Count the CPU tensors without dimensions that the program has made, not C++ itself."""
         numbers = (x for x in self.tensors() if type(x) is not VirtualTensor and x.dim() == 0)
         return sum(getattr(x.untyped_storage(), "waiting", None) is None for x in numbers)
 

@@ -20,14 +20,14 @@ def _argument(args: tuple, kwargs: dict, position: int, name: str) -> Any:
 
 @checks("meshgrid", "meshgrid.indexing")
 def meshgrid(args: tuple, kwargs: dict) -> None:
-    """native/TensorShape.cpp"""
+    """Check as native/TensorShape.cpp does."""
     if len({x.device for x in args[0]}) > 1:
         raise RuntimeError("meshgrid expects all tensors to have the same device")
 
 
 @checks("tensor_split.tensor_indices_or_sections")
 def tensor_split(args: tuple, kwargs: dict) -> None:
-    """native/TensorShape.cpp"""
+    """Check as native/TensorShape.cpp does."""
     where = args[1]
     if where.device.type != "cpu":
         raise RuntimeError(f"tensor_split expected tensor_indices_or_sections to be on cpu, but it's on {where.device}")
@@ -35,7 +35,7 @@ def tensor_split(args: tuple, kwargs: dict) -> None:
 
 @checks("inner", "inner.out")
 def inner(args: tuple, kwargs: dict) -> None:
-    """native/LinearAlgebra.cpp"""
+    """Check as native/LinearAlgebra.cpp does."""
     first = args[0]
     for x in (kwargs.get("out"), args[1]):
         if x is not None and x.device.type != first.device.type:
@@ -47,7 +47,7 @@ def inner(args: tuple, kwargs: dict) -> None:
 
 @checks("take_along_dim", "take_along_dim.out")
 def take_along_dim(args: tuple, kwargs: dict) -> None:
-    """native/TensorAdvancedIndexing.cpp"""
+    """Check as native/TensorAdvancedIndexing.cpp does."""
     first = args[0]
     for x in (kwargs.get("out"), args[1]):
         if x is not None and x.device != first.device:
@@ -59,7 +59,7 @@ def take_along_dim(args: tuple, kwargs: dict) -> None:
 
 @checks("linalg_multi_dot", "linalg_multi_dot.out")
 def multi_dot(args: tuple, kwargs: dict) -> None:
-    """native/LinearAlgebra.cpp"""
+    """Check as native/LinearAlgebra.cpp does."""
     first, *others = args[0]
     for number, x in enumerate(others, start=1):
         if x.device != first.device:
@@ -71,9 +71,16 @@ def multi_dot(args: tuple, kwargs: dict) -> None:
         raise RuntimeError(f"multi_dot(): expected out tensor to be on device {first.device} but got {out.device}")
 
 
-@checks("quantile", "quantile.out", "quantile.scalar_out", "nanquantile", "nanquantile.out", "nanquantile.scalar_out")
+@checks(
+    "quantile",
+    "quantile.out",
+    "quantile.scalar_out",
+    "nanquantile",
+    "nanquantile.out",
+    "nanquantile.scalar_out",
+)
 def quantile(args: tuple, kwargs: dict) -> None:
-    """native/Sorting.cpp"""
+    """Check as native/Sorting.cpp does."""
     x, q, out = args[0], args[1], kwargs.get("out")
     if isinstance(q, Tensor) and x.device != q.device:
         raise RuntimeError("quantile() q tensor must be on the same device as the input tensor")
@@ -83,7 +90,7 @@ def quantile(args: tuple, kwargs: dict) -> None:
 
 @checks("tensordot.out")
 def tensordot(args: tuple, kwargs: dict) -> None:
-    """native/Linear.cpp"""
+    """Check as native/Linear.cpp does."""
     (first, second), out = args[:2], kwargs["out"]
     if not first.device == second.device == out.device:
         raise RuntimeError(
@@ -94,7 +101,7 @@ def tensordot(args: tuple, kwargs: dict) -> None:
 
 @checks("special_ndtr.out")
 def ndtr(args: tuple, kwargs: dict) -> None:
-    """native/UnaryOps.cpp"""
+    """Check as native/UnaryOps.cpp does."""
     x, out = args[0], kwargs["out"]
     if x.device != out.device:
         raise RuntimeError(at_least_two([("self", x), ("result", out)]))
@@ -104,7 +111,7 @@ def _result_on_device(function: str, of_result: bool = True) -> Callable[[tuple,
     """The check of an `out`. Some functions call `checkSameDevice` with the arguments exchanged."""
 
     def check(args: tuple, kwargs: dict) -> None:
-        """native/LinearAlgebraUtils.h"""
+        """Check as native/LinearAlgebraUtils.h does."""
         x, out = args[0].device, kwargs["out"].device
         result, given = (out, x) if of_result else (x, out)
         if x != out:
@@ -124,7 +131,7 @@ checks("linalg_tensorsolve.out")(_result_on_device("tensorsolve"))
 
 def _windowed(name: str, position: int) -> Callable[[tuple, dict], None]:
     def check(args: tuple, kwargs: dict) -> None:
-        """native/SpectralOps.cpp"""
+        """Check as native/SpectralOps.cpp does."""
         x, window = args[0], _argument(args, kwargs, position, "window")
         if isinstance(window, Tensor) and window.device != x.device:
             raise RuntimeError(
@@ -140,7 +147,7 @@ checks("istft")(_windowed("istft", 4))
 
 @checks("linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.tol_tensor")
 def matrix_rank(args: tuple, kwargs: dict) -> None:
-    """native/LinearAlgebra.cpp"""
+    """Check as native/LinearAlgebra.cpp does."""
     x = args[0]
     tolerances = {"tol": args[1]} if len(args) > 1 else kwargs
     for name in ("tol", "atol", "rtol"):

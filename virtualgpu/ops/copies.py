@@ -149,7 +149,7 @@ def blank(target: torch.Tensor, makes_up: Callable[[], object] | None) -> None:
 
 @handles("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
 def scatter_into_view(call: Call) -> Any:
-    """A copy of a tensor, into a view of which another one is copied, from any device (native/TensorShape.cpp)."""
+    """Copy a tensor, and copy another one from any device into a view of the copy (native/TensorShape.cpp)."""
     x, source = call.args[:2]
     if x.device == source.device:
         return operators.compute_or_into_given(call)

@@ -178,7 +178,7 @@ READS_NUMBERS = {"linspace", "logspace", "where"}
 
 
 def device_rules(func: Any) -> tuple[bool, bool, bool]:
-    """How CUDA checks the devices of an operator's arguments.
+    """Return how CUDA checks the devices of an operator's arguments.
 
     The first value says whether generated code wants each tensor on one device. The second says
     whether TensorIterator checks, which admits one CPU tensor without dimensions. The third says

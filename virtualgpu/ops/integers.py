@@ -89,7 +89,7 @@ class Conversion(NamedTuple):
     largest: int
 
     def of_nan(self, source: torch.dtype) -> int:
-        """What the instruction makes of NaN."""
+        """Return the instruction's result for NaN."""
         if self.bits == 32 and source is not torch.float64:
             return 0
         return 2 ** (self.bits - 1)
@@ -154,7 +154,7 @@ def _lowest_bits(number: int, dtype: torch.dtype) -> int:
 
 
 def _converting(func: Any) -> Callable[..., Tensor]:
-    """The kernel of `_to_copy`, whose results are CUDA's where an integer type is asked for."""
+    """Return a kernel of `_to_copy` whose integers are those of CUDA."""
     convert = CPU_KERNELS.get(func, func._op)
 
     def kernel(source: Tensor, **kwargs: Any) -> Tensor:

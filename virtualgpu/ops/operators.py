@@ -159,7 +159,7 @@ def into_given(call: Call) -> Any:
 
 
 def _has_input_on_gpu(call: Call) -> bool:
-    """Is there a device tensor beside the outputs, or no tensor at all?"""
+    """Return whether an input is on a GPU, or there is no input at all."""
     inputs = [x for x in tensors(call.args, *(x for name, x in call.kwargs.items() if name not in call.op.outs))]
     return not inputs or any(type(x) is VirtualTensor for x in inputs)
 
@@ -193,7 +193,7 @@ def resize(call: Call) -> Any:
 
 
 def resize_as(call: Call) -> Any:
-    """`resize_as_`: the other tensor gives a size, wherever it is."""
+    """Resize a tensor to the size of another one, on any device."""
     x, template = call.args[:2]
     form = call.argument("memory_format")
     options = {} if form in (None, torch.preserve_format) else {"memory_format": form}

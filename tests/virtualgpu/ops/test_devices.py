@@ -73,13 +73,22 @@ CALLS = {
         lambda: functional.layer_norm(on_host(2, 3), (3,), ones(3), ones(3)),
         differs("weight", "cuda:0", "wrapper_CUDA__native_layer_norm", "cpu"),
     ),
-    "gather": (lambda: ones(3).gather(0, torch.tensor(0)), differs("index", "cpu", "wrapper_CUDA_gather")),
+    "gather": (
+        lambda: ones(3).gather(0, torch.tensor(0)),
+        differs("index", "cpu", "wrapper_CUDA_gather"),
+    ),
     "index_select": (
         lambda: ones(3).index_select(0, torch.tensor(0)),
         differs("index", "cpu", "wrapper_CUDA__index_select"),
     ),
-    "clamp": (lambda: ones(3).clamp(min=torch.tensor(0.0)), differs("min", "cpu", "wrapper_CUDA_clamp_Tensor")),
-    "equal": (lambda: torch.equal(ones(), on_host()), differs("other", "cpu", "wrapper_CUDA__equal")),
+    "clamp": (
+        lambda: ones(3).clamp(min=torch.tensor(0.0)),
+        differs("min", "cpu", "wrapper_CUDA_clamp_Tensor"),
+    ),
+    "equal": (
+        lambda: torch.equal(ones(), on_host()),
+        differs("other", "cpu", "wrapper_CUDA__equal"),
+    ),
     "linalg.solve": (
         lambda: torch.linalg.solve(on_host(2, 2), ones(2)),
         differs("B", "cuda:0", "wrapper_CUDA__linalg_solve_ex", "cpu"),
