@@ -131,7 +131,8 @@ def saturate(target: Tensor, source: Tensor) -> None:
         else:
             return
     # One operator for the usual case. NaN counts as the largest magnitude.
-    fits = _vector_norm(source, inf).item() < _HELD_BY_ALL[conversion.bits]
+    magnitude = abs(source.item()) if source.numel() == 1 else _vector_norm(source, inf).item()
+    fits = magnitude < _HELD_BY_ALL[conversion.bits]
     if fits and (conversion.least or bool((source >= 0).all())):
         return
     wide = source.double().expand(target.shape)
