@@ -175,6 +175,23 @@ def tensor_type(dtype: torch.dtype) -> str:
     return "CUDABFloat16Type" if dtype is torch.bfloat16 else f"torch.cuda.{scalar_name(dtype)}Tensor"
 
 
+def type_of(x: torch.Tensor) -> str:
+    """The type of a tensor, as PyTorch's messages print it."""
+    if x.device.type == "cuda":
+        return tensor_type(x.dtype)
+    return "CPUBFloat16Type" if x.dtype is torch.bfloat16 else f"torch.{scalar_name(x.dtype)}Tensor"
+
+
+def refuse_legacy_conversion(dtype: torch.dtype, device: Any, given: torch.Tensor) -> None:
+    """Raise TypeError for a tensor of another type, which a legacy constructor does not convert."""
+
+    def options(dtype: torch.dtype, device: Any) -> str:
+        rest = "requires_grad=false (default), pinned_memory=false (default), memory_format=(nullopt)"
+        return f"TensorOptions(dtype={cpp_name(dtype)}, device={device}, layout=Strided, {rest})"
+
+    raise TypeError(f"expected {options(dtype, device)} (got {options(given.dtype, given.device)})")
+
+
 _CPU_TYPE = re.compile(r"\btorch\.(?=(sparse\.)?[A-Z]\w*Tensor\b)")
 
 

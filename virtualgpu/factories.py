@@ -9,8 +9,8 @@ import torch
 import torch.utils._device
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu import hardware
-from virtualgpu.errors import is_wrapped, outermost, unsupported
+from virtualgpu import hardware, legacy_types
+from virtualgpu.errors import is_wrapped, outermost, refuse_legacy_conversion, unsupported
 from virtualgpu.host.pinned import pinned
 from virtualgpu.moves import gpu_of, to_device
 from virtualgpu.tensor import VirtualTensor, empty, tensors
@@ -55,6 +55,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any
     """By owner, the names that change."""
     torch.utils._device._device_constructors()  # it remembers torch's own functions at its first call: not ours
     makers: dict[str, Any] = {name: with_any_device(getattr(torch, name)) for name in FACTORIES}
+    makers |= {name: with_number_limits(makers[name]) for name in ("linspace", "logspace")}
     makers |= {name: made_on_host(getattr(torch, name)) for name in MOVED}
     makers |= {name: made_of_parts(getattr(torch, name), parts) for name, parts in SPARSE.items()}
     makers |= {"tensor": tensor, "as_tensor": as_tensor, "asarray": asarray(torch.asarray), "device": Device}
@@ -73,6 +74,7 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[Any, Any
     for owner, kind in ((torch.cuda, _LegacyType), (torch.cuda.sparse, _LegacySparseType)):
         named = ((name, dtype) for name, dtype in LEGACY.items() if hasattr(owner, name))
         yield owner, {name: kind(name, (), {"dtype": dtype, "__module__": owner.__name__}) for name, dtype in named}
+    yield from legacy_types.replacements(tuple(LEGACY))
     names = ("nested_tensor", "as_nested_tensor")
     yield torch.nested, {name: on_the_cpu_only(f"torch.nested.{name}", getattr(torch.nested, name)) for name in names}
 
@@ -178,6 +180,20 @@ def with_any_device(factory: Callable[..., torch.Tensor]) -> Callable[..., torch
                 raise RuntimeError("Only dense CPU tensors can be pinned")
             return pinned(factory(*args, **kwargs))
         return factory(*args, **kwargs)
+
+    return make
+
+
+def with_number_limits(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A factory whose limits may be tensors without dimensions. C++ reads them, so they choose no device."""
+
+    def number(x: Any) -> Any:
+        return x.item() if type(x) is VirtualTensor and x.dim() == 0 else x
+
+    @wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        limits = {name: number(kwargs[name]) for name in ("start", "end") if name in kwargs}
+        return factory(*map(number, args), **kwargs | limits)
 
     return make
 
@@ -306,6 +322,10 @@ class _LegacyType(type):
         device = "cuda" if device is None else device
         if len(args) == 1 and not isinstance(args[0], int):
             data = args[0]
+            if isinstance(data, torch.Tensor):
+                if not isinstance(data, cls):
+                    refuse_legacy_conversion(cls.dtype, "cuda", data)
+                return torch.ops.aten.alias.default(data)
             if not isinstance(data, torch.Size):
                 return tensor(data, dtype=cls.dtype, device=device)
             args = tuple(data)
@@ -326,7 +346,7 @@ def set_default_tensor_type(kind: Any) -> None:
     """`torch._C._set_default_tensor_type`. C++ takes CPU types only: of a CUDA type it gets the dtype, and PyTorch the default device."""
     global _default_is_cuda
     is_cuda = isinstance(kind, _LegacyType)
-    _set_default_tensor_type(getattr(torch, kind.__name__) if is_cuda else kind)
+    _set_default_tensor_type(legacy_types.made_in_cpp(getattr(torch, kind.__name__) if is_cuda else kind))
     if is_cuda != _default_is_cuda:
         torch.set_default_device("cuda" if is_cuda else None)
         _default_is_cuda = is_cuda

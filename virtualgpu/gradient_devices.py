@@ -16,7 +16,6 @@ from virtualgpu.errors import is_wrapped, leave_out_the_kit
 from virtualgpu.hardware import Machine
 from virtualgpu.tensor import VirtualTensor
 
-_DEVICES = "_input_devices"  # attribute of a Function's node: the devices of the arguments, None for those that are no tensors
 _PLAIN = frozenset({torch.Tensor, VirtualTensor, torch.nn.Parameter})
 
 
@@ -33,12 +32,14 @@ def noting_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
 
     def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
         result = apply(cls, *args, **kwargs)
-        for output in result if type(result) is tuple else (result,):
-            if type(output) in _PLAIN and output.requires_grad:
-                node = output.grad_fn
-                if isinstance(node, BackwardCFunction) and not kwargs:
-                    setattr(node, _DEVICES, tuple(x.device if isinstance(x, torch.Tensor) else None for x in args))
-                break
+        output = result
+        if type(result) is tuple:
+            output = next((x for x in result if type(x) in _PLAIN and x.requires_grad), None)
+        if type(output) in _PLAIN and output.requires_grad and not kwargs:
+            node = output.grad_fn
+            if isinstance(node, BackwardCFunction):
+                noted: Any = node
+                noted._input_devices = [x.device if isinstance(x, torch.Tensor) else None for x in args]
         return result
 
     return wraps(apply)(noting)
@@ -49,7 +50,8 @@ def checking_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
 
     def checking(self: Any, *args: Any) -> Any:
         gradients = apply(self, *args)
-        devices = getattr(self, _DEVICES, None)
+        # One device for each argument of the Function, None for those that are no tensors.
+        devices = getattr(self, "_input_devices", None)
         if devices is None:
             return gradients
         given = gradients if isinstance(gradients, tuple) else (gradients,)
@@ -59,7 +61,7 @@ def checking_devices(apply: Callable[..., Any]) -> Callable[..., Any]:
     return wraps(apply)(checking)
 
 
-def _placed(node: Any, gradients: tuple, devices: tuple) -> tuple:
+def _placed(node: Any, gradients: tuple, devices: list) -> tuple:
     """The gradients. A number on another device is moved, as the engine does."""
     placed = list(gradients)
     index = 0  # among the inputs that are tensors

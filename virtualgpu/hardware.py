@@ -414,12 +414,6 @@ class Machine:
         """May memory whose values were kept so far keep those of data that arrive there?"""
         return self.values or self.may_keep(nbytes, dtype, data=True)
 
-    def keep(self, kept: int | None, sign: int = 1) -> None:
-        if kept is None:
-            self.valueless_storages += sign
-        else:
-            self.kept_bytes += sign * kept
-
     def require_alive(self) -> None:
         if self.forked:
             torch.cuda._lazy_init()

@@ -16,6 +16,7 @@ import torch.cuda.nccl
 from virtualgpu import autocast, comm, cuda_sources, eager, factories, generators, gradient_devices, hardware, moves, torchscript
 from virtualgpu.collectives import profiled, reducer, wrappers
 from virtualgpu.driver import cuda, nvml, profiler, smi
+from virtualgpu.errors import DifferentDevicesError
 from virtualgpu.graphs import cuda_graph, pools
 from virtualgpu.hardware import Machine
 from virtualgpu.host import benchmark, data_loading, pinned, python_costs, time_module
@@ -154,11 +155,19 @@ def _above_autograd(name: str, function: Callable[..., Any] | None) -> Callable[
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if of_dtensors is not None and any(hasattr(x, "_local_tensor") and x.device.type == "cuda" for x in tensors(args)):
             return of_dtensors(*args, **kwargs)
-        if any(type(x) is VirtualTensor for x in tensors(args)):
+        if any(type(x) is VirtualTensor for x in tensors(args, kwargs)):
             if check is not None:
                 check(args, kwargs)
             if function is not None:
-                return function(*args, **kwargs)
+                return _composed(function, args, kwargs)
         return call.made_of(operator, *args, **kwargs)
 
     return kernel
+
+
+def _composed(function: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """The function's result. An error of several devices has the class that it has on CUDA."""
+    try:
+        return function(*args, **kwargs)
+    except DifferentDevicesError as error:
+        raise RuntimeError(str(error)) from None

@@ -27,19 +27,26 @@ class Memory:
     __slots__ = ("__weakref__", "block", "born", "export", "gpu", "kept", "touched", "writer", "written")
 
     def __init__(self, gpu: Gpu, block: Block | None, kept: int | None) -> None:
+        machine = gpu.machine
         self.gpu = gpu
         self.block = block
-        self.born = gpu.machine.selected.call  # the call that made it: a Python instruction or a node of a backward
+        self.born = machine.selected.call  # the call that made it: a Python instruction or a node of a backward
         self.kept = kept
         self.export: ExportedBlock | None = None  # to other processes
         self.touched: Any = None  # who has touched it, once the GPU has several streams (a Place of virtualgpu.streams.accesses)
         # Of a stream whose work nobody looks at: the number of the piece that wrote here last, now of the one that makes this.
-        self.writer = unwatched(gpu)
+        self.writer = unwatched(gpu) if machine.several_streams else gpu.default_stream
         self.written = 0 if self.writer is None else self.writer.count + 1
-        gpu.machine.keep(kept)
+        if kept is None:
+            machine.valueless_storages += 1
+        else:
+            machine.kept_bytes += kept
 
     def __del__(self) -> None:
-        self.gpu.machine.keep(self.kept, -1)
+        if self.kept is None:
+            self.gpu.machine.valueless_storages -= 1
+        else:
+            self.gpu.machine.kept_bytes -= self.kept
         if self.block is not None:
             if self.touched is not None and self.gpu.machine.several_streams:
                 self.gpu.machine.races.freed(self.gpu, self.block, self.touched)
@@ -56,9 +63,16 @@ class Memory:
     def forget(self) -> None:
         """The values are known no longer."""
         if self.kept is not None:
-            self.gpu.machine.keep(self.kept, -1)
-            self.gpu.machine.keep(None)
+            self.gpu.machine.kept_bytes -= self.kept
+            self.gpu.machine.valueless_storages += 1
             self.kept = None
+
+    def remember(self, kept: int | None) -> None:
+        """Undo `forget`. The storage has values of `kept` bytes again."""
+        if self.kept is None and kept is not None:
+            self.gpu.machine.valueless_storages -= 1
+            self.gpu.machine.kept_bytes += kept
+            self.kept = kept
 
     @property
     def address(self) -> int:

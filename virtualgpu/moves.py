@@ -4,7 +4,7 @@ C++ takes every copy here for CPU to CPU, and would leave the gradient where it 
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -17,7 +17,16 @@ from virtualgpu import errors, hardware
 from virtualgpu.errors import outermost
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops.copies import move
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, attributes_of, empty_without_values, new_storage, send_to
+from virtualgpu.ops.operators import storage_elsewhere
+from virtualgpu.tensor import (
+    VirtualStorage,
+    VirtualTensor,
+    attributes_of,
+    empty_without_values,
+    new_storage,
+    plain_set,
+    send_to,
+)
 
 _to = torch.Tensor.to
 _copy: Any = torch.Tensor.copy_
@@ -41,6 +50,10 @@ def replacements(machine: hardware.Machine) -> Iterator[tuple[Any, dict[str, Any
             "grad": Attribute("grad", grad.__get__, errors.assign_gradient(grad.__set__), grad.__delete__),
             "numpy": read_on_host(torch.Tensor.numpy),
             "tolist": read_on_host(torch.Tensor.tolist),
+            "new": with_own_type(torch.Tensor.new),
+            "map_": on_host_alone(torch.Tensor.map_, "'other'"),
+            "map2_": on_host_alone(torch.Tensor.map2_, "argument 'x'", "argument 'y'"),
+            "set_": set_,
             "type": type_,
             "type_as": type_as,
         },
@@ -67,6 +80,11 @@ class Move(torch.autograd.Function):
         gpu, dtype = ctx.back
         hardware.machine().selected.visit(torch._C._current_graph_task_id(), gpu, gpu_of(gradient))
         return to_device(gradient, gpu, dtype), None, None, None, None
+
+
+# `Function.apply` without its preparations for function transforms, and without the notes of
+# `gradient_devices`: the gradient of a move is always on the right device.
+_apply_move: Any = super(torch.autograd.Function, Move).apply
 
 
 class TransformedMove(torch.autograd.Function):
@@ -150,7 +168,7 @@ def to_device(
         whole, level = _whole_batch(tensor)
         return torch._add_batch_dim(to_device(whole, gpu, dtype, non_blocking), 0, level)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return Move.apply(tensor, gpu, dtype, non_blocking, memory_format)
+        return _apply_move(tensor, gpu, dtype, non_blocking, memory_format)
     return move(tensor, gpu, dtype, non_blocking, memory_format)
 
 
@@ -229,6 +247,50 @@ def read_on_host(read: Any) -> Any:
         return read(self, *args, **kwargs)
 
     return checked
+
+
+# Methods of the CPU's tensors that C++ would let device tensors into
+
+
+def with_own_type(new: Any) -> Any:
+    """`Tensor.new` of a CPU tensor, which takes no tensor of another type."""
+
+    @outermost
+    @wraps(new)
+    def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is VirtualTensor and len(args) == 1:
+            errors.refuse_legacy_conversion(self.dtype, "cpu", args[0])
+        return new(self, *args, **kwargs)
+
+    return checked
+
+
+def on_host_alone(method: Any, *names: str) -> Any:
+    """`Tensor.map_` or `map2_`, which call Python for each element of tensors on the CPU."""
+
+    @outermost
+    @wraps(method)
+    def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if VirtualTensor not in map(type, (self, *args)):
+            return method(self, *args, **kwargs)
+        expected = errors.type_of(self)
+        for name, other in zip(names, args, strict=False):
+            if isinstance(other, torch.Tensor) and errors.type_of(other) != expected:
+                given = errors.type_of(other)
+                raise TypeError(f"{method.__name__}: expected {expected} for {name} (got {given})")
+        raise TypeError(f"{method.__name__} is only implemented on CPU tensors")
+
+    return checked
+
+
+@outermost
+def set_(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`Tensor.set_`, which gives a CPU tensor no storage of a GPU."""
+    source = args[0] if args else kwargs.get("source")
+    storage = getattr(source, "_untyped_storage", source)
+    if type(storage) is VirtualStorage and type(self) is not VirtualTensor:
+        raise storage_elsewhere(self, storage)
+    return plain_set(self, *args, **kwargs)
 
 
 # tensor.data
@@ -373,7 +435,7 @@ def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **k
     name = dtype if isinstance(dtype, str) else f"{getattr(dtype, '__module__', '')}.{getattr(dtype, '__name__', '')}"
     if name.startswith("torch.cuda."):
         return to(self, "cuda", _type(torch.empty(0, device="cpu"), name.replace(".cuda", "")).dtype, non_blocking)
-    return _type(self, dtype, non_blocking, **kwargs)
+    return _type(self, name if isinstance(dtype, type) else dtype, non_blocking, **kwargs)
 
 
 # torch.load

@@ -13,7 +13,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu import hardware
-from virtualgpu.errors import unsupported
+from virtualgpu.errors import refuse_legacy_conversion, unsupported
 from virtualgpu.hardware import Gpu
 from virtualgpu.memory import Memory, require_values, unwatched
 
@@ -21,6 +21,7 @@ _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 _storage_of: Callable[[torch.Tensor], Any] = torch.Tensor.untyped_storage  # a VirtualStorage, where memory of a GPU hangs on it
 _empty_strided = torch.empty_strided
+plain_set: Any = torch.Tensor.set_  # without the check of `moves`
 attributes_of: Any = torch.Tensor.__dict__["__dict__"]  # all attributes of a tensor, those of the kit too
 _CPU, _STRIDED = torch.device("cpu"), torch.strided
 
@@ -48,6 +49,12 @@ class VirtualStorage(torch.UntypedStorage):
     def data_ptr(self) -> int:
         return self.memory.address
 
+    def is_shared(self) -> bool:
+        return True  # as CUDA's storages answer
+
+    def new(self) -> "VirtualStorage":
+        return new_storage(VirtualStorage, 0, device=self.device)
+
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
         if isinstance(index, slice):  # the same memory, which C++ does not make ours
@@ -72,7 +79,7 @@ class VirtualStorage(torch.UntypedStorage):
         else:  # Python refuses that where there are no values
             with _DisableTorchDispatch():
                 bare = torch.empty(0, dtype=torch.uint8, device=torch.UntypedStorage.device.__get__(self))
-                torch.ops.inductor.resize_storage_bytes_(bare.set_(self), nbytes)
+                torch.ops.inductor.resize_storage_bytes_(plain_set(bare, self), nbytes)
             self._resized = None
         self.memory = Memory(gpu, gpu.allocate(nbytes), nbytes if kept else None)
         return self
@@ -142,6 +149,11 @@ class VirtualTensor(torch.Tensor, metaclass=TensorType):
         address = memory_of(self).address
         return address + int(self.storage_offset()) * self.itemsize if address else 0
 
+    const_data_ptr = data_ptr
+
+    def apply_(self, function: Any) -> Any:
+        raise TypeError("apply_ is only implemented on CPU tensors")
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """As PyTorch prints a CUDA tensor; it would name the subclass, whose name is as long as "tensor"."""
         if tensor_contents is None and self.layout is torch.strided:
@@ -202,6 +214,10 @@ class VirtualTensor(torch.Tensor, metaclass=TensorType):
             return torch.sparse_coo_tensor(*args, device=device, check_invariants=False)
         if len(args) == 1 and torch.is_storage(args[0]):
             return self.new_empty(0).set_(getattr(args[0], "_untyped_storage", args[0]))
+        if len(args) == 1 and isinstance(args[0], torch.Tensor):
+            if (args[0].dtype, args[0].device.type) != (self.dtype, "cuda"):
+                refuse_legacy_conversion(self.dtype, self.device, args[0])
+            return torch.ops.aten.alias.default(args[0])
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             return self.new_tensor(args[0], device=device)
         return self.new_empty(args[0] if args and isinstance(args[0], torch.Size) else args or (0,), device=device)

@@ -259,11 +259,14 @@ class Clock:
             self._note_known(stream)
             stream.count += 1
             self.host += overhead
-            full = self._wait_for_place(stream)
+            ends = stream.ends
+            full: Wait | None = None
+            if len(ends) == QUEUE_LENGTH:
+                full = self._wait_for_place(stream)
             launched = self.host
-            start = max(self.host, stream.ready, self._engines.get((device, engine), 0.0))
+            start = max(launched, stream.ready, self._engines.get((device, engine), 0.0))
             stream.ready = self._engines[device, engine] = end = start + seconds
-            stream.ends.append(end)
+            ends.append(end)
             self._devices[device] = max(end, self._devices.get(device, 0.0))
             if blocking:
                 self.host = end

@@ -26,7 +26,7 @@ from virtualgpu.ops.faults import survive
 from virtualgpu.streams.accesses import Region, has_region, mapped
 from virtualgpu.streams.launches import user_line
 from virtualgpu.streams.race_detector import copies_elsewhere
-from virtualgpu.tensor import VirtualTensor, empty_without_values, hang, memory_of, tensors
+from virtualgpu.tensor import VirtualTensor, empty_without_values, hang, memory_of, plain_set, tensors
 
 _make_subclass = torch.Tensor._make_subclass
 of_thread = threading.local()  # is it `replaying` a graph, and which operations use TF32 there?
@@ -318,7 +318,7 @@ def _at_home(memory: Memory, nbytes: int) -> Any:
 def shown(storage: Any, region: Region, gpu: Gpu, bits: tuple[bool, bool] = (False, False)) -> VirtualTensor:
     """The tensor that shows a region of a storage; `bits` say whether as its conjugate, and as its negative."""
     with _DisableTorchDispatch():
-        plain = torch.empty(0, dtype=region.dtype, device="cpu").set_(storage, *region[:3])
+        plain = plain_set(torch.empty(0, dtype=region.dtype, device="cpu"), storage, *region[:3])
         plain = torch._conj(plain) if bits[0] else plain
         plain = torch._neg_view(plain) if bits[1] else plain
         tensor = _make_subclass(VirtualTensor, plain)
@@ -336,8 +336,6 @@ def _put_back(x: torch.Tensor, kept: int | None, value: torch.Tensor | None) -> 
     if value is None:
         return
     if type(x) is VirtualTensor and (memory := memory_of(x)).kept is None:
-        memory.kept = kept
-        memory.gpu.machine.keep(None, -1)
-        memory.gpu.machine.keep(kept)
+        memory.remember(kept)
     with _DisableTorchDispatch(), torch.inference_mode(x.is_inference()):
         x.detach().copy_(value)

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,6 +25,8 @@ from virtualgpu.tensor import VirtualTensor, tensors
 # PyTorch's own operators fail or crash on symbolic zeros where a mode is active: real zeros serve as well.
 _SYMBOLIC_ZEROS, _ZEROS = torch.ops.aten._efficientzerotensor.default, torch.ops.aten.zeros.default
 _OF_MODES = {"__torch_function__", "__torch_dispatch__"}  # such as a default device's: one line for all calls
+# The node of a leaf, and the Python function that calls autograd's engine: of operators that hooks call, another one is the caller.
+_LEAF, _ENGINE = "torch::autograd::AccumulateGrad", torch.autograd.graph._engine_run_backward.__code__
 _graph_task, _node = torch._C._current_graph_task_id, torch._C._current_autograd_node
 
 
@@ -56,7 +58,7 @@ class HostOperators(TorchDispatchMode):
                 return func(*args)  # a data loader's worker: its clock is nobody's, and no GPU can be meant
             if self.scheduler.several:
                 self.scheduler.take_turn()
-            if isinstance(func, HigherOrderOperator):
+            if type(func) is not OpOverload and isinstance(func, HigherOrderOperator):
                 return self._by_parts(func, args, kwargs or {})
             selected = self.machine.selected
             task = _graph_task()
@@ -129,6 +131,8 @@ class HostOperators(TorchDispatchMode):
         if kwargs.get("generator") is not None and ("device" not in kwargs or kwargs["device"].type == "cpu"):
             refuse_device_generator(kwargs["generator"])
         op = operator(func)
+        if len(call) == 3 and call[2] == _LEAF and args and sys._getframe(2).f_code is _ENGINE:
+            require_gradient_on_host(_node(), args[0])
         result = self.races.host_runs(op, args, kwargs) if self.races.host_copies else func(*args, **kwargs)
         if type(result) is VirtualTensor:
             return result  # a factory on a GPU: its own operators have taken their time
@@ -173,6 +177,19 @@ def adopt(args: tuple) -> tuple:
         return x
 
     return tuple(moved(x) for x in args)
+
+
+def require_gradient_on_host(node: Any, gradient: torch.Tensor) -> None:
+    """Raise RuntimeError if a leaf on a GPU gets a gradient of the host.
+
+    A hook of a node that C++ has made has put it there. Nothing sees such hooks when they run.
+    """
+    leaf = node.variable
+    if type(leaf) is not VirtualTensor or type(gradient) is not torch.Tensor:
+        return
+    if (gradient.dtype, gradient.shape) == (leaf.dtype, leaf.shape):  # others are C++'s own, such as DDP's
+        was, got = errors.type_of(leaf), errors.type_of(gradient)
+        raise RuntimeError(f"hook '<unknown>' has changed the type of value (was {was} got {got})")
 
 
 def refuse_device_generator(generator: torch.Generator) -> None:

@@ -47,7 +47,7 @@ class Call:
     `most` is the product of their numbers of elements, those in lists left out: neither a broadcast nor a product of matrices makes more.
     """
 
-    __slots__ = ("_looked", "_on_host", "_several", "args", "gpu", "kwargs", "most", "moved", "op")
+    __slots__ = ("_looked", "_numbers", "_on_host", "_several", "args", "gpu", "kwargs", "most", "moved", "op")
 
     def __init__(self, op: "Operator", args: tuple, kwargs: dict[str, Any]) -> None:
         self.op = op
@@ -64,6 +64,7 @@ class Call:
         self._looked = True
         self.moved = 0
         self._several = self._on_host = False
+        self._numbers = 0  # CPU tensors without dimensions
         self.most = self._look_at(self.args)
         if self.kwargs:
             self._look_at(self.kwargs.values())
@@ -84,6 +85,8 @@ class Call:
                 most *= x.numel() or 1
                 if x.dim():
                     self._on_host = True
+                else:
+                    self._numbers += 1
             elif isinstance(x, (list, tuple)):
                 self._look_at(x)
                 gpu = self.gpu
@@ -101,12 +104,26 @@ class Call:
         gpu = self.gpu
         if self._several or (self._on_host and not host):
             raise different_devices(self.args, self.kwargs)
+        if self._numbers > 1 and self.op is not None and self.op.iterates and self._numbers_of_program() > 1:
+            raise RuntimeError("Trying to pass too many CPU scalars to non-CPU kernel!")
         self._on_host = False  # they are admitted
         machine = gpu.machine
         if machine.forked or not machine.alive:
             machine.require_alive()
         machine.selected.gpu = gpu
         return gpu
+
+    def require_one_device(self) -> None:
+        """Check the devices as PyTorch's generated code does, which admits no CPU tensor. Raises RuntimeError."""
+        if not self._looked:
+            self._look()
+        if self._several or self._on_host or (self._numbers and self.gpu is not None and self._numbers_of_program()):
+            raise different_devices(self.args, self.kwargs)
+
+    def _numbers_of_program(self) -> int:
+        """Count the CPU tensors without dimensions that the program has made, not C++ itself."""
+        numbers = (x for x in self.tensors() if type(x) is not VirtualTensor and x.dim() == 0)
+        return sum(getattr(x.untyped_storage(), "waiting", None) is None for x in numbers)
 
     def is_on_one_gpu(self) -> bool:
         """Are all device tensors on one GPU?"""
@@ -266,8 +283,10 @@ class Operator:
     """
 
     __slots__ = (
-        "arguments", "assertion", "defaults", "device_time", "func", "handler", "kernel", "marks_written", "model_only", "name",
-        "only_writes", "outs", "overwrites", "own_kernel", "positions", "returns_views", "temporaries", "touches_values", "written",
+        "arguments", "assertion", "by_argument", "defaults", "device_time", "func", "handler",
+        "iterates", "kernel", "marks_written", "model_only", "name", "only_writes",
+        "outputs_anywhere", "outs", "overwrites", "own_kernel", "positions", "returns_views",
+        "temporaries", "touches_values", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any) -> None:
@@ -289,6 +308,9 @@ class Operator:
         self.overwrites = self.name in OVERWRITES
         self.assertion = ASSERTIONS.get(self.name, NO_ASSERTION)
         self.handler: Handler | None = None
+        self.iterates = False  # is its kernel one of TensorIterator's, which takes one CPU number?
+        self.outputs_anywhere = False  # may all inputs of an `out=` be on the CPU?
+        self.by_argument = False  # does generated code check the device of each argument?
         self.model_only = False  # does the first argument give a shape alone?
         self.touches_values = True  # does the handler itself read or write values?
         self.marks_written = False  # is what it writes to be noted, as long as nobody looks for races?

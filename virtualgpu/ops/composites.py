@@ -13,7 +13,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch.library import _impls  # what Python has registered: "namespace/name.overload/key"
 
 from virtualgpu import hardware
-from virtualgpu.errors import VERSION, argument_differs, unsupported
+from virtualgpu.errors import VERSION, argument_differs, at_least_two, unsupported
 from virtualgpu.ops.call import Call, checks, composes, handles, made_of, made_on
 from virtualgpu.tensor import VirtualTensor, tensors
 
@@ -202,7 +202,10 @@ def _with_room(operator: Any) -> Any:
     """Into a given output; what C++ needs room for beside it, it makes before it looks at any device tensor."""
 
     def composed(*args: Any, **kwargs: Any) -> Any:
-        with made_on(next(x._gpu for x in tensors(args) if type(x) is VirtualTensor)):
+        gpu = next((x._gpu for x in tensors(args) if type(x) is VirtualTensor), None)
+        if gpu is None:  # only the output is on a GPU, which CUDA refuses
+            raise RuntimeError(at_least_two([("", x) for x in tensors(args, kwargs)]))
+        with made_on(gpu):
             return made_of(operator, *args, **kwargs)
 
     return composed

@@ -97,7 +97,10 @@ def _copy_with_host(source: torch.Tensor, target: torch.Tensor, gpu: Gpu, non_bl
     gpu.scratch(staging(source, target, to_host, non_blocking))
     if known and (waits or not to_host):
         with _DisableTorchDispatch():
-            target.copy_(source if to_host or not machine.races.host_copies else machine.races.on_arrival(source, gpu.stream))
+            arrived = source if to_host or not machine.races.host_copies else machine.races.on_arrival(source, gpu.stream)
+            target.copy_(arrived)
+            if non_blocking and target.dtype is not source.dtype:
+                saturate(target, arrived)  # the GPU converts
     gpu.copy("d2h" if to_host else "h2d", bytes_of(target), is_pinned(host_side), blocking=waits)
     if not waits and gpu.stream.capture is None:
         machine.races.host_copies.append((gpu.stream, gpu.stream.count))
@@ -142,6 +145,15 @@ def blank(target: torch.Tensor, makes_up: Callable[[], object] | None) -> None:
     if floats or makes_up is not None:
         with _DisableTorchDispatch():
             target.fill_(torch.nan if floats else 0)
+
+
+@handles("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
+def scatter_into_view(call: Call) -> Any:
+    """Copy a tensor, and copy another one from any device into a view of the copy (native/TensorShape.cpp)."""
+    x, source = call.args[:2]
+    if x.device == source.device:
+        return operators.compute_or_into_given(call)
+    return call.func(x, source.to(x.device), *call.args[2:], **call.kwargs)
 
 
 @handles("_to_copy")

@@ -22,7 +22,7 @@ NAMED: dict[str, Handler] = {
     "item": operators.read_scalar,
     "set_": operators.set_storage,
     "resize_": operators.resize,
-    "resize_as_": operators.resize,
+    "resize_as_": operators.resize_as,
 }
 # Operators of these namespaces have no kernels for CUDA.
 ON_THE_CPU_ALONE = {"quantized", "_quantized", "mkldnn", "mkldnn_prepacked", "onednn", "prepacked"}
@@ -39,6 +39,8 @@ def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | 
     handler = op.handler or _prepare(op)
     call = Call(op, args, kwargs or {})
     try:
+        if op.by_argument:
+            call.require_one_device()
         if call.gpu is not None:
             machine = call.gpu.machine
             if machine.several_streams:
@@ -61,6 +63,7 @@ VirtualTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignm
 def _prepare(op: Operator) -> Handler:
     """Choose what runs an operator. Raises NotImplementedError if a virtual GPU does not."""
     handler = choose(op)
+    op.by_argument, op.iterates, op.outputs_anywhere = faults.device_rules(op.func)
     op.model_only = handler is operators.like
     op.touches_values = handler not in TOUCHES_NO_VALUES and op.func.namespace not in RANKS
     op.marks_written = bool(op.written) and op.touches_values and op.name != "copy_"

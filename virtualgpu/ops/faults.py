@@ -119,10 +119,11 @@ def as_on_cuda(call: Call, error: Exception) -> Exception:
 
 
 class NativeFunctions(NamedTuple):
-    """Names with overload of the operators that check devices by themselves, of structured kernels, of those without one for CUDA, and
-    of those with one for CUDA alone."""
+    """Names, with overload, of operators by what PyTorch's list says of them."""
 
-    by_themselves: frozenset[str] = frozenset()
+    by_themselves: frozenset[str] = frozenset()  # check devices in their kernels
+    by_argument: frozenset[str] = frozenset()  # generated code checks each argument
+    iterators: frozenset[str] = frozenset()  # structured kernels of TensorIterator's
     structured: frozenset[str] = frozenset()
     without_cuda: frozenset[str] = frozenset()
     for_cuda_alone: frozenset[str] = frozenset()
@@ -135,18 +136,31 @@ def native_functions() -> NativeFunctions:
     if package is None or package.origin is None:
         return NativeFunctions()
     text = (Path(package.origin).parent / "packaged/ATen/native/native_functions.yaml").read_text()
-    by_themselves, structured, without_cuda, for_cuda_alone = set(), set(), set(), set()
+    by_themselves, with_cuda, iterators, structured = set(), set(), set(), set()
+    without_cuda, for_cuda_alone = set(), set()
+    delegates = {}  # by operator: the structured one whose kernel it shares
     for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
         name = entry[: entry.index("(")]
         if "device_check: NoCheck" in entry:
             by_themselves.add(name)
         if re.search(r"^  structured(_delegate)?: ", entry, flags=re.MULTILINE):
             structured.add(name)
-        elif re.search("^    (.*, )?CPU[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CUDA, entry, flags=re.MULTILINE):
+        if "structured_inherits: TensorIteratorBase" in entry:
+            iterators.add(name)
+        if found := re.search(r"^  structured_delegate: (\S+)", entry, flags=re.MULTILINE):
+            delegates[name] = found[1]
+        if re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE):
+            with_cuda.add(name)
+        if name in structured:
+            continue
+        if re.search("^    (.*, )?CPU[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CUDA, entry, flags=re.MULTILINE):
             without_cuda.add(name)
         elif re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CPU, entry, flags=re.MULTILINE):
             for_cuda_alone.add(name)
-    return NativeFunctions(*map(frozenset, (by_themselves, structured, without_cuda, for_cuda_alone)))
+    with_cuda |= {name for name, delegate in delegates.items() if delegate in with_cuda}
+    iterators |= {name for name, delegate in delegates.items() if delegate in iterators}
+    by_argument = with_cuda - by_themselves
+    return NativeFunctions(*map(frozenset, (by_themselves, by_argument, iterators, structured, without_cuda, for_cuda_alone)))
 
 
 def _whole(name: str, overload: str) -> str:
@@ -157,6 +171,24 @@ def has_cpu_kernel_alone(func: Any) -> bool:
     """Does PyTorch say of this operator that it has a kernel for the CPU and none for CUDA?"""
     schema = func._schema
     return _whole(schema.name.removeprefix("aten::"), schema.overload_name) in native_functions().without_cuda
+
+
+# These read CPU tensors without dimensions, or move them to the output's device.
+READS_NUMBERS = {"linspace", "logspace", "where"}
+
+
+def device_rules(func: Any) -> tuple[bool, bool, bool]:
+    """Return how CUDA checks the devices of an operator's arguments.
+
+    The first value says whether generated code wants each tensor on one device. The second says
+    whether TensorIterator checks, which admits one CPU tensor without dimensions. The third says
+    whether all inputs of an `out=` on a GPU may be on the CPU.
+    """
+    schema, natives = func._schema, native_functions()
+    own = schema.name.removeprefix("aten::")
+    on_cuda = own if own in DEVICE_ERRORS else CUDA_OPERATORS.get(own, (own,))[0]
+    name = _whole(on_cuda, schema.overload_name)
+    return name in natives.by_argument, name in natives.iterators, name.partition(".")[0] in READS_NUMBERS
 
 
 def _named_tensors(call: Call) -> Iterator[tuple[str, torch.Tensor]]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from virtualgpu.errors import at_least_two
 from virtualgpu.ops import blas, operators
-from virtualgpu.ops.call import Call, cuda_kernel, handles, refuses_half
+from virtualgpu.ops.call import Call, cuda_kernel, device_error, handles, refuses_half
 from virtualgpu.ops.sequence import Out, Plan, perform, play
 from virtualgpu.tf32_guard import without_tf32
 
@@ -374,6 +375,7 @@ def pseudoinverse(call: Call) -> Any:
     x = call.args[0]
     if call.op.outs:
         return operators.into_given(call)
+    call.require_one_device()  # of the tolerances too, which get a dimension
     if call.kwargs.get("hermitian") or not _covered(x):
         return operators.compute(call)
     given = [call.kwargs.get(name) for name in ("atol", "rtol")]
@@ -395,6 +397,9 @@ def pseudoinverse(call: Call) -> Any:
         result = scaled @ u.mH
     del scaled, inverse, limit, u, values, v
     return result
+
+
+device_error("linalg_pinv")(at_least_two)
 
 
 @handles("_linalg_check_errors")

@@ -143,6 +143,8 @@ def into_given(call: Call) -> Any:
         if type(x) is not VirtualTensor:
             refuse_waiting(x)
             raise different_devices(call.args, call.kwargs)
+    if call.op.outs and not call.op.outputs_anywhere and not _has_input_on_gpu(call):
+        raise different_devices(call.args, call.kwargs)
     for position, name in enumerate(call.op.outs):
         given = call.kwargs.get(name)
         if type(given) is not VirtualTensor or given.layout is not torch.strided:
@@ -154,6 +156,12 @@ def into_given(call: Call) -> Any:
             found = list(tensors(on_meta(call.with_arguments(*call.args, **call.kwargs | {name: empty}))))
             _require_within_capacity(given, found[position])
     return refit(compute(call))
+
+
+def _has_input_on_gpu(call: Call) -> bool:
+    """Return whether an input is on a GPU, or there is no input at all."""
+    inputs = [x for x in tensors(call.args, *(x for name, x in call.kwargs.items() if name not in call.op.outs))]
+    return not inputs or any(type(x) is VirtualTensor for x in inputs)
 
 
 def compute_or_into_given(call: Call) -> Any:
@@ -184,6 +192,16 @@ def resize(call: Call) -> Any:
         return refit(call.op.kernel(*call.args, **call.kwargs))
 
 
+def resize_as(call: Call) -> Any:
+    """Resize a tensor to the size of another one, on any device."""
+    x, template = call.args[:2]
+    form = call.argument("memory_format")
+    options = {} if form in (None, torch.preserve_format) else {"memory_format": form}
+    if form is torch.preserve_format:
+        options = {"memory_format": torch._prims_common.suggest_memory_format(template)}
+    return torch.ops.aten.resize_.default(x, template.size(), **options)
+
+
 def _require_within_capacity(x: VirtualTensor, shape: torch.Tensor) -> None:
     nbytes = int(x.storage_offset()) * x.itemsize + span_bytes(shape.size(), shape.stride(), shape.dtype)
     require_within_capacity(x.untyped_storage(), nbytes)
@@ -191,19 +209,26 @@ def _require_within_capacity(x: VirtualTensor, shape: torch.Tensor) -> None:
 
 def set_storage(call: Call) -> Any:
     """`set_`: the tensor moves to another storage of its GPU."""
-    gpu = call.args[0]._gpu
+    x = call.args[0]
     source = call.args[1] if len(call.args) > 1 else None
     storage = source.untyped_storage() if isinstance(source, torch.Tensor) else source
     memory = getattr(storage, "memory", None)
+    if type(x) is not VirtualTensor:
+        raise storage_elsewhere(x, storage)
+    gpu = x._gpu
     if storage is not None and (storage.nbytes() > 0 if memory is None else memory.gpu is not gpu):
-        raise RuntimeError(
-            f'Attempted to set the storage of a tensor on device "{gpu.device}" to a storage on different device "{storage.device}".  '
-            "This is no longer allowed; the devices must match."
-        )
+        raise storage_elsewhere(x, storage)
     result = call.on_cpu()
     if not hasattr(result.untyped_storage(), "memory"):
         allocate_on(gpu, result.untyped_storage())
     return result
+
+
+def storage_elsewhere(x: torch.Tensor, storage: Any) -> RuntimeError:
+    return RuntimeError(
+        f'Attempted to set the storage of a tensor on device "{x.device}" to a storage on different device "{storage.device}".  '
+        "This is no longer allowed; the devices must match."
+    )
 
 
 def read_scalar(call: Call) -> Any:

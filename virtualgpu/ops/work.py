@@ -58,7 +58,9 @@ def default_rule(op: Operator) -> DeviceTime:
 
 def bound_by_memory(call: Call, results: list[Tensor], moved: int) -> Work:
     """Operands are read once, results written once. What is given for results was counted among the arguments already."""
-    return Work(moved - sum(map(bytes_of, call.given_outputs())) if call.kwargs else moved)
+    if call.kwargs and call.op.outs:
+        moved -= sum(map(bytes_of, call.given_outputs()))
+    return Work(moved)
 
 
 def drawing(call: Call, results: list[Tensor], moved: int) -> Work:
@@ -76,7 +78,7 @@ def pointwise(call: Call, results: list[Tensor], moved: int) -> Work:
                 moved -= bytes_of(x)  # read once
             else:
                 operands.append(x)
-    if call.kwargs:
+    if call.kwargs and call.op.outs:
         moved -= sum(map(bytes_of, call.given_outputs()))
     if not operands or not results or results[0].layout is not _STRIDED:
         return Work(moved)

@@ -30,7 +30,7 @@ from virtualgpu.memory import Memory
 from virtualgpu.processes.exported_blocks import LAST, ExportedBlock, decrement
 from virtualgpu.processes.shared_file import address_of, has_proc, open_address
 from virtualgpu.streams.cuda_streams import Event
-from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values, hang
+from virtualgpu.tensor import VirtualStorage, VirtualTensor, empty_without_values, hang, plain_set
 
 FIRST_ADDRESS, GRANULE = 0x7D0000000000, 2 << 20  # where a GPU's received memory begins, and what the driver rounds it up to
 NO_VALUES, FILE, NAME = (
@@ -196,7 +196,7 @@ def _reach(kind: str, where: list[str], nbytes: int, gpu: Gpu) -> torch.UntypedS
 def _own_object(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """The object that tensors give as their storage: older versions of PyTorch open a file into another one, which C++ does not know."""
     with _DisableTorchDispatch():
-        return torch.empty(0, dtype=torch.uint8).set_(storage).untyped_storage()
+        return plain_set(torch.empty(0, dtype=torch.uint8), storage).untyped_storage()
 
 
 class Descriptor:

@@ -8,6 +8,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 from virtualgpu.clock.machine_clock import Known
+from virtualgpu.tensor import plain_set
 
 AnyLaunch = Any  # of virtualgpu.streams.launches, which stands on this module
 MOST = 64  # accesses remembered of one memory: the oldest are forgotten first
@@ -147,12 +148,12 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of the tensor's storage, not copied."""
     storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),), (1,))
+    return plain_set(torch.empty(0, dtype=torch.uint8, device="cpu"), storage, 0, (storage.nbytes(),), (1,))
 
 
 def at(content: torch.Tensor, region: Region) -> torch.Tensor:
     """The elements of a region in the bytes of a storage, not copied."""
-    return torch.empty(0, dtype=region.dtype, device="cpu").set_(content.untyped_storage(), *region[:3])
+    return plain_set(torch.empty(0, dtype=region.dtype, device="cpu"), content.untyped_storage(), *region[:3])
 
 
 def as_before(tensor: torch.Tensor, writes: list[Access]) -> torch.Tensor:

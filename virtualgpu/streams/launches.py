@@ -14,7 +14,7 @@ from virtualgpu.clock.machine_clock import StreamTime
 from virtualgpu.ops.call import Call
 from virtualgpu.source_lines import is_users
 from virtualgpu.streams.accesses import Place, Region, at, has_region, mapped, whole
-from virtualgpu.tensor import tensors
+from virtualgpu.tensor import plain_set, tensors
 
 UserLine = tuple[str, int, str]  # file, number, function: the file is not read before a race is reported
 _numbers = itertools.count()
@@ -141,7 +141,7 @@ def _put(target: Any, region: Region, value: torch.Tensor) -> None:
         target.value = value
     elif (storage := target()) is not None:
         with _DisableTorchDispatch():
-            torch.empty(0, dtype=region.dtype, device="cpu").set_(storage, *region[:3]).copy_(value)
+            plain_set(torch.empty(0, dtype=region.dtype, device="cpu"), storage, *region[:3]).copy_(value)
 
 
 def user_line() -> UserLine | None:

@@ -367,15 +367,18 @@ class RaceDetector:
     def _learn(self) -> None:
         """The host has waited for something: what is known to be done cannot race any more."""
         known = self.machine.clock.known
-        for arrival in [x for x in self._arrivals if known.get(x.stream, 0) >= x.count]:
-            self._arrivals.remove(arrival)
-            arrival.arrive()
-        self.host_copies = [(stream, count) for stream, count in self.host_copies if known.get(stream, 0) < count]
+        if self._arrivals:
+            for arrival in [x for x in self._arrivals if known.get(x.stream, 0) >= x.count]:
+                self._arrivals.remove(arrival)
+                arrival.arrive()
+        if self.host_copies:
+            self.host_copies = [(stream, count) for stream, count in self.host_copies if known.get(stream, 0) < count]
         while self._in_flight and known.get(self._in_flight[0].stream, 0) >= self._in_flight[0].count:
             self._forget_oldest()
-        for access in [x for x in self.replacing if known.get(x.launch.stream, 0) >= x.launch.count]:
-            access.before = None  # all that is launched from now on comes after it
-            self.replacing.discard(access)
+        if self.replacing:
+            for access in [x for x in self.replacing if known.get(x.launch.stream, 0) >= x.launch.count]:
+                access.before = None  # all that is launched from now on comes after it
+                self.replacing.discard(access)
         self.collectives.look_again()
 
 

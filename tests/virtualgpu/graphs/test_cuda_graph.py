@@ -122,6 +122,20 @@ def test_a_result_outlives_its_graph() -> None:
     assert torch.cuda.memory_reserved() == before
 
 
+def test_the_cache_is_not_emptied_during_a_capture() -> None:
+    """PyTorch 2.8 and newer ignore the call then (pull request 158152)."""
+    x = torch.ones(1000, device="cuda")
+    torch.ones(1 << 20, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cached = torch.cuda.memory_reserved()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == cached
+        x.add_(1)
+    graph.replay()
+    assert x[0].item() == 2
+
+
 def test_what_a_graph_writes_is_raced_for(graphed: MachineInUse) -> None:
     x, graph, side = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph):

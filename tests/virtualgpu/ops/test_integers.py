@@ -1,4 +1,6 @@
-"""Integers where CUDA's results differ from the CPU's, as an H100 gave them."""
+"""Integers where CUDA's results differ from the CPU's."""
+
+import warnings
 
 import pytest
 import torch
@@ -37,11 +39,44 @@ def test_only_the_elements_divided_by_zero_differ():
         x.cpu() // 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_numbers_that_no_integer_can_hold(dtype):
-    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 2.0**70, -2.5], dtype=dtype, device="cuda")
-    most, least = 2**31 - 1, -(2**31)
-    expected = [0, most, least, most, -2]
-    into = torch.empty(5, dtype=torch.int32, device="cuda")
-    assert x.int().tolist() == into.copy_(x).tolist() == expected
-    assert x.long().tolist() == [-(2**63), 2**63 - 1, -(2**63), 2**63 - 1, -2]
+NUMBERS = [float("nan"), float("inf"), -float("inf"), 2.0**70, 3e9, -3e9, 2.0**63, 300.7, -2.5]
+# Each is the lowest bits of a 32-bit or 64-bit integer, to which CUDA clamps.
+CONVERTED = {
+    torch.int8: [0, -1, 0, -1, -1, 0, -1, 44, -2],
+    torch.uint8: [0, 255, 0, 255, 0, 0, 255, 44, 254],
+    torch.int16: [0, -1, 0, -1, -1, 0, -1, 300, -2],
+    torch.uint16: [0, 65535, 0, 65535, 24064, 0, 65535, 300, 0],
+    torch.int32: [0, 2**31 - 1, -(2**31), 2**31 - 1, 2**31 - 1, -(2**31), 2**31 - 1, 300, -2],
+    torch.uint32: [0, WIDE, 0, WIDE, 3 * 10**9, 0, WIDE, 300, 0],
+    torch.int64: [-(2**63), 2**63 - 1, -(2**63), 2**63 - 1, 3 * 10**9, -3 * 10**9, 2**63 - 1, 300, -2],
+    torch.uint64: [2**63, 2**64 - 1, 0, 2**64 - 1, 3 * 10**9, 0, 2**63, 300, 0],
+}
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", CONVERTED, ids=str)
+def test_numbers_that_an_integer_cannot_hold(dtype, source):
+    x = torch.tensor(NUMBERS, dtype=source, device="cuda")
+    expected = list(CONVERTED[dtype])
+    if source is torch.float64 and dtype in (torch.int32, torch.uint32):
+        expected[0] = -(2**31) if dtype.is_signed else 2**31
+    into = torch.empty(len(NUMBERS), dtype=dtype, device="cuda")
+    assert x.to(dtype).tolist() == into.copy_(x).tolist() == expected
+    pinned = torch.tensor(NUMBERS, dtype=source).pin_memory()
+    assert into.copy_(pinned, non_blocking=True).tolist() == expected
+
+
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16, torch.float8_e5m2, torch.complex64])
+def test_other_types_with_infinity_become_integers_too(source):
+    x = torch.tensor([float("inf"), -float("inf"), -2.0], device="cuda").to(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the imaginary part is discarded
+        assert x.int().tolist() == [2**31 - 1, -(2**31), -2]
+
+
+def test_empty_tensors_and_views_are_converted():
+    x = torch.full((2, 3), float("inf"), device="cuda")
+    assert x[:, :0].int().shape == (2, 0)
+    into = torch.zeros(3, 2, dtype=torch.uint16, device="cuda")
+    into.t()[:, 1:].copy_(x[:, :1])
+    assert into.tolist() == [[0, 0], [65535, 65535], [65535, 65535]]

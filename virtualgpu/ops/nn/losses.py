@@ -74,7 +74,7 @@ def cross_entropy(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     x = call.args[0]
     if call.argument("reduction") == NONE:
         return ()
-    return x.itemsize, *contiguous_staging(x._gpu, x.numel(), sum_bytes(x.dtype))
+    return x.itemsize, *contiguous_staging(call.gpu, x.numel(), sum_bytes(x.dtype))
 
 
 @temporaries("multi_margin_loss")
@@ -84,14 +84,14 @@ def multi_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     reduction = call.argument("reduction")
     if x.dim() < 2 or reduction == NONE:
         return ()
-    return x.shape[0] * x.itemsize, *contiguous_staging(x._gpu, x.shape[0], sum_bytes(x.dtype))
+    return x.shape[0] * x.itemsize, *contiguous_staging(call.gpu, x.shape[0], sum_bytes(x.dtype))
 
 
 @temporaries("soft_margin_loss")
 def soft_margin_loss(call: Call, result: torch.Tensor) -> tuple[int, ...]:
     """The losses of all elements fill the output, which then takes their mean or sum (aten/src/ATen/native/Loss.cpp)."""
     x = call.args[0]
-    return () if call.argument("reduction") == NONE else (x.itemsize, *contiguous_staging(x._gpu, x.numel(), sum_bytes(x.dtype)))
+    return () if call.argument("reduction") == NONE else (x.itemsize, *contiguous_staging(call.gpu, x.numel(), sum_bytes(x.dtype)))
 
 
 @handles("soft_margin_loss_backward")
@@ -142,7 +142,7 @@ def pointwise_losses(call: Call, result: torch.Tensor) -> tuple[int, ...]:
         return ()
     shape = x.shape if x.shape == y.shape else torch.broadcast_shapes(x.shape, y.shape)
     numel = prod(shape)
-    return numel * x.itemsize, *contiguous_staging(x._gpu, numel, sum_bytes(x.dtype))
+    return numel * x.itemsize, *contiguous_staging(call.gpu, numel, sum_bytes(x.dtype))
 
 
 @handles("nll_loss_forward")

@@ -1,0 +1,57 @@
+"""`torch.FloatTensor` and the other legacy types of CPU tensors, of which a GPU's tensor is no instance.
+
+C++ makes these types, and takes a virtual GPU's tensor for one of the CPU's. Python cannot change
+them, so others are put in their places.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from virtualgpu.errors import outermost, refuse_legacy_conversion
+from virtualgpu.moves import gpu_of
+from virtualgpu.tensor import VirtualTensor
+
+
+class LegacyHostType(type):
+    """Metaclass of the stand-ins. Each stand-in is equal to the `original` type, which C++ has made."""
+
+    original: Any
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.original) and gpu_of(instance) is None
+
+    @outermost
+    def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and type(args[0]) is VirtualTensor and cls.layout is torch.strided:
+            refuse_legacy_conversion(cls.original.dtype, "cpu", args[0])
+        return cls.original(*args, **kwargs)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.original
+
+    def __hash__(cls) -> int:
+        return hash(cls.original)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.original, name)
+
+    def __repr__(cls) -> str:
+        return repr(cls.original)
+
+
+def replacements(names: tuple[str, ...]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the types that change, by owner."""
+    for owner in (torch, torch.sparse):
+        originals = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
+        yield owner, {name: _standing_for(original) for name, original in originals.items()}
+
+
+def _standing_for(original: Any) -> LegacyHostType:
+    return LegacyHostType(original.__name__, (), {"original": original, "__module__": original.__module__})
+
+
+def made_in_cpp(kind: Any) -> Any:
+    """Return the type that C++ knows for a stand-in."""
+    return kind.original if isinstance(kind, LegacyHostType) else kind

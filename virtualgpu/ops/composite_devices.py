@@ -1,0 +1,159 @@
+"""Device checks that composite operators make in C++, where every tensor looks like a CPU tensor.
+
+Each function raises RuntimeError with the words of the file of aten/src/ATen that it names.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from virtualgpu.errors import at_least_two
+from virtualgpu.ops.call import checks
+
+Tensor = torch.Tensor
+
+
+def _argument(args: tuple, kwargs: dict, position: int, name: str) -> Any:
+    return args[position] if position < len(args) else kwargs.get(name)
+
+
+@checks("meshgrid", "meshgrid.indexing")
+def meshgrid(args: tuple, kwargs: dict) -> None:
+    """Check as native/TensorShape.cpp does."""
+    if len({x.device for x in args[0]}) > 1:
+        raise RuntimeError("meshgrid expects all tensors to have the same device")
+
+
+@checks("tensor_split.tensor_indices_or_sections")
+def tensor_split(args: tuple, kwargs: dict) -> None:
+    """Check as native/TensorShape.cpp does."""
+    where = args[1]
+    if where.device.type != "cpu":
+        raise RuntimeError(f"tensor_split expected tensor_indices_or_sections to be on cpu, but it's on {where.device}")
+
+
+@checks("inner", "inner.out")
+def inner(args: tuple, kwargs: dict) -> None:
+    """Check as native/LinearAlgebra.cpp does."""
+    first = args[0]
+    for x in (kwargs.get("out"), args[1]):
+        if x is not None and x.device.type != first.device.type:
+            raise RuntimeError(
+                f"Expected tensor to have {first.device.type} DeviceType, but got tensor with "
+                f"{x.device.type} DeviceType (while checking arguments for inner())"
+            )
+
+
+@checks("take_along_dim", "take_along_dim.out")
+def take_along_dim(args: tuple, kwargs: dict) -> None:
+    """Check as native/TensorAdvancedIndexing.cpp does."""
+    first = args[0]
+    for x in (kwargs.get("out"), args[1]):
+        if x is not None and x.device != first.device:
+            raise RuntimeError(
+                f"Expected tensor to have {first.device} Device, but got tensor with {x.device} Device "
+                "(while checking arguments for torch.take_along_dim():)"
+            )
+
+
+@checks("linalg_multi_dot", "linalg_multi_dot.out")
+def multi_dot(args: tuple, kwargs: dict) -> None:
+    """Check as native/LinearAlgebra.cpp does."""
+    first, *others = args[0]
+    for number, x in enumerate(others, start=1):
+        if x.device != first.device:
+            raise RuntimeError(
+                f"multi_dot(): all tensors must be on the same device but tensor 0 is on {first.device} and tensor {number} on {x.device}"
+            )
+    out = kwargs.get("out")
+    if out is not None and out.device != first.device:
+        raise RuntimeError(f"multi_dot(): expected out tensor to be on device {first.device} but got {out.device}")
+
+
+@checks(
+    "quantile",
+    "quantile.out",
+    "quantile.scalar_out",
+    "nanquantile",
+    "nanquantile.out",
+    "nanquantile.scalar_out",
+)
+def quantile(args: tuple, kwargs: dict) -> None:
+    """Check as native/Sorting.cpp does."""
+    x, q, out = args[0], args[1], kwargs.get("out")
+    if isinstance(q, Tensor) and x.device != q.device:
+        raise RuntimeError("quantile() q tensor must be on the same device as the input tensor")
+    if out is not None and x.device != out.device:
+        raise RuntimeError("quantile() out tensor must be on the same device as the input tensor")
+
+
+@checks("tensordot.out")
+def tensordot(args: tuple, kwargs: dict) -> None:
+    """Check as native/Linear.cpp does."""
+    (first, second), out = args[:2], kwargs["out"]
+    if not first.device == second.device == out.device:
+        raise RuntimeError(
+            "tensordot: Expected the output and input tensors to be on the same device, but got the output "
+            f"tensor on {out.device}, input tensor a on {first.device}, and input tensor b on {second.device}"
+        )
+
+
+@checks("special_ndtr.out")
+def ndtr(args: tuple, kwargs: dict) -> None:
+    """Check as native/UnaryOps.cpp does."""
+    x, out = args[0], kwargs["out"]
+    if x.device != out.device:
+        raise RuntimeError(at_least_two([("self", x), ("result", out)]))
+
+
+def _result_on_device(function: str, of_result: bool = True) -> Callable[[tuple, dict], None]:
+    """The check of an `out`. Some functions call `checkSameDevice` with the arguments exchanged."""
+
+    def check(args: tuple, kwargs: dict) -> None:
+        """Check as native/LinearAlgebraUtils.h does."""
+        x, out = args[0].device, kwargs["out"].device
+        result, given = (out, x) if of_result else (x, out)
+        if x != out:
+            raise RuntimeError(
+                f"{function}: Expected result and input tensors to be on the same device, but got result on {result} and input on {given}"
+            )
+
+    return check
+
+
+checks("linalg_norm.out", "linalg_norm.ord_str_out")(_result_on_device("linalg.norm", of_result=False))
+checks("linalg_matrix_norm.out", "linalg_matrix_norm.str_ord_out")(_result_on_device("linalg.matrix_norm", of_result=False))
+checks("linalg_cond.out", "linalg_cond.p_str_out")(_result_on_device("linalg.cond"))
+checks("linalg_tensorinv.out")(_result_on_device("tensorinv"))
+checks("linalg_tensorsolve.out")(_result_on_device("tensorsolve"))
+
+
+def _windowed(name: str, position: int) -> Callable[[tuple, dict], None]:
+    def check(args: tuple, kwargs: dict) -> None:
+        """Check as native/SpectralOps.cpp does."""
+        x, window = args[0], _argument(args, kwargs, position, "window")
+        if isinstance(window, Tensor) and window.device != x.device:
+            raise RuntimeError(
+                f"{name} input and window must be on the same device but got self on {x.device} and window on {window.device}"
+            )
+
+    return check
+
+
+checks("stft", "stft.center")(_windowed("stft", 4))
+checks("istft")(_windowed("istft", 4))
+
+
+@checks("linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.tol_tensor")
+def matrix_rank(args: tuple, kwargs: dict) -> None:
+    """Check as native/LinearAlgebra.cpp does."""
+    x = args[0]
+    tolerances = {"tol": args[1]} if len(args) > 1 else kwargs
+    for name in ("tol", "atol", "rtol"):
+        tolerance = tolerances.get(name)
+        if isinstance(tolerance, Tensor) and tolerance.device != x.device:
+            raise RuntimeError(
+                f"torch.linalg.matrix_rank: Expected {name} and input tensors to be on the same device, "
+                f"but got {name} on {tolerance.device} and input on {x.device}"
+            )
