@@ -11,7 +11,7 @@ import torch
 
 import labkit
 import virtualgpu
-from gputrace.fit.attempt import Outcome
+from gputrace.fit.outcome import Outcome
 from labkit import cli
 from virtualgpu import commands
 

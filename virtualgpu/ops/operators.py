@@ -209,17 +209,28 @@ def set_storage(call: Call) -> Any:
 def read_scalar(call: Call) -> Any:
     """`.item()`: the host waits for the stream and for the number."""
     gpu, nbytes, x = call.common_gpu(), call.moved, call.args[0]
-    kept = memory_of(x).kept is not None
-    blank = not kept and gpu.machine.blanks_host and x.dtype.is_floating_point  # as a copy to the host would bring it
-    makes_up = None if kept or blank else gpu.machine.makes_up
-    if not (kept or blank or makes_up):
-        require_values(memory_of(x))
-    gpu.read(nbytes)
-    if kept:
+    machine, memory = gpu.machine, memory_of(x)
+    if memory.kept is not None:
+        gpu.read(nbytes)
         return call.on_cpu()
-    if makes_up is not None:
-        makes_up()
-    return nan if blank else x.dtype is not torch.bool and 0
+    blank = machine.blanks_host and x.dtype.is_floating_point  # as a copy to the host would bring it
+    if machine.makes_up is None and not blank:
+        require_values(memory)
+    gpu.read(nbytes)
+    if machine.makes_up is None:
+        return nan
+    machine.makes_up(x.dtype)
+    return made_up(x.dtype)
+
+
+MADE_UP = 0.5  # programs stop at NaN, and cannot divide by 0 or take its logarithm
+
+
+def made_up(dtype: torch.dtype) -> bool | int | float:
+    """Return the number that a program gets for one that nothing computed."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return MADE_UP
+    return False if dtype is torch.bool else 0
 
 
 def shape_from_values(call: Call) -> Any:

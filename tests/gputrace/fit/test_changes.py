@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputrace.fit.attempt import Wish
+from gputrace.fit.outcome import Wish
 from gputrace.fit.processes import run
 
 SCRIPT = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputrace.fit import processes
-from gputrace.fit.attempt import Outcome, Wish
+from gputrace.fit.outcome import Outcome, Wish
 from gputrace.fit.processes import Runner
 
 WISHES = [Wish("train.py", [], False, like, 4) for like in ("T4", "L4", "A100", "H100")]

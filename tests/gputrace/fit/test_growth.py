@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from gputrace.fit.attempt import MORE, Wish
+from gputrace.fit.outcome import MORE, Wish
 from gputrace.fit.growth import FOREVER, Growth, growth_of, varies
 from gputrace.fit.processes import run
 

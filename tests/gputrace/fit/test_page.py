@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gputrace.fit import ScriptFailedError, Wish, answer
-from gputrace.fit.attempt import Outcome
+from gputrace.fit.outcome import Outcome
 from gputrace.fit.changes import CHANGES
 
 WISH = Wish("train.py", [], False, "T4", 4)
