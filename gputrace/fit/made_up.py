@@ -4,6 +4,7 @@ An attempt keeps shapes and memory, and computes nothing. A script that reads a 
 made-up one, and the page names its line.
 """
 
+import ast
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from virtualgpu.source_lines import is_users
 
 MOST = 10_000  # values in one step, after which a script is taken to wait for another value
 LINES = 20  # lines that are kept
+NUMBER = 0.5  # scripts stop at NaN, and cannot divide by 0 or take its logarithm
 
 
 class MadeUp:
@@ -30,7 +32,8 @@ class MadeUp:
         self._end = end
         self._reads = 0  # in this step
 
-    def __call__(self, dtype: torch.dtype) -> None:
+    def __call__(self, dtype: torch.dtype) -> bool | int | float:
+        """Return a value of this type for one that nothing computed."""
         self._reads += 1
         in_vain = self._reads > MOST
         # Most scripts print losses. Only whole numbers and truth values decide what they do next.
@@ -41,9 +44,26 @@ class MadeUp:
         if in_vain:
             self.is_in_vain = True
             self._end()
+        if dtype.is_floating_point or dtype.is_complex:
+            return NUMBER
+        if dtype is torch.bool:
+            return _is_asserted(self.last.partition(" ")[2])
+        return 0
 
     def begin_step(self) -> None:
         self._reads = 0
+
+
+def _is_asserted(line: str) -> bool:
+    """Whether a truth value that is read in this line of code is wanted to be true."""
+    try:
+        statements = ast.parse(line).body
+    except SyntaxError:  # a part of a statement
+        return False
+    if not statements or not isinstance(statements[0], ast.Assert):
+        return False
+    test = statements[0].test
+    return not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
 
 
 def where(calls: traceback.StackSummary) -> str:
@@ -74,7 +94,9 @@ ADVICE = {
     "histc(": "Pass min= and max= to histc.",
     "assert ": "Set the environment variable PYTHONOPTIMIZE=1, and Python leaves out each assert.",
 }
-OTHERWISE = "Pass a number that does not come from the GPU's results: a constant, an argument of the script, or what a CPU tensor holds."
+IN_VAIN = "Limit the loop by a number of iterations."
+OTHERWISE = """\
+Pass a number that is not a result of the GPU: a constant, an argument, or a number of a CPU tensor."""
 
 
 def advice_for(error: BaseException | None, *lines: str) -> str:

@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
 from gputrace.events import StackTable
 from gputrace.fit.changes import ALL, CHANGES, Met
 from gputrace.fit.growth import StepMemory, growth_of, where_it_grows
-from gputrace.fit.made_up import MadeUp, advice_for, one_line, told, where
+from gputrace.fit.made_up import IN_VAIN, MadeUp, advice_for, one_line, told, where
 from gputrace.fit.outcome import PROGRESS, Outcome, Wish
 from gputrace.holders.tensors import all_objects, of_kind
 from gputrace.leaks import Leak
@@ -166,7 +166,8 @@ class Measurement:
             outcome.asked, outcome.failed = line, ""
             outcome.made_up = [other for other in made_up.lines if other != line]
             return
-        outcome.failed = f"{line} {why}. {advice_for(self.raised, line, made_up.last)}"
+        advice = IN_VAIN if made_up.is_in_vain else advice_for(self.raised, line, made_up.last)
+        outcome.failed = f"{line} {why}. {advice}"
         if self.raised is not None and not asks:
             outcome.failed += f" The script ended with {one_line(self.raised)}"
 

@@ -27,9 +27,9 @@ PARTS = {  # those whose names say too little
     "other": "other tensors, such as inputs",
     "reserved, not in use": "kept by PyTorch's allocator: its cache and fragments",
 }
-MADE_UP = (
-    "These lines read values that nothing computes. They get 0, False, or all elements of a mask,\nand what depends on them may differ:"
-)
+MADE_UP = """\
+These lines read values that nothing computes. They get 0 or False (True of all() and in an
+assert), and masks select everything. What depends on these values may differ:"""
 SHOWN = 3  # such lines
 OTHERS = "other processes of the script"
 CONTEXT = "CUDA's context, outside PyTorch's allocator"

@@ -133,14 +133,16 @@ def _copy_on_gpus(source: torch.Tensor, target: torch.Tensor, there: Gpu, here: 
         here.launch(*laid_out(target, [source], 2 * nbytes), name="copy")
 
 
-def blank(target: torch.Tensor, makes_up: Callable[[torch.dtype], object] | None) -> None:
+def blank(
+    target: torch.Tensor,
+    makes_up: Callable[[torch.dtype], bool | int | float] | None,
+) -> None:
     """Fill a tensor on the host to which unknown values are copied.
 
     If values may be made up, it gets those. Otherwise floats become NaN, and integers stay.
     """
     if makes_up is not None:
-        makes_up(target.dtype)
-        value = operators.made_up(target.dtype)
+        value = makes_up(target.dtype)
     elif target.dtype.is_floating_point or target.dtype.is_complex:
         value = torch.nan
     else:

@@ -217,20 +217,7 @@ def read_scalar(call: Call) -> Any:
     if machine.makes_up is None and not blank:
         require_values(memory)
     gpu.read(nbytes)
-    if machine.makes_up is None:
-        return nan
-    machine.makes_up(x.dtype)
-    return made_up(x.dtype)
-
-
-MADE_UP = 0.5  # programs stop at NaN, and cannot divide by 0 or take its logarithm
-
-
-def made_up(dtype: torch.dtype) -> bool | int | float:
-    """Return the number that a program gets for one that nothing computed."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return MADE_UP
-    return False if dtype is torch.bool else 0
+    return nan if machine.makes_up is None else machine.makes_up(x.dtype)
 
 
 def shape_from_values(call: Call) -> Any:

@@ -136,6 +136,8 @@ def _on_meta(call: Call) -> Any:
     except NotImplementedError:
         return None
     except (IndexError, RuntimeError) as error:
+        if torch.Tag.dynamic_output_shape in call.func.tags and "a meta tensor" in str(error):
+            return None
         raise _kernels_own(call, error) from None
 
 
@@ -212,9 +214,12 @@ def _answer_of_check(call: Call) -> bool | None:
     No value is NaN or infinite, because a script would skip a step that has one. `isfinite` is made
     of these operators. All arguments of a distribution are valid (`_is_all_true`).
     """
-    name = call.op.name
+    name, makes_up = call.op.name, call.gpu.machine.makes_up
     if name == "_is_all_true":
         return True
+    if makes_up is not None and call.func is torch.ops.aten.all.default:
+        makes_up(torch.bool)
+        return True  # most programs go on if all() is true, and stop or wait if it is not
     if name in ("isnan", "isinf"):
         return False
     if name in ("eq", "ne") and call.args[1] is call.args[0]:
