@@ -221,7 +221,7 @@ def _let_checkpoint(kind: type[nn.Module]) -> None:
             return _checkpointed(functools.partial(forward, self), *args, **kwargs)
         return forward(self, *args, **kwargs)
 
-    kind.forward = marked  # type: ignore[method-assign]
+    kind.forward = marked
 
 
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

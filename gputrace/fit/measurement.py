@@ -67,7 +67,8 @@ class Measurement:
         self._running = False
         self._progress = Path(folder, PROGRESS)
         self._due = time.monotonic()  # when the progress is written again
-        self._made_up = MadeUp(self._end)
+        self._made_up = MadeUp(self._end_in_vain)
+        self._trains = True  # is there an optimizer?
         self._met, self._would_meet = _changes_made(wish.change)
 
     def of(self, work: Callable[[], object]) -> Outcome:
@@ -119,6 +120,10 @@ class Measurement:
         if self._running:
             self._end()
 
+    def _end_in_vain(self) -> None:
+        self._trains = bool(of_kind(all_objects(), torch.optim.Optimizer))
+        self._end()
+
     def _end(self) -> None:
         self._running = False
         raise Enough
@@ -156,13 +161,14 @@ class Measurement:
             outcome.failed = ""
             line, why = made_up.last, "waits for a value that nothing computes"
         elif outcome.failed and (asks or made_up.lines):
-            line = where(traceback.extract_tb(self.raised.__traceback__)) or made_up.last
+            raised_at = None if self.raised is None else self.raised.__traceback__
+            line = where(traceback.extract_tb(raised_at)) or made_up.last
             why = f"fails, and {made_up.last} has read a value that nothing computes"
             if asks or line == made_up.last:
                 why = "needs a value that nothing computes"
         else:
             return
-        if self._steps.done:
+        if self._steps.done or not self._trains:
             outcome.asked, outcome.failed = line, ""
             outcome.made_up = [other for other in made_up.lines if other != line]
             return
@@ -182,7 +188,7 @@ class Measurement:
         outcome.left = steps.left[outcome.device] if steps.left else []
         ends = [time - origin for time in steps.times]
         if growth_of(outcome.peaks, outcome.left) is not None:
-            leaks = steps.leaks[outcome.device]
+            leaks = steps.leaks[outcome.device] if steps.leaks else []
             outcome.grows = where_it_grows(leaks, trace, ends, outcome.device)
         outcome.tries_algorithms = torch.backends.cudnn.benchmark
         outcome.changes = [name for name, found in self._would_meet.items() if found]

@@ -196,8 +196,11 @@ def _rounded(number: int) -> int:
 
 
 def _broken_off(outcome: Outcome) -> bool:
-    """Did it end after the first step? Only from the second on does the optimizer's state lie beside a backward's tensors."""
-    return bool(outcome.asked) and outcome.steps == 1
+    """Whether the script ended so early that its peak may come later.
+
+    Only from the second step on is the optimizer's state there in a backward pass.
+    """
+    return bool(outcome.asked) and outcome.steps <= 1
 
 
 def _step_text(name: str, outcome: Outcome) -> str:
@@ -213,11 +216,9 @@ def _parts(name: str, outcome: Outcome) -> Table:
     rows = tuple((byte_text(nbytes), PARTS.get(part, part)) for part, nbytes in sorted(parts.items(), key=lambda part: -part[1]) if nbytes)
     which = f", on cuda:{outcome.device}" if len(outcome.by_device) > 1 else ""
     where = f", made by {_shortened(outcome.line)}" * bool(outcome.line)
-    return Table(
-        ("bytes", "for"),
-        rows,
-        f"At the peak on the {name}{which}{where}: {byte_text(outcome.used)}, of them in tensors and workspaces {byte_text(outcome.allocated)}",
-    )
+    needs, in_tensors = byte_text(outcome.used), byte_text(outcome.allocated)
+    caption = f"At the peak on the {name}{which}{where}: {needs}, "
+    return Table(("bytes", "for"), rows, f"{caption}of them in tensors and workspaces {in_tensors}")
 
 
 def _changes(runner: Runner, wish: Wish, before: Outcome, total: int, tell: Tell) -> Table:
@@ -233,16 +234,16 @@ def _changes(runner: Runner, wish: Wish, before: Outcome, total: int, tell: Tell
             rows.append((2, False, 0.0, (name, "", "", lacks)))
         else:
             tried.append(name)
-    for change, after in _tried(runner, wish, tried, total):
-        tell(f"{wish.like}, {change}: {_in_short(after)}")
+    for name, after in _tried(runner, wish, tried, total):
+        tell(f"{wish.like}, {name}: {_in_short(after)}")
         if after.failed or not after.changed:
-            rows.append((2, False, 0.0, (change, "", "", after.failed or ALL[change].nothing)))
+            rows.append((2, False, 0.0, (name, "", "", after.failed or ALL[name].nothing)))
             continue
         fits = after.used <= total
-        share = ALL[change].share
+        share = ALL[name].share
         slower = None if after.step is None or before.step is None else after.step / before.step / share
         told = "" if slower is None else f"{slower:.2f} times as long"
-        rows.append((not fits, change in SHARDINGS, slower or 0.0, (change, _need(after), told, _fits(after, fits, total))))
+        rows.append((not fits, name in SHARDINGS, slower or 0.0, (name, _need(after), told, _fits(after, fits, total))))
     ordered = tuple(row for *_, row in sorted(rows, key=lambda row: row[:3]))
     return Table(
         ("change", "needs", "as many samples take", "fits"),

@@ -10,7 +10,7 @@ from gputrace.fit.processes import run
 from gputrace.fit.script_processes import Ended, together
 
 CONTEXT = 100
-# `start` starts `work(rank, ranks)` in so many processes.
+# `start` is the line that starts the processes.
 SCRIPT = """
 import os
 import torch
@@ -91,9 +91,7 @@ def test_a_process_takes_what_the_script_itself_would_take(started, start):
     assert (child.used, child.allocated, child.parts) == (script.used, script.allocated, script.parts)
     assert child.step == pytest.approx(script.step, rel=0.05) and child.steps >= 4
     assert child.changes == script.changes
-    assert [line.partition(" ")[2] for line in child.made_up] == [
-        "correct = (output.argmax(1) == y).sum().item()"
-    ]
+    assert [line.partition(" ")[2] for line in child.made_up] == ["correct = (output.argmax(1) == y).sum().item()"]
 
 
 @pytest.mark.slow
@@ -117,7 +115,7 @@ def test_ranks_have_a_gpu_each_and_make_the_same_steps(started, change):
 @pytest.mark.slow
 def test_a_process_that_fails_is_named_with_its_line(started):
     failed = started("start_with_spawn(wrong, 1)").failed
-    assert failed.startswith('train.py:36 raise ValueError("this rank is wrong"): ValueError: this')
+    assert failed.startswith('train.py:33 raise ValueError("this rank is wrong"): ValueError: this')
     assert started("start_each(wrong, 2, 'spawn')").failed == failed
     large = started("start_with_spawn(large, 1)")
     assert (large.failed, large.fits) == ("", False)
