@@ -12,7 +12,7 @@ from gputrace.options import MAX_EVENTS, MAX_EVENTS_OPTION, check_max_events
 from labkit import torchrun_options
 from labkit.version import __version__
 from virtualgpu.commands import REFUSED, RUN, add_machine, add_run, checked_gpus, run_command, tell_machine
-from virtualgpu.options import CommandParser
+from virtualgpu.options import GPUS, CommandParser
 from virtualgpu.script import check_script, run_script
 
 RANKS_NEEDED = (
@@ -60,9 +60,12 @@ def _parser() -> CommandParser:
     trace.add_script()
     fit = command("fit", _fit, "Say whether a training script fits GPUs of several models, what takes the memory, and what would help.")
     fit.epilog = (
-        "The script runs unmodified for a few steps of its optimizer on each virtual GPU, without values: losses are NaN, and nothing "
-        "is learned. What it writes is written, so let it save nothing you want to keep."
+        "The script runs unmodified for a few steps of its optimizer on virtual GPUs of each model, "
+        "without values: the numbers that it reads are made up, and nothing is learned. Processes that "
+        "it starts by multiprocessing run too. What it writes is written, so let it save nothing you "
+        "want to keep."
     )
+    fit.add(GPUS, help="number of virtual GPUs that the script has (default: 1)")
     fit.add_argument("--like", metavar="A,B", default="T4,L4,A100,A100-80,H100,H200", help="the models (default: %(default)s)")
     fit.add_argument("--steps", type=int, default=4, metavar="N", help="how many steps, 3 or more (default: %(default)s)")
     fit.add_argument(
@@ -159,7 +162,15 @@ def _tell_whether_it_fits(options: argparse.Namespace) -> int:
     try:
         check_script(options.script, options.module)
         models = [name.strip() for name in options.like.split(",")]
-        wish = fit.Wish(options.script, options.arguments, options.module, models[0], options.steps, _host(options.host))
+        wish = fit.Wish(
+            options.script,
+            options.arguments,
+            options.module,
+            models[0],
+            options.steps,
+            _host(options.host),
+            gpus=checked_gpus(options),
+        )
         for table in fit.answer(wish, models, lambda line: _tell(line, "fit"), start):
             print(table, end="\n\n", flush=True)
     except ValueError as error:

@@ -11,7 +11,7 @@ import torch
 
 import labkit
 import virtualgpu
-from gputrace.fit.attempt import Outcome
+from gputrace.fit.outcome import Outcome
 from labkit import cli
 from virtualgpu import commands
 
@@ -360,6 +360,23 @@ def test_fit_tells_its_progress_beside_the_page(script, capsys, monkeypatch):
     page, progress = capsys.readouterr()
     assert page.count("half the batch") == 1 and progress.count("labkit fit: T4, half the batch: needs 1 GiB") == 1
     assert len(progress.splitlines()) == 4  # the script runs, on the T4, with that change, on two GPUs
+
+
+def test_fit_gives_the_script_several_gpus(script, capsys, monkeypatch):
+    outcome = Outcome(16 << 30, used=1 << 30, steps=4, step=0.5)
+    asked = []
+
+    def run_all(runner, wishes):
+        asked.extend(wishes)
+        return [(wish, outcome) for wish in wishes]
+
+    monkeypatch.setattr("gputrace.fit.processes.Runner.run_all", run_all)
+    path = str(script("pass"))
+    assert cli.main(["fit", "--like", "T4", "--gpus", "4", path]) == 0
+    assert {wish.gpus for wish in asked} == {4}
+    assert "It has 4 GPUs of each model." in capsys.readouterr().out
+    assert cli.main(["fit", "--gpus", "17", path]) == 2
+    assert capsys.readouterr().err == "labkit fit: --gpus 17: choose a whole number from 1 to 16\n"
 
 
 @pytest.mark.parametrize(

@@ -293,8 +293,9 @@ class Machine:
         self.host_budget, self.largest_kept = host_budget()
         self.valueless_storages = 0  # that are alive
         self.blanks_host = False  # may a copy to a tensor on the host take place without values? It leaves NaN there, if the dtype has it
-        # Called when the host asks for an integer or a truth value that nothing computed, and gets 0; without it the host gets an error.
-        self.makes_up: Callable[[], object] | None = None
+        # Called with the dtype when the host reads a value that nothing computed. The host gets what
+        # it returns. Without it the host gets an error, or NaN if `blanks_host`.
+        self.makes_up: Callable[[torch.dtype], bool | int | float] | None = None
         self._count = count
         self.gpus = [Gpu(self, index) for index in range(count)]
         self.host_operators: Any = None  # what sees every operator of the machine's threads, while it is in place

@@ -134,7 +134,8 @@ class _InChild:
 
         # A server of forks may be older than the machine: its children do not have this process's environment.
         environment = {name: os.environ[name] for name in (usage_table.ADDRESS, smi.ADDRESS, "PATH") if name in os.environ}
-        return inherit, (self._request, front_end.name(), environment)
+        blanks_host = _current is not None and _current.machine.blanks_host
+        return inherit, (self._request, front_end.name(), environment, blanks_host)
 
 
 @overload
@@ -215,16 +216,23 @@ def share(gpus: int, like: str, memory: int | None) -> None:
     os.environ[usage_table.ADDRESS] = _shared[-1].address
 
 
-def inherit(request: Request, front: str, environment: dict[str, str]) -> None:
-    """Put the machine of the parent in place: called in a process that multiprocessing starts, before it imports the main module.
+def inherit(request: Request, front: str, environment: dict[str, str], blanks_host: bool) -> None:
+    """Put the machine of the parent in place, in a process that multiprocessing starts.
 
-    `front` is the package that the parent's messages name; `environment` has the variables by which its machine is found.
+    This happens before the process imports the main module.
+
+    Args:
+        request: what the parent's machine was asked for.
+        front: the package that the parent's messages name.
+        environment: the variables by which the parent's machine is found.
+        blanks_host: whether copies to the host of values that were not kept bring NaN.
     """
     global _current
     importlib.import_module(front)  # it registers itself
     if _current is None:
         os.environ.update(environment)
         _current = VirtualGPUs(request)
+        _current.machine.blanks_host = blanks_host
 
 
 def current() -> VirtualGPUs | None:

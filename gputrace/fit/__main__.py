@@ -1,4 +1,8 @@
-"""The program that makes one attempt, `WISH FILE`, in a process of its own, for what it leaves patched; its outcome goes into FILE."""
+"""Make one attempt in a process of its own: `WISH FILE`. The outcome goes into FILE.
+
+The process ends afterwards, because the attempt leaves PyTorch patched. Processes that the script
+starts leave their outcomes in the folder of FILE.
+"""
 
 import atexit
 import json
@@ -8,13 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # for this kit, not one installed
-from gputrace.fit.attempt import Wish, attempt
+from gputrace.fit.attempt import attempt
+from gputrace.fit.outcome import Wish
 
 sys.path.pop(0)
 
 if __name__ == "__main__":
     wish, file = sys.argv[1:]  # the script gets its own
-    outcome = attempt(Wish(**json.loads(wish)))
+    outcome = attempt(Wish(**json.loads(wish)), os.path.dirname(file))
     Path(file).write_text(json.dumps(asdict(outcome)), encoding="utf-8")
     atexit._run_exitfuncs()
     os._exit(0)  # to take down an interpreter with torch in it takes a third of a second

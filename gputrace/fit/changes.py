@@ -5,6 +5,7 @@ empty, there was nothing to change. With `alter=False` it changes nothing, and t
 """
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from gputrace.fit.blocks import repeated
 from gputrace.fit.sharding import sharding
 
 Met = list[str]  # names, for a script's own objects are to live as long as without us
+REPLICAS = "torch.nn.parallel.parallel_apply"  # the module that runs DataParallel's replicas
+CHECKPOINTED = "_gputrace_checkpointed"  # an attribute of blocks, which replicas and copies get too
 SWITCHES = "gradient_checkpointing_enable", "set_grad_checkpointing"  # methods of transformers' models, and of timm's
 ON = "gradient_checkpointing", "grad_checkpointing"  # what these set, in the model or in modules of it
 
@@ -84,19 +87,34 @@ def loop_optimizer(alter: bool) -> Met:
 
 
 def bfloat16(alter: bool) -> Met:
-    """The model's forward runs under autocast to bfloat16, unless the script has autocast already, around the model or in it."""
+    """Run the model's forward pass under autocast to bfloat16."""
+    return _autocast(torch.bfloat16, alter)
+
+
+def float16(alter: bool) -> Met:
+    """Run the model's forward pass under autocast to float16, and scale the gradients."""
+    met = _autocast(torch.float16, alter)
+    if alter:
+        _scale_gradients(met)
+    return met
+
+
+def _autocast(dtype: torch.dtype, alter: bool) -> Met:
+    """Put autocast around each model that has none, neither around its call nor inside."""
     met: Met = []
     entered: list[bool] = []
     enter = torch.autocast.__enter__
 
     def noted(self: torch.autocast) -> Any:
-        entered.append(self.device == "cuda" and self._enabled)
+        # DataParallel enters the autocast of its caller again for each replica.
+        inherits = sys._getframe(1).f_globals.get("__name__") == REPLICAS
+        entered.append(self.device == "cuda" and self._enabled and not inherits)
         return enter(self)
 
     def forward(module: nn.Module, call: Callable[[], Any]) -> Any:
         if torch.is_autocast_enabled("cuda"):
             return call()
-        with torch.autocast("cuda", torch.bfloat16) if alter else nullcontext():
+        with torch.autocast("cuda", dtype) if alter else nullcontext():
             entered.clear()
             result = call()
         if not any(entered):
@@ -106,6 +124,47 @@ def bfloat16(alter: bool) -> Met:
     torch.autocast.__enter__ = noted  # type: ignore[method-assign]
     _around_models(forward)
     return met
+
+
+def _scale_gradients(met: Met) -> None:
+    """Scale losses and step through a GradScaler, as soon as a model has met the change."""
+    scalers: list[torch.amp.GradScaler] = []
+    backward, make = torch.Tensor.backward, torch.optim.Optimizer.__init__
+
+    @functools.wraps(backward)
+    def scaled_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if met and loss.is_cuda:
+            if not scalers:
+                scalers.append(torch.amp.GradScaler("cuda"))
+            loss = scalers[0].scale(loss)
+        backward(loss, *args, **kwargs)
+
+    @functools.wraps(make)
+    def made(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        step, stepping = self.step, [False]
+
+        def scaled_step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            # The scaler calls this method again. It takes no closure, and wants gradients.
+            if not scalers or stepping[0] or args or kwargs or not _has_gradients(self):
+                return step(*args, **kwargs)
+            stepping[0] = True
+            try:
+                result = scalers[0].step(self)
+            finally:
+                stepping[0] = False
+            scalers[0].update()
+            return result
+
+        self.step = MethodType(scaled_step, self)  # type: ignore[method-assign]
+
+    torch.Tensor.backward = scaled_backward  # type: ignore[method-assign, assignment]
+    torch.optim.Optimizer.__init__ = made  # type: ignore[method-assign]
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    groups = optimizer.param_groups
+    return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
 
 def checkpointing(alter: bool) -> Met:
@@ -138,9 +197,31 @@ def _checkpoint_parts(module: nn.Module, alter: bool) -> list[nn.Module]:
         else:
             return [part for part, _ in switched]
     blocks = repeated(module)
-    for block in blocks if alter else ():
-        block.forward = functools.partial(_checkpointed, block.forward)
+    if alter:
+        for kind in {type(block) for block in blocks}:
+            _let_checkpoint(kind)
+        for block in blocks:
+            setattr(block, CHECKPOINTED, True)
+            if "forward" in vars(block):
+                block.forward = functools.partial(_checkpointed, block.forward)
     return blocks
+
+
+def _let_checkpoint(kind: type[nn.Module]) -> None:
+    """Let blocks of this class that are marked checkpoint their forward passes.
+
+    The class has the new method, because a replica of a block would run a method of its own on the
+    block that it is a replica of.
+    """
+    forward = kind.forward
+
+    @functools.wraps(forward)
+    def marked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if CHECKPOINTED in vars(self):
+            return _checkpointed(functools.partial(forward, self), *args, **kwargs)
+        return forward(self, *args, **kwargs)
+
+    kind.forward = marked
 
 
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -163,19 +244,30 @@ def _sharded(ranks: int, alter: bool) -> Met:
 
 @dataclass(frozen=True)
 class Change:
-    """How it is made; why there may be nothing to change; and which share of a step's samples a step takes after it: with ranks, that of
-    all of them."""
+    """A change of a script.
+
+    Attributes:
+        make: makes the change, or looks for what it would meet.
+        nothing: says why there may be nothing to change.
+        share: the samples of a step after the change, as a share of those before.
+        capability: the least compute capability of a GPU that gains from the change.
+        computes: what GPUs below that capability lack.
+    """
 
     make: Callable[[bool], Met]
     nothing: str
     share: float = 1.0
+    capability: tuple[int, int] = (0, 0)
+    computes: str = ""
 
 
+NO_AUTOCAST = "no module runs without autocast"
 NO_BATCHES = "no DataLoader makes batches of 2 or more"
 NO_MODEL = "no module has the parameters of an optimizer of torch.optim"
 CHANGES = {
     "optimizer with foreach=False": Change(loop_optimizer, "no optimizer of torch.optim works on lists (foreach)"),
-    "autocast to bfloat16": Change(bfloat16, "no module runs without autocast"),
+    "autocast to bfloat16": Change(bfloat16, NO_AUTOCAST, capability=(8, 0), computes="bfloat16"),
+    "autocast to float16, with GradScaler": Change(float16, NO_AUTOCAST),
     "two halves of a batch, accumulated": Change(accumulation, NO_BATCHES),
     "half the batch": Change(half_the_batch, NO_BATCHES, share=0.5),
     "checkpointing of each block": Change(checkpointing, "no repeated blocks with a tenth of its parameters, or it does so already"),

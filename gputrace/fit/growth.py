@@ -22,7 +22,8 @@ FOREVER = 1_000_000  # steps: nobody waits for more
 class StepMemory:
     """Memory of one GPU by steps: the peak of each step, and the blocks that it leaves behind."""
 
-    def __init__(self, allocator: Any) -> None:
+    def __init__(self, allocator: Any, device: int = 0) -> None:
+        self._device = device
         self.peaks: list[int] = []
         self._allocator = allocator
         self._peak = 0
@@ -59,7 +60,9 @@ class StepMemory:
     def leaks(self) -> list[Leak]:
         """Return the tensors that steps left behind, without those of the first step and the last."""
         last = len(self.peaks) - 1
-        births = [Birth(0, address, size, line, "memory") for address, (step, size, line) in self._born.items() if 0 < step < last]
+        births = [
+            Birth(self._device, address, size, line, "memory") for address, (step, size, line) in self._born.items() if 0 < step < last
+        ]
         return list(find_leaks(births))
 
 
@@ -113,8 +116,8 @@ def varies(peaks: Sequence[int]) -> bool:
     return max(later) > VARIES * min(later)
 
 
-def where_it_grows(leaks: list[Leak], trace: Trace, times: Sequence[float]) -> str:
-    """Describe what grows. `times` are those at which the steps ended.
+def where_it_grows(leaks: list[Leak], trace: Trace, times: Sequence[float], device: int = 0) -> str:
+    """Describe what grows on a GPU. `times` are those at which the steps ended.
 
     If steps left tensors behind, name the line that made most of them, and their holder. Otherwise
     name the line whose tensors grew most from the peak of one step to that of the next.
@@ -126,21 +129,21 @@ def where_it_grows(leaks: list[Leak], trace: Trace, times: Sequence[float]) -> s
     if len(of_line) > 1:
         holder = min(of_line[0].holders).text
         return f"Tensors of earlier steps stay alive. Most come from {_text(of_line[0].line)}, held by {holder}"
-    before, after = (_lines_at_peak(trace, *interval) for interval in pairwise(times[-3:]))
+    before, after = (_lines_at_peak(trace, device, *interval) for interval in pairwise(times[-3:]))
     rises = {line: nbytes - before[line] for line, nbytes in after.items()}
     line = max(rises, key=lambda line: rises[line], default=None)
     return f"Most of the growth at the peak is in tensors that {_text(line)} made"
 
 
-def _lines_at_peak(trace: Trace, begin: float, end: float) -> Counter[SourceLine | None]:
-    """Return the bytes that are allocated at the peak between two times, by the line that made them."""
-    events, timeline = trace.events, trace.timeline(0)
+def _lines_at_peak(trace: Trace, device: int, begin: float, end: float) -> Counter[SourceLine | None]:
+    """Return the bytes allocated at the peak between two times, by the line that made them."""
+    events, timeline = trace.events, trace.timeline(device)
     first, last = np.searchsorted(timeline.times, [begin, end], side="right")
     found: Counter[SourceLine | None] = Counter()
     if first < last:
         at = first + int(timeline.allocated[first:last].argmax())
-        event = np.flatnonzero(events.device == 0)[at - 1]
-        born = np.flatnonzero((events.action == ALLOC) & (events.device == 0))
+        event = np.flatnonzero(events.device == device)[at - 1]
+        born = np.flatnonzero((events.action == ALLOC) & (events.device == device))
         born = born[born <= event]
         alive = born[(events.deaths[born] < 0) | (events.deaths[born] > event)]
         for index in alive.tolist():

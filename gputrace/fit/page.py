@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from gputrace.fit.attempt import Outcome, Wish
 from gputrace.fit.changes import ALL, CHANGES, SHARDINGS
 from gputrace.fit.growth import FOREVER, growth_of, varies
+from gputrace.fit.outcome import Outcome, Wish
 from gputrace.fit.processes import Runner, Start, afresh
 from gputrace.tables import Table
 from gputrace.units import byte_text, time_text
@@ -27,6 +27,11 @@ PARTS = {  # those whose names say too little
     "other": "other tensors, such as inputs",
     "reserved, not in use": "kept by PyTorch's allocator: its cache and fragments",
 }
+MADE_UP = """\
+These lines read values that nothing computes. They get 0 or False (True of all() and in an
+assert), and masks select everything. What depends on these values may differ:"""
+SHOWN = 3  # such lines
+OTHERS = "other processes of the script"
 CONTEXT = "CUDA's context, outside PyTorch's allocator"
 NOTES = """How to read it
 needs: the most that is taken of the GPU's memory: CUDA's context and all that PyTorch's allocator reserves, as nvidia-smi shows it.
@@ -60,12 +65,12 @@ def answer(wish: Wish, models: Iterable[str], tell: Tell = lambda line: None, st
         raise ValueError(f"{wish.steps} steps: give {FEWEST} or more, for the first is not like the others")
     machines.check_host(wish.host)
     tell(f"{wish.script} runs for {wish.steps} steps on each GPU, and then with each change.")
-    runner = Runner(start)
+    runner = Runner(start, tell)
     tried = _each(runner, [replace(wish, like=name) for name in names[:1]], "", tell)  # alone: the first one may download its data
     tried |= _each(runner, [replace(wish, like=name) for name in names[1:]], "", tell)
     without = [replace(wish, like=name, memory=ROOM) for name in names if not tried[name].fits]
     needed = {name: tried[name] for name in names} | _each(runner, without, ", if it had the memory", tell)
-    yield _table(tried, needed, wish.script)
+    yield _table(tried, needed, wish.script, wish.gpus)
     tightest = max(names, key=lambda name: needed[name].used / tried[name].total)
     if remarks := _on_steps(tightest, needed[tightest]):
         yield remarks
@@ -90,14 +95,14 @@ def _each(runner: Runner, wishes: list[Wish], told: str, tell: Tell) -> dict[str
 def _in_short(outcome: Outcome) -> str:
     if outcome.failed or not outcome.fits:
         return "the script failed" if outcome.failed else "memory runs out"
-    stopped = f" until {outcome.asked} asks for a value" * bool(outcome.asked)
+    stopped = f" until {outcome.asked} needs a value" * bool(outcome.asked)
     grows = growth_of(outcome.peaks, outcome.left)
     so_far = "" if grows is None else f" after {outcome.steps} steps, {byte_text(grows.bytes)} more per step"
     takes = "" if outcome.step is None else f", a step takes {time_text(outcome.step)}"
     return f"needs {byte_text(outcome.used)}{so_far}{takes}{stopped}"
 
 
-def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], script: str) -> Table:
+def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], script: str, gpus: int) -> Table:
     header = ("GPU", "memory", "needs", "fits", "a step takes", "the GPU waits for the host")
     rows = [
         (
@@ -110,17 +115,31 @@ def _table(tried: dict[str, Outcome], needed: dict[str, Outcome], script: str) -
         )
         for name, most in needed.items()
     ]
-    steps = min(outcome.steps for outcome in needed.values())
+    return Table(header, tuple(rows), f"{script}: {_how_it_ran(list(needed.values()), gpus)}")
+
+
+def _how_it_ran(outcomes: list[Outcome], gpus: int) -> str:
+    """Say how many steps ran, and what is not counted or made up."""
+    steps = min(outcome.steps for outcome in outcomes)
     ran = f"{steps} step{'s' * (steps > 1)} on virtual GPUs, without values" if steps else NO_STEPS
-    if any(outcome.by_hand for outcome in needed.values()):
-        ran += f". {BY_HAND}"
-    if any(outcome.tries_algorithms for outcome in needed.values()):
-        ran += f".\n{TRIES}"
-    if asked := next((outcome.asked for outcome in needed.values() if outcome.asked), ""):
-        ran += f".\nThen {asked} asks for a value that nothing computed: what follows is not counted"
-    if made_up := next((outcome.made_up for outcome in needed.values() if outcome.made_up), ""):
-        ran += f".\nAfter the first step {made_up} asks for integers that nothing computed, and gets 0: what depends on them is made up"
-    return Table(header, tuple(rows), f"{script}: {ran}.")
+    said = [ran + "."]
+    if any(outcome.by_hand for outcome in outcomes):
+        said[0] += f" {BY_HAND}."
+    if gpus > 1:
+        said.append(f'It has {gpus} GPUs of each model. "needs" and "fits" are about the fullest.')
+    if processes := max(outcome.processes for outcome in outcomes):
+        some = "a process" if processes == 1 else f"{processes} processes"
+        said.append(f"It starts {some}. Memory is that of all its processes on a GPU.")
+    if any(outcome.tries_algorithms for outcome in outcomes):
+        said.append(f"{TRIES}.")
+    if asked := next((outcome.asked for outcome in outcomes if outcome.asked), ""):
+        said.append(f"Then {asked} needs a value that nothing computes. What follows is not counted.")
+    if lines := list(dict.fromkeys(line for outcome in outcomes for line in outcome.made_up)):
+        said.append(MADE_UP)
+        said += [f"   {_shortened(line)}" for line in lines[:SHOWN]]
+        if len(lines) > SHOWN:
+            said.append(f"   and {len(lines) - SHOWN} more")
+    return "\n".join(said)
 
 
 def _on_steps(name: str, outcome: Outcome) -> str:
@@ -177,8 +196,11 @@ def _rounded(number: int) -> int:
 
 
 def _broken_off(outcome: Outcome) -> bool:
-    """Did it end after the first step? Only from the second on does the optimizer's state lie beside a backward's tensors."""
-    return bool(outcome.asked) and outcome.steps == 1
+    """Whether the script ended so early that its peak may come later.
+
+    Only from the second step on is the optimizer's state there in a backward pass.
+    """
+    return bool(outcome.asked) and outcome.steps <= 1
 
 
 def _step_text(name: str, outcome: Outcome) -> str:
@@ -189,29 +211,39 @@ def _step_text(name: str, outcome: Outcome) -> str:
 
 
 def _parts(name: str, outcome: Outcome) -> Table:
-    parts = outcome.parts | {CONTEXT: outcome.used - outcome.reserved}
+    context = outcome.used - outcome.reserved - outcome.others
+    parts = outcome.parts | {CONTEXT: context, OTHERS: outcome.others}
     rows = tuple((byte_text(nbytes), PARTS.get(part, part)) for part, nbytes in sorted(parts.items(), key=lambda part: -part[1]) if nbytes)
+    which = f", on cuda:{outcome.device}" if len(outcome.by_device) > 1 else ""
     where = f", made by {_shortened(outcome.line)}" * bool(outcome.line)
-    return Table(
-        ("bytes", "for"),
-        rows,
-        f"At the peak on the {name}{where}: {byte_text(outcome.used)}, of them in tensors and workspaces {byte_text(outcome.allocated)}",
-    )
+    needs, in_tensors = byte_text(outcome.used), byte_text(outcome.allocated)
+    caption = f"At the peak on the {name}{which}{where}: {needs}, "
+    return Table(("bytes", "for"), rows, f"{caption}of them in tensors and workspaces {in_tensors}")
 
 
 def _changes(runner: Runner, wish: Wish, before: Outcome, total: int, tell: Tell) -> Table:
     """Each change tried alone, the one that costs the least time first among those that fit, and what takes more GPUs after them."""
-    rows = [(2, False, 0.0, (name, "", "", change.nothing)) for name, change in CHANGES.items() if name not in before.changes]
-    for change, after in _tried(runner, wish, before.changes, total):
-        tell(f"{wish.like}, {change}: {_in_short(after)}")
+    profile = profiles.load(wish.like)
+    rows, tried = [], []
+    for name, change in CHANGES.items():
+        if name not in before.changes:
+            rows.append((2, False, 0.0, (name, "", "", change.nothing)))
+        elif (profile.major, profile.minor) < change.capability:
+            lacks = f"the {wish.like} computes no {change.computes}: its compute capability is "
+            lacks += f"{profile.major}.{profile.minor}"
+            rows.append((2, False, 0.0, (name, "", "", lacks)))
+        else:
+            tried.append(name)
+    for name, after in _tried(runner, wish, tried, total):
+        tell(f"{wish.like}, {name}: {_in_short(after)}")
         if after.failed or not after.changed:
-            rows.append((2, False, 0.0, (change, "", "", after.failed or ALL[change].nothing)))
+            rows.append((2, False, 0.0, (name, "", "", after.failed or ALL[name].nothing)))
             continue
         fits = after.used <= total
-        share = ALL[change].share
+        share = ALL[name].share
         slower = None if after.step is None or before.step is None else after.step / before.step / share
         told = "" if slower is None else f"{slower:.2f} times as long"
-        rows.append((not fits, change in SHARDINGS, slower or 0.0, (change, _need(after), told, _fits(after, fits, total))))
+        rows.append((not fits, name in SHARDINGS, slower or 0.0, (name, _need(after), told, _fits(after, fits, total))))
     ordered = tuple(row for *_, row in sorted(rows, key=lambda row: row[:3]))
     return Table(
         ("change", "needs", "as many samples take", "fits"),

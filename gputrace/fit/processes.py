@@ -15,8 +15,9 @@ from typing import Protocol
 
 import psutil
 
-from gputrace.fit.attempt import Outcome, Wish
+from gputrace.fit.outcome import PROGRESS, Outcome, Wish
 
+TELLS_AFTER = 10.0  # seconds without an outcome, after which an attempt's progress is told
 LOOK = 0.02  # seconds between looks at what is under way
 PROGRAM = str(Path(__file__).with_name("__main__.py"))
 
@@ -47,12 +48,14 @@ class _Attempt:
 
     def __init__(self, wish: Wish) -> None:
         self.wish = wish
+        self.told = 0.0  # the real time when its progress was told
         self.process: Process | None = None
         self.outcome: Outcome | None = None
 
     def start(self, start: Start) -> None:
         self._folder = TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True)
         with Path(self._folder.name, "output").open("wb") as output:
+            self.told = self._started = time.monotonic()
             self.process = start([PROGRAM, json.dumps(asdict(self.wish)), self._file("outcome")], output.fileno())
 
     def is_running(self) -> bool:
@@ -69,6 +72,17 @@ class _Attempt:
         self._folder.cleanup()
         return False
 
+    def progress(self) -> str:
+        """Say for how long it has been running, and how far it is."""
+        self.told = time.monotonic()
+        change = f", {self.wish.change}" if self.wish.change else ""
+        try:
+            so_far = Path(self._file(PROGRESS)).read_text(encoding="utf-8")
+        except OSError:
+            so_far = "nothing on the GPU yet"
+        seconds = round(self.told - self._started)
+        return f"{self.wish.like}{change}: running for {seconds} s, {so_far}"
+
     def stop(self) -> None:
         """Kill it with all that it started, if it is running."""
         if self.is_running() and self.process is not None:
@@ -82,10 +96,11 @@ class _Attempt:
 
 
 class Runner:
-    """Runs attempts, by processes that `start` starts."""
+    """Runs attempts, by processes that `start` starts. `tell` gets lines about slow ones."""
 
-    def __init__(self, start: Start = afresh) -> None:
-        self._start = start
+    def __init__(self, start: Start = afresh, tell: Callable[[str], object] = lambda line: None) -> None:
+        self._start, self._tell = start, tell
+        self._starts_processes = False  # does the script? Its processes may want the same port
         self._largest = 1  # bytes of this computer's memory that an attempt took
 
     def run_all(self, wishes: list[Wish]) -> Iterator[tuple[Wish, Outcome]]:
@@ -100,7 +115,13 @@ class Runner:
         yield from self._outcomes(again, 1)
 
     def at_once(self) -> int:
-        """As many as there are processors, and as have room if each takes what the largest took so far."""
+        """Return how many attempts run at once.
+
+        There are as many as processors, and as have room if each takes what the largest took so
+        far. A script that starts processes runs alone: they meet at a port.
+        """
+        if self._starts_processes:
+            return 1
         return max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // self._largest))
 
     def _outcomes(self, wishes: list[Wish], most: int) -> Iterator[tuple[Wish, Outcome]]:
@@ -112,7 +133,11 @@ class Runner:
                     free = most - sum([one.is_running() for one in attempts])
                     for fresh in [one for one in attempts if one.process is None][:free]:
                         fresh.start(self._start)
+                    for one in attempts:
+                        if one.is_running() and time.monotonic() > one.told + TELLS_AFTER:
+                            self._tell(one.progress())
                     time.sleep(LOOK)
+                self._starts_processes |= attempt.outcome.processes > 0
                 self._largest = max(self._largest, attempt.outcome.resident)
                 yield attempt.wish, attempt.outcome
         finally:

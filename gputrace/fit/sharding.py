@@ -32,6 +32,8 @@ def sharding(ranks: int) -> list[str]:
         add(self, group)
         held = self.param_groups[-1]["params"]
         for model in _models_over(held):
+            if isinstance(model, nn.DataParallel):
+                raise RuntimeError("DataParallel copies the whole model to each GPU, so it is not sharded")
             if not met:
                 _start(ranks)
             met.append(type(model).__name__)

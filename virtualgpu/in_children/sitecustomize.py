@@ -31,7 +31,8 @@ class WithTorch:
                 from virtualgpu import machines
 
                 importlib.import_module(self.request.pop("front"))
-                machines.use(**self.request, heeds_environment=True)
+                used = machines.use(**self.request, heeds_environment=True)
+                used.machine.blanks_host = not used.request.values  # as in the process that `run` runs
 
             spec.loader.exec_module = load_and_use  # type: ignore[method-assign]
         return spec

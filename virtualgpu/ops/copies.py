@@ -136,15 +136,22 @@ def _copy_on_gpus(source: torch.Tensor, target: torch.Tensor, there: Gpu, here: 
         here.launch(*laid_out(target, [source], 2 * nbytes), name="copy")
 
 
-def blank(target: torch.Tensor, makes_up: Callable[[], object] | None) -> None:
-    """Unknown values arrive in a tensor on the host: NaN where the dtype has it; of integers 0, if these may be made up, and otherwise
-    they stay as they were."""
-    floats = target.dtype.is_floating_point or target.dtype.is_complex
-    if makes_up is not None and not floats:
-        makes_up()
-    if floats or makes_up is not None:
-        with _DisableTorchDispatch():
-            target.fill_(torch.nan if floats else 0)
+def blank(
+    target: torch.Tensor,
+    makes_up: Callable[[torch.dtype], bool | int | float] | None,
+) -> None:
+    """Fill a tensor on the host to which unknown values are copied.
+
+    If values may be made up, it gets those. Otherwise floats become NaN, and integers stay.
+    """
+    if makes_up is not None:
+        value = makes_up(target.dtype)
+    elif target.dtype.is_floating_point or target.dtype.is_complex:
+        value = torch.nan
+    else:
+        return
+    with _DisableTorchDispatch():
+        target.fill_(value)
 
 
 @handles("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")

@@ -236,7 +236,11 @@ def index(call: Call) -> Any:
     check_indices(x, indices)
     gpu = call.common_gpu(host=True)
     find_positions(gpu, indices)
-    if gpu.machine.selected.full_masks:
+    makes_up = gpu.machine.makes_up
+    unknown = any(is_mask(index) and not all_known(index) for index in indices)
+    if unknown and makes_up is not None:
+        makes_up(torch.bool)
+    if gpu.machine.selected.full_masks or makes_up is not None:
         indices = [_all_true(index) if is_mask(index) and not all_known(index) else index for index in indices]
     if call.op.outs or not all_known(indices):
         return operators.mixed(call)

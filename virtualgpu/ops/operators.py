@@ -234,17 +234,15 @@ def storage_elsewhere(x: torch.Tensor, storage: Any) -> RuntimeError:
 def read_scalar(call: Call) -> Any:
     """`.item()`: the host waits for the stream and for the number."""
     gpu, nbytes, x = call.common_gpu(), call.moved, call.args[0]
-    kept = memory_of(x).kept is not None
-    blank = not kept and gpu.machine.blanks_host and x.dtype.is_floating_point  # as a copy to the host would bring it
-    makes_up = None if kept or blank else gpu.machine.makes_up
-    if not (kept or blank or makes_up):
-        require_values(memory_of(x))
-    gpu.read(nbytes)
-    if kept:
+    machine, memory = gpu.machine, memory_of(x)
+    if memory.kept is not None:
+        gpu.read(nbytes)
         return call.on_cpu()
-    if makes_up is not None:
-        makes_up()
-    return nan if blank else x.dtype is not torch.bool and 0
+    blank = machine.blanks_host and x.dtype.is_floating_point  # as a copy to the host would bring it
+    if machine.makes_up is None and not blank:
+        require_values(memory)
+    gpu.read(nbytes)
+    return nan if machine.makes_up is None else machine.makes_up(x.dtype)
 
 
 def shape_from_values(call: Call) -> Any:

@@ -13,7 +13,7 @@ from torch._C import _DisableTorchDispatch
 from virtualgpu.generators import chosen
 from virtualgpu.hardware import Gpu
 from virtualgpu.ops import cub, operators
-from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, device_time, handles, operator, overwrites, temporaries
+from virtualgpu.ops.call import Call, Work, asserts, bytes_of, composes, device_time, handles, operator, overwrites, shapes_by, temporaries
 from virtualgpu.ops.reductions import of_all
 from virtualgpu.ops.sequence import OUT, Plan, perform, play
 from virtualgpu.ops.sorting import topk_plan
@@ -137,3 +137,15 @@ def randperm(call: Call) -> Any:
         temp = cub.radix_sort(n, key, item, bits)
         play(result._gpu, (item, -item, n * item, n * key, n * key, temp, -temp, -n * key, -n * key, -n * item))
     return result
+
+
+@shapes_by("_sample_dirichlet", "_dirichlet_grad", "_standard_gamma_grad")
+def same_shape(x: torch.Tensor, *others: Any, **kwargs: Any) -> torch.Tensor:
+    """Return a tensor of the first argument's shape. PyTorch has no meta kernels for these."""
+    return torch.empty_like(x)
+
+
+@shapes_by("binomial")
+def binomial_shape(count: torch.Tensor, prob: torch.Tensor, generator: Any = None) -> torch.Tensor:
+    size = torch.broadcast_shapes(count.shape, prob.shape)
+    return torch.empty(size, dtype=count.dtype, device=count.device)

@@ -7,13 +7,16 @@ from typing import Any
 import torch
 from torch._C import _DisableTorchDispatch
 
-from virtualgpu.errors import unsupported
+from virtualgpu.errors import NOT_KEPT, unsupported
 from virtualgpu.ops.call import SHAPES, Call, bytes_of
 from virtualgpu.tensor import VirtualTensor, empty_without_values, memory_of, tensors, wrap
 
 REMEMBERED = 4096  # calls whose shapes are kept: PyTorch needs a millisecond for those of a ReLU's backward
 FINITE = "_amp_foreach_non_finite_check_and_unscale_"  # with `values=False` it finds no infinity: GradScaler would skip every step
 INFER_FROM = 1 << 26  # from this product of input sizes on, an operator's output is sized before it is computed
+
+# With a sparse and a dense argument, these operators return what two dense ones would return.
+DENSE_WITH_SPARSE = {"mm", "addmm", "_sparse_addmm", "mv", "bmm", "add", "sub"}
 
 LARGEST_WRITTEN = 1 << 26  # elements, which the host has memory for
 
@@ -60,10 +63,52 @@ def on_meta(call: Call) -> Any:
     return _shapes[key]
 
 
+def _largest_nonzero(call: Call) -> torch.Tensor:
+    x = call.args[0]
+    return torch.empty((x.numel(), x.dim()), dtype=torch.int64, device="meta")
+
+
+def _largest_selection(call: Call) -> torch.Tensor:
+    x, mask = call.args[:2]
+    count = torch.broadcast_shapes(x.shape, mask.shape).numel()
+    return torch.empty(count, dtype=x.dtype, device="meta")
+
+
+def _largest_unique(call: Call) -> tuple[torch.Tensor, ...]:
+    """As many values as elements, with the places of all elements and their counts."""
+    x = call.args[0]
+    inverse, counts = call.argument("return_inverse"), call.argument("return_counts")
+    dim = call.argument("dim") if "dim" in call.op.arguments else None
+    if dim is None:
+        count, shape, places = x.numel(), (x.numel(),), x.shape
+    else:
+        count, shape, places = x.shape[dim], x.shape, (x.shape[dim],)
+
+    def whole_numbers(size: Any) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.int64, device="meta")
+
+    return (
+        torch.empty(shape, dtype=x.dtype, device="meta"),
+        whole_numbers(places if inverse else 0),
+        whole_numbers(count if counts else 0),
+    )
+
+
+LARGEST: dict[str, Callable[[Call], Any]] = {
+    "nonzero": _largest_nonzero,
+    "masked_select": _largest_selection,
+    "_unique2": _largest_unique,
+    "unique_dim": _largest_unique,
+    "unique_consecutive": _largest_unique,
+}
+
+
 def _shape_key(x: Any) -> Any:
     """What stands for an argument: equal for those that give the same shapes. 1, 1.0 and True are equal, but do not."""
     if isinstance(x, torch.Tensor):
-        return (x.size(), x.stride(), x.dtype) if _has_strides(x) else torch.Tensor
+        if _has_strides(x):
+            return x.size(), x.stride(), x.dtype
+        return torch.Tensor if x.is_nested else (x.size(), x.layout, x.dtype)
     if isinstance(x, (list, tuple)):
         return tuple(map(_shape_key, x))
     if isinstance(x, dict):
@@ -76,7 +121,11 @@ def _has_strides(x: torch.Tensor) -> bool:
 
 
 def _on_meta(call: Call) -> Any:
+    dense = call.op.name in DENSE_WITH_SPARSE and any(map(_has_strides, call.tensors()))
+
     def shape_of(x: torch.Tensor) -> torch.Tensor:
+        if dense and x.layout is torch.sparse_coo:
+            return torch.empty(x.size(), dtype=x.dtype, device="meta")
         if not _has_strides(x):
             raise NotImplementedError
         return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
@@ -87,6 +136,8 @@ def _on_meta(call: Call) -> Any:
     except NotImplementedError:
         return None
     except (IndexError, RuntimeError) as error:
+        if torch.Tag.dynamic_output_shape in call.func.tags and "a meta tensor" in str(error):
+            return None
         raise _kernels_own(call, error) from None
 
 
@@ -139,7 +190,7 @@ def infer(call: Call) -> Any:
         results = len(op.func._schema.returns)
         return None if not results else targets[0] if results == 1 else tuple(targets)
 
-    answer = None if gpu.machine.values else _if_finite(call)
+    answer = None if gpu.machine.values else _answer_of_check(call)
 
     def result_of(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -157,9 +208,18 @@ def infer(call: Call) -> Any:
     return result_of(shapes_of(call))
 
 
-def _if_finite(call: Call) -> bool | None:
-    """What every element is where it asks for NaN or infinity: a script that skips such a step takes it. `isfinite` is made of these."""
-    name = call.op.name
+def _answer_of_check(call: Call) -> bool | None:
+    """Return what every element of the result is if the call checks values; None otherwise.
+
+    No value is NaN or infinite, because a script would skip a step that has one. `isfinite` is made
+    of these operators. All arguments of a distribution are valid (`_is_all_true`).
+    """
+    name, makes_up = call.op.name, call.gpu.machine.makes_up
+    if name == "_is_all_true":
+        return True
+    if makes_up is not None and call.func is torch.ops.aten.all.default:
+        makes_up(torch.bool)
+        return True  # most programs go on if all() is true, and stop or wait if it is not
     if name in ("isnan", "isinf"):
         return False
     if name in ("eq", "ne") and call.args[1] is call.args[0]:
@@ -185,8 +245,23 @@ def shapes_of(call: Call) -> Any:
     """The results on the meta device. Raises RuntimeError where PyTorch cannot say them without the values."""
     shapes = on_meta(call)
     if shapes is None:
-        raise RuntimeError(f"{call.func._schema.name}: the shape of its result depends on values, and these were not kept")
+        shapes = _largest(call)
+    if shapes is None:
+        raise RuntimeError(f"{call.func._schema.name}: the shape of its result depends on values, and these {NOT_KEPT}")
     return shapes
+
+
+def _largest(call: Call) -> Any:
+    """Return results of the largest possible shapes on the meta device, if values may be made up.
+
+    They are the shapes for masks that are true everywhere, and for elements that all differ.
+    Return None for an operator whose results have no largest shape.
+    """
+    makes_up, largest = call.gpu.machine.makes_up, LARGEST.get(call.op.name)
+    if makes_up is None or largest is None:
+        return None
+    makes_up(torch.bool)
+    return largest(call)
 
 
 def forget(x: torch.Tensor) -> None:

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from gputrace.fit.attempt import Wish
+from gputrace.fit.outcome import Wish
 from gputrace.fit.processes import run
 
 TRAIN = """
@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_told_from_what_fails(wish):
     assert (tight.fits, tight.failed) == (False, "")
     failed = run(wish(TRAIN, 16, 2))
     assert failed.fits and failed.failed.startswith("train.py:13 print(open(") and "FileNotFoundError" in failed.failed
-    assert run(wish("import sys; sys.exit(3)")).failed.endswith("import sys; sys.exit(3): it ended by sys.exit(3); every loss is NaN here")
+    assert run(wish("import sys; sys.exit(3)")).failed.endswith("import sys; sys.exit(3): it ended by sys.exit(3)")
     assert "os._exit" not in (ended := run(wish("import os; print('last words', flush=True); os._exit(5)")).failed)
     assert ended == "its process ended with status 5: last words"
 
@@ -67,9 +67,9 @@ def test_what_does_not_fit_is_told_from_what_fails(wish):
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_script_that_asks_for_a_value_after_whole_steps_is_told_up_to_that_line(wish, steps):
-    asks = TRAIN.replace('print(open("/nowhere"))', "x[x > 0]")
+    asks = TRAIN.replace('print(open("/nowhere"))', "x.argmax(1).bincount()")
     outcome, whole = run(wish(asks, 4096, steps)), run(wish(TRAIN, 4096, 9))
-    assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", steps, "train.py:13 x[x > 0]")
+    assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", steps, "train.py:13 x.argmax(1).bincount()")
     if steps == 1:
         assert outcome.allocated < whole.allocated  # no optimizer's state lies beside a backward's tensors yet
         assert outcome.step is None and 0.5 * whole.step < outcome.first < 2 * whole.step
@@ -83,7 +83,8 @@ def test_an_integer_that_a_script_prints_after_a_step_is_made_up_and_it_goes_on(
     samples = TRAIN.replace("print(loss.item())", "print([0, 1][int(loss.argmax())], (loss > 0).cpu().sum().item(), loss.argmax().cpu())")
     outcome, whole = run(wish(samples, 4096, 9)), run(wish(TRAIN, 4096, 9))
     assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", 4, "")
-    assert outcome.made_up.startswith("train.py:12 print([0, 1][int(loss.argmax())]") and not whole.made_up
+    [line] = outcome.made_up
+    assert line.startswith("train.py:12 print([0, 1][int(loss.argmax())]") and not whole.made_up
     assert outcome.allocated == whole.allocated and outcome.step == pytest.approx(whole.step, rel=0.02)
 
 
@@ -94,16 +95,88 @@ def test_where_a_made_up_value_leads_nowhere_a_script_is_told_up_to_its_line(wis
     assert (outcome.fits, outcome.failed, outcome.steps, outcome.asked) == (True, "", 1, f"train.py:12 {line}")
 
 
+READS = """
+    best, counted = float("inf"), []
+    def reads(x, loss):
+        global best
+        counted.append((x.argmax(1) == 0).sum().item())
+        assert loss < 10 and (x < 9).all(), "a check of the values"
+        if loss > 100 or not torch.isfinite(loss) or not 0 < loss.item() < 1:
+            raise SystemExit(1)
+        assert not loss > 20
+        best = min(best, loss)
+        print(f"{loss} {loss:.2f}", round(loss.item()), 1 / loss.item(), loss.tolist())
+        x[x > 0], x[x.nonzero()[:, 0]], x.masked_select(x < 0), loss[loss > 0], x.flatten().unique()
+"""
+
+
 @pytest.mark.slow
-def test_before_its_first_whole_step_a_script_that_asks_for_a_value_fails(wish):
-    failed = run(wish(TRAIN.replace("loss.backward()", "int(loss.argmax())"), 16, 2)).failed
-    assert failed.startswith("train.py:10 int(loss.argmax()): RuntimeError: the values of this tensor on cuda:0 were not kept")
+def test_a_script_may_read_values_before_its_first_step(wish):
+    """What it keeps on the GPU does not change. Its lines are named."""
+    reads = TRAIN.replace("loss.backward()", "reads(x, loss); loss.backward()")
+    reads = reads.replace("    import sys, torch", f"    import sys, torch{READS}", 1)
+    outcome, whole = run(wish(reads, 64, 9)), run(wish(TRAIN, 64, 9))
+    assert (outcome.fits, outcome.failed, outcome.asked) == (True, "", "")
+    assert outcome.parts["optimizer state"] == whole.parts["optimizer state"]
+    expected = ["counted.append", "assert loss", "if loss", "assert not", "best = min", "x[x > 0]"]
+    for line, begins in zip(outcome.made_up, expected, strict=True):
+        assert line.partition(" ")[2].startswith(begins)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "why", "instead"),
+    [
+        ("x.repeat_interleave(x.argmax(1), 0)", "needs", "Pass output_size= to repeat_interleave."),
+        ("x.argmax(1).bincount()", "needs", "Count on the CPU: pass a CPU tensor to bincount."),
+        ("x.view(int(x.argmax()), -1)", "needs", "Pass a number that is not a result of the GPU"),
+        ("while not x.argmax(): pass", "waits for", "Limit the loop by a number of iterations."),
+        ("assert x.argmax() == 3", "needs", "Set the environment variable PYTHONOPTIMIZE=1"),
+    ],
+)
+def test_a_line_that_cannot_do_without_a_value_is_named(wish, line, why, instead):
+    script = TRAIN.replace('torch.ones(1024, width, device="cuda")', 'torch.randn(64, width, device="cuda")')
+    failed = run(wish(script.replace("loss.backward()", line), 16, 2)).failed
+    if line.startswith("assert"):
+        assert not failed.startswith("train.py:10")  # an assert is taken to hold
+    else:
+        assert failed.startswith(f"train.py:10 {line} {why} a value that nothing computes. {instead}")
+
+
+@pytest.mark.slow
+def test_a_long_inference_is_measured_so_far(wish):
+    """It may read a number for each of very many samples: nobody can tell that from a loop that waits."""
+    infer = """
+        import torch
+        model, right = torch.nn.Linear(64, 64).cuda(), 0
+        for _ in range(1_000_000):
+            right += (model(torch.ones(1, 64, device="cuda")).argmax() == 3).item()
+    """
+    outcome = run(wish(infer))
+    assert (outcome.failed, outcome.steps, outcome.fits) == ("", 0, True)
+    assert outcome.asked.startswith("train.py:5 right +=") and outcome.parts["parameters"]
+
+
+@pytest.mark.slow
+def test_an_error_that_has_nothing_to_do_with_values_is_told_as_it_is(wish):
+    failed = run(wish(TRAIN.replace("loss.backward()", "print(loss.item()); open('/nowhere')"), 16, 2)).failed
+    assert failed.endswith("FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'")
+    assert "nothing computes" not in failed
+
+
+@pytest.mark.slow
+def test_the_fullest_gpu_is_measured(wish):
+    two = TRAIN.replace(".cuda()", '.to("cuda:1")').replace('device="cuda"', 'device="cuda:1"')
+    outcome, whole = run(wish(two, 1024, 9, gpus=2)), run(wish(TRAIN, 1024, 9))
+    assert (outcome.device, outcome.steps, outcome.allocated) == (1, 4, whole.allocated)
+    assert outcome.parts == whole.parts and outcome.step == pytest.approx(whole.step, rel=0.02)
+    assert outcome.by_device[1] == outcome.used > outcome.by_device[0]
 
 
 @pytest.mark.slow
 def test_a_script_that_leaves_the_gpu_alone_is_told_so(wish):
     outcome = run(wish(TRAIN.replace(".cuda()", "").replace(', device="cuda"', ""), 16, 9))
-    assert outcome.failed.startswith("it put nothing on the GPU: perhaps an option")
+    assert outcome.failed.startswith("it put nothing on the GPU. Perhaps an option")
     assert outcome.steps == 0  # nobody waits for steps on the CPU
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputrace.fit.attempt import Wish
+from gputrace.fit.outcome import Wish
 from gputrace.fit.processes import run
 
 SCRIPT = """
@@ -64,10 +64,10 @@ WRITTEN = {
 def tried(tmp_path):
     """What came of a script of this source, with a change or none."""
 
-    def run_it(source: str, change: str | None = None):
+    def run_it(source: str, change: str | None = None, gpus: int = 1):
         path = tmp_path / "train.py"
         path.write_text(textwrap.dedent(source), encoding="utf-8")
-        return run(Wish(str(path), [], False, "A100", 4, change=change))
+        return run(Wish(str(path), [], False, "A100", 4, change=change, gpus=gpus))
 
     return run_it
 
@@ -83,6 +83,37 @@ def test_made_from_outside_it_takes_what_it_would_take_written_into_the_script(t
     assert outside.step == pytest.approx(written.step, rel=0.05)
     assert replace(outside, changed=False, changes=plain.changes) != plain
     assert change in plain.changes
+
+
+@pytest.mark.slow
+def test_float16_takes_what_it_would_take_with_a_scaler_in_the_script(tried):
+    change = "autocast to float16, with GradScaler"
+    plain = SCRIPT.format(**PLAIN)
+    autocast = 'with torch.autocast("cuda", torch.float16): '
+    written = SCRIPT.format(**PLAIN | {"autocast": autocast})
+    written = written.replace("model = Net", 'scaler = torch.amp.GradScaler("cuda")\nmodel = Net')
+    written = written.replace("loss.backward()", "scaler.scale(loss).backward()")
+    written = written.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")
+    outside, inside = tried(plain, change), tried(written)
+    assert not (outside.failed or inside.failed) and outside.changed and outside.steps == 4
+    assert (outside.used, outside.allocated, outside.parts) == (inside.used, inside.allocated, inside.parts)
+    assert outside.step == pytest.approx(inside.step, rel=0.05)
+    assert change in tried(plain).changes and change not in inside.changes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["autocast to bfloat16", "checkpointing of each block"])
+def test_the_replicas_of_data_parallel_are_changed_too(tried, change):
+    def parallel(**lines: object) -> str:
+        source = SCRIPT.format(**PLAIN | lines)
+        return source.replace("model = Net().cuda()", "model = nn.DataParallel(Net().cuda())")
+
+    source = parallel(**WRITTEN[change])
+    if "autocast" in WRITTEN[change]:
+        assert change not in tried(source, gpus=2).changes
+    outside, inside = tried(parallel(), change, 2), tried(source, gpus=2)
+    assert (outside.failed, outside.changed) == ("", True)
+    assert (outside.allocated, outside.by_device) == (inside.allocated, inside.by_device)
 
 
 @pytest.mark.slow
@@ -126,7 +157,7 @@ def test_what_a_script_counts_after_each_step_it_may_count_after_half_of_one(tri
     change = "two halves of a batch, accumulated"
     outcome, uncounted = tried(counts, change), tried(SCRIPT.format(**PLAIN), change)
     assert (outcome.failed, outcome.steps, outcome.allocated) == ("", 4, uncounted.allocated)
-    assert outcome.made_up.startswith("train.py:")
+    assert all(line.startswith("train.py:") for line in outcome.made_up) and outcome.made_up
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputrace.fit import processes
-from gputrace.fit.attempt import Outcome, Wish
+from gputrace.fit.outcome import Outcome, Wish
 from gputrace.fit.processes import Runner
 
 WISHES = [Wish("train.py", [], False, like, 4) for like in ("T4", "L4", "A100", "H100")]
@@ -65,6 +65,46 @@ def test_what_fails_beside_others_is_tried_again_alone(monkeypatch, most):
     alone = [["T4"], ["L4"], ["A100"], ["H100"]]
     beside = [["T4"], ["T4", "L4"], ["T4", "L4", "A100"], ["T4", "L4", "A100", "H100"], ["L4"], ["A100"]]
     assert running == (alone if most == 1 else beside)
+
+
+class Slow:
+    """A process that writes its progress at the second look at it, and its outcome at the last."""
+
+    pid, returncode = 0, 0
+
+    def __init__(self, file: Path, outcome: dict) -> None:
+        self.file, self.outcome, self.looks = file, outcome, 0
+
+    def poll(self) -> int | None:
+        self.looks += 1
+        if self.looks == 4:
+            self.file.with_name("progress").write_text("3 steps so far")
+        if self.looks < 10:
+            return None
+        self.file.write_text(json.dumps(self.outcome))
+        return 0
+
+    def wait(self) -> int:
+        return 0
+
+
+def test_progress_of_a_slow_attempt_is_told(monkeypatch):
+    monkeypatch.setattr(processes, "TELLS_AFTER", 0.0)
+    told: list[str] = []
+    wish = Wish("train.py", [], False, "T4", 4, change="half the batch")
+    runner = Runner(lambda command, output: Slow(Path(command[2]), {}), told.append)
+    list(runner.run_all([wish]))
+    assert told[0] == "T4, half the batch: running for 0 s, nothing on the GPU yet"
+    assert told[-1] == "T4, half the batch: running for 0 s, 3 steps so far"
+
+
+def test_a_script_that_starts_processes_runs_alone_from_the_second_attempt_on(monkeypatch):
+    """Its processes meet at a port, which two attempts would share."""
+    monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    runner = Runner(lambda command, output: Slow(Path(command[2]), {"processes": 2}))
+    assert runner.at_once() > 1
+    list(runner.run_all(WISHES[:1]))
+    assert runner.at_once() == 1
 
 
 def test_what_a_process_said_last_is_told_where_it_leaves_no_outcome():

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from gputrace.fit.attempt import Wish
+from gputrace.fit.outcome import Wish
 from gputrace.fit.processes import run
 from labkit.ranks.large_worlds import results
 

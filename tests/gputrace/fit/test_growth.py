@@ -4,8 +4,9 @@ import textwrap
 
 import pytest
 
-from gputrace.fit.attempt import MORE, Wish
 from gputrace.fit.growth import FOREVER, Growth, growth_of, varies
+from gputrace.fit.measurement import MORE
+from gputrace.fit.outcome import Wish
 from gputrace.fit.processes import run
 
 MIB = 1 << 20

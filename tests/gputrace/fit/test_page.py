@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from gputrace.fit import ScriptFailedError, Wish, answer
-from gputrace.fit.attempt import Outcome
 from gputrace.fit.changes import CHANGES
+from gputrace.fit.outcome import Outcome
 
 WISH = Wish("train.py", [], False, "T4", 4)
 
@@ -55,10 +55,13 @@ def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     )
     assert parts.caption == "At the peak on the T4, made by train.py:3 x: 20 GiB, of them in tensors and workspaces 20 GiB"
     assert "others are taken to do the same" in notes and "need as long for an operator" in notes
-    assert all(row[1] == "10 GiB" and row[3] == "yes" for row in changes.rows)
+    *tried, lacks = sorted(changes.rows, key=lambda row: row[1] == "")
+    assert all(row[1] == "10 GiB" and row[3] == "yes" for row in tried)
+    reason = "the T4 computes no bfloat16: its compute capability is 7.5"
+    assert lacks == ("autocast to bfloat16", "", "", reason)
     assert {row[0]: row[2] for row in changes.rows}["half the batch"] == "4.00 times as long"
-    assert changes.rows[-2][0] == "half the batch"  # the slowest, of as many samples
-    assert changes.rows[-1] == ("sharding over 2 GPUs (FSDP2)", "10 GiB", "1.00 times as long", "yes")  # faster, on twice as many GPUs
+    assert tried[-2][0] == "half the batch"  # the slowest, of as many samples
+    assert tried[-1] == ("sharding over 2 GPUs (FSDP2)", "10 GiB", "1.00 times as long", "yes")  # faster, on twice as many GPUs
     assert {wish.like for wish in runs if wish.change} == {"T4"}
 
 
@@ -84,7 +87,7 @@ def test_it_is_sharded_over_as_few_gpus_as_it_fits(monkeypatch, needs, due, trie
 
     run_by(monkeypatch, run)
     *_, changes, _ = answer(WISH, ["T4"])
-    assert asked == tried and due in changes.rows and len(changes.rows) == 6
+    assert asked == tried and due in changes.rows and len(changes.rows) == len(CHANGES) + 1
 
 
 def test_whoever_waits_is_told_a_line_for_each_thing_tried(runs):
@@ -113,7 +116,7 @@ def test_a_change_that_would_meet_nothing_is_not_run(monkeypatch):
     assert asked == [None, "half the batch", "sharding over 2 GPUs (FSDP2)"]
     without = {row[0]: row[3] for row in changes.rows if not row[1]}
     assert without == {name: change.nothing for name, change in CHANGES.items() if name != "half the batch"}
-    assert len(changes.rows) == 6
+    assert len(changes.rows) == len(CHANGES) + 1
 
 
 def test_bad_wishes_are_refused_before_anything_runs(runs):
@@ -150,16 +153,42 @@ def test_a_script_that_asks_for_a_value_after_a_step_gets_its_page(monkeypatch):
     assert gpus.rows[0][2:] == ("at least 1 GiB", "so far", "the first at most 500 ms", "")
     first, second, *_ = gpus.caption.splitlines()
     assert first == "train.py: 1 step on virtual GPUs, without values."
-    assert second == "Then train.py:9 int(x) asks for a value that nothing computed: what follows is not counted."
-    assert {row[1:] for row in changes.rows} == {("at least 1 GiB", "", "so far")}  # a first step says little about others
+    assert second == "Then train.py:9 int(x) needs a value that nothing computes. What follows is not counted."
+    tried = {row[1:] for row in changes.rows if row[1]}
+    assert tried == {("at least 1 GiB", "", "so far")}  # a first step says little about others
 
 
-def test_a_made_up_value_is_told(monkeypatch):
-    ran = Outcome(16 << 30, True, "", "", 4, 1 << 30, 1 << 30, 1 << 30, {}, 1.0, 0.0, made_up="train.py:9 int(x)")
+def test_lines_that_read_made_up_values_are_named(monkeypatch):
+    lines = [f"train.py:{number} int(x)" for number in range(5)]
+    ran = Outcome(16 << 30, steps=4, used=1 << 30, step=1.0, idle=0.0, made_up=lines)
     run_by(monkeypatch, lambda wish: ran)
     gpus, *_ = answer(WISH, ["T4"])
     assert gpus.rows[0][3] == "yes"
-    assert "\nAfter the first step train.py:9 int(x) asks for integers that nothing computed, and gets 0: what" in gpus.caption
+    assert "These lines read values that nothing computes." in gpus.caption
+    assert gpus.caption.splitlines()[-4:] == [*(f"   {line}" for line in lines[:3]), "   and 2 more"]
+
+
+def test_bfloat16_is_tried_where_the_gpu_computes_it(runs):
+    for name, computes in {"T4": False, "L4": True, "A100": True}.items():
+        runs.clear()
+        wish = replace(WISH, like=name, memory=15 << 30)
+        list(answer(wish, [name]))
+        assert ("autocast to bfloat16" in {wish.change for wish in runs}) == computes
+        assert "autocast to float16, with GradScaler" in {wish.change for wish in runs}
+
+
+def test_several_gpus_and_processes_are_mentioned(monkeypatch):
+    ran = Outcome(16 << 30, steps=4, used=10 << 30, reserved=4 << 30, step=1.0, idle=0.0)
+    ran = replace(ran, others=5 << 30, processes=3, device=1, by_device=[1 << 30, 10 << 30])
+    run_by(monkeypatch, lambda wish: ran)
+    gpus, parts, *_ = answer(replace(WISH, gpus=2), ["T4"])
+    said = gpus.caption.splitlines()
+    assert said[1] == 'It has 2 GPUs of each model. "needs" and "fits" are about the fullest.'
+    assert said[2] == "It starts 3 processes. Memory is that of all its processes on a GPU."
+    assert parts.caption.startswith("At the peak on the T4, on cuda:1: 10 GiB")
+    shares = {what: nbytes for nbytes, what in parts.rows}
+    assert shares["other processes of the script"] == "5 GiB"
+    assert shares["CUDA's context, outside PyTorch's allocator"] == "1 GiB"
 
 
 def test_a_script_that_fails_gives_no_table(monkeypatch):

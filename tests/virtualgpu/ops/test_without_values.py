@@ -427,3 +427,131 @@ def test_the_words_of_a_mistake_take_no_memory():
         x, y = on_cuda(1 << 20, 1 << 10), on_cuda(1 << 11, 1 << 22)
         with pytest.raises(RuntimeError, match=r"^mat1 and mat2 shapes cannot be multiplied \(1048576x1024 and 2048x4194304\)$"):
             x @ y
+
+
+SPARSE = {
+    "mm": lambda sparse, dense: torch.mm(sparse, dense),
+    "spmm": lambda sparse, dense: torch.spmm(sparse, dense),
+    "sparse.mm": lambda sparse, dense: torch.sparse.mm(sparse, dense),
+    "addmm": lambda sparse, dense: torch.addmm(dense[:6], sparse, dense),
+    "transposed": lambda sparse, dense: sparse.t() @ dense[:6],
+    "mv": lambda sparse, dense: torch.mv(sparse, dense[:, 0]),
+    "dense @ sparse": lambda sparse, dense: dense.t()[:, :6] @ sparse,
+    "sum": lambda sparse, dense: torch.ones(6, 9, device=dense.device) + sparse,
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_sparse_and_a_dense_tensor_give_a_dense_one_of_the_same_memory(name):
+    """The shape of a product does not depend on where the sparse tensor has elements."""
+
+    def step() -> tuple[torch.Size, torch.layout, int]:
+        places = torch.tensor([[0, 1, 5], [2, 0, 8]])
+        sparse = torch.sparse_coo_tensor(places, torch.ones(3), (6, 9)).cuda()
+        dense = torch.randn(9, 16, device="cuda", requires_grad=True)
+        result = SPARSE[name](sparse, dense)
+        if result.requires_grad:
+            result.sum().backward()
+        return result.shape, result.layout, torch.cuda.max_memory_allocated()
+
+    with virtualgpu.use(1, like="H200"):
+        expected = step()
+    with virtualgpu.use(1, like="H200", values=False):
+        assert step() == expected
+        other = torch.sparse_coo_tensor(torch.zeros(2, 1), torch.ones(1), (7, 9)).cuda()
+        assert (other @ torch.randn(9, 2, device="cuda")).shape == (7, 2)
+
+
+def distributions_of(x: torch.Tensor) -> list[torch.distributions.Distribution]:
+    d, share = torch.distributions, torch.sigmoid(x)
+    mixture = d.MixtureSameFamily(d.Categorical(logits=x[0]), d.Normal(x[0], share[0]))
+    tanh = d.TransformedDistribution(d.Normal(x, share), [d.transforms.TanhTransform(cache_size=1)])
+    return [
+        d.Categorical(logits=x),
+        d.Categorical(probs=share),
+        d.OneHotCategorical(logits=x),
+        d.Bernoulli(logits=x),
+        d.Multinomial(10, logits=x),
+        d.Binomial(10, logits=x),
+        d.Poisson(share),
+        d.Normal(x, share),
+        d.LogNormal(x, share),
+        d.Uniform(x - 1, x + 1),
+        d.Beta(share, share),
+        d.Gamma(share, share),
+        d.Dirichlet(share),
+        d.StudentT(share),
+        d.MultivariateNormal(x, scale_tril=torch.diag_embed(share)),
+        d.LowRankMultivariateNormal(x, x[..., None], share),
+        d.Independent(d.Normal(x, share), 1),
+        mixture,
+        tanh,
+    ]
+
+
+def test_distributions_take_their_arguments_to_be_valid(no_values):
+    """They validate by reading values. Sizes are those of the same distributions on the CPU."""
+    x = torch.randn(4, 3, requires_grad=True)
+    on_gpu = x.detach().cuda().requires_grad_()
+    pairs = zip(distributions_of(on_gpu), distributions_of(x), strict=True)
+    for found, expected in pairs:
+        samples, known = found.sample((5,)), expected.sample((5,))
+        assert samples.shape == known.shape and samples.is_cuda
+        assert found.log_prob(samples).shape == expected.log_prob(known).shape
+        if found.has_rsample:
+            found.rsample().sum().backward(retain_graph=True)
+
+
+@pytest.fixture
+def reads(no_values):
+    """The dtypes of the values that were read, which are made up: 1 for each."""
+    read: list[torch.dtype] = []
+    machine = virtualgpu.current().machine
+    machine.blanks_host = True
+
+    def make_up(dtype: torch.dtype) -> int:
+        read.append(dtype)
+        return 1
+
+    machine.makes_up = make_up
+    return read
+
+
+def test_what_selects_elements_gets_the_largest_shape_if_values_are_made_up(reads):
+    x = torch.randn(6, 4, device="cuda")
+    assert x[x > 0].shape == x.masked_select(x > 0).shape == x.flatten().unique().shape == (24,)
+    assert x[x[:, 0] > 0].shape == (6, 4) and (x > 0).nonzero().shape == (24, 2)
+    assert [part.shape for part in torch.where(x > 0)] == [(24,), (24,)]
+    values, places, counts = torch.unique(x, dim=0, return_inverse=True, return_counts=True)
+    assert (values.shape, places.shape, counts.shape) == ((6, 4), (6,), (6,))
+    assert [part.shape for part in x[0].unique_consecutive(return_counts=True)] == [(4,), (4,)]
+    assert reads and set(reads) == {torch.bool}
+    with pytest.raises(RuntimeError, match="repeat_interleave.*depends on values, and these were not"):
+        x.repeat_interleave(x.argmax(1), 0)
+
+
+def test_numbers_that_the_host_reads_are_made_up(reads):
+    x = torch.randn(6, 4, device="cuda")
+    assert (x.sum().item(), int(x.argmax()), bool(x[0, 0] > 0)) == (1, 1, True)
+    assert x.argmax(1).tolist() == [1] * 6 and x[0].cpu().tolist() == [1] * 4
+    assert (x > 9).all()
+    expected = [torch.float32, torch.int64, torch.bool, torch.int64, torch.float32, torch.bool]
+    assert reads == expected
+
+
+def test_a_process_that_is_started_afresh_copies_nan_to_the_host_too(tmp_path):
+    """As the process does that starts it: `labkit run --no-values`, and a loss that is printed."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import subprocess, sys, torch, torch.multiprocessing as mp\n"
+        "def work(rank):\n"
+        "    print(torch.randn(3, device='cuda').sum().item(), flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    work(0)\n"
+        "    mp.spawn(work, nprocs=1)\n"
+        "    line = 'import torch; print(torch.randn(3, device=\"cuda\").sum().item())'\n"
+        "    subprocess.run([sys.executable, '-c', line], check=True)\n"
+    )
+    command = [sys.executable, "-m", "labkit", "run", "--no-values", str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.stdout.split() == ["nan"] * 3, ended.stderr

@@ -1,0 +1,107 @@
+"""Values that a script reads although nothing computed them: the lines that read them, and advice.
+
+An attempt keeps shapes and memory, and computes nothing. A script that reads a number gets a
+made-up one, and the page names its line.
+"""
+
+import ast
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from virtualgpu.source_lines import is_users
+
+MOST = 10_000  # values in one step, after which a script is taken to wait for another value
+LINES = 20  # lines that are kept
+NUMBER = 0.5  # scripts stop at NaN, and cannot divide by 0 or take its logarithm
+
+
+class MadeUp:
+    """Notes the lines that read values which nothing computed. The machine calls it at each read.
+
+    `end` is called when a script reads so many values in one step that it must be waiting for a
+    value that never comes. `is_in_vain` is then True.
+    """
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self.lines: list[str] = []  # each once, in the order of their first reads
+        self.last = ""
+        self.is_in_vain = False
+        self._end = end
+        self._reads = 0  # in this step
+
+    def __call__(self, dtype: torch.dtype) -> bool | int | float:
+        """Return a value of this type for one that nothing computed."""
+        self._reads += 1
+        in_vain = self._reads > MOST
+        # Most scripts print losses. Only whole numbers and truth values decide what they do next.
+        if in_vain or not (dtype.is_floating_point or dtype.is_complex):
+            self.last = where(traceback.extract_stack())
+            if self.last and self.last not in self.lines and len(self.lines) < LINES:
+                self.lines.append(self.last)
+        if in_vain:
+            self.is_in_vain = True
+            self._end()
+        if dtype.is_floating_point or dtype.is_complex:
+            return NUMBER
+        if dtype is torch.bool:
+            return _is_asserted(self.last.partition(" ")[2])
+        return 0
+
+    def begin_step(self) -> None:
+        self._reads = 0
+
+
+def _is_asserted(line: str) -> bool:
+    """Whether a truth value that is read in this line of code is wanted to be true."""
+    try:
+        statements = ast.parse(line).body
+    except SyntaxError:  # a part of a statement
+        return False
+    if not statements or not isinstance(statements[0], ast.Assert):
+        return False
+    test = statements[0].test
+    return not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
+
+
+def where(calls: traceback.StackSummary) -> str:
+    """Return the innermost line of the user's own, such as "train.py:12 loss.item()"."""
+    users = [call for call in calls if is_users(call.filename)]
+    if not users:
+        return ""
+    return f"{Path(users[-1].filename).name}:{users[-1].lineno} {users[-1].line}"
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception in one line. Of a long message the first line and the last stay."""
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    return " … ".join(dict.fromkeys((lines[0], lines[-1])))
+
+
+def told(error: BaseException) -> str:
+    """Return an exception in one line, behind the innermost line of the user's own."""
+    line = where(traceback.extract_tb(error.__traceback__))
+    return f"{line}: {one_line(error)}" if line else one_line(error)
+
+
+# What a line of code calls, and what to write instead.
+ADVICE = {
+    "repeat_interleave(": "Pass output_size= to repeat_interleave.",
+    "one_hot(": "Pass num_classes= to one_hot.",
+    "bincount(": "Count on the CPU: pass a CPU tensor to bincount.",
+    "histc(": "Pass min= and max= to histc.",
+    "assert ": "Set the environment variable PYTHONOPTIMIZE=1, and Python leaves out each assert.",
+}
+IN_VAIN = "Limit the loop by a number of iterations."
+OTHERWISE = """\
+Pass a number that is not a result of the GPU: a constant, an argument, or a number of a CPU tensor."""
+
+
+def advice_for(error: BaseException | None, *lines: str) -> str:
+    """Say what to write in place of lines that need a value."""
+    for call, advice in ADVICE.items():
+        if any(call in line for line in lines) or call in str(error or ""):
+            return advice
+    return OTHERWISE

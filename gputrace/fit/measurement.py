@@ -1,0 +1,335 @@
+"""The measurement of one process of a script: its steps, its memory, and the time of a step."""
+
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from gputrace.events import StackTable
+from gputrace.fit.changes import ALL, CHANGES, Met
+from gputrace.fit.growth import StepMemory, growth_of, where_it_grows
+from gputrace.fit.made_up import IN_VAIN, MadeUp, advice_for, one_line, told, where
+from gputrace.fit.outcome import PROGRESS, Outcome, Wish
+from gputrace.holders.tensors import all_objects, of_kind
+from gputrace.leaks import Leak
+from gputrace.phases import noted
+from gputrace.recording import record
+from gputrace.sources.clock import ClockSource
+from gputrace.spans import COPIES, KERNEL, Spans, chosen, seconds_of
+from gputrace.trace import Trace
+from gputrace.units import byte_text
+from virtualgpu import instruments
+from virtualgpu.commands import set_up_for_times
+from virtualgpu.machines import VirtualGPUs
+
+MAX_EVENTS = 2_000_000  # some steps of a large model
+MORE = 4  # steps that follow if the peak still changes, to tell growth from variation
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of the system's unit of memory
+SEEN = 2  # steps after which all that a script does has happened once
+
+
+class Enough(BaseException):
+    """Ends the script, because the steps asked for are done. No script catches it by accident."""
+
+
+class Measurement:
+    """Measures this process while it runs a script, or the part of a script that is its own.
+
+    The hooks and what the change patches stay in place, so the process should end afterwards.
+    A process that is `one_of_several` makes a fixed number of steps, so that ranks which wait for
+    each other all make the same number.
+
+    Attributes:
+        has_enough: the process was ended because its steps were done.
+        raised: what the script raised, None if nothing.
+    """
+
+    def __init__(self, wish: Wish, gpus: VirtualGPUs, folder: str, one_of_several: bool = False) -> None:
+        self.has_enough = False
+        self.raised: BaseException | None = None
+        self._wish, self._gpus, self._machine = wish, gpus, gpus.machine
+        self._one_of_several = one_of_several
+        self._running = False
+        self._progress = Path(folder, PROGRESS)
+        self._due = time.monotonic()  # when the progress is written again
+        self._made_up = MadeUp(self._end_in_vain)
+        self._trains = True  # is there an optimizer?
+        self._met, self._would_meet = _changes_made(wish.change)
+
+    def of(self, work: Callable[[], object]) -> Outcome:
+        """Run the work until it ends or has made enough steps, and return what it took."""
+        gpus, machine = self._gpus, self._machine
+        outcome = Outcome(total=gpus.request.memory or gpus.profile.total_memory)
+        set_up_for_times(gpus, virtual_time=False)  # a loss that is printed is no error
+        machine.makes_up = self._made_up
+        memories = [StepMemory(gpu.allocator, gpu.index) for gpu in machine.gpus]
+        self._steps = steps = _Steps(self._after_step, self._end, memories)
+        for gpu in machine.gpus:
+            gpu.allocator.listen(self._write_progress)
+        origin = machine.clock.host
+        trace: Any = None
+        try:
+            # Memory is recorded from the start, kernels from the first backward pass on: an
+            # evaluation before it may be long.
+            with noted(steps.before_backward), record(MAX_EVENTS, timeline=False) as trace:
+                register_optimizer_step_pre_hook(steps.before_step)
+                register_optimizer_step_post_hook(steps.after_step)
+                self._running = True
+                try:
+                    work()
+                finally:
+                    self._running = False
+        except Enough:
+            self.has_enough = not self._made_up.is_in_vain
+        except SystemExit as ended:
+            self.raised = ended
+            if ended.code not in (None, 0):
+                line = where(traceback.extract_tb(ended.__traceback__))
+                outcome.failed = f"{line}: " if line else ""
+                outcome.failed += f"it ended by sys.exit({ended.code!r})"
+        except BaseException as error:  # whatever the script raises is reported, not raised
+            self.raised = error
+            outcome.fits = not trace.error
+            if outcome.fits:
+                outcome.failed = told(error)
+        self._explain(outcome)
+        self._fill(outcome, trace, origin)
+        return outcome
+
+    def is_over(self) -> None:
+        """Ignore `stop` from now on, because the script has ended."""
+        self._running = False
+
+    def stop(self, *_: object) -> None:
+        """End the script now. A signal handler calls this."""
+        if self._running:
+            self._end()
+
+    def _end_in_vain(self) -> None:
+        self._trains = bool(of_kind(all_objects(), torch.optim.Optimizer))
+        self._end()
+
+    def _end(self) -> None:
+        self._running = False
+        raise Enough
+
+    def _write_progress(self, *event: object) -> None:
+        """Write how far the script is, at most once a second. The allocators call this."""
+        now = time.monotonic()
+        if now < self._due or not self._running:
+            return
+        self._due = now + 1
+        reserved = max(gpu.allocator.peak_reserved for gpu in self._machine.gpus)
+        steps = f"{self._steps.done} steps of an optimizer so far"
+        so_far = f"{steps}, and {byte_text(reserved)} reserved by PyTorch's allocator"
+        self._progress.write_text(so_far, encoding="utf-8")
+
+    def _after_step(self, done: int) -> bool:
+        """Whether so many steps are enough."""
+        self._made_up.begin_step()
+        wish = self._wish
+        if wish.change is not None:
+            return done >= wish.steps or (done >= SEEN and not self._met)
+        if self._one_of_several:
+            return done >= wish.steps + MORE
+        if done < wish.steps:
+            return False
+        settled = all(memory.is_settled() for memory in self._steps.memories)
+        return done >= wish.steps + MORE or settled
+
+    def _explain(self, outcome: Outcome) -> None:
+        """Say which values the script read that nothing computed, and whether it failed for one."""
+        made_up = self._made_up
+        asks = instruments.asks_for_values(self.raised) if self.raised is not None else False
+        outcome.made_up = made_up.lines
+        if made_up.is_in_vain:
+            outcome.failed = ""
+            line, why = made_up.last, "waits for a value that nothing computes"
+        elif outcome.failed and (asks or made_up.lines):
+            raised_at = None if self.raised is None else self.raised.__traceback__
+            line = where(traceback.extract_tb(raised_at)) or made_up.last
+            why = f"fails, and {made_up.last} has read a value that nothing computes"
+            if asks or line == made_up.last:
+                why = "needs a value that nothing computes"
+        else:
+            return
+        if self._steps.done or not self._trains:
+            outcome.asked, outcome.failed = line, ""
+            outcome.made_up = [other for other in made_up.lines if other != line]
+            return
+        advice = IN_VAIN if made_up.is_in_vain else advice_for(self.raised, line, made_up.last)
+        outcome.failed = f"{line} {why}. {advice}"
+        if self.raised is not None and not asks:
+            outcome.failed += f" The script ended with {one_line(self.raised)}"
+
+    def _fill(self, outcome: Outcome, trace: Trace, origin: float) -> None:
+        steps = self._steps
+        outcome.steps, outcome.by_hand, outcome.changed = steps.done, steps.by_hand, bool(self._met)
+        devices = [gpu.index for gpu in self._machine.gpus]
+        outcome.by_device = [_most(trace.timeline(device).used) for device in devices]
+        outcome.device = max(devices, key=lambda device: _most(trace.timeline(device).reserved))
+        memory = steps.memories[outcome.device]
+        outcome.peaks = memory.peaks
+        outcome.left = steps.left[outcome.device] if steps.left else []
+        ends = [time - origin for time in steps.times]
+        if growth_of(outcome.peaks, outcome.left) is not None:
+            leaks = steps.leaks[outcome.device] if steps.leaks else []
+            outcome.grows = where_it_grows(leaks, trace, ends, outcome.device)
+        outcome.tries_algorithms = torch.backends.cudnn.benchmark
+        outcome.changes = [name for name, found in self._would_meet.items() if found]
+        _measure(trace, steps.ran.finish(origin).spans, ends, outcome)
+        users = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+        outcome.resident = max(resource.getrusage(who).ru_maxrss for who in users) * RSS_UNIT
+
+
+@cache
+def _make_changes(change: str | None) -> tuple[Met, dict[str, Met]]:
+    """Patch PyTorch for the change, once: a forked process has inherited the patches."""
+    if change is not None:
+        return ALL[change].make(True), {}
+    return [], {name: other.make(False) for name, other in CHANGES.items()}
+
+
+def _changes_made(change: str | None) -> tuple[Met, dict[str, Met]]:
+    """Return what the change has met, and without one what each change would meet: nothing yet."""
+    met, would_meet = _make_changes(change)
+    for names in (met, *would_meet.values()):
+        names.clear()
+    return met, would_meet
+
+
+class _NoStacks(StackTable):
+    """Takes no stacks, because only times are measured."""
+
+    def of_frame(self, frame: FrameType | None) -> int:
+        return 0
+
+
+class _Steps:
+    """Counts a script's steps, and ends the script when they are enough.
+
+    Of several optimizers the first one's steps count. If a script makes no optimizer and changes
+    its parameters by hand, a step is done when the backward pass after it begins.
+    """
+
+    def __init__(
+        self,
+        is_enough: Callable[[int], bool],
+        end: Callable[[], None],
+        memories: list[StepMemory],
+    ) -> None:
+        self.memories = memories  # one for each GPU
+        self.left: list[list[int]] = []  # by GPU, the bytes that each step left behind
+        self.leaks: list[list[Leak]] = []  # by GPU, if memory grows
+        self.times: list[float] = []  # of the machine's clock, when each step was counted
+        self.by_hand = False
+        self.ran = ClockSource(_NoStacks(), MAX_EVENTS)
+        self._is_enough, self._end = is_enough, end
+        self._first: Any = None
+        self._optimizers = False  # was any made?
+        self._process = os.getpid()  # a forked process inherits the hooks, and has its own steps
+
+    @property
+    def done(self) -> int:
+        return len(self.times)
+
+    def before_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
+        if self._process != os.getpid():
+            return
+        if not any(gpu.allocator.peak_allocated for gpu in instruments.machine().gpus):
+            self._end()  # the script would go on computing on the CPU
+        self.ran.start()
+
+    def after_step(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
+        self._first = self._first or optimizer
+        if optimizer is self._first and self._process == os.getpid():
+            self._count()
+
+    def before_backward(self, name: str, frame: FrameType | None) -> Callable[[], None]:
+        if self._process != os.getpid():
+            return lambda: None
+        self.ran.start()
+        if name == "backward" and not self._optimizers:
+            if self.by_hand:
+                self._count()
+            self._optimizers = bool(of_kind(all_objects(), torch.optim.Optimizer))
+            self.by_hand = not self._optimizers
+        return lambda: None
+
+    def _count(self) -> None:
+        self.times.append(instruments.machine().clock.host)
+        for memory in self.memories:
+            memory.end_step()
+        if self._is_enough(self.done):
+            self._look_for_growth()
+            self._end()
+
+    def _look_for_growth(self) -> None:
+        """Find who holds what steps left behind, while the script's variables exist."""
+        for memory in self.memories:
+            self.left.append(memory.left_behind())
+            grows = growth_of(memory.peaks, self.left[-1]) is not None
+            self.leaks.append(memory.leaks() if grows else [])
+
+
+def _most(column: np.ndarray) -> int:
+    return int(column.max(initial=0))
+
+
+def _measure(trace: Trace, spans: Spans, counted: list[float], outcome: Outcome) -> None:
+    """Measure the fullest GPU's memory at the peak, and the time of a step."""
+    device = outcome.device
+    timeline = trace.timeline(device)
+    outcome.used = _most(timeline.used)
+    outcome.allocated, outcome.reserved = _most(timeline.allocated), _most(timeline.reserved)
+    at = int(timeline.allocated.argmax())
+    layers = trace.layers(device).items()
+    outcome.parts = {name: int(layer[at]) for name, layer in layers if layer[at] > 0}
+    outcome.parts["reserved, not in use"] = outcome.reserved - outcome.allocated
+    event = trace.peak_event(device)
+    line = None if event < 0 else trace.line(int(trace.events.stack[event]))
+    outcome.line = "" if line is None else f"{line.location} {line.text}"
+    ends = _ends(spans, counted)
+    if len(ends) == 1:
+        # The optimizer makes its state in this step too, and takes its memory from the driver.
+        outcome.first = ends[0] - min(phase.start for phase in trace.phases)
+        return
+    steps = sorted((end - begin, begin, end) for begin, end in pairwise(ends) if end > begin)
+    if steps:
+        # An evaluation may lie between two steps, so this takes the median.
+        outcome.step, begin, end = steps[(len(steps) - 1) // 2]
+        busy = _busy_between(spans, device, begin, end)
+        outcome.idle = max(0.0, 1 - busy / outcome.step)
+
+
+def _ends(spans: Spans, counted: list[float]) -> list[float]:
+    """Return when the GPUs finished what had been launched when each step was counted.
+
+    The host may be far ahead of them.
+    """
+    ran = np.isin(spans.kind, (KERNEL, *COPIES)) & (spans.launch >= 0)
+    mine = np.flatnonzero(ran)
+    launched, ended = spans.start[spans.launch[mine]], spans.end[mine]
+    return [float(ended[launched <= time].max(initial=0.0)) for time in counted]
+
+
+def _busy_between(spans: Spans, device: int, begin: float, end: float) -> float:
+    """Return the seconds in which a GPU worked."""
+    start = np.clip(spans.start, begin, end)
+    clipped = replace(spans, start=start, duration=np.clip(spans.end, begin, end) - start)
+    return seconds_of(clipped, chosen(spans, device, (KERNEL, *COPIES)))

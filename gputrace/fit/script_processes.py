@@ -1,0 +1,209 @@
+"""Processes that a script starts with multiprocessing. Each is measured, and leaves an outcome."""
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import multiprocessing.process
+import multiprocessing.spawn
+import os
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+import virtualgpu
+from gputrace.fit.measurement import Measurement
+from gputrace.fit.outcome import Outcome, Wish
+from virtualgpu.source_lines import is_users
+
+STOP = signal.SIGURG  # ends a measured process. Other processes ignore this signal
+PATIENCE = 10.0  # seconds without a new outcome, in which other processes finish their step
+LAST = 5.0  # seconds in which a process that was told to stop writes its outcome
+WAITS = 60.0  # seconds that a process with enough steps stays alive for its peers
+LOOK = 0.05  # seconds between two looks
+
+
+class Ended(NamedTuple):
+    """How a process ended: at which time of the system's clock, and whether its steps were done."""
+
+    outcome: Outcome
+    has_enough: bool
+    time: float
+
+
+class ScriptProcesses:
+    """The processes of one attempt. They leave their outcomes in a folder.
+
+    `main` is the number of the process that runs the script itself.
+    """
+
+    def __init__(self, wish: Wish, folder: str, main: int) -> None:
+        self._wish, self._folder, self._main = wish, Path(folder), main
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inherit, (asdict(self._wish), str(self._folder), self._main)
+
+    def put_in_place(self) -> None:
+        """Measure every process that multiprocessing starts from now on, in this one or below."""
+        bootstrap = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
+        prepare = multiprocessing.spawn.get_preparation_data
+
+        @functools.wraps(bootstrap)
+        def measured(process: Any, *args: Any, **kwargs: Any) -> Any:
+            if os.getpid() != self._main and not _loads_data(process):
+                process.run = functools.partial(self._run, process.run)
+            return bootstrap(process, *args, **kwargs)
+
+        def prepared(name: str) -> dict[str, Any]:
+            return prepare(name) | {"gputrace.fit": self}  # unpickled in a process started afresh
+
+        multiprocessing.process.BaseProcess._bootstrap = measured  # type: ignore[attr-defined]
+        multiprocessing.spawn.get_preparation_data = prepared
+
+    def _run(self, run: Callable[[], None]) -> None:
+        """Run a child process's own work, and write its outcome."""
+        gpus = virtualgpu.current()
+        if gpus is None:
+            return run()
+        self._file("begun").touch()
+        measurement = Measurement(self._wish, gpus, str(self._folder), one_of_several=True)
+        signal.signal(STOP, measurement.stop)
+        outcome = measurement.of(lambda: _raising(run))
+        self._write(Ended(outcome, measurement.has_enough, time.monotonic()))
+        if measurement.has_enough or outcome.asked:
+            os.kill(self._main, STOP)
+            select.select([], [], [], WAITS)  # until it is killed, so that its peers can go on
+            os._exit(0)
+        if measurement.raised is not None:
+            raise measurement.raised
+        return None
+
+    def end(self) -> list[Ended]:
+        """End all processes that the script has started. Return the outcomes of those measured."""
+        if any(ended.has_enough for ended in self._ended()):
+            self._wait(PATIENCE)
+        for number in self._missing():
+            with contextlib.suppress(OSError):
+                os.kill(number, STOP)
+        self._wait(LAST)
+        # torch's handler takes the end of a data loader's worker for a failure
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        return self._ended()
+
+    def _wait(self, patience: float) -> None:
+        """Wait for the missing outcomes as long as new ones arrive."""
+        missing, until = self._missing(), time.monotonic() + patience
+        while missing and time.monotonic() < until:
+            select.select([], [], [], LOOK)
+            before, missing = missing, self._missing()
+            if len(missing) < len(before):
+                until = time.monotonic() + patience
+
+    def _missing(self) -> list[int]:
+        """Return the living processes that have no outcome yet, without those that load data."""
+        begun = {int(file.stem) for file in self._folder.glob("*.begun")}
+        children = multiprocessing.active_children()
+        begun |= {child.pid for child in children if child.pid and not _loads_data(child)}
+        ended = {int(file.stem) for file in self._folder.glob("*.ended")}
+        return [number for number in sorted(begun - ended) if _lives(number)]
+
+    def _ended(self) -> list[Ended]:
+        found = []
+        for file in sorted(self._folder.glob("*.ended")):
+            outcome, has_enough, when = json.loads(file.read_text(encoding="utf-8"))
+            found.append(Ended(Outcome(**outcome), has_enough, when))
+        return sorted(found, key=lambda ended: ended.time)
+
+    def _write(self, ended: Ended) -> None:
+        text = json.dumps([asdict(ended.outcome), ended.has_enough, ended.time])
+        self._file("unfinished").write_text(text, encoding="utf-8")
+        os.replace(self._file("unfinished"), self._file("ended"))
+
+    def _file(self, kind: str) -> Path:
+        return self._folder / f"{os.getpid()}.{kind}"
+
+
+def _inherit(wish: dict[str, Any], folder: str, main: int) -> ScriptProcesses:
+    """Put the measurement in place in a process that multiprocessing starts afresh."""
+    processes = ScriptProcesses(Wish(**wish), folder, main)
+    processes.put_in_place()
+    return processes
+
+
+def _loads_data(process: Any) -> bool:
+    """Whether this is a DataLoader's worker, which has no GPU."""
+    target = getattr(process, "_target", None)
+    return str(getattr(target, "__module__", "")).startswith("torch.utils.data")
+
+
+def _raising(run: Callable[[], None]) -> None:
+    """Run a process's work. Raise the exception that torch.multiprocessing turns into an exit."""
+    try:
+        run()
+    except SystemExit as ended:
+        innermost = traceback.extract_tb(ended.__traceback__)[-1]
+        if ended.__context__ is not None and not is_users(innermost.filename):
+            raise ended.__context__ from None
+        raise
+
+
+def _lives(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def together(own: Outcome, others: list[Ended], context_bytes: int) -> Outcome:
+    """Return the outcome of a script of several processes. `own` is that of the main process."""
+    if not others:
+        return own
+    ended = sorted(others, key=lambda each: each.time)
+    all_of_them = [own, *(each.outcome for each in ended)]
+    by_device = [max(used) for used in zip(*(each.by_device for each in all_of_them), strict=True)]
+    fullest = by_device.index(max(by_device))
+
+    def weight(outcome: Outcome) -> tuple[bool, int, int]:
+        return outcome.device == fullest, outcome.reserved, outcome.steps
+
+    shown = max(all_of_them, key=weight)
+    stepped = shown if shown.steps else max(all_of_them, key=lambda each: each.steps)
+    result = replace(
+        shown,
+        used=by_device[fullest],
+        by_device=by_device,
+        processes=len(ended),
+        others=max(0, by_device[fullest] - shown.reserved - context_bytes),
+        steps=stepped.steps,
+        step=stepped.step,
+        idle=stepped.idle,
+        first=stepped.first,
+        by_hand=stepped.by_hand,
+        fits=all(each.fits for each in all_of_them),
+        changed=any(each.changed for each in all_of_them),
+        tries_algorithms=any(each.tries_algorithms for each in all_of_them),
+        changes=list(dict.fromkeys(name for each in all_of_them for name in each.changes)),
+        made_up=list(dict.fromkeys(line for each in all_of_them for line in each.made_up)),
+        resident=sum(each.resident for each in all_of_them),
+        failed="",
+        asked="",
+    )
+    if not result.fits:
+        return result
+    # The others fail because the first one has. After enough steps a failure means nothing.
+    for each in ended:
+        if each.has_enough:
+            return result
+        if each.outcome.asked or each.outcome.failed:
+            return replace(result, asked=each.outcome.asked, failed=each.outcome.failed)
+    return replace(result, asked=own.asked, failed=own.failed)
