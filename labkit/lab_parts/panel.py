@@ -245,7 +245,8 @@ class Lab(Panel):
         self._ask()
         self._bring_back(self._used_before())
         for choice in self._choices:
-            choice.observe(lambda _: self._on_main_thread(self._chosen), "value")
+            # After whatever was entered before: a prediction that is still on its way belongs to the choice before.
+            choice.observe(lambda _: self._on_main_thread(partial(self._round_trip.then, self._chosen)), "value")
 
     def _bring_back(self, before: "Lab | None") -> None:
         """Its choices, prediction and result, if the same can be chosen now: another machine may have fewer GPUs."""

@@ -4,6 +4,7 @@ import itertools
 import linecache
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ipywidgets as widgets
@@ -213,12 +214,11 @@ class StreamsLab(Panel):
                 self.picture,
             ]
         )
-        self._changed(1)
         self._show_choices()
-        self._say("Change the program if you like, predict, and press Run.")
         if (before := self._used_before()) is not None:
             self._take_over(before, "steps", "outcome", "right", "runs")
-            self._changed(1)
+        self._changed(1, "Change the program if you like, predict, and press Run.")
+        if before is not None:
             self._take_over(before, "answer", "message", "picture")
 
     def figure(self) -> Figure:
@@ -239,8 +239,7 @@ class StreamsLab(Panel):
             self._say(f"{str(error)[0].upper()}{str(error)[1:]}.", alert=True)
             return
         self.steps = steps
-        self._changed(at + 1)
-        self._say(f"Line {at + 1} is new. Predict again, and press Run.")
+        self._changed(at + 1, f"Line {at + 1} is new. Predict again, and press Run.")
 
     def _remove(self) -> None:
         at = self.program.index
@@ -248,21 +247,23 @@ class StreamsLab(Panel):
             self._say("The last line, in which the host reads, stays: select another.", alert=True)
             return
         del self.steps[at]
-        self._changed(at)
-        self._say(f"Line {at + 1} is out. Predict again, and press Run.")
+        self._changed(at, f"Line {at + 1} is out. Predict again, and press Run.")
 
     def _reset(self) -> None:
         self.steps, self.outcome, self.right, self.runs = list(FIRST), None, 0, 0
-        self._changed(1)
+        self._changed(1, "This is the first program again. Predict, and press Run.")
         self.picture.value = ""
-        self._say("This is the first program again. Predict, and press Run.")
 
-    def _changed(self, selected: int) -> None:
-        """Show the program with one line selected, and ask for a prediction anew."""
+    def _changed(self, selected: int, text: str) -> None:
+        """Show the program with one line selected, and ask for a prediction anew.
+
+        The text appears once a value that was on its way from the page has been replaced.
+        """
         lines = code_of(self.steps).splitlines()
         self.program.options = [f"{number:2}  {line}" for number, line in enumerate(lines, 1)]
         self._assign(self.program, "index", selected)
         self._assign(self.answer, "value", "")
+        self._round_trip.then(partial(self._say, text))
 
     # A run
 

@@ -8,7 +8,7 @@ from test_panel import FakeLab, buttons, text
 
 import labkit
 from labkit.lab_parts.round_trip import RoundTrip
-from labkit.labs import AllocatorLab, ClaimsPanel, MemoryPanel, StreamsLab
+from labkit.labs import AllocatorLab, ClaimsPanel, MemoryPanel, SharingLab, StreamsLab
 
 
 class Page:
@@ -156,13 +156,15 @@ def test_the_allocator_takes_all_boxes_as_they_are_on_the_page():
 def test_a_verdict_chosen_before_the_line_is_out_counts_for_nothing(late):
     with labkit.use(virtual=True, quiet=True):
         lab = StreamsLab()
+        lines = len(lab.program.options)
         page = Page(lab)
         lab.remove_button.click()
         for _ in range(2):
             page.answer_once()
-        assert "Line 2 is out" in text(lab)
+        assert len(lab.program.options) == lines - 1
         if late:
             page.reply()
+        assert ("Line 2 is out" in text(lab)) == late
         lab.answer.value = "race"
         page.reply()
         assert lab.answer.value == ("race" if late else "")
@@ -176,3 +178,13 @@ def test_a_guess_is_about_the_claim_that_is_selected_on_the_page():
         panel.choice.value = "empy_cache"
         page.reply()
     assert "it has a typo" in text(panel)
+
+
+def test_a_choice_made_after_enter_asks_for_another_prediction():
+    lab = SharingLab()
+    page = Page(lab)
+    lab.answer.value = "2"
+    lab.predict_button.click()
+    next(choice for choice in lab._choices if choice.description == "processes").value = 6
+    page.reply()
+    assert lab.prediction is None and "First predict" in text(lab)
