@@ -62,8 +62,8 @@ def _parser() -> CommandParser:
     fit.epilog = (
         "The script runs unmodified for a few steps of its optimizer on virtual GPUs of each model, "
         "without values: the numbers that it reads are made up, and nothing is learned. Processes that "
-        "it starts by multiprocessing run too. What it writes is written, so let it save nothing you "
-        "want to keep."
+        "it starts by multiprocessing run too. torch.save writes no file. Whatever else the script "
+        "writes is written, so let it write over nothing you want to keep."
     )
     fit.add(GPUS, help="number of virtual GPUs that the script has (default: 1)")
     fit.add_argument("--like", metavar="A,B", default="T4,L4,A100,A100-80,H100,H200", help="the models (default: %(default)s)")

@@ -45,6 +45,16 @@ def test_it_ends_after_the_steps_and_tells_what_the_peak_consists_of(wish):
     assert outcome.line.startswith("train.py:")
 
 
+def test_a_checkpoint_is_not_written_over(wish, tmp_path):
+    checkpoint = tmp_path / "best.pt"
+    checkpoint.write_text("of a real training")
+    saving = TRAIN.replace(
+        "        print(loss.item())", "        if loss.item() < float('inf'): torch.save(model.state_dict(), sys.argv[3])"
+    )
+    assert run(wish(saving, 16, 9, checkpoint)).steps == 4
+    assert checkpoint.read_text() == "of a real training"
+
+
 @pytest.mark.slow
 def test_a_step_of_small_kernels_waits_for_the_host_and_one_of_large_ones_does_not(wish):
     small, slow, large = run(wish(TRAIN, 16, 9)), run(wish(TRAIN, 16, 9, host=2.0)), run(wish(TRAIN, 4096, 9))
