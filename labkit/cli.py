@@ -62,12 +62,13 @@ def _parser() -> CommandParser:
     fit.epilog = (
         "The script runs unmodified for a few steps of its optimizer on virtual GPUs of each model, "
         "without values: the numbers that it reads are made up, and nothing is learned. Processes that "
-        "it starts by multiprocessing run too. torch.save writes no file. Whatever else the script "
-        "writes is written, so let it write over nothing you want to keep."
+        "it starts by multiprocessing run too. torch.save to a path writes no file. Everything "
+        "else that the script writes is written, so make sure that it overwrites nothing you want to keep."
     )
     fit.add(GPUS, help="number of virtual GPUs that the script has (default: 1)")
     fit.add_argument("--like", metavar="A,B", default="T4,L4,A100,A100-80,H100,H200", help="the models (default: %(default)s)")
-    fit.add_argument("--steps", type=int, default=4, metavar="N", help="how many steps, 3 or more (default: %(default)s)")
+    steps_help = "number of steps, 3 or more; up to 4 more run if memory changes (default: %(default)s)"
+    fit.add_argument("--steps", type=int, default=4, metavar="N", help=steps_help)
     fit.add_argument(
         "--host",
         default="1",

@@ -10,7 +10,7 @@ from gputrace.fit.outcome import Outcome, Wish
 from gputrace.fit.script_processes import Ended, ScriptProcesses
 from virtualgpu.script import run_script
 
-NO_GPU = "it put nothing on the GPU. Perhaps an option of its own asks for that: --device cuda"
+NO_GPU = "it put nothing on the GPU. It may need an option of its own to use the GPU, such as --device cuda"
 
 
 def attempt(wish: Wish, folder: str) -> Outcome:

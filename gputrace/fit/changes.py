@@ -251,7 +251,7 @@ class Change:
         nothing: says why there may be nothing to change.
         share: the samples of a step after the change, as a share of those before.
         capability: the least compute capability of a GPU that gains from the change.
-        computes: what GPUs below that capability lack.
+        computes: the format that tensor cores of GPUs below that capability lack.
     """
 
     make: Callable[[bool], Met]

@@ -1,7 +1,8 @@
 """Values that a script reads although nothing computed them: the lines that read them, and advice.
 
-An attempt keeps shapes and memory, and computes nothing. A script that reads a number gets a
-made-up one, and the page names its line.
+An attempt keeps shapes and memory, and computes nothing. A script that reads a value gets a
+made-up one. The page names the lines that read integers or truth values, not those that read
+floating-point numbers, such as losses.
 """
 
 import ast

@@ -179,7 +179,7 @@ class Measurement:
         elif outcome.failed and (asks or made_up.lines):
             raised_at = None if self.raised is None else self.raised.__traceback__
             line = where(traceback.extract_tb(raised_at)) or made_up.last
-            why = f"fails, and {made_up.last} has read a value that nothing computes"
+            why = f"fails, probably because {made_up.last} read a made-up value"
             if asks or line == made_up.last:
                 why = "needs a value that nothing computes"
         else:

@@ -17,8 +17,8 @@ FITS, NOT, SO_FAR = "yes", "no", "so far"
 LONGEST = 90  # characters of a line of code
 BY_HAND = "It makes no optimizer of torch.optim: each backward was taken for a step"
 TRIES = (
-    "It sets torch.backends.cudnn.benchmark: in the first step cuDNN tries its algorithms, and takes up to some GiB for that where they\n"
-    "are free. This is not counted, for it makes do with less"
+    "It sets torch.backends.cudnn.benchmark: in the first step cuDNN tries its algorithms, which may take several GiB if that much\n"
+    "is free. This memory is not counted, because cuDNN also works with less"
 )
 NO_STEPS = "it ended without step() of an optimizer of torch.optim, so that what a step takes is unknown"
 PARTS = {  # those whose names say too little
@@ -64,7 +64,8 @@ def answer(wish: Wish, models: Iterable[str], tell: Tell = lambda line: None, st
     if wish.steps < FEWEST:
         raise ValueError(f"{wish.steps} steps: give {FEWEST} or more, for the first is not like the others")
     machines.check_host(wish.host)
-    tell(f"{wish.script} runs for {wish.steps} steps on each GPU, and then with each change.")
+    told = f"{wish.script} runs for at least {wish.steps} steps on each GPU model. "
+    tell(told + "Then each change is tried on the model that is closest to its limit.")
     runner = Runner(start, tell)
     tried = _each(runner, [replace(wish, like=name) for name in names[:1]], "", tell)  # alone: the first one may download its data
     tried |= _each(runner, [replace(wish, like=name) for name in names[1:]], "", tell)
@@ -229,8 +230,8 @@ def _changes(runner: Runner, wish: Wish, before: Outcome, total: int, tell: Tell
         if name not in before.changes:
             rows.append((2, False, 0.0, (name, "", "", change.nothing)))
         elif (profile.major, profile.minor) < change.capability:
-            lacks = f"the {wish.like} computes no {change.computes}: its compute capability is "
-            lacks += f"{profile.major}.{profile.minor}"
+            lacks = f"the {wish.like} has no tensor cores for {change.computes} "
+            lacks += f"(compute capability {profile.major}.{profile.minor})"
             rows.append((2, False, 0.0, (name, "", "", lacks)))
         else:
             tried.append(name)

@@ -334,7 +334,7 @@ def test_ranks_that_share_a_gpu_are_refused_in_nccls_words(script, first):
     with pytest.raises(labkit.TorchrunError) as caught:
         labkit.torchrun(script(SHARED), first, like="H200", quiet=True)
     assert re.search(r"DistBackendError: Duplicate GPU detected : rank \d and rank \d both on CUDA device 1000 \(line", str(caught.value))
-    assert "torch.cuda.set_device(local_rank) is missing" in caught.value.__notes__[0]
+    assert "Call torch.cuda.set_device(local_rank)" in caught.value.__notes__[0]
 
 
 def test_the_same_number_on_two_nodes_is_another_gpu(script):

@@ -90,7 +90,7 @@ def check_reduction(name: str, dtype: torch.dtype) -> None:
 
 
 def identity(gpu: Gpu) -> list[Any]:
-    """A virtual GPU as all ranks know it: its computer, its machine there, and its number in that machine."""
+    """Return what identifies a virtual GPU to all ranks: its host, the port of its machine there, its index, and the number of GPUs."""
     machine = gpu.machine
     return [socket.gethostname(), machine.usage.address.rpartition(":")[2], gpu.index, len(machine.gpus)]
 
@@ -112,7 +112,7 @@ def check_own_gpus(rank: int, gpus: Sequence[list[Any] | None]) -> None:
         )
     bus = f"{(mine[2] + 1) << 12:x}"
     here = sum(gpu is not None and gpu[:2] == mine[:2] for gpu in gpus)
-    advice = "Each rank needs a GPU of its own: torch.cuda.set_device(local_rank) is missing before the rank uses CUDA."
+    advice = "Each rank needs a GPU of its own. Call torch.cuda.set_device(local_rank) before the rank first uses CUDA."
     if here > mine[3]:
         advice = f"Each rank needs a GPU of its own, and this machine has {mine[3]} for {here} ranks."
     raise _error(

@@ -186,7 +186,7 @@ def test_the_fullest_gpu_is_measured(wish):
 @pytest.mark.slow
 def test_a_script_that_leaves_the_gpu_alone_is_told_so(wish):
     outcome = run(wish(TRAIN.replace(".cuda()", "").replace(', device="cuda"', ""), 16, 9))
-    assert outcome.failed.startswith("it put nothing on the GPU. Perhaps an option")
+    assert outcome.failed.startswith("it put nothing on the GPU. It may need an option")
     assert outcome.steps == 0  # nobody waits for steps on the CPU
 
 

@@ -57,7 +57,7 @@ def test_a_gpu_on_which_it_does_not_fit_is_told_what_it_would_need(runs):
     assert "others are taken to do the same" in notes and "need as long for an operator" in notes
     *tried, lacks = sorted(changes.rows, key=lambda row: row[1] == "")
     assert all(row[1] == "10 GiB" and row[3] == "yes" for row in tried)
-    reason = "the T4 computes no bfloat16: its compute capability is 7.5"
+    reason = "the T4 has no tensor cores for bfloat16 (compute capability 7.5)"
     assert lacks == ("autocast to bfloat16", "", "", reason)
     assert {row[0]: row[2] for row in changes.rows}["half the batch"] == "4.00 times as long"
     assert tried[-2][0] == "half the batch"  # the slowest, of as many samples
@@ -95,7 +95,7 @@ def test_whoever_waits_is_told_a_line_for_each_thing_tried(runs):
     page = answer(WISH, ["T4", "H200"], lines.append)
     next(page)
     assert lines == [
-        "train.py runs for 4 steps on each GPU, and then with each change.",
+        "train.py runs for at least 4 steps on each GPU model. Then each change is tried on the model that is closest to its limit.",
         "T4: memory runs out",
         "H200: needs 20 GiB, a step takes 1 s",
         "T4, if it had the memory: needs 20 GiB, a step takes 1 s",

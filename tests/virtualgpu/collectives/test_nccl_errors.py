@@ -94,7 +94,7 @@ def gpu(number, machine="a", count=4):
         (
             0,
             [gpu(0), gpu(0)],
-            r"Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000\nEach .*set_device\(local_rank\) is missing",
+            r"Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000\nEach .*Call torch.cuda.set_device\(local_rank\)",
         ),
         (2, [gpu(0), gpu(3), gpu(3)], "Duplicate GPU detected : rank 2 and rank 1 both on CUDA device 4000"),
         (0, [gpu(0), gpu(3), gpu(3)], "ncclRemoteError: .*remote process exiting prematurely"),
