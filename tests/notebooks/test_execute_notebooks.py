@@ -37,6 +37,7 @@ def test_outputs_of_one_run_become_the_same_bytes(tool):
 @pytest.mark.slow
 def test_a_notebook_that_fails_stays_as_it_was(tool, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_VIRTUAL", "0")  # what main changes in this process is undone with these
+    monkeypatch.setenv("LABKIT_PROGRESS", "0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     path = tmp_path / "broken.ipynb"
     nbformat.write(v4.new_notebook(cells=[v4.new_code_cell("print('first')"), v4.new_code_cell("1 / 0")]), path)

@@ -12,6 +12,7 @@ from itertools import groupby
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import nbformat
 import numpy
@@ -200,6 +201,13 @@ def test_what_is_not_a_number_is_not_right(number):
     observation = checking.observe(check, answer(number, EXERCISES[number][1]), inputs)
     if json.dumps(with_nan(observation)) != json.dumps(observation):
         assert not checking.judge(check, with_nan(observation), inputs).passed
+
+
+@pytest.fixture(autouse=True)
+def own_environment():
+    """Undo what an answer does to the environment, which in a lesson is the learner's own."""
+    with patch.dict(os.environ):
+        yield
 
 
 def each(answers: Answers) -> pytest.MarkDecorator:
