@@ -235,13 +235,13 @@ def read_scalar(call: Call) -> Any:
     """`.item()`: the host waits for the stream and for the number."""
     gpu, nbytes, x = call.common_gpu(), call.moved, call.args[0]
     machine, memory = gpu.machine, memory_of(x)
-    if memory.kept is not None:
-        gpu.read(nbytes)
-        return call.on_cpu()
+    is_kept = memory.kept is not None
     blank = machine.blanks_host and x.dtype.is_floating_point  # as a copy to the host would bring it
-    if machine.makes_up is None and not blank:
+    if not is_kept and not blank and machine.makes_up is None:
         require_values(memory)
     gpu.read(nbytes)
+    if is_kept:
+        return call.on_cpu()
     return nan if machine.makes_up is None else machine.makes_up(x.dtype)
 
 
