@@ -149,7 +149,11 @@ class Panel(widgets.VBox):
         field.on_msg(heard)
 
     def _assign(self, widget: widgets.Widget, trait: str, value: Any) -> None:
-        """Set a trait that the learner can set too. The new value also replaces one that is on its way from the page."""
+        """Set a trait that the learner can set too.
+
+        The new value also replaces one that is on its way from the page, but none that the learner
+        chooses once the page shows the new value.
+        """
         self._assignments[widget, trait] = assignment = object()
         setattr(widget, trait, value)
 
@@ -157,7 +161,7 @@ class Panel(widgets.VBox):
             if self._assignments[widget, trait] is assignment:
                 setattr(widget, trait, value)
 
-        self._round_trip.then(assign_again)
+        self._round_trip.after_one(assign_again)
 
     def _on_main_thread(self, action: Callable[[], None]) -> None:
         """Count the panel as used, and run the action on the kernel's event loop."""

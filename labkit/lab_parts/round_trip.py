@@ -59,6 +59,13 @@ class RoundTrip:
         else:
             action()
 
+    def after_one(self, action: Callable[[], None]) -> None:
+        """Run the action when the page has shown what the kernel has sent so far."""
+        if self._page_answers:
+            self._ask(action)
+        else:
+            action()
+
     def _ask(self, action: Callable[[], None]) -> None:
         """Ask the page, and run the action when the answer is here."""
         self._asked += 1

@@ -188,3 +188,13 @@ def test_a_choice_made_after_enter_asks_for_another_prediction():
     next(choice for choice in lab._choices if choice.description == "processes").value = 6
     page.reply()
     assert lab.prediction is None and "First predict" in text(lab)
+
+
+def test_a_choice_made_once_the_page_shows_the_new_ones_stays():
+    panel = ClaimsPanel("_get_shared_mem")
+    page = Page(panel)
+    panel.verdict.value = "holds"
+    page.answer_once()
+    panel.choice.value = chosen = panel.choice.options[-1]
+    page.reply()
+    assert panel.choice.value == chosen != panel.choice.options[0]
