@@ -148,18 +148,21 @@ class Panel(widgets.VBox):
 
         field.on_msg(heard)
 
-    def _assign(self, widget: widgets.Widget, trait: str, value: Any) -> None:
-        """Set a trait that the learner can set too.
+    def _assign(self, widget: widgets.Widget, trait: str, value: Any, lock: bool = False) -> None:
+        """Set a trait that the learner can set too. The new value also replaces one that is on its way from the page.
 
-        The new value also replaces one that is on its way from the page, but none that the learner
-        chooses once the page shows the new value.
+        `lock` disables the widget until then, so that nothing the learner chooses meanwhile is replaced, too.
         """
         self._assignments[widget, trait] = assignment = object()
         setattr(widget, trait, value)
+        if lock:
+            widget.disabled = True
 
         def assign_again() -> None:
             if self._assignments[widget, trait] is assignment:
                 setattr(widget, trait, value)
+                if lock:
+                    widget.disabled = False
 
         self._round_trip.after_one(assign_again)
 

@@ -211,7 +211,7 @@ class ClaimsPanel(Panel):
         chosen = [None if filtered.value == ANY else filtered.value for filtered in (self.article, self.verdict)]
         names, before = [claim.name for claim in articles.claims(*chosen)], self.choice.value
         self.choice.options = names
-        self._assign(self.choice, "value", before if before in names else next(iter(names), None))
+        self._assign(self.choice, "value", before if before in names else next(iter(names), None), lock=True)
         self._show_claim()
 
     def _show_claim(self) -> None:

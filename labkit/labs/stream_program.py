@@ -261,8 +261,8 @@ class StreamsLab(Panel):
         """
         lines = code_of(self.steps).splitlines()
         self.program.options = [f"{number:2}  {line}" for number, line in enumerate(lines, 1)]
-        self._assign(self.program, "index", selected)
-        self._assign(self.answer, "value", "")
+        self._assign(self.program, "index", selected, lock=True)
+        self._assign(self.answer, "value", "", lock=True)
         self._round_trip.then(partial(self._say, text))
 
     # A run
