@@ -16,8 +16,8 @@ from virtualgpu.options import GPUS, CommandParser
 from virtualgpu.script import check_script, run_script
 
 RANKS_NEEDED = (
-    "fit runs the script in one process, without torchrun. For a script of several ranks, "
-    "`labkit torchrun --simulate 8 SCRIPT` runs one rank of 8 and says what memory it needs."
+    "fit does not start ranks as torchrun does. If the script expects torchrun, use "
+    "`labkit torchrun --simulate 8 SCRIPT`. It runs one rank of 8 and says what memory the rank needs."
 )
 
 
