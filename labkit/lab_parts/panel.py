@@ -154,9 +154,9 @@ class Panel(widgets.VBox):
         `lock` disables the widget until then, so that nothing the learner chooses meanwhile is replaced, too.
         """
         self._assignments[widget, trait] = assignment = object()
-        setattr(widget, trait, value)
         if lock:
             widget.disabled = True
+        setattr(widget, trait, value)
 
         def assign_again() -> None:
             if self._assignments[widget, trait] is assignment:
@@ -165,6 +165,12 @@ class Panel(widgets.VBox):
                     widget.disabled = False
 
         self._round_trip.after_one(assign_again)
+
+    def _offer(self, select: widgets.Widget, options: list[str], trait: str, value: Any) -> None:
+        """Show new options, one of them chosen. The select is disabled from before the page shows them until it has the choice."""
+        select.disabled = True
+        select.options = options
+        self._assign(select, trait, value, lock=True)
 
     def _on_main_thread(self, action: Callable[[], None]) -> None:
         """Count the panel as used, and run the action on the kernel's event loop."""

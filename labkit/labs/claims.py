@@ -210,9 +210,7 @@ class ClaimsPanel(Panel):
         """Offer the claims that both filters let pass; the one chosen stays so if it is among them."""
         chosen = [None if filtered.value == ANY else filtered.value for filtered in (self.article, self.verdict)]
         names, before = [claim.name for claim in articles.claims(*chosen)], self.choice.value
-        self.choice.disabled = True  # before the page offers the new ones: `_assign` enables it
-        self.choice.options = names
-        self._assign(self.choice, "value", before if before in names else next(iter(names), None), lock=True)
+        self._offer(self.choice, names, "value", before if before in names else next(iter(names), None))
         self._show_claim()
 
     def _show_claim(self) -> None:

@@ -260,9 +260,7 @@ class StreamsLab(Panel):
         The text appears once a value that was on its way from the page has been replaced.
         """
         lines = code_of(self.steps).splitlines()
-        self.program.disabled = True  # before the page shows the new lines: `_assign` enables it
-        self.program.options = [f"{number:2}  {line}" for number, line in enumerate(lines, 1)]
-        self._assign(self.program, "index", selected, lock=True)
+        self._offer(self.program, [f"{number:2}  {line}" for number, line in enumerate(lines, 1)], "index", selected)
         self._assign(self.answer, "value", "", lock=True)
         self._round_trip.then(partial(self._say, text))
 

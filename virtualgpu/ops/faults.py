@@ -149,13 +149,14 @@ def native_functions() -> NativeFunctions:
             iterators.add(name)
         if found := re.search(r"^  structured_delegate: (\S+)", entry, flags=re.MULTILINE):
             delegates[name] = found[1]
-        if re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE):
+        has_cuda_kernel = re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE) is not None
+        if has_cuda_kernel:
             with_cuda.add(name)
         if name in structured:
             continue
         if re.search("^    (.*, )?CPU[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CUDA, entry, flags=re.MULTILINE):
             without_cuda.add(name)
-        elif re.search("^    (.*, )?CUDA[,:]", entry, flags=re.MULTILINE) and not re.search(_KERNEL_FOR_CPU, entry, flags=re.MULTILINE):
+        elif has_cuda_kernel and not re.search(_KERNEL_FOR_CPU, entry, flags=re.MULTILINE):
             for_cuda_alone.add(name)
     with_cuda |= {name for name, delegate in delegates.items() if delegate in with_cuda}
     iterators |= {name for name, delegate in delegates.items() if delegate in iterators}
